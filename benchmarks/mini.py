@@ -165,7 +165,7 @@ async def _asked(channel: grpc.aio.Channel, prompt: str, question: Question) -> 
         )
         return parse_answer((await complete(request, timeout=_DEADLINE_S)).text)
 
-    run, rounds = await _whole_run(channel, question)
+    run, rounds = await _asked_run(channel, question)
     executions = await asyncio.gather(*map(executed, question.sub_queries))
     reports = [
         Report(response.result.answer, tuple(point.text for point in response.result.evidence))
@@ -182,7 +182,7 @@ async def _asked(channel: grpc.aio.Channel, prompt: str, question: Question) -> 
     )
 
 
-async def _whole_run(
+async def _asked_run(
     channel: grpc.aio.Channel, question: Question
 ) -> tuple[answer_pb.AnswerResponse, tuple[tuple[str, ...], ...]]:
     """Ask a question; return its run and the sub-queries of each round. If the run fails on
@@ -281,5 +281,5 @@ def _tokens(asked: Sequence[Asked]) -> list[RoleTokens]:
     ]
 
 
-def _share(part: float, whole: int) -> float:
-    return part / whole if whole else 0.0
+def _share(part: float, total: int) -> float:
+    return part / total if total else 0.0

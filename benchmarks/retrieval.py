@@ -43,7 +43,7 @@ from serving.retrieval.searcher import IndexSearcher
 from serving.terminal import progress_bar
 
 CUTS = (1, 3, 5, 10)
-WHOLE = "question"
+QUESTION = "question"
 AS_MANY = "question, as many passages"
 SUB_QUESTIONS = "gold sub-questions"
 _TURNS = 4
@@ -227,7 +227,7 @@ def _ranked(
         documents = iter([_documents(index, query_hits) for query_hits in hits])
         ranked = [list(islice(documents, 1 + len(asked))) for asked in steps]
         found += _found(name, questions, ranked)
-    order = (WHOLE, AS_MANY, SUB_QUESTIONS)
+    order = (QUESTION, AS_MANY, SUB_QUESTIONS)
     return sorted(found, key=lambda row: order.index(row.query)), per_s
 
 
@@ -238,14 +238,14 @@ def _found(
     documents found by it, then by each of its sub-questions.
     """
     kinds: dict[str, Callable[[Sequence[Sequence[str]], int], Collection[str]]] = {
-        WHOLE: lambda found, k: found[0][:k],
+        QUESTION: lambda found, k: found[0][:k],
         AS_MANY: lambda found, k: found[0][: k * (len(found) - 1)],
         SUB_QUESTIONS: lambda found, k: set[str]().union(
             *(documents[:k] for documents in found[1:])
         ),
     }
     with_sub_questions = any(len(found) > 1 for found in ranked)
-    for query in kinds if with_sub_questions else (WHOLE,):
+    for query in kinds if with_sub_questions else (QUESTION,):
         hit = {}
         recall = {}
         for k in CUTS:

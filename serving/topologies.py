@@ -132,14 +132,16 @@ def _named(managers: Mapping[str, Role]) -> dict[str, Role]:
 def _with_managers(config: Config, role: Role) -> Role:
     """The delegator, told of the managers."""
     listed = "\n".join(f"- {name}: {one.about}" for name, one in config.managers.items())
-    return _told_besides(
+    return _with_instructions(
         role, (_PROMPTS / "host.txt").read_text("utf-8").strip().replace("{managers}", listed)
     )
 
 
 def _with_others(config: Config, managers: Mapping[str, Role]) -> dict[str, Role]:
     """Managers, each told of the others."""
-    return {name: _told_besides(role, _others(config, name)) for name, role in managers.items()}
+    return {
+        name: _with_instructions(role, _others(config, name)) for name, role in managers.items()
+    }
 
 
 def _others(config: Config, name: str) -> str:
@@ -152,10 +154,10 @@ def _others(config: Config, name: str) -> str:
     )
 
 
-def _told_besides(role: Role, text: str) -> Role:
+def _with_instructions(role: Role, text: str) -> Role:
     if not text:
         return role
-    fallbacks = tuple(_told_besides(other, text) for other in role.fallbacks)
+    fallbacks = tuple(_with_instructions(other, text) for other in role.fallbacks)
     return dataclasses.replace(role, system=f"{role.system}\n\n{text}", fallbacks=fallbacks)
 
 
@@ -210,8 +212,8 @@ def new_worker(
     others = _others(config, manager) if manager else ""
     limits = limits or executor_limits(config.search)
     own = _in_tables(role, config.roles.table_execution)
-    role = _told_besides(role, others)
-    own = _told_besides(own, others)
+    role = _with_instructions(role, others)
+    own = _with_instructions(own, others)
     limits = limits if retriever else dataclasses.replace(limits, access_k=0)
     long = dataclasses.replace(limits, report_chars=_TABLE_CHARS)
     agent = Agent(own, retriever, long, EXECUTOR_OF_TABLES, tools)
@@ -258,7 +260,7 @@ def new_tables(
     execution = _in_tables(roles["execution"], config.roles.table_execution)
     in_tables = (_PROMPTS / "table_manager.txt").read_text("utf-8").strip()
     managing = {
-        name: _told_besides(role, in_tables)
+        name: _with_instructions(role, in_tables)
         for name, role in _with_others(config, managing).items()
     }
     managers = (

@@ -40,7 +40,7 @@ from router.testing.fault_proxy import (
 )
 from router.testing.openai_server import ChatRequest, OpenAIServer, Reply, serving, writes
 from router.trace import Run
-from router.trace.call import WHOLE
+from router.trace.call import COMPLETE_OUTCOMES
 from serving.config.file import load_config, preset
 
 Value = TypeVar("Value")
@@ -397,7 +397,7 @@ def compared(
     the ledger names it. `counted`, `shown`: usage and conversation at the upstream, by request id.
     """
     arrived = Counter(chain.from_iterable(seen.values()))
-    whole = (*WHOLE, "refused", "content_refused", "protocol_error")
+    whole = (*COMPLETE_OUTCOMES, "refused", "content_refused", "protocol_error")
     rows = {f"{row.run_id}-{row.number}": row for row in connection.execute(select(CALLS))}
     runs = {
         run.id: run

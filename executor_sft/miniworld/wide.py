@@ -322,17 +322,17 @@ class WideWorld:
         )
         return itertools.islice(sets, _OWNERS)
 
-    def _early(self, whole: EntitySet, rng: random.Random) -> EntitySet | None:
+    def _early(self, entities: EntitySet, rng: random.Random) -> EntitySet | None:
         """Return a small subset, the members before a round year; None if no year fits."""
-        (year,) = (column for column in _COLUMNS[whole.kind] if column.value == "year")
-        dated = [(int(value), row) for row in whole.members if (value := self.gold(row, year))]
+        (year,) = (column for column in _COLUMNS[entities.kind] if column.value == "year")
+        dated = [(int(value), row) for row in entities.members if (value := self.gold(row, year))]
         limits = [limit for limit in _YEARS if sum(at < limit for at, _ in dated) in ROWS["small"]]
         if not limits:
             return None
         limit = rng.choice(limits)
-        noun = f"{whole.noun} {FORMS[whole.kind].verb} before {limit}"
+        noun = f"{entities.noun} {FORMS[entities.kind].verb} before {limit}"
         members = tuple(row for at, row in dated if at < limit)
-        return EntitySet(whole.kind, noun, (*whole.rests_on, year.name), members)
+        return EntitySet(entities.kind, noun, (*entities.rests_on, year.name), members)
 
     def _register(self, group: EntitySet, rng: random.Random) -> None:
         """Write the registers of a set, and record the members' own pages that state their

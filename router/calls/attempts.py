@@ -225,7 +225,7 @@ class Attempts:
                     completion = await model.stream(prompt, take, live=bool(on_text or on_delta))
                 else:
                     completion = await model.complete(prompt)
-                    attempt.take_whole(completion)
+                    attempt.take_completion(completion)
         except TimeoutError as error:
             raise timeouts.passed(model, wrote=attempt.first_token_s is not None) from error
         if usage := attempt.believed:

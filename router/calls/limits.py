@@ -51,13 +51,13 @@ def prompt_bound(messages: Iterable[Message]) -> int:
     form C or KC. A chat template is assumed to add at most 16 tokens per message and 128 in total.
     """
     sizes = [
-        (_known_bytes if message.role == "system" else _most_bytes)(message.content)
+        (_known_bytes if message.role == "system" else _max_bytes)(message.content)
         for message in messages
     ]
     return _TEMPLATE_TOKENS + MESSAGE_TOKENS * len(sizes) + sum(sizes)
 
 
-def _most_bytes(text: str) -> int:
+def _max_bytes(text: str) -> int:
     """Return the bytes of a text in its longest form, as the sum over its characters: composing
     makes no pair longer. Normalizing the whole text takes quadratic time for runs of combining
     marks.
@@ -75,7 +75,7 @@ def _longest(character: str) -> int:
     return max(len(form.encode(errors="surrogatepass")) for form in (character, *forms))
 
 
-_known_bytes = lru_cache(maxsize=8)(_most_bytes)
+_known_bytes = lru_cache(maxsize=8)(_max_bytes)
 """Cached sizes of system prompts, which are part of every call."""
 
 
@@ -103,7 +103,7 @@ class PromptCounts:
         counted = self._tokens.get(messages[0].content)
         if counted is None:
             return bound
-        others = [MESSAGE_TOKENS + _most_bytes(message.content) for message in messages[1:]]
+        others = [MESSAGE_TOKENS + _max_bytes(message.content) for message in messages[1:]]
         return min(bound, counted + sum(others))
 
 

@@ -26,7 +26,7 @@ from router.ledger.journal import Journal, NoJournal, Resumed
 from router.models import Completion, Delta, Message, Usage
 from router.models.model import largest
 from router.trace import Call, Price, RoleName
-from router.trace.call import WHOLE, OpenedCall, Outcome, Purpose
+from router.trace.call import COMPLETE_OUTCOMES, OpenedCall, Outcome, Purpose
 from router.trace.identity import DEFAULT_TENANT
 from router.trace.table import Ask
 from router.trace.turns import DELEGATOR, AgentId, Asked, Decided, Searched
@@ -104,7 +104,7 @@ class Attempt:
         self._texts += delta.reasoning, delta.text
         self.usage = largest(self.usage, delta.usage)
 
-    def take_whole(self, completion: Completion) -> None:
+    def take_completion(self, completion: Completion) -> None:
         """Note an output that was not streamed."""
         self._wrote = bool(completion.text or completion.reasoning)
         self.usage = completion.usage
@@ -458,7 +458,7 @@ class Ledger:
         price = attempt.price
         if (
             usage is not None
-            and attempt.outcome not in (*WHOLE, "content_refused")
+            and attempt.outcome not in (*COMPLETE_OUTCOMES, "content_refused")
             and not usage.estimated
         ):
             usage = msgspec.structs.replace(usage, lower_bound=True)

@@ -75,7 +75,7 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(child)
 
 
-MAX_SAID_CHARS = 300
+MAX_WORDS_CHARS = 300
 """Max characters of a server's words in an error."""
 _MAX_READ = 4096
 """Max characters of a server's words that are searched."""
@@ -271,7 +271,7 @@ class Upstream:
     def _short(self, text: str) -> str:
         """Return a server's words on one line, cut and without secrets."""
         text = self._secrets.hidden(" ".join(text[:_MAX_READ].split())) or "(no message)"
-        return text if len(text) <= MAX_SAID_CHARS else f"{text[: MAX_SAID_CHARS - 1]}…"
+        return text if len(text) <= MAX_WORDS_CHARS else f"{text[: MAX_WORDS_CHARS - 1]}…"
 
 
 def _hint(parameter: re.Match[str]) -> str:

@@ -66,7 +66,7 @@ class LiteLLMModel:
         if reply.usage and not reply.usage.prompt_tokens:
             reply = msgspec.structs.replace(reply, usage=None)
         streamed = StreamedReply(prompt)
-        streamed.take_whole(reply)
+        streamed.take_complete(reply)
         return self._completion(streamed)
 
     async def stream(

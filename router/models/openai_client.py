@@ -396,7 +396,7 @@ class _Reply:
     def finish(self) -> None:
         """Take the rest once all has arrived: a whole reply, or the last event of a stream."""
         if self.events is None and not _EVENTS.match(self.body):
-            self._take_whole()
+            self._take_complete()
             return
         events = self.events or EventReader()
         with suppress(_Enough):
@@ -404,7 +404,7 @@ class _Reply:
         with suppress(UpstreamProtocolError, _Enough):  # the last event may be cut
             self._take(events, b"" if self.streamed.abandoned else b"\n\n")
 
-    def _take_whole(self) -> None:
+    def _take_complete(self) -> None:
         replies = self._decoded(self.body)
         for reply in replies:
             choice = reply.choice
@@ -412,7 +412,7 @@ class _Reply:
                 start = bytes(self.body[:100])
                 raise self._upstream.protocol_error(f"a reply without an output: {start!r}")
             if len(replies) == 1 and not choice.delta:
-                self.streamed.take_whole(reply)
+                self.streamed.take_complete(reply)
             else:  # chunks, one in a line
                 self.streamed.take(reply)
 

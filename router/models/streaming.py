@@ -108,7 +108,7 @@ class StreamedReply:
         self._finish_reason: str | None = None
         self._matched: str | None = None
         self._usage: UsageReply | None = None
-        self._most_counted = -1
+        self._counted_tokens = -1
         """Completion tokens of the latest usage."""
 
         self._wrote = False
@@ -223,11 +223,11 @@ class StreamedReply:
     def _count(self, usage: UsageReply) -> None:
         """Keep the latest usage, unless it counts less than an earlier one or is unreadable."""
         counts = usage.usage()
-        if counts and (self._usage is None or counts.completion_tokens >= self._most_counted):
+        if counts and (self._usage is None or counts.completion_tokens >= self._counted_tokens):
             self._usage = usage
-            self._most_counted = counts.completion_tokens
+            self._counted_tokens = counts.completion_tokens
 
-    def take_whole(self, reply: ChatReply) -> None:
+    def take_complete(self, reply: ChatReply) -> None:
         """Add a whole reply; without a finish reason, it has stopped."""
         self.take(reply)
         self._finish_reason = self._finish_reason or "stop"
@@ -347,9 +347,9 @@ class StreamedReply:
             self._finish_reason = "length"
             self._exceeded = True
         elif self._chars >= self._check_at:
-            self._over = self._holds(self._most_counted)
+            self._over = self._holds(self._counted_tokens)
             self._check_at = (
-                self._chars + (self._max_tokens - self._most_counted) // _BYTES_A_CHARACTER
+                self._chars + (self._max_tokens - self._counted_tokens) // _BYTES_A_CHARACTER
             )
         self._texts.append(text)
         self._reasoning.append(reasoning)

@@ -34,7 +34,7 @@ Period = tuple[str, str]
 """A tenant, and a day or a month as 2026-11-21 or 2026-11."""
 Unit = Literal["day", "month"]
 LIMITED: tuple[Literal["tokens", "nano_usd"], ...] = ("tokens", "nano_usd")
-MOST = 2 * 10**16
+MAX_LIMIT = 2 * 10**16
 """Max value of a limit: twenty million dollars, so that sums of what is spent fit into a database's
 integers.
 """

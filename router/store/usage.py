@@ -31,7 +31,7 @@ from router.ledger.usage import Bucket, Dimension, UsageRow
 from router.store.database import Database, begin_snapshot, storable
 from router.store.schema import CALLS, GROUPS, RUNS, USAGE_HOURS
 from router.trace import Call
-from router.trace.call import SUMMED_COUNTS, SUMS, WHOLE, OpenedCall, added, sums_of
+from router.trace.call import COMPLETE_OUTCOMES, SUMMED_COUNTS, SUMS, OpenedCall, added, sums_of
 
 _HOUR_S = 3600
 _BUCKET_HOURS: dict[Bucket, int] = {"hour": 1, "day": 24, "month": 24}
@@ -73,7 +73,7 @@ class SQLUsages:
             sum(group.read if group in reported else group.prompt_bound for group in groups),
             sum(group.wrote if group.exact else group.max_tokens for group in groups),
         )
-        whole = sum(group.calls for group in groups if group.outcome in WHOLE)
+        whole = sum(group.calls for group in groups if group.outcome in COMPLETE_OUTCOMES)
         return LedgerSum(whole, tuple(uncertain[:_LISTED]), least, most, complete)
 
 
@@ -238,7 +238,7 @@ class _Calls(NamedTuple):
     @property
     def exact(self) -> bool:
         """True if the usage of the calls is known exactly."""
-        return self.outcome in WHOLE and self.counted == "reported"
+        return self.outcome in COMPLETE_OUTCOMES and self.counted == "reported"
 
 
 def _alone(call: OpenedCall) -> _Calls:

@@ -144,7 +144,9 @@ class Assembly:
         """First place of each key."""
         self._order: list[tuple[_Place, RowKey]] = []
         """Place and home of each row, in order."""
-        self._found: dict[RowKey, list[tuple[_Place, RowClaims]]] = {key: [] for key in self._given}
+        self._claims: dict[RowKey, list[tuple[_Place, RowClaims]]] = {
+            key: [] for key in self._given
+        }
         """Found rows by key, in order of their places."""
         self._parts: dict[RowKey, tuple[str, ...]] = {}
         """Folded parts of keys."""
@@ -172,7 +174,7 @@ class Assembly:
         moved = dict[RowKey, _Place | None]()
         for number, found in enumerate(reading.rows):
             place = (rank, number)
-            insort(self._found.setdefault(found.key, []), (place, found), key=itemgetter(0))
+            insort(self._claims.setdefault(found.key, []), (place, found), key=itemgetter(0))
             before = self._places.get(found.key)
             if before is None or place < before:
                 self._places[found.key] = place
@@ -201,7 +203,7 @@ class Assembly:
         for home in sorted(changed.keys() & self._groups.keys(), key=self._places.__getitem__):
             before = self._rows.pop(home, None)
             if last is None or self._places[home] <= last:
-                placed = chain.from_iterable(self._found[key] for key in self._groups[home])
+                placed = chain.from_iterable(self._claims[key] for key in self._groups[home])
                 members = [found for _, found in sorted(placed, key=itemgetter(0))]
                 self._rows[home] = row = self._row(home, members, before, changed[home])
                 yield row

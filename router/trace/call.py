@@ -24,7 +24,7 @@ Outcome = Literal[
     "failed",
     "interrupted",
 ]
-WHOLE: tuple[Outcome, ...] = ("completed", "wasted")
+COMPLETE_OUTCOMES: tuple[Outcome, ...] = ("completed", "wasted")
 """Outcomes of calls with a complete output."""
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from router.access import Accounts, Key, Spent, Tenant, new_key
 from router.errors import BadRequest
 from router.store import SQLAccounts
-from router.store.quotas import MOST
+from router.store.quotas import MAX_LIMIT
 from router.trace import RoleName
 from router.trace.identity import DEFAULT_TENANT, SCOPES, KeyScope
 from serving.cli.command import POSITIONAL, Command, reads, run_subcommand
@@ -185,9 +185,9 @@ def _minute(seconds: float | None) -> str:
 def _count(text: str) -> int | None:
     if text == "none":
         return None
-    if not text.isdecimal() or int(text) > MOST:
+    if not text.isdecimal() or int(text) > MAX_LIMIT:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: give a whole number of at most {MOST}, or none"
+            f"{text!r}: give a whole number of at most {MAX_LIMIT}, or none"
         )
     return int(text)
 
@@ -200,7 +200,7 @@ def _nano(text: str) -> int | None:
         nano = Decimal(text) * _NANO
     except InvalidOperation:
         nano = Decimal("nan")
-    if not nano.is_finite() or not 0 <= nano <= MOST or nano != int(nano):
+    if not nano.is_finite() or not 0 <= nano <= MAX_LIMIT or nano != int(nano):
         raise argparse.ArgumentTypeError(f"{text!r}: give dollars, such as 2.50, or none")
     return int(nano)
 

@@ -35,9 +35,9 @@ def _executes(kind: type[SearchTurn | ReportTurn]) -> Callable[[Completion], boo
     return lambda said: isinstance(parse_turn(said.text, cut=said.finish_reason == "length"), kind)
 
 
-def _answers(said: Completion) -> bool:
+def _answers(completion: Completion) -> bool:
     """Return whether there is an answer tag. The gateway itself also accepts text without tags."""
-    return any(block.body for block in blocks(without_thinking(said.text), "answer"))
+    return any(block.body for block in blocks(without_thinking(completion.text), "answer"))
 
 
 # In the words of the demo's world, whose models know no others; to all other models these are

@@ -384,7 +384,7 @@ def _key(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=16).digest()
 
 
-def _outside(out: Path, found: FoundFiles) -> FoundFiles:
+def _outside(out: Path, files: FoundFiles) -> FoundFiles:
     """Leave out the files of the index itself."""
     out = out.resolve()
 
@@ -392,17 +392,17 @@ def _outside(out: Path, found: FoundFiles) -> FoundFiles:
         return not Path(path).resolve().is_relative_to(out)
 
     return replace(
-        found,
-        sources=tuple(source for source in found.sources if is_outside(source.path)),
-        passed_over=tuple(filter(is_outside, found.passed_over)),
+        files,
+        sources=tuple(source for source in files.sources if is_outside(source.path)),
+        passed_over=tuple(filter(is_outside, files.passed_over)),
     )
 
 
-def _files_not_read(found: FoundFiles, entries: Sequence[DocumentEntry]) -> dict[str, int]:
+def _files_not_read(files: FoundFiles, entries: Sequence[DocumentEntry]) -> dict[str, int]:
     """Count the files that are not in the index by suffix, most frequent first."""
     failed = (entry.source.name for entry in entries if entry.error)
     counts = Counter(
-        Path(name).suffix.lower() or "no suffix" for name in chain(found.passed_over, failed)
+        Path(name).suffix.lower() or "no suffix" for name in chain(files.passed_over, failed)
     )
     return dict(sorted(counts.items(), key=lambda count: (-count[1], count[0])))
 

@@ -24,7 +24,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from router.trace import Call, Execution, Run, Trajectory
-from router.trace.call import WHOLE
+from router.trace.call import COMPLETE_OUTCOMES
 from router.trace.export import output_of
 from router.trace.values import TableRun
 
@@ -190,7 +190,7 @@ class Traces:
             "server.address": parts.hostname,
             "server.port": parts.port or {"https": 443, "http": 80}.get(parts.scheme),
         }
-        error = None if call.outcome in WHOLE else call.outcome
+        error = None if call.outcome in COMPLETE_OUTCOMES else call.outcome
         self._span(parent, f"chat {call.model}", _times(call), attributes, error)
 
     def _span(

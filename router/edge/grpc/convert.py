@@ -218,7 +218,7 @@ def run_to_proto(run: Run | RunSummary) -> run_service_pb2.Run:
     return to_proto(run_service_pb2.Run, run, run_id=run.id, duration=duration, **outcomes)
 
 
-def whole_run_to_proto(
+def full_run_to_proto(
     run: Run, feedback: Iterable[Feedback], with_trace: bool
 ) -> run_service_pb2.GetRunResponse:
     """Convert a run with its usage, output and feedback."""

@@ -229,7 +229,7 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         """Return a run."""
         run = await in_viewer(as_seen_by, await self._runs.get(request.run_id, caller()), caller())
         return await in_viewer(
-            convert.whole_run_to_proto,
+            convert.full_run_to_proto,
             run,
             await self._runs.feedback_on(run),
             request.include_trace,
