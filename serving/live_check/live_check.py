@@ -267,30 +267,30 @@ class _RoleProbe:
         )
         return ProbeResult(False, "refused", f"{said}; {do}", needed=True)
 
-    def judged(self, config: Config, typical: Use, most: Use) -> RoleCheck:
+    def judged(self, config: Config, typical: Use, upper: Use) -> RoleCheck:
         """The probe's result, with budgets and prices."""
         role = self._config
         price = price_of(self._config, config.prices)
         results = self._results
         if "stops" in results:
-            results["context"] = self._judged_context(typical, most)
+            results["context"] = self._judged_context(typical, upper)
             advice = "" if price else f'nobody tells its price; put it into [prices."{role.model}"]'
             results["price"] = ProbeResult(
                 bool(price) or None,
                 f"${price.prompt:g} / ${price.completion:g}" if price else "unknown",
                 advice,
             )
-        dollars = (typical.cost(price), most.cost(price)) if price else None
+        dollars = (typical.cost(price), upper.cost(price)) if price else None
         return RoleCheck(
             role.model,
             results,
             typical,
-            most,
+            upper,
             price,
             dollars,
         )
 
-    def _judged_context(self, typical: Use, most: Use) -> ProbeResult:
+    def _judged_context(self, typical: Use, upper: Use) -> ProbeResult:
         hosted = self._config.engine is None and self._config.base_url is None
         tokens = self._context or (
             litellm_entry(self._config.model).get("max_input_tokens") if hosted else None
@@ -299,18 +299,18 @@ class _RoleProbe:
             return ProbeResult(
                 None,
                 "unknown",
-                f"nobody tells its context; calls take {typical.longest} to {most.longest}",
+                f"nobody tells its context; calls take {typical.longest} to {upper.longest}",
             )
         said = f"its context is {tokens} tokens, but a call takes"
         if tokens < typical.longest:
             do = "serve it with more, or lower max_tokens, search.top_k or retrieval.chunk_tokens"
             return ProbeResult(False, str(tokens), f"{said} {typical.longest}; {do}", needed=True)
-        if tokens < most.longest:
+        if tokens < upper.longest:
             do = "one that does is refused, so lower max_tokens or the search's budgets"
             return ProbeResult(
                 False,
                 str(tokens),
-                f"{said} {most.longest} where a question uses up all budgets; {do}",
+                f"{said} {upper.longest} where a question uses up all budgets; {do}",
             )
         return ProbeResult(True, str(tokens))
 

@@ -172,16 +172,16 @@ class _Build:
         self._folder = out / BUILDING
         self._earlier = self._open_earlier()
 
-    def run(self, found: FoundFiles) -> Built:
+    def run(self, files: FoundFiles) -> Built:
         """Build from these files, or return the previous generation if nothing has changed."""
         earlier = self._earlier
-        sources = list(found.sources)
+        sources = list(files.sources)
         before: list[DocumentEntry] = []
         if earlier and has_words(earlier.manifest) == self._lexical:
             before = earlier.entries
         is_unchanged = [entry.source for entry in before] == sources
         if earlier and is_unchanged and not any(entry.error for entry in before):
-            return self._unchanged(earlier, found)
+            return self._unchanged(earlier, files)
 
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
@@ -190,7 +190,7 @@ class _Build:
             known = {entry.source: entry for entry in earlier.entries if not entry.error}
         entries = self._collect(sources, known)
         if earlier and entries == before:  # the same files still cannot be read
-            return self._unchanged(earlier, found)
+            return self._unchanged(earlier, files)
 
         embedded = self._embed()
         manifest = publish(
@@ -198,11 +198,11 @@ class _Build:
             self._embedder,
             chunk_tokens=self._chunk_tokens,
             lexical=self._lexical,
-            files_not_read=_files_not_read(found, entries),
+            files_not_read=_files_not_read(files, entries),
         )
         self._clean(manifest)
         is_read = (not entry.error and entry.source not in known for entry in entries)
-        return Built(manifest, found, entries, sum(is_read), embedded)
+        return Built(manifest, files, entries, sum(is_read), embedded)
 
     def _open_earlier(self) -> _Earlier | None:
         """Open the previous generation if it is intact and has the same settings."""
@@ -231,13 +231,13 @@ class _Build:
         except (BadIndex, ValueError, msgspec.ValidationError):
             return None
 
-    def _unchanged(self, earlier: _Earlier, found: FoundFiles) -> Built:
+    def _unchanged(self, earlier: _Earlier, files: FoundFiles) -> Built:
         """Return the previous generation; update the counts of files that are not read."""
-        counts = _files_not_read(found, earlier.entries)
+        counts = _files_not_read(files, earlier.entries)
         manifest = replace(earlier.manifest, files_not_read=counts)
         if manifest != earlier.manifest:
             write_manifest(self._out, manifest)
-        return Built(manifest, found, earlier.entries)
+        return Built(manifest, files, earlier.entries)
 
     def _collect(
         self, sources: Sequence[SourceFile], known: Mapping[SourceFile, DocumentEntry]
