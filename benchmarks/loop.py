@@ -69,7 +69,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     work: Annotated[Path, Meta(description="folder that keeps the steps")] | None = None
 
 
-class Asked(msgspec.Struct, frozen=True):
+class StageScores(msgspec.Struct, frozen=True):
     """Results of the questions of a stage."""
 
     stage: Stage
@@ -84,21 +84,23 @@ class Figures(msgspec.Struct, frozen=True):
     """Checks and figures of the loop."""
 
     checks: list[Check]
-    asked: list[Asked]
+    asked: list[StageScores]
     steps_s: dict[str, float]
     """Seconds by step of `retrain`."""
     decisions: dict[str, list[dict[str, object]]]
     """Decisions of the gate, by version."""
 
 
-class Asking:
+class QuestionRunner:
     """Asks questions and sends the right answers as feedback."""
 
     def __init__(self, client: AsyncClient, concurrency: int) -> None:
         self._client = client
         self._concurrency = concurrency
 
-    async def all(self, stage: Stage, questions: Iterable[Question], *, feedback: bool) -> Asked:
+    async def all(
+        self, stage: Stage, questions: Iterable[Question], *, feedback: bool
+    ) -> StageScores:
         """Ask all questions of a stage and return their counts."""
         right = 0
         failed = 0
@@ -116,14 +118,14 @@ class Asking:
                 failed += error.reason != "MALFORMED_OUTPUT"
 
         count = len(await in_flight(ask, questions, self._concurrency, f"questions, {stage}"))
-        return Asked(stage, count, right, failed, right / count if count else 0.0)
+        return StageScores(stage, count, right, failed, right / count if count else 0.0)
 
     async def until_decided(
         self,
         stage: Stage,
         version: str,
         questions: Sequence[Question],
-    ) -> tuple[str, Asked]:
+    ) -> tuple[str, StageScores]:
         """Ask until the gate has promoted or rolled back the version, or no question is left.
         Return the version's state and the counts.
         """
@@ -158,7 +160,7 @@ async def measure(options: Options) -> Figures:
         mini.config(file, versions=work / "versions")
         address = (await stack.enter_async_context(gateway(file))).words[0]
         client = await stack.enter_async_context(AsyncClient(address))
-        asking = Asking(client, options.in_flight)
+        asking = QuestionRunner(client, options.in_flight)
 
         before = await asking.all("before", held_out, feedback=False)
         traffic = await asking.all("logged", logged, feedback=True)

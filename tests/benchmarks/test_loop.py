@@ -8,7 +8,7 @@ import pytest
 from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersion
 
-from benchmarks.loop import Asking
+from benchmarks.loop import QuestionRunner
 from executor_sft.miniworld.questions import Question
 
 VERSION = "executor-000001"
@@ -52,7 +52,9 @@ QUESTIONS = [
 
 async def asked(gateway: Gateway, *, feedback: bool = True) -> tuple[int, int, int]:
     """Return the counts of the logged questions."""
-    found = await Asking(cast(AsyncClient, gateway), 2).all("logged", QUESTIONS, feedback=feedback)
+    found = await QuestionRunner(cast(AsyncClient, gateway), 2).all(
+        "logged", QUESTIONS, feedback=feedback
+    )
     return found.questions, found.right, found.failed
 
 
@@ -83,7 +85,7 @@ async def test_asking_until_there_is_a_decision(
     """Clients ask until the gate has decided or no question is left."""
     monkeypatch.setattr("benchmarks.loop._LAST_TRIALS_S", 0.01)
     gateway = Gateway(decides_at=decides_at)
-    found, sums = await Asking(cast(AsyncClient, gateway), 2).until_decided(
+    found, sums = await QuestionRunner(cast(AsyncClient, gateway), 2).until_decided(
         "swap", VERSION, QUESTIONS
     )
     assert found == f"EXECUTOR_VERSION_STATE_{state}"
