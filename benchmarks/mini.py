@@ -86,7 +86,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionRun:
     """Question with the results of its three ways."""
 
     question: Question
@@ -138,7 +138,7 @@ async def measure(options: Options) -> Figures:
     return figures_of(asked)
 
 
-async def _asked(channel: grpc.aio.Channel, prompt: str, question: Question) -> Asked:
+async def _asked(channel: grpc.aio.Channel, prompt: str, question: Question) -> QuestionRun:
     """Ask a question as a whole run, with gold sub-queries, and with gold reports. `prompt`: the
     answerer's system prompt.
     """
@@ -172,7 +172,7 @@ async def _asked(channel: grpc.aio.Channel, prompt: str, question: Question) -> 
         for response in executions
     ]
     gold = [sub_query.report for sub_query in question.sub_queries]
-    return Asked(
+    return QuestionRun(
         question,
         run,
         rounds,
@@ -216,9 +216,9 @@ def _malformed_is_wrong() -> Iterator[None]:
             raise
 
 
-def figures_of(asked: Sequence[Asked]) -> Figures:
+def figures_of(asked: Sequence[QuestionRun]) -> Figures:
     """Compute all figures."""
-    groups: dict[str, Callable[[Asked], bool]] = {
+    groups: dict[str, Callable[[QuestionRun], bool]] = {
         "all": lambda _: True,
         "2-hop": lambda result: result.question.type == "2-hop",
         "3-hop": lambda result: result.question.type == "3-hop",
@@ -242,7 +242,7 @@ def figures_of(asked: Sequence[Asked]) -> Figures:
     )
 
 
-def _single_search_reports(result: Asked) -> Iterator[bool]:
+def _single_search_reports(result: QuestionRun) -> Iterator[bool]:
     """Yield whether each report on a gold sub-query that takes one search has the gold answer."""
     pairs = zip(result.question.sub_queries, result.gold_results, strict=True)
     for sub_query, response in pairs:
@@ -250,8 +250,8 @@ def _single_search_reports(result: Asked) -> Iterator[bool]:
             yield exact_match(response.result.answer, [sub_query.report.answer])
 
 
-def _row(name: str, asked: Sequence[Asked]) -> GroupScores:
-    def share(answer: Callable[[Asked], str]) -> float:
+def _row(name: str, asked: Sequence[QuestionRun]) -> GroupScores:
+    def share(answer: Callable[[QuestionRun], str]) -> float:
         rights = [exact_match(answer(result), [result.question.answer]) for result in asked]
         return _share(sum(rights), len(rights))
 
@@ -264,7 +264,7 @@ def _row(name: str, asked: Sequence[Asked]) -> GroupScores:
     )
 
 
-def _tokens(asked: Sequence[Asked]) -> list[RoleTokens]:
+def _tokens(asked: Sequence[QuestionRun]) -> list[RoleTokens]:
     by_role: dict[str, list[usage_pb2.RoleUsage]] = {}
     for result in asked:
         for usage in result.run.usage:

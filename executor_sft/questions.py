@@ -66,7 +66,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
         return question_key(self.text) + (table or "")
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _QuestionText(msgspec.Struct, frozen=True):
     text: str
 
 
@@ -84,7 +84,7 @@ class _Line(msgspec.Struct, frozen=True):
     source: str = ""
     dataset: str = ""
     sub_queries: list[str] = []
-    rounds: list[list[_Asked]] = []
+    rounds: list[list[_QuestionText]] = []
     """Sub-queries as the mini world writes them."""
 
 

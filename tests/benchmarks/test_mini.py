@@ -10,13 +10,13 @@ from rolegate.v1.evidence_pb2 import SubQueryResult
 from rolegate.v1.execution_service_pb2 import ExecuteResponse
 from rolegate.v1.usage_pb2 import ROLE_DELEGATION, ROLE_EXECUTION, RoleUsage
 
-from benchmarks.mini import Asked, figures_of
+from benchmarks.mini import QuestionRun, figures_of
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.questions import Question
 from executor_sft.miniworld.world import World
 
 
-def asked(question: Question, chance: random.Random) -> Asked:
+def asked(question: Question, chance: random.Random) -> QuestionRun:
     """Results of a question, of which some are wrong."""
 
     def answer(right: str) -> str:
@@ -36,7 +36,7 @@ def asked(question: Question, chance: random.Random) -> Asked:
     rounds = tuple(tuple(sub_query.text for sub_query in block) for block in question.rounds)
     if chance.random() < 0.3:
         rounds = rounds[:-1]
-    return Asked(
+    return QuestionRun(
         question,
         AnswerResponse(answer=answer(question.answer), results=results, usage=usage),
         rounds,
