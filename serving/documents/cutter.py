@@ -19,10 +19,10 @@ from router.errors import BadDocument
 from router.protocol import Passage
 from router.trace.citation import sentences
 from serving.documents.document import (
-    Block,
     CorpusRow,
     Document,
     Part,
+    TextBlock,
     Title,
     batches,
     cleaned,
@@ -78,7 +78,7 @@ class Cutter:
             title = title[: len(title) * 3 // 4].rstrip()
 
         passage = _Passage(self, title)
-        blocks = (block for block in document.blocks if isinstance(block, Block))
+        blocks = (block for block in document.blocks if isinstance(block, TextBlock))
         for batch in batches(_units(blocks), lambda unit: len(unit.text)):
             for unit, tokens in zip(batch, self.count([unit.text for unit in batch]), strict=True):
                 yield from passage.add(unit._replace(tokens=tokens))
@@ -194,7 +194,7 @@ def _tokens(units: Iterable[_Unit]) -> int:
     return sum(unit.tokens for unit in units)
 
 
-def _units(blocks: Iterable[Block]) -> Iterator[_Unit]:
+def _units(blocks: Iterable[TextBlock]) -> Iterator[_Unit]:
     """Yield the headings and sentences in order."""
     heading: str | None = None
     for block in blocks:
@@ -253,7 +253,7 @@ def read_passages(
 
     title = next(parts)
     assert isinstance(title, Title)
-    document = Document(title.text, (part for part in parts if isinstance(part, Block)))
+    document = Document(title.text, (part for part in parts if isinstance(part, TextBlock)))
     number = 0
     for number, piece in enumerate(cutter.cut(document), 1):
         passage_id = f"{source.name}#{number}"
@@ -280,6 +280,6 @@ def _rows(name: str, cutter: Cutter, rows: Iterable[CorpusRow]) -> Iterator[tupl
 
 
 def _cut_row(row: Passage, cutter: Cutter) -> Iterator[Passage]:
-    pieces = cutter.cut(Document(row.title, [Block(row.text)]))
+    pieces = cutter.cut(Document(row.title, [TextBlock(row.text)]))
     for number, piece in enumerate(pieces, 1):
         yield replace(row, id=f"{row.id}#{number}", title=piece.title, text=piece.text)

@@ -66,7 +66,7 @@ class Title(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class Block(msgspec.Struct, frozen=True, tag=True):
+class TextBlock(msgspec.Struct, frozen=True, tag=True):
     """A paragraph, a row of a table, a page, or a whole text."""
 
     text: str
@@ -92,14 +92,14 @@ class CorpusRow(msgspec.Struct, frozen=True, tag=True):
     passage: Passage
 
 
-Part = Title | Block | CorpusRow | Unread
+Part = Title | TextBlock | CorpusRow | Unread
 
 
 class Document(NamedTuple):
     """The content of a file that has no rows."""
 
     title: str
-    blocks: Iterable[Block | Unread]
+    blocks: Iterable[TextBlock | Unread]
     """Blocks in order, and parts that were not read. May be a generator."""
 
 

@@ -11,8 +11,8 @@ from router.errors import BadDocument
 from serving.documents.document import (
     MAX_BYTES,
     MAX_MARKUP_BYTES,
-    Block,
     Document,
+    TextBlock,
     Unread,
     raised,
     read_content,
@@ -94,16 +94,16 @@ def read_docx(path: Path) -> Document:
 
     styles = {style.style_id: style.name or "" for style in file.styles}
     headings = {style for style, name in styles.items() if name.startswith(("Heading", "Title"))}
-    blocks: list[Block | Unread] = list(_blocks(body, headings, notes))
+    blocks: list[TextBlock | Unread] = list(_blocks(body, headings, notes))
     title = next(
-        (block.heading for block in blocks if isinstance(block, Block) and block.heading),
+        (block.heading for block in blocks if isinstance(block, TextBlock) and block.heading),
         None,
     )
     at_end = [
         *notes.values(),
         *(part for part in others if part.tag not in _NOTE_LISTS),
     ]
-    blocks += [Block(text) for text in dict.fromkeys(map(_text, at_end)) if text]
+    blocks += [TextBlock(text) for text in dict.fromkeys(map(_text, at_end)) if text]
     if unread:
         blocks.append(Unread(", ".join(f"{count} {kind}" for kind, count in unread.items())))
     return Document(title_of(path, file.core_properties.title, title), blocks)
@@ -147,7 +147,7 @@ def _prepare(root: Any) -> None:
 
 def _blocks(
     body: Any, headings: set[str], notes: dict[tuple[str, str | None], Any]
-) -> Iterator[Block]:
+) -> Iterator[TextBlock]:
     """Yield the blocks of the text, each followed by the notes that it refers to.
 
     Removes these from `notes`.
@@ -159,11 +159,11 @@ def _blocks(
             if element.tag == f"{_WORD}p" and element.style in headings:
                 heading = " ".join(text.split())
                 text = ""
-            yield Block(text, heading)
+            yield TextBlock(text, heading)
         for reference in element.iter(*_NOTES):
             note = notes.pop((_NOTES[reference.tag], _id(reference)), None)
             if note is not None and (text := _text(note)):
-                yield Block(text, heading)
+                yield TextBlock(text, heading)
 
 
 def _id(element: Any) -> str | None:

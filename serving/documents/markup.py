@@ -9,8 +9,8 @@ from typing import Any
 from router.errors import BadDocument
 from serving.documents.document import (
     MAX_MARKUP_BYTES,
-    Block,
     Document,
+    TextBlock,
     Unread,
     raised,
     read_content,
@@ -170,7 +170,7 @@ def _document(html: str, path: Path, title: str | None = None) -> Document:
     )
 
 
-def _chars(blocks: Iterable[Block]) -> int:
+def _chars(blocks: Iterable[TextBlock]) -> int:
     return sum(len(block.text) for block in blocks)
 
 
@@ -195,7 +195,7 @@ class _Walk:
         self._preformatted = 0
         self._raised = 0
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[TextBlock]:
         """Yield the blocks of the tree."""
         walk = self._etree.iterwalk(self._root, events=("start", "end"))
         for event, element in walk:
@@ -225,7 +225,7 @@ class _Walk:
             self.unread[f"<{element.tag}>"] += 1
         return True
 
-    def _enter(self, element: Any) -> Iterator[Block]:
+    def _enter(self, element: Any) -> Iterator[TextBlock]:
         if element.tag == "br":
             self._parts.append("\n")
         elif element.tag not in _INLINE:
@@ -240,11 +240,11 @@ class _Walk:
                 self.unread["<img> without a text"] += 1
         self._add(element.text)
 
-    def _leave(self, element: Any) -> Iterator[Block]:
+    def _leave(self, element: Any) -> Iterator[TextBlock]:
         if element.tag in _HEADINGS:
             if heading := " ".join("".join(self._parts).rstrip("¶ \n").split()):
                 self._heading = heading
-                yield Block("", heading)
+                yield TextBlock("", heading)
             self._parts.clear()
         elif element.tag not in _INLINE and element.tag != "br":
             yield from self._block()
@@ -253,7 +253,7 @@ class _Walk:
         if element is not self._root:
             self._add(element.tail)
 
-    def _row(self, row: Any) -> Iterator[Block]:
+    def _row(self, row: Any) -> Iterator[TextBlock]:
         yield from self._block()
         self._add(row.text)
         cells: list[str] = []
@@ -264,15 +264,15 @@ class _Walk:
             self._add(cell.tail)
         yield from self._block()
         if (text := " | ".join(cells)).strip(" |"):
-            yield Block(text, self._heading)
+            yield TextBlock(text, self._heading)
 
-    def _block(self) -> Iterator[Block]:
+    def _block(self) -> Iterator[TextBlock]:
         text = "".join(self._parts)
         self._parts.clear()
         if not self._preformatted:
             text = re.sub(r" *\n *", "\n", re.sub(r" {2,}", " ", text))
         if text.strip():
-            yield Block(text.strip("\n" if self._preformatted else None), self._heading)
+            yield TextBlock(text.strip("\n" if self._preformatted else None), self._heading)
 
     def _add(self, text: str | None) -> None:
         if not text:

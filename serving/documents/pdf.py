@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from router.errors import BadDocument
-from serving.documents.document import Block, Document, Unread, raised, read_content, title_of
+from serving.documents.document import Document, TextBlock, Unread, raised, read_content, title_of
 
 _PASSWORD = 4
 """PDFium's error code for a missing password."""
@@ -48,7 +48,7 @@ def read_pdf(path: Path) -> Document:
     return Document(title_of(path, pdf.get_metadata_value("Title")), _pages(pdf, path))
 
 
-def _pages(pdf: Any, path: Path) -> Iterator[Block | Unread]:
+def _pages(pdf: Any, path: Path) -> Iterator[TextBlock | Unread]:
     import pypdfium2
 
     has_text = False
@@ -68,7 +68,7 @@ def _pages(pdf: Any, path: Path) -> Iterator[Block | Unread]:
                 has_text = True
             elif not is_blank:
                 unread.setdefault("pages without text", []).append(str(number))
-            yield Block(text, page=number)
+            yield TextBlock(text, page=number)
     finally:
         pdf.close()
 

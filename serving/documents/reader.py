@@ -24,11 +24,11 @@ import msgspec
 from router.errors import BadConfig, BadCorpus, BadDocument, DocumentTooLarge, RolegateError
 from serving.dependencies import missing_extra
 from serving.documents.document import (
-    Block,
     CorpusRow,
     Document,
     Kind,
     Part,
+    TextBlock,
     Title,
     Unread,
     batches,
@@ -272,7 +272,7 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
 def _chars(part: Part) -> int:
     if isinstance(part, CorpusRow):
         return len(part.passage.text)
-    heading = part.heading if isinstance(part, Block) else None
+    heading = part.heading if isinstance(part, TextBlock) else None
     return len(part.text) + len(heading or "")
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from router.errors import BadDocument
-from serving.documents.document import Block, Document, read_content, title_of
+from serving.documents.document import Document, TextBlock, read_content, title_of
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8",
@@ -43,7 +43,7 @@ _READ_AS = {
 
 def read_text(path: Path) -> Document:
     """Read a text without headings. Raises `BadDocument` for a binary file, and `OSError`."""
-    return Document(title_of(path), [Block(decode(read_content(path), path))])
+    return Document(title_of(path), [TextBlock(decode(read_content(path), path))])
 
 
 def web_encoding(label: str) -> str | None:

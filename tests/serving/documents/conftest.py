@@ -7,7 +7,7 @@ import pytest
 
 from router.protocol import Passage
 from serving.documents.cutter import Cutter, read_passages
-from serving.documents.document import Block, Title, Unread
+from serving.documents.document import TextBlock, Title, Unread
 from serving.documents.reader import DocumentReader, read_parts
 from serving.documents.source import find_sources
 from serving.retrieval.embedder import MiniLM
@@ -19,11 +19,11 @@ FILES = Path(__file__).parent / "files"
 ReadAll = Callable[[Path], list[Passage]]
 
 
-def read(path: Path) -> tuple[str, list[Block]]:
+def read(path: Path) -> tuple[str, list[TextBlock]]:
     """Return the title and blocks of a document."""
     title, *blocks = read_parts(path)
     assert isinstance(title, Title)
-    return title.text, [block for block in blocks if isinstance(block, Block)]
+    return title.text, [block for block in blocks if isinstance(block, TextBlock)]
 
 
 def unread(path: Path) -> str:

@@ -10,11 +10,11 @@ from docx.opc.packuri import PackURI
 from docx.opc.part import Part
 
 from router.errors import BadDocument
-from serving.documents.document import Block
+from serving.documents.document import TextBlock
 from tests.serving.documents.conftest import read, unread
 
 
-def saved(path: Path, document: Any) -> tuple[str, list[Block]]:
+def saved(path: Path, document: Any) -> tuple[str, list[TextBlock]]:
     document.save(str(path))
     return read(path)
 
@@ -38,7 +38,7 @@ def test_paragraphs_and_tables_come_in_order(tmp_path: Path, report: Any) -> Non
     texts = ("", "Name | Years", "Ann Lee | 7", "After the table.\nA second line.")
     assert saved(tmp_path / "report.docx", report) == (
         "Staff in May",
-        [Block("Before all."), *(Block(text, "Staff in May") for text in texts)],
+        [TextBlock("Before all."), *(TextBlock(text, "Staff in May") for text in texts)],
     )
 
 
@@ -201,8 +201,8 @@ def test_notes_follow_the_text_that_refers_to_them(tmp_path: Path) -> None:
         "The comment.",
     )
     assert blocks == [
-        *(Block(text, "Bees") for text in texts),
-        Block("The header."),
+        *(TextBlock(text, "Bees") for text in texts),
+        TextBlock("The header."),
     ]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from router.errors import BadDocument
-from serving.documents.document import Block
+from serving.documents.document import TextBlock
 from tests.serving.documents.conftest import read, unread
 
 PAGE = """<!DOCTYPE html><html><head><title>Bees &amp; wasps</title><style>p {}</style></head><body>
@@ -30,7 +30,7 @@ XHTML = (
 
 def document(
     tmp_path: Path, content: str | bytes, name: str = "page.html"
-) -> tuple[str, list[Block]]:
+) -> tuple[str, list[TextBlock]]:
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     return read(tmp_path / name)
 
@@ -44,8 +44,8 @@ def test_a_page_becomes_blocks_under_headings(tmp_path: Path) -> None:
     assert document(tmp_path, PAGE) == (
         "Bees & wasps",
         [
-            *(Block(text, "Honey bees") for text in bees),
-            *(Block(text, "Numbers") for text in numbers),
+            *(TextBlock(text, "Honey bees") for text in bees),
+            *(TextBlock(text, "Numbers") for text in numbers),
         ],
     )
 
@@ -53,8 +53,8 @@ def test_a_page_becomes_blocks_under_headings(tmp_path: Path) -> None:
 def test_a_table_for_the_layout_is_no_table_of_values(tmp_path: Path) -> None:
     """Its cells are read as if they were outside a table."""
     assert document(tmp_path, LAYOUT)[1] == [
-        Block("menu"),
-        *(Block(text, "Title") for text in ("", "One.", "Two.")),
+        TextBlock("menu"),
+        *(TextBlock(text, "Title") for text in ("", "One.", "Two.")),
     ]
 
 
@@ -101,7 +101,10 @@ def test_markdown_becomes_blocks_under_headings(tmp_path: Path) -> None:
     set_up = ("", "a | b", "1 | 2", "if x:\n    y()", "in HTML")
     assert document(tmp_path, NOTES, "notes.md") == (
         "Manual",
-        [*(Block(text, "Manual") for text in manual), *(Block(text, "Set-up") for text in set_up)],
+        [
+            *(TextBlock(text, "Manual") for text in manual),
+            *(TextBlock(text, "Set-up") for text in set_up),
+        ],
     )
 
 
@@ -118,7 +121,7 @@ def test_markdown_becomes_blocks_under_headings(tmp_path: Path) -> None:
 def test_front_matter_is_no_text(tmp_path: Path, front: str, title: str) -> None:
     """Front matter may contain the title."""
     found = document(tmp_path, f"{front}# Heading\n\ntext\n", "notes.md")
-    assert found == (title, [Block("", "Heading"), Block("text", "Heading")])
+    assert found == (title, [TextBlock("", "Heading"), TextBlock("text", "Heading")])
 
 
 def test_a_rule_is_no_front_matter(tmp_path: Path) -> None:
@@ -160,9 +163,9 @@ def test_a_mention_of_markup_in_markdown_loses_nothing(tmp_path: Path, mention: 
         blocks = document(tmp_path, text, "notes.md")[1]
         shown = "\n".join(f"{block.heading}\n{block.text}" for block in blocks)
         assert all(word in shown for word in ("FIRST", "SECOND", mention)), (place, shown)
-        assert blocks[-3:] == [Block(text, "Later") for text in ("THIRD bold", "x | y", "1 | 2")], (
-            place
-        )
+        assert blocks[-3:] == [
+            TextBlock(text, "Later") for text in ("THIRD bold", "x | y", "1 | 2")
+        ], place
 
 
 def test_markup_in_markdown_is_markup(tmp_path: Path) -> None:
@@ -247,8 +250,8 @@ def test_a_declared_encoding_is_that_of_the_web(
         f"<!-- <meta charset=koi8-r> --><meta charset={label}>",
     ):
         page = f"{start}<p>{text}"
-        assert document(tmp_path, page.encode(encoding))[1] == [Block(text)], start
-        assert document(tmp_path, b"\xef\xbb\xbf" + page.encode())[1] == [Block(text)], start
+        assert document(tmp_path, page.encode(encoding))[1] == [TextBlock(text)], start
+        assert document(tmp_path, b"\xef\xbb\xbf" + page.encode())[1] == [TextBlock(text)], start
 
 
 @pytest.mark.parametrize(
