@@ -23,7 +23,7 @@ class _Entry(msgspec.Struct, frozen=True):
     completion: Completion
 
 
-class Spent(msgspec.Struct):
+class PaidCalls(msgspec.Struct):
     """Number and tokens of the paid calls of a role's model."""
 
     role: RoleName
@@ -83,11 +83,11 @@ class CallCache:
         return self._keys.get(call.request_id)
 
     @property
-    def spent(self) -> list[Spent]:
+    def spent(self) -> list[PaidCalls]:
         """Paid calls by role and model."""
-        groups: dict[tuple[RoleName, str], Spent] = {}
+        groups: dict[tuple[RoleName, str], PaidCalls] = {}
         for entry in self._entries.values():
-            group = groups.setdefault((entry.role, entry.model), Spent(entry.role, entry.model))
+            group = groups.setdefault((entry.role, entry.model), PaidCalls(entry.role, entry.model))
             usage = entry.completion.usage or Usage(0, 0)
             group.calls += 1
             group.calls_without_usage += entry.completion.usage is None

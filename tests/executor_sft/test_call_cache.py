@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_sft.call_cache import CachedModel, CallCache, Spent
+from executor_sft.call_cache import CachedModel, CallCache, PaidCalls
 from router.errors import BadConfig, UpstreamUnavailable
 from router.models import Completion, Message, Prompt, Sampling, ScriptedModel, Usage
 
@@ -95,8 +95,8 @@ async def test_sums_count_each_paid_call_once(tmp_path: Path) -> None:
         await CachedModel(ScriptedModel([known], "big"), cache, "answer").complete(prompt())
     with CallCache.open(tmp_path / "calls") as cache:
         assert cache.spent == [
-            Spent("answer", "big", 1, 0, 10, 2),
-            Spent("execution", "scripted", 2, 1, 10, 2),
+            PaidCalls("answer", "big", 1, 0, 10, 2),
+            PaidCalls("execution", "scripted", 2, 1, 10, 2),
         ]
 
 
