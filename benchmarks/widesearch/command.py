@@ -23,7 +23,7 @@ from rolegate.v1.usage_pb2 import Role
 from benchmarks import harness
 from benchmarks.load import in_flight
 from benchmarks.study.report_table import ReportTable, ReportValue
-from benchmarks.widesearch.scoring import Judge, RuleSet, Scores, scores_of
+from benchmarks.widesearch.scoring import CellJudge, RuleSet, TableScores, scores_of
 from benchmarks.widesearch.tasks import (
     RESPONSE,
     Response,
@@ -47,7 +47,7 @@ _NO_TABLE = {"MALFORMED_OUTPUT", "OUT_OF_TIME", "BUDGET_EXHAUSTED"}
 """Reasons of gateway errors that count as a response without a table; a retry would be unfair."""
 PAGE = "report.md"
 PICTURE = "report.png"
-_METRICS = [name for name in Scores.__struct_fields__ if name != "why"]
+_METRICS = [name for name in TableScores.__struct_fields__ if name != "why"]
 _DRAWN = {"success": "#1b7837", "row_f1": "#b2182b", "item_f1": "#2166ac"}
 _FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {"Avg": fmean, "Max": max}
 _BAR_WIDTH = 0.27
@@ -83,7 +83,7 @@ class ScoredResponse(msgspec.Struct, frozen=True):
 
     task: Task
     run: int
-    scores: dict[RuleSet, Scores]
+    scores: dict[RuleSet, TableScores]
     tokens: dict[str, int] = {}
 
     @property
@@ -132,7 +132,7 @@ async def measure(options: Options) -> Figures:
             load_config(options.judge_of), complain, cache=out / "judgements.jsonl"
         )
     async with opened as runtime:
-        judge = Judge(runtime.judge.role if runtime and runtime.judge else None)
+        judge = CellJudge(runtime.judge.role if runtime and runtime.judge else None)
         if options.judge and judge.role is None:
             raise BadRequest(
                 f"{options.judge_of}: has no [distillation.judge]; add it, or give --no-judge."
@@ -314,7 +314,7 @@ def write_report(
     ]
     write_atomically(folder / PAGE, "\n\n".join(page).encode())
     lines: list[Sequence[object]] = [
-        ["instance_id", "language", "size", "rows", "run", "rules", *Scores.__struct_fields__]
+        ["instance_id", "language", "size", "rows", "run", "rules", *TableScores.__struct_fields__]
     ]
     for response in scored:
         task = response.task

@@ -34,7 +34,7 @@ _SHOWN = 500
 
 
 @dataclass(slots=True)
-class Judge:
+class CellJudge:
     """Asks a model about a whole column at a time. Without a role no model is asked: only cells
     with equal normal texts are the same. Methods raise `UpstreamError`.
     """
@@ -82,7 +82,7 @@ class Judge:
         return {}
 
 
-class Scores(msgspec.Struct, frozen=True):
+class TableScores(msgspec.Struct, frozen=True):
     """Scores of one response, shares of 1; official ones may be higher."""
 
     success: float = 0.0
@@ -99,9 +99,9 @@ class Scores(msgspec.Struct, frozen=True):
 async def scores_of(
     task: Task,
     response: str,
-    judge: Judge,
+    judge: CellJudge,
     rules: RuleSet,
-) -> Scores:
+) -> TableScores:
     """Score a response; an unreadable one scores zero. Under strict rules, rows with the same key
     count once, extra columns are ignored, and cells of missing columns are wrong. Raises
     `UpstreamError`.
@@ -109,16 +109,16 @@ async def scores_of(
     try:
         return await _scores_of(task, response, judge, strict=rules == "strict")
     except (TypeError, ValueError) as error:  # as in the original
-        return Scores(why=str(error) or type(error).__name__)
+        return TableScores(why=str(error) or type(error).__name__)
 
 
 async def _scores_of(
     task: Task,
     response: str,
-    judge: Judge,
+    judge: CellJudge,
     *,
     strict: bool,
-) -> Scores:
+) -> TableScores:
     """Score a response: read both tables, align columns and keys, pair rows by key, then score the
     cells of the paired rows column by column. Raises `Unreadable` and errors of the metrics.
     """
@@ -145,7 +145,7 @@ async def _scores_of(
     success = {*by_row, *by_item} == {1.0}
     if not (success or strict or _aligned_keys(task)) and [*table] == [*gold]:
         success = _equal_when_sorted(task, ours, theirs)
-    scores = Scores(float(success), *by_row, *by_item)
+    scores = TableScores(float(success), *by_row, *by_item)
     if scores.item_f1:
         return scores
     return msgspec.structs.replace(scores, why=_nothing_scored([*map(key, ours)]))
@@ -154,7 +154,7 @@ async def _scores_of(
 async def _tables(
     task: Task,
     response: str,
-    judge: Judge,
+    judge: CellJudge,
     *,
     strict: bool,
 ) -> tuple[Table, Table]:
@@ -183,7 +183,7 @@ async def _keyed_rows(
     task: Task,
     table: Table,
     gold: Table,
-    judge: Judge,
+    judge: CellJudge,
     *,
     strict: bool,
 ) -> tuple[list[Row], list[Row]]:
@@ -238,7 +238,7 @@ def _nothing_scored(ours: Sequence[Hashable]) -> str:
 async def _column(
     rule: Rule,
     cells: Sequence[tuple[str, str]],
-    judge: Judge,
+    judge: CellJudge,
     *,
     strict: bool,
 ) -> list[list[float]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.widesearch.cell_rules import Criterion, Metric, Preprocess
-from benchmarks.widesearch.scoring import Judge, RuleSet, Scores, scores_of
+from benchmarks.widesearch.scoring import CellJudge, RuleSet, TableScores, scores_of
 from benchmarks.widesearch.table_text import Table, read_csv
 from benchmarks.widesearch.tasks import Rule, Task
 
@@ -58,10 +58,10 @@ def fenced(*lines: str) -> str:
 
 
 async def scored(
-    asked: Task, response: str, rules: RuleSet = "official", judge: Judge | None = None
-) -> Scores:
+    asked: Task, response: str, rules: RuleSet = "official", judge: CellJudge | None = None
+) -> TableScores:
     """Scores of a response."""
-    return await scores_of(asked, response, judge or Judge(), rules)
+    return await scores_of(asked, response, judge or CellJudge(), rules)
 
 
 def written(folder: Path, tasks: Sequence[Task]) -> Path:

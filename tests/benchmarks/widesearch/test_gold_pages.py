@@ -23,7 +23,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from benchmarks.widesearch.scoring import Judge, RuleSet, Scores, scores_of
+from benchmarks.widesearch.scoring import CellJudge, RuleSet, TableScores, scores_of
 from benchmarks.widesearch.tasks import Rule, Task, read_tasks
 from router.models import Prompt, ScriptedModel, Usage
 from router.protocol import Passage
@@ -341,7 +341,7 @@ async def test_gold_pages(tmp_path: Path) -> None:
     }
     scores = {
         (name, one.table.id): await scores_of(
-            one.table.scored(blank=blank), one.response(line_break), Judge(), rules
+            one.table.scored(blank=blank), one.response(line_break), CellJudge(), rules
         )
         for name, (rules, line_break, blank) in ways.items()
         for one in filled
@@ -350,7 +350,7 @@ async def test_gold_pages(tmp_path: Path) -> None:
     for group, members in groups.items():
         for name in ways:
             rows.append({"tasks": group, "number": len(members), "rules": name})
-            for metric in (each for each in Scores.__struct_fields__ if each != "why"):
+            for metric in (each for each in TableScores.__struct_fields__ if each != "why"):
                 rows[-1] |= {
                     metric: 100
                     * fmean(getattr(scores[name, one.table.id], metric) for one in members)

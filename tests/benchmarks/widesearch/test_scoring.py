@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.widesearch.scoring import Judge, Scores
+from benchmarks.widesearch.scoring import CellJudge, TableScores
 from benchmarks.widesearch.table_text import Table
 from benchmarks.widesearch.tasks import Rule, Task, read_tasks
 from router.calls import Role
@@ -32,13 +32,13 @@ from tests.benchmarks.widesearch.made_tasks import (
 
 GOLD = "name,year\nAda,1815\nAlan,1912\nGrace,1906"
 HEADER = "|name|year|", "|---|---|"
-WHOLE = Scores(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+WHOLE = TableScores(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 
-def values(scores: Scores) -> tuple[float, ...]:
+def values(scores: TableScores) -> tuple[float, ...]:
     """Success, then precision, recall and F1 of rows, then of items."""
     return tuple(
-        round(getattr(scores, name), 6) for name in Scores.__struct_fields__ if name != "why"
+        round(getattr(scores, name), 6) for name in TableScores.__struct_fields__ if name != "why"
     )
 
 
@@ -178,10 +178,10 @@ async def test_dates() -> None:
     assert values(await scored(founded, days)) == pytest.approx((0, *(1 / 3,) * 3, *(4 / 6,) * 3))
 
 
-def judge(answer: Callable[[Prompt], Answer]) -> tuple[Judge, ScriptedModel]:
+def judge(answer: Callable[[Prompt], Answer]) -> tuple[CellJudge, ScriptedModel]:
     """A judge, and the model that answers for it."""
     model = ScriptedModel(answer, "judge")
-    return Judge(Role("judge", model, "overwritten", Sampling())), model
+    return CellJudge(Role("judge", model, "overwritten", Sampling())), model
 
 
 def says(found: object) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.widesearch.scoring import Judge, scores_of
+from benchmarks.widesearch.scoring import CellJudge, scores_of
 from executor_sft.dataset import ServedTokens
 from router.errors import UpstreamRefused
 from router.models import Completion, Message, Prompt, ScriptedModel, Usage
@@ -80,7 +80,7 @@ async def item_f1(world: World, run: Run) -> float:
     """By the evaluator's strict rules, in points."""
     gold = [[column.name for column in COLUMNS], *world.rows()]
     asked = task("\n".join(map(",".join, gold)), TEXT, TEXT, number(0.0))
-    scores = await scores_of(asked, to_markdown(COLUMNS, values(run)), Judge(), "strict")
+    scores = await scores_of(asked, to_markdown(COLUMNS, values(run)), CellJudge(), "strict")
     return 100 * scores.item_f1
 
 
