@@ -105,7 +105,7 @@ class Answered(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class Scores(msgspec.Struct, frozen=True):
+class ExecutorScores(msgspec.Struct, frozen=True):
     """Figures of an executor: means over all rollouts of all questions (mean@k)."""
 
     executor: str
@@ -150,7 +150,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     max_searches: int
     temperature: float | None
     """Temperature of all roles; None for the config's."""
-    rows: tuple[Scores, ...]
+    rows: tuple[ExecutorScores, ...]
     comparisons: tuple[Comparison, ...]
     """Comparison of every other executor with the first."""
 
@@ -179,12 +179,12 @@ def evaluation_of(
     )
 
 
-def _scores(executor: str, answered: Sequence[Answered]) -> Scores:
+def _scores(executor: str, answered: Sequence[Answered]) -> ExecutorScores:
     runs = list(chain.from_iterable(answer.executions for answer in answered))
     judged = any(answer.accepted is not None for answer in answered)
     right = sum(answer.exact_match for answer in answered)
     tokens = sum(answer.executor_tokens for answer in answered)
-    return Scores(
+    return ExecutorScores(
         executor,
         right / len(answered),
         mean(answer.f1 for answer in answered),
