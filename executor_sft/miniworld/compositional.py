@@ -4,7 +4,15 @@ import itertools
 import random
 from typing import Literal
 
-from executor_sft.miniworld.grammar import RELATIONS, Phrasing, Relation, Shape, Tree, shapes, size
+from executor_sft.miniworld.grammar import (
+    RELATIONS,
+    GrammarRelation,
+    Phrasing,
+    Shape,
+    Tree,
+    shapes,
+    size,
+)
 from executor_sft.miniworld.questions import Question, SubQuery
 from executor_sft.miniworld.world import Names, Side
 from router.protocol import Passage, Report
@@ -99,7 +107,7 @@ class CompositionalWorld:
                 self._fact(other, [name])
         return value
 
-    def _fact(self, relation: Relation, subjects: list[str]) -> SubQuery:
+    def _fact(self, relation: GrammarRelation, subjects: list[str]) -> SubQuery:
         """Return the sub-query for a fact, and write its passage the first time."""
         about = f"the {relation.name} of {' and '.join(subjects)}"
         if about not in self._facts:

@@ -11,7 +11,7 @@ from executor_sft.miniworld.world import Side, side_of
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class GrammarRelation:
     """A relation of one thing, or of two things of a kind."""
 
     subject: str
@@ -20,8 +20,8 @@ class Relation:
     value: str
 
 
-def _relations(table: str) -> tuple[Relation, ...]:
-    return tuple(Relation(*line.split()) for line in table.split("|"))
+def _relations(table: str) -> tuple[GrammarRelation, ...]:
+    return tuple(GrammarRelation(*line.split()) for line in table.split("|"))
 
 
 RELATIONS = {
@@ -70,7 +70,7 @@ class Tree:
     """A name, or a relation whose subjects are trees."""
 
     name: str = ""
-    relation: Relation | None = None
+    relation: GrammarRelation | None = None
     subjects: tuple["Tree", ...] = ()
 
     @property
