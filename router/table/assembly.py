@@ -53,7 +53,7 @@ class RowClaims(NamedTuple):
     """True if an executor looked for the row's cells without failing."""
 
 
-class Reading(NamedTuple):
+class ReportRows(NamedTuple):
     """Rows of one report, with the ties in its passages."""
 
     rows: tuple[RowClaims, ...]
@@ -67,7 +67,7 @@ def read_report(
     ask: Ask,
     execution: Execution,
     max_rows: int = sys.maxsize,
-) -> Reading:
+) -> ReportRows:
     """Return the rows and values in the report of an ask, each with its support.
 
     `max_rows`: max rows of a table. One row more is kept, which shows that there are more.
@@ -104,7 +104,7 @@ def read_report(
                 claims[column.name] = Claim(value, form, ask, support, citations)
         in_order = tuple(claims.get(column.name) for column in schema.columns)
         found.append(RowClaims(ask, key, in_order, looked))
-    return Reading(tuple(found), shown.ties, lost + execution.report.lost_lines)
+    return ReportRows(tuple(found), shown.ties, lost + execution.report.lost_lines)
 
 
 def names_of(schema: Schema, key: RowKey) -> list[str]:
@@ -167,7 +167,7 @@ class Assembly:
         """True if there are more rows than the table may have."""
         return len(self._order) > self._max_rows
 
-    def add(self, ask: Ask, execution: Execution) -> Reading:
+    def add(self, ask: Ask, execution: Execution) -> ReportRows:
         """Add the report of an ask, one per ask, and return its rows."""
         reading = read_report(self._schema, ask, execution, self._max_rows)
         rank = ask.rank

@@ -40,7 +40,7 @@ from router.search.delegator import with_user_turn
 from router.search.dispatch import Dispatching
 from router.search.executor import EXECUTOR, Executes
 from router.table import table_delegation
-from router.table.assembly import Assembly, Reading, Table, assemble
+from router.table.assembly import Assembly, ReportRows, Table, assemble
 from router.table.cell_value import is_mistyped, row_key
 from router.table.schema import checked_rows, checked_schema, question
 from router.table.table_text import parse_table_turn
@@ -516,7 +516,7 @@ class _Filling:
         self,
         ask: Ask,
         execution: Execution,
-        reading: Reading,
+        reading: ReportRows,
     ) -> None:
         """Note the rows that a discovery names, and repeat it if there may be more."""
         listed = self._listed.setdefault(ask.discovery, {})
