@@ -53,7 +53,7 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     """facts that no page states"""
 
 
-class Form(NamedTuple):
+class SetWords(NamedTuple):
     """Words for the sets of a kind."""
 
     link: str
@@ -65,14 +65,14 @@ class Form(NamedTuple):
     """Years to ask about in turn, to find members by their own pages."""
 
 
-FORMS: dict[Kind, Form] = {
-    "city": Form("country", "cities of {x}", "founded", (1250, 1050, 1450, 950, 1350)),
-    "book": Form("publisher", "books from {x}", "published", (1800, 1740, 1860, 1710, 1890)),
-    "film": Form("director", "films by {x}", "released", (1945, 1915, 1975, 1930, 1960)),
-    "company": Form(
+FORMS: dict[Kind, SetWords] = {
+    "city": SetWords("country", "cities of {x}", "founded", (1250, 1050, 1450, 950, 1350)),
+    "book": SetWords("publisher", "books from {x}", "published", (1800, 1740, 1860, 1710, 1890)),
+    "film": SetWords("director", "films by {x}", "released", (1945, 1915, 1975, 1930, 1960)),
+    "company": SetWords(
         "headquarters", "companies based in {x}", "set up", (1800, 1740, 1860, 1710, 1890)
     ),
-    "person": Form("birthplace", "people from {x}", "born", (1715, 1655, 1775, 1680, 1740)),
+    "person": SetWords("birthplace", "people from {x}", "born", (1715, 1655, 1775, 1680, 1740)),
 }
 _COLUMNS = {
     kind: [column for column in BY_SUBJECT[kind] if kind != "person" or "birth" in column.name]
