@@ -32,8 +32,7 @@ from executor_sft.jsonl import read_jsonl
 from executor_sft.miniworld.dialogues import report_text
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.passages import Library
-from executor_sft.miniworld.questions import Examiner, SubQuery
-from executor_sft.miniworld.questions import Question as MiniQuestion
+from executor_sft.miniworld.questions import Examiner, MiniQuestion, SubQuery
 from executor_sft.miniworld.relations import BY_SUBJECT
 from executor_sft.miniworld.world import World
 from executor_sft.questions import Question, question_key

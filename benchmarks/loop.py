@@ -29,7 +29,7 @@ from benchmarks.harness import Check, work_folder
 from benchmarks.load import in_flight
 from benchmarks.mini_deployment import mini_deployment
 from executor_sft.miniworld.export import export, over
-from executor_sft.miniworld.questions import Question
+from executor_sft.miniworld.questions import MiniQuestion
 from executor_sft.miniworld.world import World
 from executor_sft.step import read_manifest
 from router.background import background_tasks
@@ -99,13 +99,13 @@ class QuestionRunner:
         self._concurrency = concurrency
 
     async def all(
-        self, stage: Stage, questions: Iterable[Question], *, feedback: bool
+        self, stage: Stage, questions: Iterable[MiniQuestion], *, feedback: bool
     ) -> StageScores:
         """Ask all questions of a stage and return their counts."""
         right = 0
         failed = 0
 
-        async def ask(question: Question) -> None:
+        async def ask(question: MiniQuestion) -> None:
             nonlocal right, failed
             try:
                 answer = await self._client.ask(question.text)
@@ -124,7 +124,7 @@ class QuestionRunner:
         self,
         stage: Stage,
         version: str,
-        questions: Sequence[Question],
+        questions: Sequence[MiniQuestion],
     ) -> tuple[str, StageScores]:
         """Ask until the gate has promoted or rolled back the version, or no question is left.
         Return the version's state and the counts.
@@ -194,7 +194,7 @@ async def measure(options: Options) -> Figures:
     return Figures(checks, asked, steps_s, decisions)
 
 
-def _write_questions(work: Path, options: Options) -> list[list[Question]]:
+def _write_questions(work: Path, options: Options) -> list[list[MiniQuestion]]:
     """Write the world and the held-out questions. Return the questions of the stages: held out,
     logged, and asked while the gate decides, twice.
     """

@@ -28,7 +28,7 @@ from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from benchmarks import harness
 from benchmarks.load import in_flight
 from executor_sft.miniworld.export import export, over
-from executor_sft.miniworld.questions import Question, SubQuery
+from executor_sft.miniworld.questions import MiniQuestion, SubQuery
 from executor_sft.miniworld.world import World
 from router.protocol import NO_EVIDENCE, Report, exact_match, prompts
 from router.protocol.turns import parse_answer
@@ -89,7 +89,7 @@ class Figures(msgspec.Struct, frozen=True):
 class QuestionRun:
     """Question with the results of its three ways."""
 
-    question: Question
+    question: MiniQuestion
     run: answer_pb.AnswerResponse
     rounds: tuple[tuple[str, ...], ...]
     """Sub-queries by round."""
@@ -138,7 +138,7 @@ async def measure(options: Options) -> Figures:
     return figures_of(asked)
 
 
-async def _asked(channel: grpc.aio.Channel, prompt: str, question: Question) -> QuestionRun:
+async def _asked(channel: grpc.aio.Channel, prompt: str, question: MiniQuestion) -> QuestionRun:
     """Ask a question as a whole run, with gold sub-queries, and with gold reports. `prompt`: the
     answerer's system prompt.
     """
@@ -183,7 +183,7 @@ async def _asked(channel: grpc.aio.Channel, prompt: str, question: Question) -> 
 
 
 async def _asked_run(
-    channel: grpc.aio.Channel, question: Question
+    channel: grpc.aio.Channel, question: MiniQuestion
 ) -> tuple[answer_pb.AnswerResponse, tuple[tuple[str, ...], ...]]:
     """Ask a question; return its run and the sub-queries of each round. If the run fails on
     malformed output, it has the results up to then.

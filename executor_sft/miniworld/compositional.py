@@ -13,7 +13,7 @@ from executor_sft.miniworld.grammar import (
     shapes,
     size,
 )
-from executor_sft.miniworld.questions import Question, SubQuery
+from executor_sft.miniworld.questions import MiniQuestion, SubQuery
 from executor_sft.miniworld.world import Names, Side
 from router.protocol import Passage, Report
 
@@ -51,7 +51,7 @@ class CompositionalWorld:
         """Sub-query of each passage, in the same order."""
         self._next = itertools.cycle(self.questions)
 
-    def draw(self) -> Question:
+    def draw(self) -> MiniQuestion:
         """Return the next question; the first again after the last."""
         return next(self._next)
 
@@ -63,7 +63,7 @@ class CompositionalWorld:
         steps = (0, *self._rng.sample(range(1, 7), count - 1))
         return [self.passages[(at + step) % len(self.passages)] for step in steps]
 
-    def _question(self, number: int) -> Question:
+    def _question(self, number: int) -> MiniQuestion:
         wanted = self._rng.choice(sorted(set(map(size, self._shapes))))
         text = ""
         known = self._phrasing.novel
@@ -79,7 +79,7 @@ class CompositionalWorld:
         for aside in asides:
             self._find(aside, [[]])
         identity = f"compositional-{self.side}-{self.seed}-{number:05d}"
-        return Question(identity, text, "compositional", answer, tuple(map(tuple, rounds)))
+        return MiniQuestion(identity, text, "compositional", answer, tuple(map(tuple, rounds)))
 
     def _tree(self, shape: Shape, kind: str | None = None) -> Tree:
         """Return a tree of this shape whose value is of this kind, or of any."""

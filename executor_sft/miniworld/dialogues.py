@@ -10,7 +10,7 @@ from typing import Literal
 
 from executor_sft.miniworld.compositional import CompositionalWorld
 from executor_sft.miniworld.passages import Library
-from executor_sft.miniworld.questions import Examiner, Question, SubQuery
+from executor_sft.miniworld.questions import Examiner, MiniQuestion, SubQuery
 from executor_sft.miniworld.relations import BY_NAME, BY_SUBJECT, Kind
 from executor_sft.miniworld.world import Entity, World
 from router.protocol import NO_EVIDENCE, Passage, Report, prompts
@@ -68,7 +68,7 @@ def report_text(report: Report) -> str:
     return f"{element('answer', report.answer)}{element('evidence', evidence)}"
 
 
-def answer_text(question: Question, pairs: list[tuple[SubQuery, Report]]) -> str:
+def answer_text(question: MiniQuestion, pairs: list[tuple[SubQuery, Report]]) -> str:
     """Return the answer. For a comparison, the two years with their names come first: a small model
     can neither compare silently, nor find the name of a year.
     """
@@ -147,7 +147,7 @@ class DialogueWriter:
             if two_searches or len(sub_query.searches) == 1:
                 yield self.execution(sub_query, entity, passages)
 
-    def delegation(self, question: Question, missing: int | None = None) -> Dialogue:
+    def delegation(self, question: MiniQuestion, missing: int | None = None) -> Dialogue:
         """Return a delegator's conversation: question, blocks and reports in turn, and the stop,
         which comes early if round `missing` finds nothing.
         """
@@ -165,7 +165,7 @@ class DialogueWriter:
             turns.append(DialogueTurn("user", prompts.search_results(pairs)))
         return [*turns, DialogueTurn("stop", STOP)]
 
-    def answering(self, question: Question, missing: int | None = None) -> Dialogue:
+    def answering(self, question: MiniQuestion, missing: int | None = None) -> Dialogue:
         """Return the answerer's conversation, after a run in which round `missing`, if any, found
         nothing.
         """
@@ -273,7 +273,7 @@ class DialogueWriter:
         return pages
 
 
-def _until(question: Question, missing: int | None) -> tuple[tuple[SubQuery, ...], ...]:
+def _until(question: MiniQuestion, missing: int | None) -> tuple[tuple[SubQuery, ...], ...]:
     """Return the rounds of a question, up to the one that finds nothing."""
     return question.rounds if missing is None else question.rounds[: missing + 1]
 

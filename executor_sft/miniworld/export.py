@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from executor_sft.command import Count
 from executor_sft.miniworld.passages import Library
-from executor_sft.miniworld.questions import Examiner, Question
+from executor_sft.miniworld.questions import Examiner, MiniQuestion
 from executor_sft.miniworld.relations import OCCUPATIONS, RELATIONS
 from executor_sft.miniworld.wide import Knobs, WideWorld
 from executor_sft.miniworld.world import Side, World
@@ -81,7 +81,7 @@ def export(
     folder: Path,
     questions: int,
     prefix: str = "mini",
-) -> list[Question]:
+) -> list[MiniQuestion]:
     """Write `corpus.jsonl`, `questions.jsonl` and `vocabulary.txt` into `folder`, and return the
     questions. `prefix`: of the passages' ids.
     """
@@ -129,7 +129,7 @@ def write_corpus(
     folder: Path,
     passages: Iterable[Passage],
     vocabulary: str = "",
-    questions: Iterable[Question] = (),
+    questions: Iterable[MiniQuestion] = (),
     name: str = "corpus.jsonl",
 ) -> None:
     """Write the passages to `name` in `folder`, which is created if missing, and `vocabulary.txt`

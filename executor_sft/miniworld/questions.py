@@ -43,7 +43,7 @@ class SubQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class MiniQuestion:
     """A question, and the run that answers it."""
 
     id: str
@@ -80,7 +80,7 @@ class Examiner:
             self._by_kind.setdefault(entity.kind, []).append(entity)
         self._count = 0
 
-    def draw(self) -> Question:
+    def draw(self) -> MiniQuestion:
         """Return the next question: 45 % 2-hop, 25 % 3-hop, 30 % comparison."""
         draw = self._rng.random()
         hops = 2 if draw < 0.75 else 3
@@ -129,7 +129,7 @@ class Examiner:
             relation.name,
         )
 
-    def _chain(self, hops: int) -> Question | None:
+    def _chain(self, hops: int) -> MiniQuestion | None:
         relations = self._rng.choice(_CHAINS[hops])
         start = self._rng.choice(self._by_kind[relations[0].subject])
         entities = [start]
@@ -156,7 +156,7 @@ class Examiner:
         answer = steps[-1][0].report.answer
         if answer in {entity.mention for entity in entities}:
             return None
-        return Question(
+        return MiniQuestion(
             self._next_id(),
             wording.format(x=subject),
             "2-hop" if hops == 2 else "3-hop",
@@ -164,7 +164,7 @@ class Examiner:
             tuple(steps),
         )
 
-    def _comparison(self) -> Question | None:
+    def _comparison(self) -> MiniQuestion | None:
         relation = self._rng.choice(_COMPARED)
         one, other = self._rng.sample(self._by_kind[relation.subject], 2)
         years = [self._world.facts[entity.mention, relation.name].value for entity in (one, other)]
@@ -179,7 +179,7 @@ class Examiner:
         named = tuple(_named(entity, by_alias) for entity, by_alias in both)
         answer = named[0] if (int(years[0]) < int(years[1])) == earlier else named[1]
         text = wording.format(a=named[0], b=named[1])
-        return Question(
+        return MiniQuestion(
             self._next_id(),
             text,
             "comparison",

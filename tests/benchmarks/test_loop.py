@@ -9,7 +9,7 @@ from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersion
 
 from benchmarks.loop import QuestionRunner
-from executor_sft.miniworld.questions import Question
+from executor_sft.miniworld.questions import MiniQuestion
 
 VERSION = "executor-000001"
 
@@ -45,7 +45,7 @@ class Gateway:
 
 
 QUESTIONS = [
-    cast(Question, SimpleNamespace(id=f"q{number}", text=str(number), answer=str(number)))
+    cast(MiniQuestion, SimpleNamespace(id=f"q{number}", text=str(number), answer=str(number)))
     for number in range(9)
 ]
 

@@ -12,11 +12,11 @@ from rolegate.v1.usage_pb2 import ROLE_DELEGATION, ROLE_EXECUTION, RoleUsage
 
 from benchmarks.mini import QuestionRun, figures_of
 from executor_sft.miniworld.export import export
-from executor_sft.miniworld.questions import Question
+from executor_sft.miniworld.questions import MiniQuestion
 from executor_sft.miniworld.world import World
 
 
-def asked(question: Question, chance: random.Random) -> QuestionRun:
+def asked(question: MiniQuestion, chance: random.Random) -> QuestionRun:
     """Results of a question, of which some are wrong."""
 
     def answer(right: str) -> str:

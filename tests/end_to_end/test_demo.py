@@ -23,7 +23,7 @@ from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from rolegate.v1.table_service_pb2_grpc import TableServiceStub
 
 from executor_sft.miniworld.passages import Library
-from executor_sft.miniworld.questions import Examiner, Question
+from executor_sft.miniworld.questions import Examiner, MiniQuestion
 from executor_sft.miniworld.wide import WideWorld
 from executor_sft.miniworld.world import World
 from router.protocol import exact_match
@@ -33,10 +33,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 DEMO_SEED = 7
 
 
-def _questions(count: int, *, single_search: bool) -> list[Question]:
+def _questions(count: int, *, single_search: bool) -> list[MiniQuestion]:
     world = World(DEMO_SEED, "test")
     examiner = Examiner(world, Library(world))
-    questions: list[Question] = []
+    questions: list[MiniQuestion] = []
     while len(questions) < count:
         question = examiner.draw()
         if not (single_search and question.needs_second_search):

@@ -17,7 +17,7 @@ from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
 from executor_sft.evaluate import Evaluation
 from executor_sft.miniworld.export import write_config
-from executor_sft.miniworld.questions import Question
+from executor_sft.miniworld.questions import MiniQuestion
 from executor_sft.rollout import Rollout
 from executor_sft.step import read_manifest
 from serving.config.config import Config
@@ -73,7 +73,7 @@ async def test_logged_questions_become_a_shadow(
     await versions.SetExecutorVersionTraffic(off)
 
 
-async def _ask(demo: Demo, question: Question) -> None:
+async def _ask(demo: Demo, question: MiniQuestion) -> None:
     """Ask, and tell the right answer."""
     request = answer_pb.AnswerRequest(question=question.text)
     answer = await AnswerServiceStub(demo.channel).Answer(request, timeout=120)

@@ -6,7 +6,7 @@ import pytest
 
 from executor_sft.miniworld.dialogues import RolePrompts
 from executor_sft.miniworld.passages import Library
-from executor_sft.miniworld.questions import Examiner, Question
+from executor_sft.miniworld.questions import Examiner, MiniQuestion
 from executor_sft.miniworld.world import World
 
 
@@ -21,7 +21,7 @@ def library(world: World) -> Library:
 
 
 @pytest.fixture(scope="session")
-def questions(world: World, library: Library) -> list[Question]:
+def questions(world: World, library: Library) -> list[MiniQuestion]:
     """1,000 of its questions."""
     examiner = Examiner(world, library)
     return [examiner.draw() for _ in range(1000)]

@@ -10,7 +10,7 @@ import pytest
 
 from executor_sft.miniworld.dialogues import Dialogue, DialogueTurn, DialogueWriter, RolePrompts
 from executor_sft.miniworld.passages import Library
-from executor_sft.miniworld.questions import Question, SubQuery
+from executor_sft.miniworld.questions import MiniQuestion, SubQuery
 from executor_sft.miniworld.world import World
 from router.calls import Role
 from router.ledger import Ledger
@@ -34,7 +34,7 @@ def writer(world: World, system: RolePrompts) -> DialogueWriter:
 
 @pytest.fixture
 def executions(
-    writer: DialogueWriter, world: World, questions: list[Question]
+    writer: DialogueWriter, world: World, questions: list[MiniQuestion]
 ) -> Iterator[tuple[SubQuery, Dialogue]]:
     """Sub-queries of the questions, each with its conversation."""
     anyone = world.people[0]
@@ -62,7 +62,7 @@ def passages_of(text: str) -> list[tuple[str, str]]:
 
 
 def test_the_gold_decisions_dispatch_the_gold_sub_queries(
-    writer: DialogueWriter, questions: list[Question]
+    writer: DialogueWriter, questions: list[MiniQuestion]
 ) -> None:
     """Block by block, then a stop. Each ends where the delegator's stop string ends it."""
     for question in questions:
@@ -90,7 +90,7 @@ def test_the_gold_turns_of_an_executor_search_and_report(
 
 
 def test_the_gold_answer_is_read_as_the_questions_answer(
-    writer: DialogueWriter, questions: list[Question]
+    writer: DialogueWriter, questions: list[MiniQuestion]
 ) -> None:
     """The answer to a comparison follows a trace: each year with its name, the word, and the chosen
     one. Other answers have no trace.
@@ -114,7 +114,7 @@ def test_the_gold_answer_is_read_as_the_questions_answer(
 
 @pytest.mark.parametrize("number", [0, -1], ids=["the first round", "the last round"])
 def test_a_round_that_found_nothing_ends_the_search_and_the_answer_says_so(
-    writer: DialogueWriter, questions: list[Question], number: int
+    writer: DialogueWriter, questions: list[MiniQuestion], number: int
 ) -> None:
     """The delegator stops at it, and the answerer, who sees the reports up to it, does not
     guess.
@@ -134,7 +134,7 @@ def test_a_round_that_found_nothing_ends_the_search_and_the_answer_says_so(
 
 
 def test_delegator_and_answerer_see_the_question_and_the_reports(
-    writer: DialogueWriter, questions: list[Question], system: RolePrompts
+    writer: DialogueWriter, questions: list[MiniQuestion], system: RolePrompts
 ) -> None:
     """Nothing else: no passage, no search of an executor, no evidence beyond the gold report's; and
     the answerer in one turn, in order of dispatch, nothing of the delegator's turns.

@@ -7,7 +7,7 @@ import pytest
 from executor_sft.__main__ import main
 from executor_sft.miniworld.export import export, vocabulary_of
 from executor_sft.miniworld.passages import Library
-from executor_sft.miniworld.questions import Examiner, Question
+from executor_sft.miniworld.questions import Examiner, MiniQuestion
 from executor_sft.miniworld.world import World
 from router.protocol import Vocabulary
 from serving.config.file import load_config, preset
@@ -27,7 +27,7 @@ def asked_of(world: World, count: int) -> list[str]:
 
 
 def test_every_question_of_a_world_is_inside_its_scope(
-    scope_of_world: Vocabulary, questions: list[Question]
+    scope_of_world: Vocabulary, questions: list[MiniQuestion]
 ) -> None:
     """With its gold sub-queries, which are in the same language."""
     texts = [
@@ -80,7 +80,7 @@ def test_an_exported_world_is_the_world(tmp_path: Path) -> None:
     """Corpus, questions and scope come back from their files as they were."""
     world = World(12, "test")
     asked = export(world, tmp_path, 50)
-    written = msgspec.json.Decoder(Question).decode_lines(
+    written = msgspec.json.Decoder(MiniQuestion).decode_lines(
         (tmp_path / "questions.jsonl").read_bytes()
     )
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from executor_sft.miniworld.passages import Library
-from executor_sft.miniworld.questions import Question, SubQuery
+from executor_sft.miniworld.questions import MiniQuestion, SubQuery
 from executor_sft.miniworld.relations import RELATIONS, Relation
 from executor_sft.miniworld.world import Entity, World
 
@@ -38,7 +38,7 @@ def gold(meanings: Meanings, sub_query: SubQuery) -> str:
     return told(entity.values[relation.name])
 
 
-def test_the_types_are_mixed(questions: list[Question]) -> None:
+def test_the_types_are_mixed(questions: list[MiniQuestion]) -> None:
     """45 % two hops, 25 % three, 30 % comparisons, each within 5 points; a chain is one sub-query a
     round, a comparison one round of two. Ids name the world, and hardly any text comes twice.
     """
@@ -58,7 +58,7 @@ def test_the_types_are_mixed(questions: list[Question]) -> None:
 
 
 def test_evidence_stands_word_for_word_in_the_gold_passages(
-    questions: list[Question], library: Library
+    questions: list[MiniQuestion], library: Library
 ) -> None:
     """One sentence for each search, from the passage that this search must find; the last one
     holds the answer.
@@ -73,14 +73,16 @@ def test_evidence_stands_word_for_word_in_the_gold_passages(
         assert report.answer in report.evidence[-1]
 
 
-def test_reports_answer_by_the_worlds_facts(questions: list[Question], meanings: Meanings) -> None:
+def test_reports_answer_by_the_worlds_facts(
+    questions: list[MiniQuestion], meanings: Meanings
+) -> None:
     """This holds for every wording, and for sub-queries that use another name."""
     for sub_query in (sub_query for question in questions for sub_query in question.sub_queries):
         assert sub_query.report.answer == gold(meanings, sub_query)
         assert sub_query.relation == meanings[sub_query.text][1].name
 
 
-def test_a_chain_follows_the_facts(questions: list[Question], meanings: Meanings) -> None:
+def test_a_chain_follows_the_facts(questions: list[MiniQuestion], meanings: Meanings) -> None:
     """Each hop asks about the entity that the one before found; the last one's answer is the
     question's.
     """
@@ -93,7 +95,7 @@ def test_a_chain_follows_the_facts(questions: list[Question], meanings: Meanings
             assert question.earlier is None
 
 
-def test_a_chain_gives_no_hop_away(questions: list[Question], meanings: Meanings) -> None:
+def test_a_chain_gives_no_hop_away(questions: list[MiniQuestion], meanings: Meanings) -> None:
     """Its text names the first entity and neither those in between nor the answer."""
     for question in questions:
         if question.type != "comparison":
@@ -103,7 +105,7 @@ def test_a_chain_gives_no_hop_away(questions: list[Question], meanings: Meanings
                 assert not re.search(rf"\b{re.escape(sub_query.report.answer)}\b", question.text)
 
 
-def test_comparisons_are_right(questions: list[Question], meanings: Meanings) -> None:
+def test_comparisons_are_right(questions: list[MiniQuestion], meanings: Meanings) -> None:
     """Both are asked the same thing, their years differ, and the answer is the one that the wording
     asks for, under the name that the question uses.
     """
@@ -132,7 +134,7 @@ def name_in(text: str, entity: Entity) -> str:
 
 
 def test_a_second_name_is_used_in_the_first_hop_only(
-    questions: list[Question], meanings: Meanings
+    questions: list[MiniQuestion], meanings: Meanings
 ) -> None:
     """Later hops speak of an entity as the report before named it."""
     for question in questions:
@@ -143,7 +145,7 @@ def test_a_second_name_is_used_in_the_first_hop_only(
 
 
 def test_hardly_any_second_search_can_be_avoided(
-    questions: list[Question], library: Library, meanings: Meanings
+    questions: list[MiniQuestion], library: Library, meanings: Meanings
 ) -> None:
     """Fewer than 1 in 10 facts with a detour are on a third page as well: a marriage on the
     spouse's, a country on the page of the country whose capital it is.

@@ -11,7 +11,7 @@ import pytest
 
 from executor_sft.miniworld import relations as language
 from executor_sft.miniworld.passages import Library
-from executor_sft.miniworld.questions import Examiner, Question
+from executor_sft.miniworld.questions import Examiner, MiniQuestion
 from executor_sft.miniworld.world import Entity, Names, Side, World, side_of
 
 SIDES: tuple[Side, Side] = ("train", "test")
@@ -150,7 +150,7 @@ def test_families_hang_together(world: World) -> None:
         assert person(country, "capital").values["country"] is country
 
 
-def test_a_third_of_the_sub_queries_needs_a_second_search(questions: list[Question]) -> None:
+def test_a_third_of_the_sub_queries_needs_a_second_search(questions: list[MiniQuestion]) -> None:
     """30 to 45 % of the sub-queries, and more than half of the questions; every kind of detour
     is among them.
     """
@@ -163,7 +163,7 @@ def test_a_third_of_the_sub_queries_needs_a_second_search(questions: list[Questi
 
 
 def test_the_second_search_is_truly_needed(
-    questions: list[Question], world: World, library: Library
+    questions: list[MiniQuestion], world: World, library: Library
 ) -> None:
     """The passage of the first search does not hold the answer but names what to search for next;
     the passage of the second search holds the answer but not the name that the first search asks
