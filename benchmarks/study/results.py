@@ -22,7 +22,7 @@ _ADVICE = "remove this line; the same sweep makes it again"
 Loss = Literal["delegation", "retrieval", "reading", "answering"]
 
 
-class Attribution(msgspec.Struct, frozen=True):
+class AnswerLoss(msgspec.Struct, frozen=True):
     """Role that lost a wrong answer: the first one whose correct work would have saved it.
 
     Delegation, if the answer is right with gold sub-queries. If it is right with gold reports, the
@@ -70,7 +70,7 @@ class QuestionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Latency of the whole run, at the sweep's concurrency; None if any of its calls came from the
     call cache.
     """
-    attribution: Attribution | None
+    attribution: AnswerLoss | None
     """None for right answers, without attribution, and without a gold decomposition."""
     seed: int
     index: str | None

@@ -7,7 +7,7 @@ from itertools import chain
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.cells import SweepCell
-from benchmarks.study.results import Attribution, Loss, QuestionResult
+from benchmarks.study.results import AnswerLoss, Loss, QuestionResult
 from benchmarks.study.spending import Prices, first_calls, spent
 from executor_sft.call_cache import CallCache
 from executor_sft.rollout import check_execution, check_failures
@@ -114,7 +114,7 @@ class Asker:
         seeded: Runtime,
         executor: Executor,
         context: RunContext,
-    ) -> Attribution:
+    ) -> AnswerLoss:
         async def right(answer: str) -> bool:
             accepted = await self._accepted(question, answer, context.ledger)
             return exact_match(answer, question.answers) if accepted is None else accepted
@@ -137,7 +137,7 @@ async def attribute(
     answerer: Answerer,
     right: Callable[[str], Awaitable[bool]],
     context: RunContext,
-) -> Attribution:
+) -> AnswerLoss:
     """Find the role that lost a wrongly answered question with a gold decomposition, by replacing
     the work of one role after another by gold. Sub-queries are filled with the executor's own
     earlier answers, as a perfect delegator would do. Raises `UpstreamError` and `OutOfTime`.
@@ -160,7 +160,7 @@ async def attribute(
     lost_by: Loss = "delegation"
     if not await right(from_found):
         lost_by = lost_in_execution(question, executed) if await right(from_gold) else "answering"
-    return Attribution(lost_by, from_found, from_gold)
+    return AnswerLoss(lost_by, from_found, from_gold)
 
 
 def lost_in_execution(question: BenchmarkQuestion, executed: Sequence[Execution]) -> Loss:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.study.results import PLAN, RESULTS, Attribution, KeptPlan, QuestionResult
+from benchmarks.study.results import PLAN, RESULTS, AnswerLoss, KeptPlan, QuestionResult
 from router.trace.call import RoleTotal
 
 MODELS = {"small": 1e9, "middle": 4e9, "large": 30e9}
@@ -112,6 +112,6 @@ def _answered(backbone: str, executor: str | None, number: int, rollout: int) ->
         exact_match=right,
         f1=float(right),
         accepted=right,
-        attribution=None if right or not executor else Attribution(lost_by, "Paris", "Paris"),  # type: ignore[arg-type]
+        attribution=None if right or not executor else AnswerLoss(lost_by, "Paris", "Paris"),  # type: ignore[arg-type]
         spent=spent,
     )

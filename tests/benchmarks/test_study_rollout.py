@@ -10,7 +10,7 @@ import pytest
 from benchmarks.datasets.question import BenchmarkQuestion, SubQuestion
 from benchmarks.study.cells import cells_of
 from benchmarks.study.plan import read_plan
-from benchmarks.study.results import Attribution
+from benchmarks.study.results import AnswerLoss
 from benchmarks.study.rollout import Asker, attribute, lost_in_execution
 from executor_sft.call_cache import CallCache
 from executor_sft.runtime import open_runtime
@@ -53,7 +53,7 @@ class Page:
 
 async def attributed(
     executes: Callable[[Prompt], Answer], page: str, answerer: Callable[[Prompt], Answer]
-) -> Attribution:
+) -> AnswerLoss:
     async def right(answer: str) -> bool:
         return exact_match(answer, QUESTION.answers)
 
