@@ -32,7 +32,7 @@ from serving.engines.versions import MANIFEST, VersionManifest, base_sha256, ver
 _ADVICE = "name the evaluation.json of `rolegate sft evaluate`"
 
 
-class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
+class RunningGatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options to reach a running gateway; the key is in the environment variable
     ROLEGATE_API_KEY.
     """
@@ -48,7 +48,7 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """key of --certificate (PEM)"""
 
 
-class Options(GatewayOptions, frozen=True, kw_only=True):
+class Options(RunningGatewayOptions, frozen=True, kw_only=True):
     """Options of the command."""
 
     trained: Annotated[Path, POSITIONAL]

@@ -27,7 +27,7 @@ from serving.engines.versions import base_sha256
 from serving.terminal import complain
 
 
-class Options(publish.GatewayOptions, frozen=True, kw_only=True):
+class Options(publish.RunningGatewayOptions, frozen=True, kw_only=True):
     """Options of the command."""
 
     address: str = ADDRESS
