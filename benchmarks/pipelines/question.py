@@ -39,7 +39,7 @@ _MAX_SEARCHES = 2
 """Searches of an executor, after which it reports."""
 
 
-class Completion(msgspec.Struct):
+class PipelineCompletion(msgspec.Struct):
     """Output of a model call."""
 
     text: str
@@ -48,7 +48,7 @@ class Completion(msgspec.Struct):
     completion_tokens: int
 
 
-Call = Callable[[dict[str, Any], str], Awaitable[Completion]]
+Call = Callable[[dict[str, Any], str], Awaitable[PipelineCompletion]]
 """Makes a model call from its body and its request id."""
 Search = Callable[[str], Awaitable[Sequence[Passage]]]
 

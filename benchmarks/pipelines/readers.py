@@ -11,7 +11,7 @@ import aiohttp
 import httptools
 import msgspec
 
-from benchmarks.pipelines.question import Completion
+from benchmarks.pipelines.question import PipelineCompletion
 from router.errors import RolegateError
 from router.models.litellm_client import load_litellm
 from router.models.openai_wire import REQUEST_ID
@@ -55,7 +55,7 @@ def _chunks(events: Iterable[bytes]) -> list[_Chunk]:
     ]
 
 
-def _completion(chunks: Iterable[Any]) -> Completion:
+def _completion(chunks: Iterable[Any]) -> PipelineCompletion:
     texts = list[str]()
     usage = _Usage()
     finish_reason = None
@@ -64,7 +64,9 @@ def _completion(chunks: Iterable[Any]) -> Completion:
         for choice in chunk.choices:
             texts.append(choice.delta.content or "")
             finish_reason = choice.finish_reason or finish_reason
-    return Completion("".join(texts), finish_reason, usage.prompt_tokens, usage.completion_tokens)
+    return PipelineCompletion(
+        "".join(texts), finish_reason, usage.prompt_tokens, usage.completion_tokens
+    )
 
 
 class AiohttpCalls:
@@ -75,7 +77,7 @@ class AiohttpCalls:
         self._url = f"{base_url}/chat/completions"
         self._timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
 
-    async def __call__(self, body: dict[str, Any], name: str) -> Completion:
+    async def __call__(self, body: dict[str, Any], name: str) -> PipelineCompletion:
         """Make a call. Raises `aiohttp.ClientError`."""
         data = msgspec.json.encode(body | _STREAMED)
         chunks = list[_Chunk]()
@@ -161,7 +163,7 @@ class PushCalls:
             f"Content-Type: application/json\r\n{REQUEST_ID}: "
         )
 
-    async def __call__(self, body: dict[str, Any], name: str) -> Completion:
+    async def __call__(self, body: dict[str, Any], name: str) -> PipelineCompletion:
         """Make a call. Raises `RolegateError` and `OSError`."""
         data = msgspec.json.encode(body | _STREAMED)
         while self._idle and not self._idle[-1].reusable:
@@ -197,7 +199,7 @@ class LiteLLMCalls:
         if streamed:
             self._fixed |= {"stream": True, "stream_options": {"include_usage": True}}
 
-    async def __call__(self, body: dict[str, Any], _name: str) -> Completion:
+    async def __call__(self, body: dict[str, Any], _name: str) -> PipelineCompletion:
         """Make a call. Raises errors of LiteLLM."""
         reply = await self._litellm.acompletion(
             **body | {"model": f"openai/{body['model']}"}, **self._fixed
@@ -206,7 +208,7 @@ class LiteLLMCalls:
             return _completion([chunk async for chunk in reply])
         choice = reply.choices[0]
         usage = reply.usage
-        return Completion(
+        return PipelineCompletion(
             choice.message.content,
             choice.finish_reason,
             usage.prompt_tokens,
