@@ -35,7 +35,7 @@ def table_cost(
     first, that of other asks over their cells. `asks`: by sub-query number.
     """
     columns = {column.name: at for at, column in enumerate(table.schema.columns)}
-    homes = {key: at for at, row in enumerate(table.rows) for key in (row.key, *row.aliases)}
+    homes = {row.key: at for at, row in enumerate(table.rows)}
     first: dict[Ask, list[int]] = {}
     for at, row in enumerate(table.rows):
         if row.found_by and row.found_by[0].discovery and not row.given:

@@ -609,15 +609,13 @@ class _Filling:
                 for column, cell in zip(self._schema.columns, row.cells, strict=True)
                 if not column.key and cell.state != "given"
             ]
-            for key in (row.key, *row.aliases):
-                if key not in self._filled:
-                    self._filled.add(key)
-                    self._ask(key, wanted)
+            if row.key not in self._filled:
+                self._filled.add(row.key)
+                self._ask(row.key, wanted)
 
     async def _settle(self) -> None:
-        """Queue asks for cells in conflict.
-
-        This waits until all reports are in, as reports under another key may have joined a row.
+        """Queue asks for cells in conflict. This waits until all reports are in, as they may decide
+        between the values.
         """
         table = await in_worker(self._assembly.table)
         for row in table.rows:

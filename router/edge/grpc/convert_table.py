@@ -150,7 +150,6 @@ def _row_to_proto(
         None,
         row_id=row_id(row.key),
         cells=converted,
-        merged_row_ids=map(row_id, row.aliases),
         **_cost(spent),
     )
     if message.ByteSize() > _MAX_ROW_BYTES:
