@@ -139,8 +139,8 @@ class SearchConfig(Section, frozen=True):
 
 
 class ReportCacheConfig(Section, frozen=True):
-    """One executor run for all who ask the same sub-query; where decoding is random, with a
-    temperature and without a seed, none is shared.
+    """Finished reports for runs that ask the same sub-query again; where decoding is random, with a
+    temperature and without a seed, none is kept.
     """
 
     enabled: bool = True

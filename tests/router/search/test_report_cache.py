@@ -1,6 +1,4 @@
-"""One executor run for all who ask the same; who waits pays nothing, and nobody loses by
-another one's end.
-"""
+"""A finished report serves all who ask the same after it."""
 
 import asyncio
 from dataclasses import replace
@@ -95,31 +93,24 @@ async def held(
     return task
 
 
-async def waiting(executor: ReportCache, *contexts: RunContext) -> list[asyncio.Task[Execution]]:
-    """Runs that wait for another one."""
-    tasks = [asyncio.ensure_future(executor.run(SUB_QUERY, 3, context)) for context in contexts]
-    for _ in range(3):
-        await asyncio.sleep(0)
-    return tasks
-
-
-async def test_one_run_for_all_who_ask_at_the_same_time() -> None:
-    """The others get its report and its trace, which name it; they make no call."""
+async def test_runs_at_the_same_time() -> None:
+    """Work on their own; those that come later get the report, its trace and its events."""
     model = HeldModel(ScriptedModel(finds))
     executor = shared(model)
     events = list[Event]()
-    leader = asking("run-1")
-    contexts = [asking("run-2", events=events), asking("run-3")]
-    first = await held(model, executor, leader)
-    others = await waiting(executor, *contexts)
+    first = await held(model, executor, leader := asking("run-1"))
+    second = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-2")))
     model.let.set()
     own = await ended(first)
     assert (own.outcome, own.shared_from, len(leader.ledger.calls)) == ("reported", (), 2)
-    for other in others:
-        assert await ended(other) == msgspec.structs.replace(own, shared_from=("run-1",))
-    assert [context.ledger.calls for context in contexts] == [(), ()]
+    assert (await ended(second)).shared_from == ()
+    third = asking("run-3", events=events)
+    found = await executor.run(SUB_QUERY, 3, third)
+    assert found == msgspec.structs.replace(own, shared_from=found.shared_from)
+    assert found.shared_from in [("run-1",), ("run-2",)]
+    assert third.ledger.calls == ()
     assert events == [SearchDone(3, SUB_QUERY, ("Heat",))]
-    assert (executor.counts.worked, executor.counts.shared, executor.counts.kept) == (1, 2, 0)
+    assert (executor.counts.worked, executor.counts.kept) == (2, 1)
 
 
 def test_a_report_is_kept_for_a_while() -> None:
@@ -133,7 +124,7 @@ def test_a_report_is_kept_for_a_while() -> None:
         assert (again.sub_query, again.shared_from) == ("  who directed\n heat", ("run-1",))
         await clock.advance(0.1)
         assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ()
-        assert (executor.counts.worked, executor.counts.shared, executor.counts.kept) == (2, 0, 1)
+        assert (executor.counts.worked, executor.counts.kept) == (2, 1)
 
     with_clock(main)
 
@@ -157,17 +148,12 @@ async def test_another_index_has_reports_of_its_own() -> None:
 
 
 async def test_where_the_index_is_not_known_nothing_is_kept() -> None:
-    """Runs at the same time share all the same."""
+    """As its passages may have changed."""
     index = Indexed()
-    model = HeldModel(ScriptedModel(finds))
     index.name = None
-    executor = shared(model, index=index)
-    first = await held(model, executor, asking("run-1"))
-    (second,) = await waiting(executor, asking("run-2"))
-    model.let.set()
-    await ended(first)
-    assert (await ended(second)).shared_from == ("run-1",)
-    assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ()
+    executor = shared(ScriptedModel(finds), index=index)
+    for run_id in ("run-1", "run-2"):
+        assert (await executor.run(SUB_QUERY, 0, asking(run_id))).shared_from == ()
 
 
 async def test_versions_do_not_share() -> None:
@@ -200,17 +186,6 @@ async def test_tenants_share_only_if_they_may(
     assert (other.outcome, other.shared_from) == ("reported", source)
 
 
-async def test_tenants_do_not_wait_for_each_other() -> None:
-    """Another tenant's run that is under way delays nothing."""
-    model = HeldModel(ScriptedModel(finds))
-    executor = shared(model)
-    first = await held(model, executor, asking("run-1"))
-    model.called.clear()
-    second = await held(model, executor, asking("run-2", "other"))
-    model.let.set()
-    assert [(await ended(task)).shared_from for task in (first, second)] == [(), ()]
-
-
 async def test_whoever_shares_with_nobody() -> None:
     """Gets no report of another run's, and gives none."""
     executor = shared(ScriptedModel(finds))
@@ -221,106 +196,19 @@ async def test_whoever_shares_with_nobody() -> None:
     assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ("run-1",)
 
 
-async def test_a_leader_that_leaves_hands_over() -> None:
-    """The next run that waits works on the sub-query, and the others share its report."""
-    model = HeldModel(ScriptedModel(finds), free=1)
-    executor = shared(model)
-    leader = asking("run-1")
-    next_leader = asking("run-2")
-    waiting_on = asking("run-3")
-    first = await held(model, executor, leader)
-    second, third = await waiting(executor, next_leader, waiting_on)
-    first.cancel()
-    model.let.set()
-    execution = await ended(second)
-    assert (execution.outcome, execution.shared_from) == ("reported", ())
-    assert (await ended(third)).shared_from == ("run-2",)
-    await leader.ledger.close(1.0)
-    assert [call.outcome for call in leader.ledger.calls] == ["completed", "cancelled"]
-    assert [call.outcome for call in next_leader.ledger.calls] == ["completed", "completed"]
-    assert waiting_on.ledger.calls == ()
-
-
-@pytest.mark.parametrize("cut", ["time", "budget"])
-def test_one_run_s_terms_are_not_another_s(cut: str) -> None:
-    """Where the leader's time or budget runs out, one that waits goes on."""
-
-    async def main(clock: Clock) -> None:
-        model = HeldModel(ScriptedModel(finds), free=0 if cut == "time" else 1)
-        executor = shared(model)
-        leader = asking("run-1", time_s=5.0) if cut == "time" else asking("run-1", tokens=80)
-        first = asyncio.ensure_future(executor.run(SUB_QUERY, 0, leader))
-        second = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-2")))
-        await clock.advance(6.0)
-        model.let.set()
-        await clock.settle()
-        assert (await first).outcome == ("timed_out" if cut == "time" else "budget_exhausted")
-        assert (await second).outcome == "reported"
-
-    with_clock(main)
-
-
-def test_who_waits_keeps_its_own_deadline() -> None:
-    """It ends in time, without a report; the leader goes on."""
-
-    async def main(clock: Clock) -> None:
-        model = HeldModel(ScriptedModel(finds))
-        executor = shared(model)
-        first = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-1")))
-        second = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-2", time_s=5.0)))
-        await clock.advance(5.0)
-        assert second.done()
-        assert (await second).outcome == "timed_out"
-        model.let.set()
-        assert (await first).outcome == "reported"
-
-    with_clock(main)
-
-
-async def test_who_waits_may_leave() -> None:
-    """Neither the leader nor the others notice."""
-    model = HeldModel(ScriptedModel(finds))
-    executor = shared(model)
-    first = await held(model, executor, asking("run-1"))
-    second, third = await waiting(executor, asking("run-2"), asking("run-3"))
-    second.cancel()
-    model.let.set()
-    assert (await ended(first)).outcome == (await ended(third)).outcome == "reported"
-
-
-async def test_failures_are_not_shared() -> None:
-    """Those who waited for one work alone, and nothing of it is kept."""
-    broken = UpstreamUnavailable("gone", endpoint="e")
+async def test_failures_are_not_kept() -> None:
+    """The next run works on its own."""
     said: list[Answer] = [
-        broken,
+        UpstreamUnavailable("gone", endpoint="e"),
         f"<search>{SUB_QUERY}</search>",
         report("Mann", "Heat is a film by Michael Mann."),
     ]
-    model = HeldModel(ScriptedModel(said))
-    executor = shared(model)
+    executor = shared(ScriptedModel(said))
+    assert (await executor.run(SUB_QUERY, 0, asking("run-1"))).outcome == "model_failed"
     context = asking("run-2")
-    model.let.set()
-    first = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-1")))
-    second = None
-    (second,) = await waiting(executor, context)
-    assert (await ended(first)).outcome == "model_failed"
-    taken = await ended(second)
-    assert (taken.outcome, taken.shared_from, len(context.ledger.calls)) == ("reported", (), 2)
+    second = await executor.run(SUB_QUERY, 0, context)
+    assert (second.outcome, second.shared_from, len(context.ledger.calls)) == ("reported", (), 2)
     assert executor.counts.worked == 2
-
-
-async def test_nothing_is_left_behind() -> None:
-    """After all have ended, and after all have left."""
-    model = HeldModel(ScriptedModel(finds))
-    executor = shared(model, keep_s=0.0)
-    first = await held(model, executor, asking("run-1"))
-    (second,) = await waiting(executor, asking("run-2"))
-    second.cancel()
-    first.cancel()
-    await asyncio.wait([first, second])
-    model.let.set()
-    assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ()
-    assert (await executor.run(SUB_QUERY, 0, asking("run-4"))).shared_from == ()
 
 
 class Tenants(Kept):
