@@ -211,19 +211,6 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
     )
 
 
-def evidence_curve(
-    pairs: Sequence[Pair],
-    rule: GateRule,
-    stage: Stage,
-    points: int,
-) -> list[tuple[int, tuple[GateEvidence, ...]]]:
-    """Return the evidence after so many of the pairs, at up to `points` evenly spread numbers of
-    pairs; the last one has all.
-    """
-    ends = sorted({round(len(pairs) * number / points) for number in range(points + 1)})
-    return [(end, figures_of(pairs[:end], rule, stage).evidence) for end in ends]
-
-
 def balanced(pairs: Sequence[Pair]) -> list[Pair]:
     """Return equal numbers of pairs served by the candidate and by the active version, the first of
     each.

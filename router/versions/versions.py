@@ -18,7 +18,6 @@ from router.trace.identity import DEFAULT_TENANT
 from router.versions.book import (
     DecidedBy,
     ExecutorVersion,
-    GateEvidence,
     Traffic,
     TrialFigures,
     VersionBook,
@@ -30,7 +29,6 @@ from router.versions.gate import (
     GateRule,
     GateVerdict,
     decide,
-    evidence_curve,
     figures_of,
     on_held_out,
 )
@@ -134,8 +132,6 @@ class VersionDraft:
 _log = structlog.get_logger("versions")
 _NAME = re.compile(r"executor-[0-9]{6,}")
 _ATTEMPTS = 5
-_POINTS = 40
-"""Max points of a curve, as each sums over all trials before it."""
 MAX_DECISIONS = 1000
 """Max decisions read in one call."""
 _NO_HELD_OUT = (
@@ -181,7 +177,7 @@ class Versions:
         """
         self._book = book
         self._load = load
-        self.gate = gate
+        self._gate = gate
         self._canary_share = canary_share
         self._noted: tuple[str, float, TrialFigures] | None = None
         self._on_change = on_change
@@ -203,16 +199,7 @@ class Versions:
         if version.state not in ("shadow", "canary"):
             return None
         pairs = await self._book.pairs(version.version, version.state, version.state_at)
-        return await asyncio.to_thread(figures_of, pairs, self.gate, version.state)
-
-    async def curve(self, version: ExecutorVersion) -> list[tuple[int, tuple[GateEvidence, ...]]]:
-        """Return the evidence after so many trials, for a version on trial; empty for other
-        versions.
-        """
-        if version.state not in ("shadow", "canary") or self.gate is None:
-            return []
-        pairs = await self._book.pairs(version.version, version.state, version.state_at)
-        return await asyncio.to_thread(evidence_curve, pairs, self.gate, version.state, _POINTS)
+        return await asyncio.to_thread(figures_of, pairs, self._gate, version.state)
 
     async def decisions(
         self, version: str | None = None, after: int = 0
@@ -307,7 +294,7 @@ class Versions:
         versions = await self._book.versions()
         traffic = traffic_of(versions)
         if (
-            self.gate is None
+            self._gate is None
             or traffic is None
             or traffic.candidate is None
             or traffic.stage is None
@@ -315,12 +302,12 @@ class Versions:
             return
         candidate = next(version for version in versions if version.version == traffic.candidate)
         pairs = await self._book.pairs(candidate.version, traffic.stage, candidate.state_at)
-        verdict, figures, reason = await asyncio.to_thread(decide, pairs, self.gate, traffic.stage)
+        verdict, figures, reason = await asyncio.to_thread(decide, pairs, self._gate, traffic.stage)
         trial = candidate.version, traffic.active, candidate.state_at
         passed = verdict == "promote" and traffic.stage == "canary"
         if passed:
-            over = len(pairs) >= self.gate.max_trials
-            verdict, held_out_reason = self._examined(self.gate, trial, figures, over=over)
+            over = len(pairs) >= self._gate.max_trials
+            verdict, held_out_reason = self._examined(self._gate, trial, figures, over=over)
             reason = f"{reason} {held_out_reason}"
 
         draft = VersionDraft(versions, "gate", figures)

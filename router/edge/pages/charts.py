@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 
 import msgspec
 
@@ -20,7 +19,7 @@ SERIES = 6
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Label of an axis, bar, or horizontal line; `size` is a bar's height."""
+    """Label of an axis, or bar; `size` is a bar's height."""
 
     x: float
     y: float
@@ -30,7 +29,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """Chart with axes, and bars or lines."""
+    """Chart with axes and bars."""
 
     ticks: list[Mark]
     """Labels of the y axis."""
@@ -39,10 +38,6 @@ class Chart(msgspec.Struct, frozen=True):
     series: list[str]
     bars: list[Mark] = []
     bar_width: float = 0.0
-    lines: list[str] = []
-    """Points of a polyline for each series."""
-    bound: Mark | None = None
-    """Threshold."""
 
 
 def bars(
@@ -84,30 +79,3 @@ def bars(
     ]
     labels = [label for label in labels if label.x < WIDTH - _LABEL]
     return Chart(ticks, labels, names, marks, round(max(0.5, step - min(2, step / 5)), 2))
-
-
-_LEAST = 1e-2
-_MOST = 1e4
-
-
-def lines(points: Mapping[str, Sequence[tuple[int, float]]], bound: float) -> Chart:
-    """Return a line chart, logarithmic from 0.01 to 10,000. `bound`: a threshold."""
-
-    def height(value: float) -> float:
-        share = math.log(min(_MOST, max(_LEAST, value)) / _LEAST) / math.log(_MOST / _LEAST)
-        return round(TOP + _INNER * (1 - share), 2)
-
-    def place(at: int) -> float:
-        return round(LEFT + (WIDTH - LEFT - 40) * at / last, 2)
-
-    last = max((at for at, _ in chain.from_iterable(points.values())), default=0) or 1
-    return Chart(
-        [Mark(LEFT, height(10.0**power), f"{10.0**power:g}") for power in range(-2, 5, 2)],
-        [Mark(LEFT, HEIGHT - 8, "0"), Mark(WIDTH - 40, HEIGHT - 8, f"{last:,}")],
-        list(points),
-        lines=[
-            " ".join(f"{place(at)},{height(value)}" for at, value in line)
-            for line in points.values()
-        ],
-        bound=Mark(LEFT, height(bound), f"{bound:.3g}"),
-    )

@@ -21,7 +21,6 @@ from router.versions.gate import (
     GateVerdict,
     balanced,
     decide,
-    evidence_curve,
     figures_of,
     on_held_out,
     within_share,
@@ -150,22 +149,6 @@ def test_a_worse_version_is_not_promoted(measure: str, differing: float) -> None
         )
     wrong = np.any(paths(gains) >= 1 / RULE.error, axis=1)
     assert wrong.mean() <= RULE.error
-
-
-@pytest.mark.parametrize("size", [0, 1, 7, 300])
-def test_the_curve_of_evidence(size: int) -> None:
-    """Begins with none, goes up by pairs, and ends with the evidence that the gate decides by."""
-    luck = np.random.default_rng(0)
-    pairs = alternating(
-        [pair(bool(luck.random() < 0.8), bool(luck.random() < 0.6)) for _ in range(size)]
-    )
-    for stage in ("shadow", "canary"):
-        curve = evidence_curve(pairs, RULE, stage, 20)
-        assert [at for at, _ in curve] == sorted({at for at, _ in curve})
-        assert len(curve) <= 21
-        assert (curve[0][0], curve[-1][0]) == (0, size)
-        assert {each.in_favour for each in curve[0][1]} == {1.0}
-        assert curve[-1][1] == figures_of(pairs, RULE, stage).evidence
 
 
 def test_the_tests_have_power() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.edge.pages.charts import HEIGHT, LEFT, SERIES, TOP, WIDTH, bars, lines
+from router.edge.pages.charts import HEIGHT, LEFT, SERIES, TOP, WIDTH, bars
 from router.edge.pages.formats import count, moment, money, seconds
 from router.models import Usage
 from tests.router.edge.pages.world import browsing, pages
@@ -40,20 +40,6 @@ def test_bars(values: dict[str, dict[str, int]]) -> None:
     for x in {bar.x for bar in chart.bars}:
         stacked = sorted((bar.y, bar.y + bar.size) for bar in chart.bars if bar.x == x)
         assert all(after[0] - before[1] > -0.1 for before, after in itertools.pairwise(stacked))
-
-
-def test_lines() -> None:
-    """Ten times as much is as far above, wherever; beyond the scale they are cut."""
-    chart = lines({"a": [(0, 1.0), (5, 10.0), (10, 100.0)], "b": [(10, 1e300), (10, 0.0)]}, 10.0)
-    (one, ten, hundred), (most, least) = (
-        [tuple(map(float, point.split(","))) for point in line.split(" ")] for line in chart.lines
-    )
-    assert one[1] - ten[1] == pytest.approx(ten[1] - hundred[1], abs=0.02)
-    assert one[0] == LEFT
-    assert ten[0] - one[0] == pytest.approx(hundred[0] - ten[0], abs=0.02)
-    assert (most[1], least[1]) == (TOP, HEIGHT - 24)
-    assert chart.bound is not None
-    assert chart.bound.y == ten[1]
 
 
 @pytest.mark.parametrize(
