@@ -182,17 +182,13 @@ def _failing(server: str) -> SearchRecord:
 
 
 async def test_what_tools_said_of_their_failures_is_the_operator_s_alone() -> None:
-    """Wherever in a run it stands: in a manager's work, in that of the manager before it, in
-    events, or anywhere.
-    """
-    own, worker, before = (
+    """Wherever in a run it stands: in a manager's work, in events, or anywhere."""
+    own, worker = (
         Execution("Who?", NO_EVIDENCE, "no_report", (_failing(name),), Conversation(()))
-        for name in ("own", "worker", "before")
+        for name in ("own", "worker")
     )
     work = Trajectory("", "no_search", (worker,), (1,))
-    managed = Execution(
-        "Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work, before=before
-    )
+    managed = Execution("Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work)
     result = Trajectory(
         "", "no_search", (own, managed), (2,), searches=(_failing("main"), SearchRecord("Heat", ()))
     )
@@ -230,9 +226,9 @@ async def test_what_tools_said_of_their_failures_is_the_operator_s_alone() -> No
                 traces[identity] = [one.trace_json for one in each] + [
                     one.trace_json for one in exported
                 ]
-    assert [trace.count("/etc/") for trace in traces[LOCAL]] == [4, 3, 1] * 2
+    assert [trace.count("/etc/") for trace in traces[LOCAL]] == [3, 2, 1] * 2
     assert [trace.count("/etc/") for trace in traces[ACME]] == [0] * 6
-    assert [trace.count('"error":"failed"') for trace in traces[ACME]] == [4, 3, 1] * 2
+    assert [trace.count('"error":"failed"') for trace in traces[ACME]] == [3, 2, 1] * 2
     assert "/etc/" not in str(as_seen_by(run, ACME).events)
     assert as_seen_by(run, LOCAL) is run
 
