@@ -4,7 +4,6 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.amount import NOTHING, Amount
 from router.calls import Role
 from router.ledger import Ledger
 from router.models import Message
@@ -31,31 +30,12 @@ class Answerer:
     ) -> tuple[str, Conversation]:
         """Return the answer, which may be empty, and the call behind it."""
         pairs = [(execution.sub_query, execution.report) for execution in executions]
-        messages = self._messages(question, pairs)
+        messages = self.messages(question, pairs)
         output = await self.role.ask(messages, self.stop, ledger)
         return parse_answer(output.text), Conversation(messages, (output,))
 
-    async def reserve_for_answer(
-        self,
-        question: str,
-        pairs: Sequence[tuple[str, Report]],
-        coming_tokens: int,
-        ledger: Ledger,
-        searching: Amount = NOTHING,
-    ) -> None:
-        """Set aside the worst-case cost of an answer from these pairs and `coming_tokens` more
-        tokens, plus `searching`. While the pairs hold no evidence, a short answer is assumed, which
-        leaves more for the search. Raises `BudgetExhausted` and `StoreFailed`.
-        """
-        await self.role.reserve_for_answer(
-            self._messages(question, pairs),
-            coming_tokens,
-            ledger,
-            shortest=not any(report.evidence for _, report in pairs),
-            extra=searching,
-        )
-
-    def _messages(self, question: str, pairs: Sequence[tuple[str, Report]]) -> tuple[Message, ...]:
+    def messages(self, question: str, pairs: Sequence[tuple[str, Report]]) -> tuple[Message, ...]:
+        """Return the prompt for an answer from these pairs."""
         return self.role.opening(prompts.answer_request(question, pairs))
 
 

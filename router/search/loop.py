@@ -21,6 +21,7 @@ import asyncio
 import hashlib
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -230,17 +231,21 @@ class FactorizedSearch:
         pairs = [(execution.sub_query, execution.report) for execution in trajectory.executions]
         pairs += [(sub_query, NO_EVIDENCE) for sub_query in coming]
         coming_tokens = len(coming) * self._executor.report_tokens
-
+        # While there is no evidence, assume a short answer, which leaves more for the search.
+        reserve = partial(
+            self._answerer.role.reserve_for_answer,
+            self._answerer.messages(question, pairs),
+            ledger=context.ledger,
+            shortest=not any(report.evidence for _, report in pairs),
+        )
         async with asyncio.timeout_at(context.search_deadline):
             if not trajectory.rounds and not coming:
                 # Refuse a budget that cannot hold a decision, a search, a report and an answer
                 # before anything is spent.
                 searching = await self._executor.role(context).min_cost("", turns=2)
                 searching += await self._delegator.role.min_cost(question)
-                await self._answerer.reserve_for_answer(
-                    question, pairs, 0, context.ledger, searching
-                )
-            await self._answerer.reserve_for_answer(question, pairs, coming_tokens, context.ledger)
+                await reserve(0, extra=searching)
+            await reserve(coming_tokens)
 
     async def _answer(
         self,
