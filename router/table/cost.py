@@ -1,4 +1,4 @@
-"""Cost of a table's cells and rows, which add up to the cost of all calls exactly."""
+"""Cost of a table's rows, which with the overhead is the cost of all calls exactly."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -9,17 +9,12 @@ from router.trace import Call
 from router.trace.call import sum_known
 from router.trace.table import Ask
 
-Place = tuple[int, int]
-"""Numbers of a row and a column."""
-
 
 class TableCost(NamedTuple):
     """Known tokens and money; `nano_usd` is None if no price is known."""
 
-    cells: dict[Place, Amount]
-    """Cost of the cells that were asked for."""
     rows: tuple[Amount, ...]
-    """Cost of each row, its cells included."""
+    """Cost of each row."""
     overhead: Amount
     """Cost of the delegator's calls, of discoveries that named no new row, and remainders; of a
     table that a model wrote, all calls.
@@ -32,9 +27,8 @@ def table_cost(
     calls: Iterable[Call],
 ) -> TableCost:
     """Split the cost of calls in whole numbers: that of a discovery over the rows that it names
-    first, that of other asks over their cells. `asks`: by sub-query number.
+    first; that of other asks is their row's. `asks`: by sub-query number.
     """
-    columns = {column.name: at for at, column in enumerate(table.schema.columns)}
     homes = {row.key: at for at, row in enumerate(table.rows)}
     first: dict[Ask, list[int]] = {}
     for at, row in enumerate(table.rows):
@@ -48,26 +42,16 @@ def table_cost(
         tokens = call.usage.total_tokens if call.usage else 0
         spent.setdefault(number, []).append(Amount(tokens, call.nano_usd))
 
-    cells: dict[Place, list[Amount]] = {}
     rows: list[list[Amount]] = [[] for _ in table.rows]
     overhead = spent.pop(None, [])
     for number, amounts in spent.items():
         ask = asks[number or 0]
-        places = list[Place]()
-        if ask.row in homes:
-            places = [(homes[ask.row], columns[name]) for name in ask.columns if name in columns]
-        named = [row for row, _ in places] or first.get(ask, [])
+        named = [homes[ask.row]] if ask.row in homes else first.get(ask, [])
         share, rest = _split(_sum(amounts), len(named))
-        for place in places:
-            cells.setdefault(place, []).append(share)
         for at in named:
             rows[at].append(share)
         overhead.append(rest)
-    return TableCost(
-        {place: _sum(parts) for place, parts in cells.items()},
-        tuple(map(_sum, rows)),
-        _sum(overhead),
-    )
+    return TableCost(tuple(map(_sum, rows)), _sum(overhead))
 
 
 def _split(amount: Amount, ways: int) -> tuple[Amount, Amount]:

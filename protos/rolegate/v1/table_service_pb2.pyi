@@ -158,14 +158,12 @@ class Claim(_message.Message):
     def __init__(self, value: _Optional[str] = ..., support: _Optional[_Union[Support, str]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., sub_query_index: _Optional[int] = ...) -> None: ...
 
 class Cell(_message.Message):
-    __slots__ = ("value", "state", "support", "citations", "rivals", "tokens", "cost_nano_usd", "mistyped", "contradicted")
+    __slots__ = ("value", "state", "support", "citations", "rivals", "mistyped", "contradicted")
     VALUE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_FIELD_NUMBER: _ClassVar[int]
     CITATIONS_FIELD_NUMBER: _ClassVar[int]
     RIVALS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    COST_NANO_USD_FIELD_NUMBER: _ClassVar[int]
     MISTYPED_FIELD_NUMBER: _ClassVar[int]
     CONTRADICTED_FIELD_NUMBER: _ClassVar[int]
     value: str
@@ -173,11 +171,9 @@ class Cell(_message.Message):
     support: Support
     citations: _containers.RepeatedCompositeFieldContainer[_evidence_pb2.Citation]
     rivals: _containers.RepeatedCompositeFieldContainer[Claim]
-    tokens: int
-    cost_nano_usd: int
     mistyped: bool
     contradicted: bool
-    def __init__(self, value: _Optional[str] = ..., state: _Optional[_Union[CellState, str]] = ..., support: _Optional[_Union[Support, str]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., rivals: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., tokens: _Optional[int] = ..., cost_nano_usd: _Optional[int] = ..., mistyped: _Optional[bool] = ..., contradicted: _Optional[bool] = ...) -> None: ...
+    def __init__(self, value: _Optional[str] = ..., state: _Optional[_Union[CellState, str]] = ..., support: _Optional[_Union[Support, str]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., rivals: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., mistyped: _Optional[bool] = ..., contradicted: _Optional[bool] = ...) -> None: ...
 
 class Row(_message.Message):
     __slots__ = ("row_id", "cells", "tokens", "cost_nano_usd")

@@ -1,6 +1,6 @@
 """Conversion of table requests to values, and of tables and their events to wire types."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -8,7 +8,7 @@ from rolegate.client.text import markdown_table
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import table_service_pb2 as pb
 
-from router.amount import NOTHING, Amount
+from router.amount import Amount
 from router.background import in_viewer
 from router.edge.grpc.convert import event_to_proto, row_id, to_proto, usage_to_proto
 from router.edge.grpc.convert_request import enum_field, enum_from_proto
@@ -54,7 +54,6 @@ def _column(at: int, sent: pb.Column) -> Column:
 _MAX_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 20
 """Bytes of the rows of one message, which is built and sent in one step, and of one row."""
-_COST = ("tokens", "cost_nano_usd")
 
 
 def table_event_to_proto(state: TableEvents, number: int, event: Event) -> pb.StreamTableResponse:
@@ -95,8 +94,7 @@ def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
     rows = list[pb.Row]()
     size = 0
     for at in shown:
-        cells = [cost.cells.get((at, column), NOTHING) for column in range(len(columns))]
-        row = _row_to_proto(table.rows[at], columns, numbers, cost.rows[at], cells)
+        row = _row_to_proto(table.rows[at], columns, numbers, cost.rows[at])
         line = markdown_table((), [[cell.value for cell in row.cells]])
         size += row.ByteSize() + len(line.encode())
         if rows and size > _MAX_BYTES:
@@ -135,22 +133,20 @@ def _row_to_proto(
     columns: Sequence[Column],
     numbers: Mapping[Ask, int],
     spent: Amount | None = None,
-    cells: Iterable[Amount] | None = None,
 ) -> pb.Row:
-    """Convert a row. `numbers`: sub-query numbers by ask. `spent` and `cells`: cost of the row and
-    of each cell; None while not counted.
+    """Convert a row. `numbers`: sub-query numbers by ask. `spent`: its cost; None while not
+    counted.
     """
-    amounts = [None] * len(columns) if cells is None else cells
-    converted = [
-        _cell_to_proto(cell, column, amount, numbers)
-        for cell, column, amount in zip(row.cells, columns, amounts, strict=True)
-    ]
     message = to_proto(
         pb.Row,
         None,
         row_id=row_id(row.key),
-        cells=converted,
-        **_cost(spent),
+        cells=[
+            _cell_to_proto(cell, column, numbers)
+            for cell, column in zip(row.cells, columns, strict=True)
+        ],
+        tokens=spent and spent.tokens,
+        cost_nano_usd=spent and spent.nano_usd,
     )
     if message.ByteSize() > _MAX_ROW_BYTES:
         for cell in message.cells:
@@ -160,12 +156,7 @@ def _row_to_proto(
     return message
 
 
-def _cell_to_proto(
-    cell: Cell,
-    column: Column,
-    spent: Amount | None,
-    numbers: Mapping[Ask, int],
-) -> pb.Cell:
+def _cell_to_proto(cell: Cell, column: Column, numbers: Mapping[Ask, int]) -> pb.Cell:
     own = [claim for claim in cell.claims if is_of(claim, cell.value, column)]
     rivals = [claim for claim in cell.claims if claim not in own]
     return to_proto(
@@ -176,11 +167,4 @@ def _cell_to_proto(
         rivals=[to_proto(pb.Claim, claim, sub_query_index=numbers[claim.ask]) for claim in rivals],
         contradicted=is_contradicted(cell, column),
         mistyped=cell.value != "" and is_mistyped(column, cell.value),
-        **_cost(spent),
-    )
-
-
-def _cost(spent: Amount | None) -> dict[str, int | None]:
-    return (
-        {"tokens": spent.tokens, "cost_nano_usd": spent.nano_usd} if spent else dict.fromkeys(_COST)
     )

@@ -41,10 +41,8 @@ def call(sub_query_index: int | None, tokens: int | None, nano_usd: int | None =
     )
 
 
-def test_what_cells_and_rows_cost() -> None:
-    """A discovery counts for the rows that it is the first to name, a fill for the cells that
-    it was asked for.
-    """
+def test_what_rows_cost() -> None:
+    """A discovery counts for the rows that it is the first to name, a fill for its row."""
     asks = [discovery(1), discovery(2), fill("bel", "founder", "founded"), discovery(3)]
     told = ["- Krurou\n- Bel", "- Bel\n- Tal\n- Far", "founder: Bo", "not found"]
     table = assemble(SCHEMA, [["Far", "", ""]], zip(asks, map(executed, told), strict=True))
@@ -59,9 +57,8 @@ def test_what_cells_and_rows_cost() -> None:
         call(9, 3),
     ]
     cost = table_cost(table, asks, calls)
-    assert cost.cells == {(2, 1): Amount(4, 2), (2, 2): Amount(4, 2)}
-    assert cost.rows == (Amount(0, 0), Amount(5, 4), Amount(5 + 8, 4 + 4), Amount(5, None))
-    assert cost.overhead == Amount(7 + 1 + 1 + 2 + 3, 1 + 1)
+    assert cost.rows == (Amount(0, 0), Amount(5, 4), Amount(5 + 9, 4 + 4), Amount(5, None))
+    assert cost.overhead == Amount(7 + 1 + 2 + 3, 1 + 1)
 
 
 _COUNTS = st.none() | st.integers(0, 1000)
@@ -71,7 +68,7 @@ _COUNTS = st.none() | st.integers(0, 1000)
 def test_it_adds_up(
     rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], calls: list[Call]
 ) -> None:
-    """In tokens and in money, and each row has its cells' cost in it."""
+    """In tokens and in money."""
     cost = table_cost(assemble(SCHEMA, rows, told), [ask for ask, _ in told], calls)
     parts = [*cost.rows, cost.overhead]
     assert sum(part.tokens for part in parts) == sum(
@@ -80,7 +77,3 @@ def test_it_adds_up(
     assert (sum_known([part.nano_usd for part in parts]) or 0) == (
         sum_known([call.nano_usd for call in calls]) or 0
     )
-    for at, row in enumerate(cost.rows):
-        assert row.tokens >= sum(
-            amount.tokens for (of, _), amount in cost.cells.items() if of == at
-        )
