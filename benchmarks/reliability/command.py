@@ -68,7 +68,7 @@ from router.errors import RolegateError
 from router.store import SQLAccounts, opened
 from router.store.schema import CALLS
 from router.testing.fault_proxy import FAULTS, State
-from router.testing.postgres import Server, running_postgres
+from router.testing.postgres import PostgresServer, running_postgres
 from serving.terminal import complain
 
 Part = Literal["faults", "kills", "tables", "vllm", "replica", "gateways"]
@@ -321,7 +321,7 @@ def _untouched(ended: Sequence[LoadResult], called: set[str]) -> list[float]:
 
 
 async def _gateways(
-    server: Server,
+    server: PostgresServer,
     number: int,
     folder: Path,
     store: str,
@@ -379,7 +379,7 @@ class _Shared:
         self,
         bed: TestBed,
         options: Options,
-        server: Server,
+        server: PostgresServer,
         number: int,
     ) -> None:
         self.bed = bed

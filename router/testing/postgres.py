@@ -26,7 +26,7 @@ def postgres_binaries() -> Path | None:
     return Path(on_path).resolve().parent if on_path else None
 
 
-class Server(NamedTuple):
+class PostgresServer(NamedTuple):
     """Running server."""
 
     url: str
@@ -38,7 +38,7 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def running_postgres(*, durable: bool = True) -> Iterator[Server]:
+def running_postgres(*, durable: bool = True) -> Iterator[PostgresServer]:
     """Run a server on a free port of the loopback. `durable`: fsync before a commit returns.
 
     Root starts it as `nobody`, as PostgreSQL refuses to run as root. Raises `RolegateError` if
@@ -92,7 +92,7 @@ def running_postgres(*, durable: bool = True) -> Iterator[Server]:
 
         _run((*control, "-w", "-o", options, "start"), folder)
         try:
-            yield Server(
+            yield PostgresServer(
                 f"{address}/postgres",
                 lambda mode: _run((*control, "-w", "-m", mode, "-o", options, "restart"), folder),
                 new,
