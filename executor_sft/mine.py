@@ -60,7 +60,7 @@ class Options(RolloutOptions, frozen=True, kw_only=True):
     """do not ask to confirm the cost"""
 
 
-class Counts(msgspec.Struct):
+class MinedRuns(msgspec.Struct):
     """Numbers of logged runs that were read, by what became of them."""
 
     read: int = 0
@@ -90,7 +90,7 @@ class Selection(msgspec.Struct, frozen=True):
 
     questions: list[Question]
     """Questions with the ids of their runs."""
-    counts: Counts
+    counts: MinedRuns
 
 
 async def select(
@@ -107,7 +107,7 @@ async def select(
     `evaluation`: held-out questions. `judge`: whether a judge can replace feedback. Raises
     `StoreFailed`.
     """
-    counts = Counts()
+    counts = MinedRuns()
     chosen: list[tuple[Question, tuple[Call, ...], str]] = []
     asked: set[str] = set()
     worked_on: set[frozenset[str]] = set()
@@ -175,7 +175,7 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
     return Question(run.id, run.request, right_answers(feedback), SOURCE, rejected)
 
 
-async def _ended(log: Archive, wanted: RunFilter, counts: Counts) -> AsyncIterator[Run]:
+async def _ended(log: Archive, wanted: RunFilter, counts: MinedRuns) -> AsyncIterator[Run]:
     """Yield the finished runs that can be read, and count all finished ones."""
     page = ""
     while True:

@@ -56,7 +56,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     corpus: Annotated[Path, Meta(description="write the paragraphs to this file")] | None = None
 
 
-class Counts(msgspec.Struct, frozen=True):
+class QuestionCounts(msgspec.Struct, frozen=True):
     """Number of questions of a data set after each step (TBSS, Table 8)."""
 
     dataset: str
@@ -77,7 +77,7 @@ class Overview(msgspec.Struct, frozen=True):
 
     files: dict[str, int]
     """Rows by file."""
-    counts: list[Counts]
+    counts: list[QuestionCounts]
     census: Census
     """Findings in all questions."""
     passages: dict[str, int]
@@ -129,7 +129,7 @@ def shown(figures: dict[str, Any]) -> None:
 
 def count(
     questions: Sequence[BenchmarkQuestion], drawn: set[int], left_out: set[int]
-) -> list[Counts]:
+) -> list[QuestionCounts]:
     """Count by data set and split, in the order of the questions. The sets hold positions."""
     origins = [(question.dataset, question.split) for question in questions]
     positions = set(range(len(questions)))
@@ -145,7 +145,7 @@ def count(
         )
     ]
     return [
-        Counts(*origin, *(column[origin] for column in columns))
+        QuestionCounts(*origin, *(column[origin] for column in columns))
         for origin in dict.fromkeys(origins)
     ]
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
-from executor_sft.mine import Counts, Selection, estimate, select
+from executor_sft.mine import MinedRuns, Selection, estimate, select
 from executor_sft.questions import HeldOut, Question
 from router.access import Tenant
 from router.errors import StoreFailed
@@ -80,7 +80,7 @@ async def test_what_feedback_tells(database: Database) -> None:
         Question("gold", "About gold?", ("A", "B"), "logged", ("answer of gold",)),
         Question("both", "About both?", ("A",), "logged"),
     ]
-    assert selection.counts == Counts(read=10, right_answer_unknown=8, selected=2)
+    assert selection.counts == MinedRuns(read=10, right_answer_unknown=8, selected=2)
     judged = (await selected(database, judge=True)).questions
     assert judged[1] == Question("accepted", "About accepted?", (), "logged")
     assert judged[5:7] == [
@@ -110,7 +110,7 @@ async def test_a_refusal_is_no_right_answer(
         await say(database, name, accepted=accepted, right_answer=gold)
     selection = await selected(database)
     assert selection.questions == [Question("told", "T?", ("A",), "logged")]
-    assert selection.counts == Counts(read=2, right_answer_unknown=1, selected=1)
+    assert selection.counts == MinedRuns(read=2, right_answer_unknown=1, selected=1)
 
 
 async def test_no_tenant_s_word_stands_for_too_many(database: Database) -> None:
@@ -156,7 +156,7 @@ async def test_failures_are_included(database: Database) -> None:
         await say(database, name, right_answer="right")
     selection = await selected(database)
     assert {question.id for question in selection.questions} == {"failed", "cut"}
-    assert selection.counts == Counts(read=2, selected=2)
+    assert selection.counts == MinedRuns(read=2, selected=2)
 
 
 async def test_who_is_never_read(database: Database) -> None:
@@ -176,7 +176,7 @@ async def test_who_is_never_read(database: Database) -> None:
         await say(database, name, right_answer="A")
     selection = await selected(database)
     assert [question.id for question in selection.questions] == ["open"]
-    assert selection.counts == Counts(read=2, redacted=1, selected=1)
+    assert selection.counts == MinedRuns(read=2, redacted=1, selected=1)
 
 
 async def test_duplicates_and_evaluation_questions(database: Database) -> None:
@@ -216,7 +216,7 @@ async def test_duplicates_and_evaluation_questions(database: Database) -> None:
     selection = await selected(database, held_out)
     assert [question.id for question in selection.questions] == ["new", "one", "none", "neither"]
     left_out = {"evaluation": 1, "nearly_evaluation": 1, "evaluation_sub_query": 1}
-    assert selection.counts == Counts(
+    assert selection.counts == MinedRuns(
         read=9, **left_out, same_question=1, same_sub_queries=1, selected=4
     )
     limited = await selected(database, held_out, limit=1)
@@ -231,7 +231,7 @@ async def test_more_runs_than_one_page(database: Database) -> None:
         *(asked(f"r{number:03}", f"Question {number}?", float(number)) for number in range(105)),
     )
     selection = await selected(database, judge=True)
-    assert selection.counts == Counts(read=105, selected=105)
+    assert selection.counts == MinedRuns(read=105, selected=105)
     assert [question.id for question in selection.questions] == [
         f"r{number:03}" for number in reversed(range(105))
     ]
@@ -246,7 +246,7 @@ async def test_traces_that_cannot_be_read(database: Database, strange: bytes) ->
     damage = update(RUNS).where(RUNS.c.run_id == "b").values(trace=strange)
     await database.write(lambda connection: connection.execute(damage) and None)
     selection = await selected(database, judge=True)
-    assert selection.counts == Counts(read=2, unreadable=1, selected=1)
+    assert selection.counts == MinedRuns(read=2, unreadable=1, selected=1)
     await database.write(lambda connection: connection.exec_driver_sql("DROP TABLE runs") and None)
     with pytest.raises(StoreFailed):
         await selected(database)

@@ -80,7 +80,7 @@ def test_each_step_gets_what_the_config_says(tmp_path: Path) -> None:
         mined.out / "rollouts.jsonl",
         [rollout(SubQueryRollout(sample(ONE, RIGHT), sample(ONE, RIGHT)))],
     )
-    write_json(mined.out / "selection.json", mine.Selection([], mine.Counts()))
+    write_json(mined.out / "selection.json", mine.Selection([], mine.MinedRuns()))
     step.finish({}, ["rollouts.jsonl"])
     steps = islice(retrain._steps(options, served, MINI), 3)
     too_few = (
