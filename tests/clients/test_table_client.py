@@ -45,15 +45,6 @@ def test_a_table(gateway: str) -> None:
     assert {cell.state for row in again.message.rows for cell in row.cells} == {pb.CELL_STATE_GIVEN}
 
 
-def test_pandas(gateway: str) -> None:
-    """A frame, where pandas is there."""
-    pytest.importorskip("pandas")
-    with Client(gateway) as asked:
-        frame = asked.table(QUESTION, COLUMNS, [{"city": "Tal"}]).to_pandas()
-    assert list(frame.columns) == ["city", "founder", "founded"]
-    assert frame.isna().iloc[0].tolist() == [False, True, True]
-
-
 def test_events(gateway: str) -> None:
     """As they happen, the table last, and later again."""
     with Client(gateway) as asked:

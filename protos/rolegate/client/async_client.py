@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import wraps
+from operator import attrgetter
 from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack, cast
 
 from rolegate.client import calls
@@ -165,5 +166,5 @@ class AsyncClient:
                 return call.result(await self._begin(call, Stubs(channel), rest_s))
 
     def _begin(self, call: Call[Any], stubs: Stubs, timeout_s: float | None) -> Any:
-        method = call.method(stubs)
+        method = attrgetter(call.method)(stubs)
         return method(call.request, timeout=timeout_s, metadata=self._connection.metadata)

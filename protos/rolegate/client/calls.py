@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, Generic, Unpack
 
-from rolegate.client.options import Result, enum_name
+from rolegate.client.options import Result
 from rolegate.client.requests import (
     ANSWER_S,
     SHORT_S,
@@ -18,14 +18,12 @@ from rolegate.client.requests import (
     ExportFilter,
     FeedbackFields,
     ListFilter,
+    M,
     RequestOptions,
     TableOptions,
     TriedState,
     UsageOptions,
-    filter_fields,
-    request_fields,
-    table_fields,
-    utc,
+    request,
 )
 from rolegate.client.table import Columns, Rows, Table, given_rows, parse_columns
 from rolegate.v1 import answer_service_pb2 as answer_pb
@@ -49,7 +47,6 @@ _VERDICTS = {
     True: run_pb.VERDICT_ACCEPTED,
     False: run_pb.VERDICT_REJECTED,
 }
-Q = TypeVar("Q")
 
 
 class Stubs:
@@ -68,7 +65,8 @@ class Stubs:
 class Call(Generic[Result]):
     """One call, unary or streamed."""
 
-    method: Callable[[Stubs], Any]
+    method: str
+    """Attribute of `Stubs` and its method."""
     request: Any
     result: Callable[[Any], Result] = lambda response: response
     """Maps a response to what the caller gets."""
@@ -83,9 +81,9 @@ def ask(
     """Answer a question, with citations and cost. If the connection breaks, the request is sent
     once more with the same `request_id`, which spends nothing twice.
     """
-    request = answer_pb.AnswerRequest(question=question, **request_fields(options))
-    request.request_id = request.request_id or str(uuid.uuid4())
-    return Call(lambda to: to.answers.Answer, request, timeout_s=timeout_s, repeatable=True)
+    sent = request(answer_pb.AnswerRequest, options, question=question)
+    sent.request_id = sent.request_id or str(uuid.uuid4())
+    return Call("answers.Answer", sent, timeout_s=timeout_s, repeatable=True)
 
 
 def stream(
@@ -93,8 +91,8 @@ def stream(
 ) -> Call[answer_pb.StreamAnswerResponse]:
     """Answer a question and stream its events; the last one is `done`, with the whole answer."""
     return Call(
-        lambda to: to.answers.StreamAnswer,
-        answer_pb.StreamAnswerRequest(question=question, **request_fields(options)),
+        "answers.StreamAnswer",
+        request(answer_pb.StreamAnswerRequest, options, question=question),
         timeout_s=timeout_s,
     )
 
@@ -110,11 +108,11 @@ def table(
     `rows`: known rows, each with a value for every column or with some by name; empty values are
     searched for, the others kept. Retried like `ask`.
     """
-    request = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
-    request.request_id = request.request_id or str(uuid.uuid4())
+    sent = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
+    sent.request_id = sent.request_id or str(uuid.uuid4())
     return Call(
-        lambda to: to.tables.FillTable,
-        request,
+        "tables.FillTable",
+        sent,
         lambda filled: Table(filled.table),
         timeout_s,
         repeatable=True,
@@ -129,8 +127,8 @@ def stream_table(
     **options: Unpack[TableOptions],
 ) -> Call[table_pb.StreamTableResponse]:
     """Fill a table and stream its events; the last one is `done`, whose message `Table` takes."""
-    request = _table_request(table_pb.StreamTableRequest, question, columns, rows, options)
-    return Call(lambda to: to.tables.StreamTable, request, timeout_s=timeout_s)
+    sent = _table_request(table_pb.StreamTableRequest, question, columns, rows, options)
+    return Call("tables.StreamTable", sent, timeout_s=timeout_s)
 
 
 def begin_table(
@@ -142,39 +140,35 @@ def begin_table(
     """Start a detached run that fills a table. Return its identifier, for `get_table` and
     `watch`.
     """
-    request = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
-    request.detached = True
-    return Call(lambda to: to.tables.FillTable, request, attrgetter("run_id"))
+    sent = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
+    sent.detached = True
+    return Call("tables.FillTable", sent, attrgetter("run_id"))
 
 
 def _table_request(
-    kind: Callable[..., Q],
+    kind: type[M],
     question: str,
     columns: Columns,
     rows: Rows,
     options: TableOptions,
-) -> Q:
+) -> M:
     parsed = parse_columns(columns)
-    return kind(
-        question=question,
-        columns=parsed,
-        rows=given_rows(parsed, rows),
-        **table_fields(options),
-    )
+    given = given_rows(parsed, rows)
+    return request(kind, options, question=question, columns=parsed, rows=given)
 
 
 def table_page(run_id: str, page_token: str) -> Call[table_pb.GetTableResponse]:
     """Return a page of a run's table; an empty token requests the first page."""
-    request = table_pb.GetTableRequest(run_id=run_id, page_size=_ROWS, page_token=page_token)
-    return Call(lambda to: to.tables.GetTable, request)
+    sent = table_pb.GetTableRequest(run_id=run_id, page_size=_ROWS, page_token=page_token)
+    return Call("tables.GetTable", sent)
 
 
 def search(query: str, top_k: int = 0, timeout_s: float = SHORT_S) -> Call[Sequence[Passage]]:
     """Return the nearest passages, best first. `top_k`: 0 for the server's default."""
-    request = SearchRequest(queries=[query], top_k=top_k)
+    sent = SearchRequest(queries=[query], top_k=top_k)
     return Call(
-        lambda to: to.retrieval.Search,
-        request,
+        "retrieval.Search",
+        sent,
         lambda response: response.results[0].passages,
         timeout_s,
     )
@@ -184,20 +178,15 @@ def run(run_id: str, *, trace: bool = False) -> Call[run_pb.GetRunResponse]:
     """Return a run, running or ended, with its output, usage, feedback and, if asked for, its
     trace.
     """
-    return Call(lambda to: to.runs.GetRun, run_pb.GetRunRequest(run_id=run_id, include_trace=trace))
+    return Call("runs.GetRun", run_pb.GetRunRequest(run_id=run_id, include_trace=trace))
 
 
 def page(page_token: str, wanted: ListFilter) -> Call[run_pb.ListRunsResponse]:
     """Return a page of runs, newest first; an empty token requests the first page."""
-    status: Any = enum_name(run_pb.RunStatus, "status", wanted.get("status"))
-    request = run_pb.ListRunsRequest(
-        page_size=_PAGE,
-        page_token=page_token,
-        status=status,
-        **filter_fields(wanted),
+    return Call(
+        "runs.ListRuns",
+        request(run_pb.ListRunsRequest, wanted, page_size=_PAGE, page_token=page_token),
     )
-    request.unsupported = wanted.get("unsupported", False)
-    return Call(lambda to: to.runs.ListRuns, request)
 
 
 Event = answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse
@@ -212,7 +201,7 @@ def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[E
         return response.table_event if response.HasField("table_event") else response.event
 
     return Call(
-        lambda to: to.runs.WatchRun,
+        "runs.WatchRun",
         run_pb.WatchRunRequest(run_id=run_id, after_event_number=after),
         event,
         timeout_s,
@@ -221,51 +210,33 @@ def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[E
 
 def cancel(run_id: str) -> Call[None]:
     """Cancel a run; does nothing if it has ended."""
-    return Call(
-        lambda to: to.runs.CancelRun, run_pb.CancelRunRequest(run_id=run_id), lambda _: None
-    )
+    return Call("runs.CancelRun", run_pb.CancelRunRequest(run_id=run_id), lambda _: None)
 
 
 def feedback(run_id: str, **opinion: Unpack[FeedbackFields]) -> Call[str]:
     """Submit feedback on an answer. Return the feedback's identifier."""
-    request = run_pb.SubmitFeedbackRequest(
-        run_id=run_id,
-        verdict=_VERDICTS[opinion.get("accepted")],
-        score=opinion.get("score"),
-        right_answer=opinion.get("right_answer", ""),
-        comment=opinion.get("comment", ""),
-    )
-    return Call(lambda to: to.runs.SubmitFeedback, request, attrgetter("feedback_id"))
+    verdict = _VERDICTS[opinion.pop("accepted", None)]
+    sent = request(run_pb.SubmitFeedbackRequest, opinion, run_id=run_id, verdict=verdict)
+    return Call("runs.SubmitFeedback", sent, attrgetter("feedback_id"))
 
 
 def export(
     timeout_s: float | None = None, **wanted: Unpack[ExportFilter]
 ) -> Call[run_pb.ExportRunsResponse]:
     """Stream all ended runs with their traces, oldest first."""
-    request = run_pb.ExportRunsRequest(
-        for_training=wanted.get("for_training", False), **filter_fields(wanted)
-    )
-    return Call(lambda to: to.runs.ExportRuns, request, timeout_s=timeout_s)
+    sent = request(run_pb.ExportRunsRequest, wanted)
+    return Call("runs.ExportRuns", sent, timeout_s=timeout_s)
 
 
 def usage(**sums: Unpack[UsageOptions]) -> Call[usage_pb.GetUsageResponse]:
     """Sum tokens and cost over all calls."""
-    groups: Any = [enum_name(usage_pb.UsageDimension, "by", name) for name in sums.get("by", ())]
-    bucket: Any = enum_name(usage_pb.UsageBucket, "bucket", sums.get("bucket"))
-    request = usage_pb.GetUsageRequest(
-        start_time=utc(sums.get("start")),
-        end_time=utc(sums.get("end")),
-        tenant=sums.get("tenant", ""),
-        group_by=groups,
-        bucket=bucket,
-    )
-    return Call(lambda to: to.usage.GetUsage, request)
+    return Call("usage.GetUsage", request(usage_pb.GetUsageRequest, sums))
 
 
 def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
     """Compare the ledger with the engines' own counters."""
     return Call(
-        lambda to: to.usage.ReconcileUsage,
+        "usage.ReconcileUsage",
         usage_pb.ReconcileUsageRequest(),
         attrgetter("reconciliations"),
     )
@@ -274,7 +245,7 @@ def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
 def versions() -> Call[Sequence[version_pb.ExecutorVersion]]:
     """Return the executor's versions, newest first."""
     return Call(
-        lambda to: to.versions.ListExecutorVersions,
+        "versions.ListExecutorVersions",
         version_pb.ListExecutorVersionsRequest(),
         attrgetter("versions"),
     )
@@ -282,37 +253,33 @@ def versions() -> Call[Sequence[version_pb.ExecutorVersion]]:
 
 def register_version(version: str) -> Call[version_pb.ExecutorVersion]:
     """Check a published version, load it and register it."""
-    request = version_pb.RegisterExecutorVersionRequest(version=version)
-    return Call(
-        lambda to: to.versions.RegisterExecutorVersion, request, attrgetter("version"), ANSWER_S
-    )
+    sent = version_pb.RegisterExecutorVersionRequest(version=version)
+    return Call("versions.RegisterExecutorVersion", sent, attrgetter("version"), ANSWER_S)
 
 
 def set_version_traffic(
     version: str, state: TriedState, share: float = 0.0
 ) -> Call[version_pb.ExecutorVersion]:
     """Make a version the shadow, give it a share of the runs, or take its traffic away."""
-    wanted: Any = enum_name(version_pb.ExecutorVersionState, "state", state)
-    request = version_pb.SetExecutorVersionTrafficRequest(
-        version=version, state=wanted, canary_share=share
+    sent = request(
+        version_pb.SetExecutorVersionTrafficRequest,
+        {"state": state},
+        version=version,
+        canary_share=share,
     )
-    return Call(
-        lambda to: to.versions.SetExecutorVersionTraffic, request, attrgetter("version"), ANSWER_S
-    )
+    return Call("versions.SetExecutorVersionTraffic", sent, attrgetter("version"), ANSWER_S)
 
 
 def promote_version(version: str) -> Call[version_pb.ExecutorVersion]:
     """Make a version the active one."""
-    request = version_pb.PromoteExecutorVersionRequest(version=version)
-    return Call(
-        lambda to: to.versions.PromoteExecutorVersion, request, attrgetter("version"), ANSWER_S
-    )
+    sent = version_pb.PromoteExecutorVersionRequest(version=version)
+    return Call("versions.PromoteExecutorVersion", sent, attrgetter("version"), ANSWER_S)
 
 
 def roll_back_version(version: str) -> Call[version_pb.ExecutorVersion]:
     """Take a version out of service. Return the version that is active now."""
-    request = version_pb.RollBackExecutorVersionRequest(version=version)
-    return Call(lambda to: to.versions.RollBackExecutorVersion, request, attrgetter("active"))
+    sent = version_pb.RollBackExecutorVersionRequest(version=version)
+    return Call("versions.RollBackExecutorVersion", sent, attrgetter("active"))
 
 
 def version_decisions(
@@ -321,7 +288,5 @@ def version_decisions(
     """Return the decisions on one version, or on all, after decision number `after`: oldest
     first, at most 1000.
     """
-    request = version_pb.ListExecutorVersionDecisionsRequest(version=version, after_number=after)
-    return Call(
-        lambda to: to.versions.ListExecutorVersionDecisions, request, attrgetter("decisions")
-    )
+    sent = version_pb.ListExecutorVersionDecisionsRequest(version=version, after_number=after)
+    return Call("versions.ListExecutorVersionDecisions", sent, attrgetter("decisions"))

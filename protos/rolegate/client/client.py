@@ -5,6 +5,7 @@
 import time
 from collections.abc import Callable, Iterator
 from functools import wraps
+from operator import attrgetter
 from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack, cast
 
 from rolegate.client import calls
@@ -164,5 +165,5 @@ class Client:
             return call.result(self._begin(call, Stubs(channel), rest_s))
 
     def _begin(self, call: Call[Any], stubs: Stubs, timeout_s: float | None) -> Any:
-        method = call.method(stubs)
+        method = attrgetter(call.method)(stubs)
         return method(call.request, timeout=timeout_s, metadata=self._connection.metadata)

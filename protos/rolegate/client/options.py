@@ -9,16 +9,18 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
-def enum_name(enum: Any, option: str, choice: str | None) -> str | None:
-    """Return the enum's name for the choice of an option (lower case, without the prefix);
-    None and "" stay as they are. Raises `ValueError` for an unknown choice.
+def enum_number(enum: Any, option: str, choice: str) -> int:
+    """Return the number of the choice of an option (lower case, without the prefix of the enum,
+    which is a descriptor). Raises `ValueError` for an unknown choice.
     """
-    names = {name.lower(): name for name in enum.keys()[1:]}
-    prefix = enum.keys()[0].removesuffix("UNSPECIFIED").lower()
-    if choice and f"{prefix}{choice}" not in names:
-        known = ", ".join(name.removeprefix(prefix) for name in names)
-        raise ValueError(f"{option} must be one of {known}, got {choice!r}.")
-    return choice and names[f"{prefix}{choice}"]
+    first, *others = enum.values
+    prefix = first.name.removesuffix("UNSPECIFIED")
+    numbers: dict[str, int] = {
+        value.name.removeprefix(prefix).lower(): value.number for value in others
+    }
+    if choice not in numbers:
+        raise ValueError(f"{option} must be one of {', '.join(numbers)}, got {choice!r}.")
+    return numbers[choice]
 
 
 def checked(call: Callable[P, Result]) -> Callable[P, Result]:

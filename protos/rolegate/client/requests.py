@@ -1,15 +1,16 @@
 """Options of the client's calls, and their conversion to request fields."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import isfinite
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
-from rolegate.client.options import enum_name
-from rolegate.v1.answer_service_pb2 import Topology
+from google.protobuf.message import Message
+
+from rolegate.client.options import enum_number
 from rolegate.v1.budget_pb2 import Budget
-from rolegate.v1.run_service_pb2 import RunKind
-from rolegate.v1.table_service_pb2 import TableTopology
+
+M = TypeVar("M", bound=Message)
 
 ADDRESS = "127.0.0.1:50551"
 """Default address of the gateway."""
@@ -27,6 +28,10 @@ TopologyName = Literal[
 """Search topology: the three roles, or one of the baselines."""
 TableTopologyName = Literal["wide", "wide_written", "wide_single"]
 """Search topology of a table: delegator and executors, or one of the baselines."""
+
+
+_WIRE_NAMES = {"start": "start_time", "end": "end_time", "by": "group_by"}
+"""Names of request fields that differ from the option's."""
 
 
 class SearchOptions(TypedDict, total=False):
@@ -110,52 +115,36 @@ class UsageOptions(TypedDict, total=False):
     tenant: str
 
 
-def request_fields(options: RequestOptions) -> dict[str, Any]:
-    """Return the option fields of an answer request. Raises `ValueError` for a cost that is not
-    finite.
+def request(kind: type[M], options: Mapping[str, Any], **fields: Any) -> M:
+    """Return a request with `fields` and options by name; times are converted to UTC, and one
+    without a time zone is local. Raises `ValueError` for an unknown choice and for a cost that is
+    not finite.
     """
-    topology = enum_name(Topology, "topology", options.get("topology"))
-    return {**_search_fields(options), "topology": topology}
+    limits = dict[str, Any]()
+    for option, value in options.items():
+        if value is None or value == "":
+            continue
+        if option == "max_total_tokens":
+            limits[option] = value
+            continue
+        if option == "max_cost_usd":
+            limits["max_cost_nano_usd"] = _nano_usd(value)
+            continue
+        field = kind.DESCRIPTOR.fields_by_name[_WIRE_NAMES.get(option, option)]
+        if isinstance(value, datetime):
+            fields[field.name] = value.astimezone(UTC)
+        elif field.enum_type is None:
+            fields[field.name] = value
+        elif field.is_repeated:
+            fields[field.name] = [enum_number(field.enum_type, option, name) for name in value]
+        else:
+            fields[field.name] = enum_number(field.enum_type, option, value)
+    if limits:
+        fields["budget"] = Budget(**limits)
+    return kind(**fields)
 
 
-def table_fields(options: TableOptions) -> dict[str, Any]:
-    """Return the option fields of a table request. Raises `ValueError` for a cost that is not
-    finite.
-    """
-    return {
-        **_search_fields(options),
-        "topology": enum_name(TableTopology, "topology", options.get("topology")),
-        "closed": options.get("closed", False),
-        "max_rows": options.get("max_rows", 0),
-    }
-
-
-def _search_fields(options: SearchOptions) -> dict[str, Any]:
-    tokens = options.get("max_total_tokens")
-    cost = options.get("max_cost_usd")
-    if cost is not None and not isfinite(cost):
-        raise ValueError(f"max_cost_usd must be a finite number of dollars, got {cost}.")
-    budget = Budget(
-        max_total_tokens=tokens, max_cost_nano_usd=None if cost is None else round(cost * 1e9)
-    )
-    return {
-        "request_id": options.get("request_id", ""),
-        "budget": None if tokens is None and cost is None else budget,
-        "no_cache": options.get("no_cache", False),
-        "resume_run_id": options.get("resume_run_id", ""),
-    }
-
-
-def filter_fields(wanted: Filter) -> dict[str, Any]:
-    """Return the filter fields of a request for runs."""
-    return {
-        "tenant": wanted.get("tenant", ""),
-        "kind": enum_name(RunKind, "kind", wanted.get("kind")),
-        "start_time": utc(wanted.get("start")),
-        "end_time": utc(wanted.get("end")),
-    }
-
-
-def utc(moment: datetime | None) -> datetime | None:
-    """Convert a time to UTC; without a time zone it is local."""
-    return None if moment is None else moment.astimezone(UTC)
+def _nano_usd(dollars: float) -> int:
+    if not isfinite(dollars):
+        raise ValueError(f"max_cost_usd must be a finite number of dollars, got {dollars}.")
+    return round(dollars * 1e9)

@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToJson
 
-from rolegate.client.options import enum_name
+from rolegate.client.options import enum_number
 from rolegate.client.text import csv_text, markdown_table, source_line, visible
 from rolegate.v1 import table_service_pb2 as pb
 
@@ -39,7 +39,8 @@ def _column(text: str) -> pb.Column:
     choices = [choice.strip() for choice in kind.split("|")] if "|" in kind else []
     if choices:
         kind = "choice"
-    column_type: Any = enum_name(pb.ColumnType, f"the type of column {text.strip()!r}", kind)
+    option = f"the type of column {text.strip()!r}"
+    column_type: Any = enum_number(pb.ColumnType.DESCRIPTOR, option, kind)
     return pb.Column(
         name=name.removesuffix("*").strip(),
         key=name.endswith("*"),
@@ -139,13 +140,6 @@ class Table:
             )
             rests_on = [_sources(cell) for cell in row.cells] if sources else []
             yield [*values, *rests_on, *(others.get(key, {}).get(name, "") for name in further)]
-
-    def to_pandas(self) -> Any:
-        """Return a `pandas.DataFrame` of strings, with None for missing values. Raises
-        `ImportError` without pandas.
-        """
-        rows = [[value or None for value in row] for row in self.rows]
-        return import_module("pandas").DataFrame(rows, columns=self.columns)
 
 
 def _json(table: pb.Table) -> str:
