@@ -52,7 +52,6 @@ from router.trace.values import TopologyName
 from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
 from router.versions.book import Traffic, VersionBook
 from serving.config.config import Config, RoleConfig
-from serving.config.prices import listed_price
 from serving.config.secrets import missing
 from serving.engines.engine import Log
 from serving.engines.loading import Loading
@@ -515,17 +514,14 @@ async def _listening(
     )
     pages = Site(access)
     add_runs(pages, runs.stored)
-    add_usage(
-        pages, runs.usages, accounts, lambda model: config.prices.get(model) or listed_price(model)
-    )
+    add_usage(pages, runs.usages, accounts)
     add_versions(pages, executors.versions)
-    asking = Asking(gateway, access, versions=executors.versions, executors=executors.routing)
+    asking = Asking(gateway, access)
     add_asking(pages, asking)
     folder = config.retrieval.index
     RunPages(
         pages,
         runs.stored,
-        asking,
         upstream.retriever,
         files_not_read=lambda: read_manifest(Path(folder)).files_not_read if folder else None,
     )

@@ -137,7 +137,7 @@ async def scene() -> AsyncIterator[Served]:
         stack.push_async_callback(asking.detached.drain, 0)
         add_runs(site, runs)
         add_asking(site, asking)
-        RunPages(site, runs, asking)
+        RunPages(site, runs)
         door = HTTPServer(openai_app(filling, pages=site), 0.0)
         address = await door.start("127.0.0.1:0", "http")
         stack.push_async_callback(door.drain)

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import nullcontext
 from typing import Any, Generic, Self, TypeVar
 
+from router.access import Access, caller
 from router.edge.status import logged_failure
 from router.trace import Event, Run
 from router.trace.values import OnEvent, RunStarted
@@ -62,7 +64,9 @@ class Running(Generic[Item, Result]):
 class Detached:
     """Runs that outlive their requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, access: Access | None = None) -> None:
+        """`access`: cancels runs whose key is revoked."""
+        self._access = access
         self._tasks: set[asyncio.Task[Run]] = set()
 
     async def start(self, work: Callable[[OnEvent], Coroutine[Any, Any, Run]]) -> str:
@@ -75,7 +79,11 @@ class Detached:
             if isinstance(event, RunStarted) and not begun.done():
                 begun.set_result(event.run_id)
 
-        task = asyncio.create_task(work(on_event))
+        async def admitted() -> Run:
+            with self._access.serving(caller()) if self._access else nullcontext():
+                return await work(on_event)
+
+        task = asyncio.create_task(admitted())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         either: tuple[asyncio.Future[Any], ...] = (begun, task)

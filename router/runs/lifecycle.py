@@ -57,10 +57,6 @@ class RequestOptions(msgspec.Struct, frozen=True):
     """Whether to work on every sub-query afresh: the run uses no report of another run, and shares
     none.
     """
-    executor: str = ""
-    """The required version of the executor, which must be loaded; empty to let the traffic rules
-    choose.
-    """
     resume: str = ""
     """The interrupted run to resume; empty for none. The request and the budget are then that
     run's.
@@ -192,14 +188,7 @@ class RunLifecycle:
             ):
                 self._observer.run_began()
                 live.on_event(RunStarted(start.id))
-                run = self._running(
-                    request,
-                    start,
-                    began,
-                    live,
-                    deadline,
-                    executor=options.executor,
-                )
+                run = self._running(request, start, began, live, deadline)
                 async with self._stored_at_the_end(run, ends_at):
                     yield run
             for event in run.last_events:
@@ -230,7 +219,6 @@ class RunLifecycle:
             options,
             budget=start.budget,
             no_cache=start.no_cache,
-            executor=start.conditions.get("executor", ""),
             request_id=options.request_id or start.request_id,
         )
         return msgspec.json.decode(start.content, type=type(request)), recorded
@@ -243,8 +231,6 @@ class RunLifecycle:
             for name, role in (request.settings or self._settings).items():
                 conditions[f"model or prompt of {name}"] = f"{role.model} {role.prompt_sha256}"
             conditions |= self._further_conditions()
-        if options.executor:
-            conditions["executor"] = options.executor
         return RunStart(
             id=f"run-{secrets.token_hex(8)}",
             kind=request.kind,
@@ -269,8 +255,6 @@ class RunLifecycle:
         began: Admitted,
         live: LiveRun,
         deadline: float,
-        *,
-        executor: str,
     ) -> OpenRun:
         """Return the run with its ledger and its deadlines."""
         if began.resumed:  # a repeated `request_id` resumes a run, too
@@ -290,7 +274,6 @@ class RunLifecycle:
             ledger,
             answering_share=request.answering_share,
             sharing=_sharing(start, began),
-            executor=executor,
         )
         settings = request.settings or self._settings
         return OpenRun(

@@ -56,8 +56,6 @@ class RunContext:
     reporting: Reporting = Reporting()
     manager: str = ""
     """The manager that a sub-query is for; empty where none is named."""
-    executor: str = ""
-    """The required version of the executor; empty to let the traffic rules choose."""
     wasted: list[Execution] = field(default_factory=list)
     """Executions that finished but were discarded. Other runs may use their reports, this one
     may not.
@@ -95,7 +93,6 @@ class RunContext:
         *,
         answering_share: float = ANSWERING_SHARE,
         sharing: Sharing = "nobody",
-        executor: str = "",
     ) -> "RunContext":
         """Return the context of a run that begins now and may take `time_s` seconds."""
         now = asyncio.get_running_loop().time()
@@ -105,5 +102,4 @@ class RunContext:
             now + time_s * (1 - answering_share),
             ledger,
             sharing=sharing,
-            executor=executor,
         )

@@ -104,11 +104,6 @@ class VersionRouting:
             steps_in = True
         return await self.of(versions[-1]).run(sub_query, index, context, instead=steps_in)
 
-    async def require(self, version: str) -> None:
-        """Load a version that a run requires. Raises `BadVersion` and `UpstreamError`."""
-        if version != self._configured:
-            await self._load(version)
-
     def reload(self) -> None:
         """Load the versions in use again, soon: the engine was restarted and has lost them."""
         self._on_record = None
@@ -156,8 +151,7 @@ class VersionRouting:
         return True
 
     def _traffic(self, context: RunContext) -> Traffic:
-        own = Traffic(context.executor) if context.executor else self.traffic
-        return self._kept.setdefault(context.ledger.of_run, own)
+        return self._kept.setdefault(context.ledger.of_run, self.traffic)
 
 
 def _turned_away(execution: Execution, index: int, ledger: Ledger) -> bool:

@@ -20,11 +20,6 @@ def money(nano_usd: int | None) -> str:
     return f"${dollars:.3g}" if dollars >= 1e-4 else f"${dollars:.1e}"
 
 
-def usd(dollars: float | None) -> str:
-    """Return dollars, formatted like `money`."""
-    return money(None if dollars is None else round(dollars * 1e9))
-
-
 def count(number: int | None) -> str:
     """Return a number with thousands separators."""
     return UNKNOWN if number is None else f"{number:,}"
@@ -58,7 +53,6 @@ def words(name: str | None) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "money": money,
-    "usd": usd,
     "count": count,
     "counted": counted,
     "seconds": seconds,

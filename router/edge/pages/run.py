@@ -1,30 +1,25 @@
 """The page of a run: answer, agents, feedback; live while it runs."""
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from aiohttp import ClientConnectionResetError, web
+from aiohttp import web
 from cachetools import LRUCache
-from markupsafe import escape
 from msgspec.structs import replace
-from rolegate.client.text import visible
 
 from router.background import in_viewer
-from router.edge.limits import Limits
 from router.edge.pages import timeline
-from router.edge.pages.asking import Asking
 from router.edge.pages.site import Site, field, identity, redirect
 from router.edge.pages.table import TablePages, number
 from router.edge.rendering import CitedAnswer, cited_answer, progress_line
-from router.edge.status import as_seen_by, logged_failure
-from router.errors import BadRequest, UpstreamError
+from router.edge.status import as_seen_by
+from router.errors import UpstreamError
 from router.protocol import Passage
 from router.runs import Runs
 from router.search import Retriever
-from router.trace import Event, Execution, Run, Trajectory
+from router.trace import Execution, Run, Trajectory
 from router.trace.attribution import Attribution, attribute
 from router.trace.call import UsageSums, sums_of
 from router.trace.export import outcome_of
@@ -37,20 +32,18 @@ _GOLDS = 3
 """Max right answers to search for, the most recent ones."""
 _LANES = 100
 """Max lanes on a page, which is rendered every second while the run is running."""
-_FOLLOWED = ("answer", "table")
-"""Kinds of runs with events."""
+_LINES = 50
+"""Max lines of progress on a page, the most recent ones."""
 
 
 class RunPages:
-    """Pages of a run and its agents, comparison with another run, and forms."""
+    """Pages of a run and its agents, and forms."""
 
     def __init__(
         self,
         site: Site,
         runs: Runs,
-        asking: Asking,
         retriever: Retriever | None = None,
-        limits: Limits | None = None,
         *,
         files_not_read: Callable[[], Mapping[str, int] | None] = lambda: None,
     ) -> None:
@@ -60,50 +53,47 @@ class RunPages:
         self._files_not_read = files_not_read
         self._site = site
         self._runs = runs
-        self._asking = asking
         self._retriever = retriever
-        self._reading_s = (limits or Limits()).reading_s
         self._views: LRUCache[object, dict[str, Any]] = LRUCache(4)
         site.get("/runs/{run}", partial(self._page, page="run.html", part="run_body.html"))
-        site.get("/ask/{run}", partial(self._page, page="asked.html", part="asked.html"))
-        site.get("/runs/{run}/events", self._events)
+        site.get("/ask/{run}", partial(self._page, page="asked.html", part="asked_body.html"))
         site.get("/runs/{run}/agents/{agent}", self._agent)
-        site.get("/runs/{run}/compare/{other}", self._compare)
         site.post("/runs/{run}/feedback", self._feedback)
-        site.post("/runs/{run}/again", self._again)
         site.post("/runs/{run}/cancel", self._cancel)
-        TablePages(site, self.run, asking)
+        TablePages(site, self.run)
 
-    async def run(self, request: web.Request, name: str = "run") -> Run:
+    async def run(self, request: web.Request) -> Run:
         """Return the run of a URL as the user may see it. Raises `NotFound`."""
-        stored = await self._runs.get(request.match_info[name], identity(request))
+        stored = await self._runs.get(request.match_info["run"], identity(request))
         run = await in_viewer(as_seen_by, stored, identity(request))
         if run.status == "running":
             return replace(run, duration_s=time.time() - run.started_at)
         return run
 
     async def _page(self, request: web.Request, *, page: str, part: str) -> web.Response:
-        """Render the page, or for htmx the part that changes while the run is running; a full
-        reload once it has ended.
+        """Render the page, or for htmx the part that changes while the run is running: nothing if
+        it has not changed, and a full reload once the run has ended.
         """
         run = await self.run(request)
         part_alone = "HX-Request" in request.headers
         running = run.status == "running"
+        seen = str(len(run.events))
         if part_alone and not running:
             return web.Response(status=204, headers={"HX-Refresh": "true"})
+        if part_alone and request.query.get("seen") == seen:
+            return web.Response(status=204)
         feedback = () if running else await self._runs.feedback_on(run)
         golds = right_answers(feedback)[-_GOLDS:]
         return await self._site.render(
             request,
-            part if part_alone else page,
+            "followed.html" if part_alone else page,
+            part=part,
             **await self._view(run, request),
             feedback=feedback,
             golds=golds,
             attribution=await self._attribution(run, golds) if golds else None,
             files_not_read=self._files_not_read,
-            live=running and run.kind in _FOLLOWED,
-            topologies=self._asking.topologies,
-            executors=() if running else await self._asking.versions(),
+            live=str(request.rel_url.update_query(seen=seen)) if running else "",
         )
 
     async def _attribution(self, run: Run, golds: tuple[str, ...]) -> Attribution | None:
@@ -145,40 +135,7 @@ class RunPages:
             run=run,
             lane=lane,
             evidence=[timeline.sources(citations, passages) for citations in cited],
-            turns=timeline.turns(lane.conversation, [bar.call for bar in lane.bars]),
         )
-
-    async def _compare(self, request: web.Request) -> web.Response:
-        run = await self.run(request)
-        other = await self.run(request, "other")
-        pair = [await self._view(run, request), await self._view(other, request)]
-        return await self._site.part(
-            request, "compare.html", title="Side by side", run=run, pair=pair
-        )
-
-    async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Stream server-sent events: `line`, an item of the progress list; `changed`, after each
-        event; `done`, at the end.
-        """
-        after = number(request.headers.get("Last-Event-ID", "0"))
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
-        )
-        try:
-            async for at, item in self._runs.watch(
-                request.match_info["run"], after, identity(request)
-            ):
-                if not response.prepared:
-                    await response.prepare(request)
-                async with asyncio.timeout(self._reading_s):
-                    await response.write(_server_sent(at, item).encode())
-        except Exception as error:
-            if not response.prepared or isinstance(
-                error, ClientConnectionResetError | TimeoutError
-            ):
-                raise
-            logged_failure(error)
-        return response
 
     async def _view(self, run: Run, request: web.Request) -> dict[str, Any]:
         """Return the template's values for a run, cached for users who see the same."""
@@ -194,7 +151,8 @@ class RunPages:
             len(run.events),
             len(run.calls),
             identity(request).tenant,
-            request.query_string,
+            request.query.get("lane"),
+            request.query.get("row"),
         )
 
         def view() -> dict[str, Any]:
@@ -210,17 +168,6 @@ class RunPages:
         gold, comment = (field(request, name).strip() for name in ("right_answer", "comment"))
         await self._runs.feedback(Feedback(run.id, verdict, None, gold, comment), identity(request))
         return redirect(f"/runs/{run.id}#feedback")
-
-    async def _again(self, request: web.Request) -> web.Response:
-        run = await self.run(request)
-        if run.kind != "answer" or run.redacted:
-            raise BadRequest(
-                "This run cannot be repeated: it is not an answer, or its texts are not stored."
-            )
-        other = await self._asking.again(
-            run.request, field(request, "topology"), field(request, "executor")
-        )
-        return redirect(f"/runs/{run.id}/compare/{other}")
 
     async def _cancel(self, request: web.Request) -> web.Response:
         run = await self.run(request)
@@ -249,6 +196,7 @@ def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict
         "before": max(0, first - _LANES) if first else None,
         "after": first + _LANES if first < newest else None,
         "lane_of": {lane.agent: lane for lane in lanes},
+        "lines": list(filter(None, map(progress_line, run.events[: -_LINES - 1 : -1]))),
         "ticks": timeline.ticks(run),
         "spent": UsageSums(**sums_of(run.calls)),
         "tools": tool_sums(run),
@@ -261,12 +209,3 @@ def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict
         ),
         "table": TablePages.view(run, query) if tabular else None,
     }
-
-
-def _server_sent(number: int, item: Event | Run) -> str:
-    """Return the server-sent events for an event of the run, or for its end."""
-    if isinstance(item, Run):
-        return f"id: {number}\nevent: done\ndata: {item.status}\n\n"
-    line = " ".join((progress_line(item) or "").split())
-    item_event = f"event: line\ndata: <li>{escape(visible(line))}</li>\n\n" if line else ""
-    return f"{item_event}id: {number}\nevent: changed\ndata: {number}\n\n"

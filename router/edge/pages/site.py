@@ -41,7 +41,6 @@ _ENCODING = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 16
 _MAX_BYTES = 1 << 17
 """Limits of forms, which are read before the caller has shown a key."""
-_SENT = web.RequestKey("sent", web.StreamResponse)
 _EXPIRED = "This form belongs to another session; go back, reload the page and try again."
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -63,10 +62,9 @@ class Site:
     the token under that name) or in the header `X-CSRF-Token`, which htmx sends.
     """
 
-    def __init__(self, access: Access | None = None, limits: Limits | None = None) -> None:
+    def __init__(self, access: Access | None = None) -> None:
         """`access`: None admits everybody."""
         self._access = access
-        self._limits = limits or Limits()
         self._sessions = Sessions(access)
         self._static = {
             file.name: file.read_bytes()
@@ -151,11 +149,6 @@ class Site:
         except ClientConnectionResetError:  # the client has disconnected
             raise
         except Exception as error:
-            sent: web.StreamResponse | None = request.get(_SENT)
-            if sent is not None:  # a stream has begun; abort it
-                if request.transport is not None:
-                    request.transport.abort()
-                return sent
             if isinstance(error, NoKey) and request.path != "/sign-in":
                 if "HX-Request" in request.headers:  # a fragment of an open page
                     return web.Response(status=401, headers={"HX-Refresh": "true"})
@@ -168,9 +161,8 @@ class Site:
             return response
 
     @staticmethod
-    async def protect(request: web.Request, response: web.StreamResponse) -> None:
+    async def protect(_request: web.Request, response: web.StreamResponse) -> None:
         """Set the security headers of a response before it is sent."""
-        request[_SENT] = response
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
 
@@ -206,7 +198,7 @@ class Site:
             raise web.HTTPUnsupportedMediaType(text=f"Send the form as {_ENCODING}.")
         origin = request.headers.get("Origin")
         try:
-            async with asyncio.timeout(self._limits.opening_s):
+            async with asyncio.timeout(Limits().opening_s):
                 body = await request.clone(client_max_size=_MAX_BYTES).read()
             fields = parse_qsl(
                 body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS

@@ -1,4 +1,4 @@
-"""Tables on the page of a run: cells with their sources, search for empty cells, exports."""
+"""Tables on the page of a run: cells with their sources, exports."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,17 +13,12 @@ from rolegate.client import Table
 from router.background import in_viewer
 from router.edge.grpc.convert_table import table_to_proto
 from router.edge.pages import timeline
-from router.edge.pages.asking import Asking
-from router.edge.pages.site import Site, redirect
+from router.edge.pages.site import Site
 from router.edge.run_table import is_contradicted, is_of, run_table
 from router.errors import BadRequest
-from router.table import TableRequest
 from router.trace import Run
-from router.trace.table import CellState
-from router.trace.values import TableRun
 
 _PAGE = 100
-_HOLES: tuple[CellState, ...] = ("missing", "not_found")
 _TYPES = {
     "md": "text/markdown",
     "csv": "text/csv",
@@ -33,20 +28,16 @@ _TYPES = {
 
 
 class TablePages:
-    """Pages of a cell, exports, and the form that searches for empty cells."""
+    """Pages of a cell, and exports."""
 
-    def __init__(
-        self, site: Site, run: Callable[[web.Request], Awaitable[Run]], asking: Asking
-    ) -> None:
+    def __init__(self, site: Site, run: Callable[[web.Request], Awaitable[Run]]) -> None:
         """`run`: returns the run of a URL as the user may see it."""
         self._site = site
         self._run = run
-        self._asking = asking
         self._files = LRUCache[object, bytes](2)
         self._exporting = asyncio.Lock()
         site.get("/runs/{run}/cells/{row}/{column}", self._cell)
         site.get("/runs/{run}/table.{format}", self._export)
-        site.post("/runs/{run}/holes", self._holes)
 
     @staticmethod
     def view(run: Run, query: Mapping[str, str]) -> Mapping[str, Any]:
@@ -62,7 +53,6 @@ class TablePages:
             "before": max(0, first - _PAGE) if first else None,
             "after": first + _PAGE if first + _PAGE < len(table.rows) else None,
             "known": known,
-            "holes": sum(known.cells.get(state, 0) for state in _HOLES),
         }
 
     async def _cell(self, request: web.Request) -> web.Response:
@@ -93,16 +83,6 @@ class TablePages:
             charset="utf-8",
             headers=headers,
         )
-
-    async def _holes(self, request: web.Request) -> web.Response:
-        """Start a run that searches for the empty cells and keeps the others."""
-        run = await self._run(request)
-        if not isinstance(run.result, TableRun) or run.redacted:
-            raise BadRequest("This run has no table with empty cells to search for.")
-        table = (await in_viewer(run_table, run)).table
-        rows = tuple(tuple(cell.value for cell in row.cells) for row in table.rows)
-        wanted = TableRequest(run.request, table.schema.columns, rows, True, len(rows))
-        return redirect(f"/runs/{await self._asking.fill(wanted)}")
 
 
 def _cell_of(run: Run, row_index: int, column_index: int) -> dict[str, Any]:

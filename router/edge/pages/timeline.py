@@ -1,12 +1,10 @@
-"""View of a run for its page: a lane per agent, with its calls over time and its turns."""
+"""View of a run for its page: a lane per agent, with its calls over time."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 
 import msgspec
 
-from router.models import Completion, Message
 from router.protocol import Passage
 from router.trace import Call, Conversation, Execution, Run, Trajectory
 from router.trace.call import UsageSums, sums_of
@@ -47,8 +45,6 @@ class Lane(msgspec.Struct, frozen=True):
 
     agent: AgentId
     bars: tuple[Bar, ...]
-    pauses: tuple[tuple[float, float], ...] = ()
-    """Start and width between two turns, while the agent searched or waited."""
     sub_query: str = ""
     round: int = 0
     """Round that dispatched it; 0 for none."""
@@ -78,16 +74,6 @@ class Lane(msgspec.Struct, frozen=True):
     def retries(self) -> int:
         """Number of repeated calls."""
         return sum(bar.call.purpose not in ("first", "shadow") for bar in self.bars)
-
-
-class TimelineTurn(msgspec.Struct, frozen=True):
-    """Turn of an agent: new messages of the prompt, the output, and the call."""
-
-    shown: tuple[Message, ...]
-    output: Completion | None
-    """Output; None if it was discarded."""
-    call: Call | None
-    """Call; None if another run paid for it."""
 
 
 class QuotedPassage(msgspec.Struct, frozen=True):
@@ -132,7 +118,6 @@ def lanes(run: Run) -> tuple[Lane, ...]:
                     tuple(
                         _bar(run, call, length, decisions if agent != lead else ()) for call in own
                     ),
-                    tuple(_pauses(run, own, length)),
                     sub_query,
                     dispatched.round if dispatched else 0,
                     execution,
@@ -146,36 +131,6 @@ def lanes(run: Run) -> tuple[Lane, ...]:
 def ticks(run: Run) -> tuple[float, ...]:
     """Return times along the lanes, in seconds since the start."""
     return tuple(_length(run) * part / 4 for part in range(5))
-
-
-def turns(conversation: Conversation | None, calls: Sequence[Call]) -> tuple[TimelineTurn, ...]:
-    """Return the turns of an agent with their calls, in order; turns that another run paid for come
-    first. A redacted or running run has only calls.
-    """
-    outputs = conversation.outputs if conversation else ()
-    shown: list[list[Message]] = [[]]
-    for message in conversation.messages if conversation else ():
-        if message.role == "assistant" and len(shown) <= len(outputs):
-            shown.append([])
-        else:
-            shown[-1].append(message)
-    completed = [call for call in calls if call.outcome == "completed"]
-    taken = completed[-len(outputs) :] if outputs else []
-    unpaid = len(outputs) - len(taken)
-    turns_shown = list[TimelineTurn]()
-    written = zip(shown, outputs, strict=False)
-    for _ in range(unpaid):
-        messages, output = next(written)
-        turns_shown.append(TimelineTurn(tuple(messages), output, None))
-    for call in calls:
-        if any(call is other for other in taken):
-            messages, output = next(written)
-            turns_shown.append(TimelineTurn(tuple(messages), output, call))
-        else:
-            turns_shown.append(TimelineTurn((), None, call))
-    if rest := [message for messages in shown[len(outputs) :] for message in messages]:
-        turns_shown.append(TimelineTurn(tuple(rest), None, None))
-    return tuple(turns_shown)
 
 
 def passages_of(run: Run) -> Mapping[str, Passage]:
@@ -233,11 +188,3 @@ def _bar(
         for decision in decisions
     )
     return Bar(call, round(start, 1), round(width, 1), early)
-
-
-def _pauses(run: Run, calls: Sequence[Call], length: float) -> Iterable[tuple[float, float]]:
-    for before, after in pairwise(calls):
-        start = (before.started_at + before.duration_s - run.started_at) / length * SCALE
-        width = (after.started_at - run.started_at) / length * SCALE - start
-        if before.outcome == "completed" and width > 0:
-            yield round(start, 1), round(width, 1)

@@ -1,33 +1,19 @@
-"""The usage page: tokens and cost over time, cost with other models, and quotas."""
+"""The usage page: tokens and cost over time, and quotas."""
 
-import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, get_args
 
-import msgspec
 from aiohttp import web
 
 from router.access import Accounts, Spent, Tenant
-from router.edge.pages.charts import Chart, bars
-from router.edge.pages.formats import count, money
 from router.edge.pages.runs import unix_time
 from router.edge.pages.site import Site, identity
 from router.errors import BadRequest
 from router.ledger import UsageQuery
-from router.ledger.usage import (
-    Bucket,
-    Dimension,
-    Instead,
-    UsageRow,
-    Usages,
-    dollars,
-    with_other_models,
-)
-from router.trace import Price, RoleName
-from router.trace.call import RoleTotal, added
+from router.ledger.usage import Bucket, Dimension, UsageRow, Usages
+from router.trace.call import added
 
 _HOUR_S = 3600
 _SPANS: dict[str, tuple[float, Bucket]] = {
@@ -38,7 +24,6 @@ _SPANS: dict[str, tuple[float, Bucket]] = {
 }
 """Time spans, each with its length in seconds and its bucket."""
 _LABELS: dict[Bucket, str] = {"hour": "%d %b %H:00", "day": "%d %b", "month": "%b %Y"}
-PriceOf = Callable[[str], Price | None]
 
 
 class Left(NamedTuple):
@@ -50,39 +35,18 @@ class Left(NamedTuple):
     spent: int
 
 
-def add_usage(
-    site: Site,
-    usages: Usages,
-    accounts: Accounts,
-    price_of: PriceOf,
-) -> None:
-    """Add the page. `price_of`: returns the price of a model; may block for seconds."""
+def add_usage(site: Site, usages: Usages, accounts: Accounts) -> None:
+    """Add the page."""
 
     async def usage(request: web.Request) -> web.Response:
         asked = request.query
         user = identity(request)
         query, span = _query(asked, user.tenant)
         report = await usages.usage(query)
-        whole = await usages.usage(
-            msgspec.structs.replace(query, by=("role", "model", "manager"), bucket=None)
-        )
-        booked = msgspec.convert(whole.rows, list[RoleTotal], from_attributes=True)
-        instead = {
-            role: text
-            for role in get_args(RoleName)
-            if (text := asked.get(f"instead_{role}", "").strip())
-        }
-        others = list[RoleTotal]()
-        problem = ""
-        try:
-            others = await _with(instead, booked, price_of) if instead else []
-        except BadRequest as error:  # shown on the page, which is complete otherwise
-            problem = str(error)
         tenants = [tenant for tenant in await accounts.tenants() if user.sees(tenant.name)]
         return await site.render(
             request,
             "usage.html",
-            400 if problem else 200,
             asked=asked,
             span=span,
             spans=list(_SPANS),
@@ -90,12 +54,7 @@ def add_usage(
             dimensions=get_args(Dimension),
             runs=report.runs,
             groups=_groups(report.rows, query.by[0]),
-            charts=_charts(report.rows, query),
-            booked=booked,
-            instead=instead,
-            others=others,
-            problem=problem,
-            sums=(dollars(booked), dollars(others)),
+            columns=_columns(report.rows, query),
             left=[
                 each for tenant in tenants if tenant.name for each in await _left(accounts, tenant)
             ],
@@ -122,76 +81,41 @@ def _query(asked: Any, tenant: str | None) -> tuple[UsageQuery, str]:
 
 
 def _groups(rows: tuple[UsageRow, ...], by: Dimension) -> dict[str, UsageRow]:
-    """Return the sums over the whole span by group."""
+    """Return the sums over the whole span by group, most tokens first."""
     members = defaultdict[str, list[UsageRow]](list)
     for row in rows:
-        members[getattr(row, by) or ""].append(row)
-    return {name: UsageRow(**added(each)) for name, each in sorted(members.items())}
+        members[getattr(row, by) or "none"].append(row)
+    sums = {name: UsageRow(**added(each)) for name, each in members.items()}
+    return dict(sorted(sums.items(), key=lambda group: (-group[1].prompt_tokens, group[0])))
 
 
-def _charts(rows: tuple[UsageRow, ...], query: UsageQuery) -> dict[str, Chart]:
-    """Return charts of tokens and cost over time, with the same series in the same order: most
-    tokens first.
+def _columns(
+    rows: tuple[UsageRow, ...], query: UsageQuery
+) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return tokens and billionths of a dollar by time and group, for every hour, day or month of
+    the span.
     """
     form = _LABELS[query.bucket or "hour"]
-    by = query.by[0]
-    columns = list(dict.fromkeys(time.strftime(form, time.gmtime(at)) for at in _times(query)))
-    largest_first = sorted(_groups(rows, by).items(), key=lambda group: -group[1].prompt_tokens)
-    tokens, spent = (
-        {name or "none": dict[str, int]() for name, _ in largest_first} for _ in range(2)
-    )
+    step = _HOUR_S if query.bucket == "hour" else 24 * _HOUR_S
+    first = int(query.start or 0) // step * step
+    columns: dict[str, dict[str, tuple[int, int]]] = {
+        time.strftime(form, time.gmtime(at)): {} for at in range(first, int(query.end or 0), step)
+    }
     for row in rows:
         column = time.strftime(form, time.gmtime(row.bucket_start or 0))
-        name = getattr(row, by) or "none"
-        tokens[name][column] = row.prompt_tokens + row.completion_tokens
-        spent[name][column] = row.nano_usd or 0
-    return {"Tokens": bars(tokens, columns, count), "Money": bars(spent, columns, money)}
-
-
-def _times(query: UsageQuery) -> Iterator[float]:
-    """Yield the start of every hour, or day, of the span."""
-    step = _HOUR_S if query.bucket == "hour" else 24 * _HOUR_S
-    at = (query.start or 0.0) // step * step
-    end = query.end or 0.0
-    while at < end:
-        yield at
-        at += step
-
-
-async def _with(
-    instead: dict[RoleName, str], booked: list[RoleTotal], price_of: PriceOf
-) -> list[RoleTotal]:
-    """Return the same traffic with other models. Raises `BadRequest`."""
-    try:
-        others = {role: Instead.parse(text) for role, text in instead.items()}
-    except ValueError as error:
-        raise BadRequest(f"{error}.") from None
-    prices: dict[str, Price] = {}
-    for model in {other.model for other in others.values()}:
-        if (price := await asyncio.to_thread(price_of, model)) is None:
-            raise BadRequest(
-                f"The price of {model!r} is unknown; the operator sets it in [prices]."
-            )
-        prices[model] = price
-    return with_other_models(booked, prices, others)
+        tokens = row.prompt_tokens + row.completion_tokens
+        columns[column][getattr(row, query.by[0]) or "none"] = tokens, row.nano_usd or 0
+    return columns
 
 
 async def _left(accounts: Accounts, tenant: Tenant) -> list[Left]:
     """Return the limits of a tenant, and what was spent of each."""
-    limits = {
-        (what, period): limit
-        for period in ("day", "month")
+    now = datetime.now(UTC)
+    periods = {"day": f"{now:%Y-%m-%d}", "month": f"{now:%Y-%m}"}
+    spent = {entry.period: entry for entry in await accounts.spending(tenant.name)}
+    return [
+        Left(tenant.name, f"{what} a {period}", limit, getattr(spent.get(at, Spent(at)), what))
+        for period, at in periods.items()
         for what in ("requests", "tokens", "nano_usd")
         if (limit := getattr(tenant, f"{what}_per_{period}")) is not None
-    }
-    if not limits:
-        return []
-    now = datetime.now(UTC)
-    sums = {entry.period: entry for entry in await accounts.spending(tenant.name)}
-    of = {"day": f"{now:%Y-%m-%d}", "month": f"{now:%Y-%m}"}
-    return [
-        Left(
-            tenant.name, f"{what} a {period}", limit, getattr(sums.get(of[period], Spent("")), what)
-        )
-        for (what, period), limit in limits.items()
     ]

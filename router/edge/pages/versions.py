@@ -12,14 +12,13 @@ def add_versions(site: Site, versions: Versions) -> None:
     """Add the page and its forms, for operators."""
 
     async def shown(request: web.Request) -> web.Response:
-        listed = await versions.list()
         decisions = list[VersionDecision]()
         while more := await versions.decisions(after=decisions[-1].number if decisions else 0):
             decisions += more
         return await site.render(
             request,
             "versions.html",
-            versions=listed,
+            versions=await versions.list(),
             decisions=decisions[: -_DECISIONS - 1 : -1],
         )
 

@@ -144,18 +144,6 @@ async def test_only_what_was_in_flight_is_asked_again(
     assert {call.outcome for call in interrupted.calls} <= {"completed", "interrupted"}
 
 
-async def test_the_version_that_was_chosen_goes_on(tmp_path: Path) -> None:
-    models = Models("execution")
-    asked = RequestOptions(executor="executor-000001")
-    (tmp_path / "first").mkdir()
-    left, run_id = await killed(tmp_path, models, "execution", asked)
-    async with gateway(left, Models()) as (second, _, journal):
-        unfinished = journal.unfinished(run_id)
-        assert unfinished is not None
-        assert unfinished.conditions["executor"] == asked.executor
-        assert (await second.answer("", RequestOptions(resume=run_id))).resumed_from == run_id
-
-
 @pytest.mark.postgres
 @pytest.mark.parametrize("way", WAYS)
 async def test_on_postgresql(postgres: Callable[[], str], tmp_path: Path, way: str) -> None:

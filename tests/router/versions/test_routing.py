@@ -117,21 +117,6 @@ async def test_a_run_keeps_the_version_that_it_began_with() -> None:
     assert (await worked(several, begun, 1), await worked(several, run_of("run-2"))) == (OLD, NEW)
 
 
-async def test_a_run_that_asks_for_a_version_is_worked_on_by_it() -> None:
-    """Whatever the traffic is; it has to be loaded before, and stays in use."""
-    record = Record(Traffic(OLD), lacks="executor-000009")
-    several = executors(record)
-    await several.refresh()
-    await several.require(NEW)
-    await several.require(BASE)
-    assert record.loaded == [OLD, NEW]
-    context = RunContext.lasting(60.0, lambda _event: None, Ledger("run-1"), executor=NEW)
-    assert (await worked(several, context), several.serving(context)) == (NEW, NEW)
-    assert NEW in several.in_use
-    with pytest.raises(BadVersion):
-        await several.require("executor-000009")
-
-
 async def test_an_engine_that_is_started_anew_while_its_versions_are_loaded() -> None:
     """It is given them again."""
     record = Record(Traffic(OLD))

@@ -14,7 +14,6 @@ from router.models import Completion, Message, ScriptedModel, Usage
 from router.protocol import Passage, Report
 from router.protocol.evidence import NO_EVIDENCE
 from router.runs.support import is_supported
-from router.search import Topology
 from router.testing.retriever import FixedRetriever
 from router.trace import Call, Conversation, Event, Execution, Run, Trajectory
 from router.trace.run import Feedback, RoleSetting
@@ -286,14 +285,10 @@ async def serve() -> None:
         ScriptedModel(lambda _prompt: "<answer>Tarn</answer>", "answerer-8b"),
         retriever=FixedRetriever(passages),
     )
-    single = {
-        "homogeneous": Topology(deployment.search(topology="homogeneous"), deployment.roles())
-    }
     async with shown(
         deployment,
         runs(),
         retriever=FixedRetriever(passages),
-        topologies=single,  # type: ignore[arg-type]
     ) as pages:
         for run_id in ("run-reading", "run-answering", "run-delegation", "run-executor"):
             await pages.store.add_feedback(

@@ -3,14 +3,12 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 
 from router.access import Access, new_key
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.edge.limits import Limits
 from router.edge.pages import Site
 from router.edge.pages.asking import Asking, add_asking
 from router.edge.pages.run import RunPages
@@ -18,9 +16,8 @@ from router.edge.pages.runs import add_runs
 from router.ledger import RunStart
 from router.runs import RunLifecycle, Runs
 from router.runs.live import LiveRuns
-from router.search import Retriever, Topology
+from router.search import Retriever
 from router.trace import Run
-from router.trace.values import TopologyName
 from tests.router.accounts import KeptAccounts
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.pages.world import ASKS
@@ -48,14 +45,9 @@ async def shown(
     *,
     tenants: Sequence[str] = (),
     retriever: Retriever | None = None,
-    topologies: Mapping[TopologyName, Topology] = {},
-    limits: Limits | None = None,
     files_not_read: Mapping[str, int] | None = None,
-    **versions: Any,
 ) -> AsyncIterator[Shown]:
-    """Pages that show `runs`; with `tenants`, for those who have a key. `versions`: those of
-    `Asking`.
-    """
+    """Pages that show `runs`; with `tenants`, for those who have a key."""
     made = {
         tenant: new_key(tenant or None, ASKS if tenant else frozenset(("ask", "operate")))
         for tenant in tenants
@@ -66,14 +58,14 @@ async def shown(
     live = LiveRuns()
     for run in runs:
         keep(store, run)
-    gateway = (deployment or Deployment()).gateway(store, live=live, topologies=topologies)
+    gateway = (deployment or Deployment()).gateway(store, live=live)
     tables = ScriptedTables(RunLifecycle(store, store, live, {}, 60.0))
     stored = Runs(store, live)
     site = Site(access)
-    asking = Asking(gateway, access, tables, **versions)
+    asking = Asking(gateway, access, tables)
     add_runs(site, stored)
     add_asking(site, asking)
-    RunPages(site, stored, asking, retriever, limits, files_not_read=lambda: files_not_read)
+    RunPages(site, stored, retriever, files_not_read=lambda: files_not_read)
     server = HTTPServer(openai_app(gateway, access, pages=site), 0.0, access=access)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asking.detached.drain, 0)

@@ -40,7 +40,6 @@ ASKED: dict[tuple[str, str], list[str]] = {
         *(f"/usage?span={span}" for span in ("day", "week", "month", "year")),
         "/usage?tenant=first",
         "/usage?tenant=first&by=model",
-        "/usage?instead_execution=tiny",
     ],
     ("GET", "/versions"): ["/versions"],
     ("POST", "/versions/promote"): ["/versions/promote"],
@@ -152,7 +151,7 @@ async def test_what_models_write_is_text(world: World) -> None:
     async with browsing(world, world.keys[""]) as session:
         for path, name in [
             *(("/runs", name) for name in ("", "text", "kind", "page", "tenant")),
-            *(("/usage", name) for name in ("tenant", "span", "instead_answer")),
+            *(("/usage", name) for name in ("tenant", "span")),
             *(("/versions", ""), ("/sign-in", "next"), (f"/{HOSTILE.replace('/', '')}", "")),
         ]:
             address = (

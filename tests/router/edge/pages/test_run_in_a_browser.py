@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from router.models import ScriptedModel
-from router.search import Topology
 from router.testing.retriever import FixedRetriever
 from router.trace.run import Feedback
 from tests.browser import CHROMIUM, Tab, axe, browsing_tab, findings
@@ -23,7 +22,6 @@ PAGES = (
     "/runs/run-delegation",
     "/runs/run-reading/agents/execution-2",
     "/runs/run-table",
-    "/runs/run-reading/compare/run-right",
     "/runs/run-table/cells/1/2",
     "/ask",
     "/ask/run-right",
@@ -38,20 +36,14 @@ async def tab() -> AsyncIterator[Tab]:
         assert opened.complaints == []
 
 
-async def test_asked_watched_judged_and_run_again(tab: Tab) -> None:
-    """From the box to two runs side by side, with what happens in between told as it happens."""
-    # Each run has a delegator's decision at once, and its stop once it is let.
-    held = HeldModel(
-        ScriptedModel([block("Who directed Heat?"), STOP, block("Who directed Heat?"), STOP]),
-        free=1,
-    )
+async def test_asked_watched_and_judged(tab: Tab) -> None:
+    """From the box to the feedback, with what happens in between told as it happens."""
+    # The run has a delegator's decision at once, and its stop once it is let.
+    held = HeldModel(ScriptedModel([block("Who directed Heat?"), STOP]), free=1)
     deployment = Deployment(
         held, answerer=ScriptedModel(lambda _prompt: "<answer>Michael Mann</answer>")
     )
-    single = {
-        "homogeneous": Topology(deployment.search(topology="homogeneous"), deployment.roles())
-    }
-    async with shown(deployment, topologies=single) as pages:  # type: ignore[arg-type]
+    async with shown(deployment) as pages:
         await tab.open(f"http://{pages.address}/ask")
         await tab.evaluate("document.querySelector('#question').value = 'Who directed Heat?'")
         await tab.leave("document.querySelector('.ask button').click()")
@@ -75,10 +67,6 @@ async def test_asked_watched_judged_and_run_again(tab: Tab) -> None:
         assert "The answer is right" in await tab.evaluate("document.body.innerText")
         run_id = (await pages.store.next()).id
         assert pages.store.given == [Feedback(run_id, False, None, "Mann")]
-        await tab.evaluate("document.querySelector('[name=topology]').value = 'homogeneous'")
-        await tab.leave("document.querySelector('form[action$=again] button').click()")
-        await tab.until("document.querySelectorAll('.said').length == 2")
-        assert (await pages.store.next()).id != run_id
 
 
 async def test_a_cell_is_opened_beside_its_table(tab: Tab) -> None:

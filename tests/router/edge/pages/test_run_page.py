@@ -1,6 +1,5 @@
 """The page of a run: its answer, its agents, what is done about it; live while it runs."""
 
-import asyncio
 import re
 from collections.abc import Mapping
 from html import unescape
@@ -9,20 +8,14 @@ from typing import Any
 import aiohttp
 import pytest
 from msgspec.structs import replace
-from structlog.testing import capture_logs
 
-from router.edge.limits import Limits
-from router.errors import BadVersion
 from router.models import ScriptedModel
 from router.protocol import Passage
-from router.search import Executor, RunContext, Topology
-from router.search.agent import ExecutorLimits
 from router.testing.retriever import FixedRetriever
-from router.trace import Execution, Run
+from router.trace import Run
 from router.trace.redaction import redacted
 from router.trace.run import Feedback
-from router.trace.values import SubQueryDispatched, TopologyName, Trajectory
-from router.versions import ExecutorVersion
+from router.trace.values import SubQueryDispatched, Trajectory
 from tests.router.deployment import STOP, Deployment, HeldModel, block
 from tests.router.edge.pages.demo import BRENN, runs
 from tests.router.edge.pages.shown import read, shown
@@ -157,7 +150,7 @@ async def test_the_newest_agents_are_shown() -> None:
         (True, True),
         (False, True),
     ]
-    assert 'hx-get="/runs/run-1?lane=50"' in texts[1]
+    assert 'hx-get="/runs/run-1?lane=50&amp;seen=250"' in texts[1]
 
 
 @pytest.mark.parametrize(
@@ -262,12 +255,12 @@ async def test_asked_in_the_box() -> None:
     async with shown(deployment) as pages, browsing(pages) as session:
         run_id = await begun(session, f"  {HEAT} ")
         before = await read(session, f"/ask/{run_id}")
-        assert f'sse-connect="/runs/{run_id}/events"' in before
+        assert f'hx-get="/ask/{run_id}?seen=' in before
         assert "Sources" not in before
         held.let.set()
         assert (await pages.store.next()).id == run_id
         after = await read(session, f"/ask/{run_id}")
-        assert "sse-connect" not in after
+        assert "hx-get" not in after
         assert '<p class="text said">Michael Mann</p>' in after
 
 
@@ -284,97 +277,37 @@ async def test_columns_in_the_form_ask_for_a_table() -> None:
         assert [column.name for column in request.columns] == ["city", "founder", "founded"]
 
 
-async def stream(response: aiohttp.ClientResponse, until: str) -> list[tuple[str, str]]:
-    """Events with their data, up to and with the first of that name, or of that data."""
-    told = list[tuple[str, str]]()
-    name = ""
-    async with asyncio.timeout(10):
-        async for raw in response.content:
-            field, _, value = raw.decode().rstrip("\n").partition(": ")
-            if field == "event":
-                name = value
-            elif field == "data":
-                told.append((name, value))
-                if until in told[-1]:
-                    break
-    return told
-
-
 async def test_a_live_run() -> None:
-    """Its events come as they happen, its page has what there is, and what follows an event is
-    told again by number.
+    """Its page has what there is, newest first, and asks again each second: there is nothing to
+    read until something has happened, and the whole page once the run has ended.
     """
     deployment, held = live()
+    part = {"HX-Request": "true"}
     async with shown(deployment) as pages, browsing(pages) as session:
         run_id = await begun(session)
-        async with session.get(f"/runs/{run_id}/events") as response:
-            assert response.content_type == "text/event-stream"
-            lines = [
-                data
-                for name, data in await stream(
-                    response, "<li>← 1. the answer to Who directed Heat?</li>"
-                )
-                if name == "line"
-            ]
-            page = await read(session, f"/runs/{run_id}")
-            assert "→ the answer to Who directed Heat?" in page
-            assert ">Stop<" in page
-            assert "Feedback" not in page
-            async with session.get(f"/runs/{run_id}", headers={"HX-Request": "true"}) as part:
-                assert "<html" not in await part.text()
-            held.let.set()
-            told = await stream(response, "done")
-        assert lines == [
-            "<li>round 1</li>",
-            "<li>→ 1. Who directed Heat?</li>",
-            "<li>searched “Who directed Heat?”: Heat</li>",
-            "<li>← 1. the answer to Who directed Heat?</li>",
+        await held.called.wait()
+        page = await read(session, f"/runs/{run_id}")
+        assert re.findall('<li class="text">([^<]*)</li>', page) == [
+            "round 2",
+            "  ← 1. the answer to Who directed Heat?",
+            "    searched “Who directed Heat?”: Heat",
+            "  → 1. Who directed Heat?",
+            "round 1",
         ]
-        assert told[-1] == ("done", "finished")
-        await pages.store.next()
-        async with session.get(f"/runs/{run_id}", headers={"HX-Request": "true"}) as response:
-            assert (response.status, response.headers["HX-Refresh"]) == (204, "true")
-        async with session.get(
-            f"/runs/{run_id}/events", headers={"Last-Event-ID": "5"}
-        ) as response:
-            told = await stream(response, "done")
-        assert [name for name, _ in told if name == "line"] == ["line"]
-        for number in ("x", "9" * 5000):
-            async with session.get(
-                f"/runs/{run_id}/events", headers={"Last-Event-ID": number}
-            ) as response:
-                assert response.status == 400
-
-
-async def test_a_stream_ends_with_its_key() -> None:
-    """At once, and with nothing of another response in it."""
-    deployment, held = live()
-    async with shown(deployment, tenants=[""]) as pages, browsing(pages, pages.keys[""]) as session:
-        run_id = await begun(session)
-        async with session.get(f"/runs/{run_id}/events") as response:
-            await stream(response, "line")
-            await pages.accounts.revoke_key(pages.keys[""].split("_")[1])
-            ended = asyncio.ensure_future(response.content.read())
-            async with asyncio.timeout(10):
-                while not ended.done():  # keys are read anew for some request
-                    await session.get("/runs", headers={"HX-Request": "true"})
-            assert isinstance(ended.exception(), aiohttp.ClientError)
+        assert "→ the answer to Who directed Heat?" in page
+        assert ">Stop<" in page
+        assert "Feedback" not in page
+        again = page.partition('id="body" hx-get="')[2].partition('"')[0]
+        async with session.get(again, headers=part) as response:
+            assert (response.status, await response.text()) == (204, "")
+        async with session.get(f"/runs/{run_id}?seen=1", headers=part) as response:
+            text = await response.text()
+            assert "<html" not in text
+            assert f'hx-get="{again}"' in text
         held.let.set()
-
-
-async def test_a_reader_of_events_that_takes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Its connection is closed before it has everything, and that is no failure of ours."""
-    # More than sockets hold
-    events = tuple(SubQueryDispatched(number, 1, "x" * 1_000_000) for number in range(30))
-    with capture_logs() as logs:
-        async with (
-            shown(runs=[run("run-1", events=events)], limits=Limits(reading_s=0.0)) as pages,
-            browsing(pages) as session,
-            session.get("/runs/run-1/events") as response,
-        ):
-            with pytest.raises(aiohttp.ClientError):
-                await asyncio.wait_for(response.read(), 10)
-    assert [*logs, *caplog.records] == []
+        await pages.store.next()
+        async with session.get(again, headers=part) as response:
+            assert (response.status, response.headers["HX-Refresh"]) == (204, "true")
 
 
 async def test_stopping_a_run() -> None:
@@ -386,92 +319,8 @@ async def test_stopping_a_run() -> None:
         assert '<span class="state cancelled">' in await read(session, f"/runs/{run_id}")
 
 
-def single(deployment: Deployment) -> dict[TopologyName, Topology]:
-    """Another way to answer."""
-    return {"homogeneous": Topology(deployment.search(topology="homogeneous"), deployment.roles())}
-
-
-async def test_again_side_by_side() -> None:
-    """By another topology, with nothing of other runs, booked to whoever asks."""
-    deployment = Deployment()
-    async with (
-        shown(deployment, [run("run-1")], topologies=single(deployment)) as pages,
-        browsing(pages) as session,
-    ):
-        status, path = await posted(session, "/runs/run-1/again", topology="homogeneous")
-        assert (status, path[:19]) == (303, "/runs/run-1/compare")
-        made = await pages.store.next()
-        start = pages.store.starts[made.id]
-        assert (start.request, start.topology, start.no_cache) == (HEAT, "homogeneous", True)
-        text = await read(session, path)
-        assert text.count("Who directed Heat?") >= 3
-        assert "<dd>homogeneous</dd>" in text
-        assert "every 1s" not in text
-        for form in ({"topology": "magic"}, {"topology": "factorized", "executor": "executor-1"}):
-            assert (await posted(session, "/runs/run-1/again", **form))[0] == 400
-
-
-class Versions:
-    """Two versions on record, one of which cannot be loaded."""
-
-    def __init__(self) -> None:
-        self.required: list[str] = []
-
-    async def list(self) -> list[tuple[ExecutorVersion, None]]:
-        return [(ExecutorVersion(f"executor-{n}", "retired", 0.0, 0.0, 0.0), None) for n in (1, 2)]
-
-    async def require(self, version: str) -> None:
-        self.required.append(version)
-        if version == "executor-2":
-            raise BadVersion("executor-2: is missing; publish the version again.")
-
-
-async def test_the_operator_chooses_a_version() -> None:
-    """It is loaded first, and the run's sub-queries are for it alone."""
-    versions = Versions()
-    wanted = list[str]()
-
-    class Noting(Executor):
-        async def run(
-            self, sub_query: str, index: int, context: RunContext, *_: Any, **__: Any
-        ) -> Execution:
-            wanted.append(context.executor)
-            return await super().run(sub_query, index, context)
-
-    deployment = Deployment()
-    roles = deployment.roles()
-    noting = Noting(roles["execution"], deployment.retriever, ExecutorLimits())
-    ways = single(deployment) | {"factorized": Topology(deployment.search(executor=noting), roles)}
-    async with (
-        shown(
-            deployment, [run("run-1")], topologies=ways, versions=versions, executors=versions
-        ) as pages,
-        browsing(pages) as session,
-    ):
-        assert "<option>executor-1</option>" in await read(session, "/runs/run-1")
-        form = {"topology": "factorized"}
-        assert (await posted(session, "/runs/run-1/again", **form, executor="executor-1"))[0] == 303
-        await pages.store.next()
-        assert (versions.required, wanted) == (["executor-1"], ["executor-1"])
-        for version in ("executor-2", "executor-3"):
-            assert (await posted(session, "/runs/run-1/again", **form, executor=version))[0] == 400
-        # Whose executor has no versions
-        form = {"topology": "homogeneous", "executor": "executor-1"}
-        assert (await posted(session, "/runs/run-1/again", **form))[0] == 400
-        assert versions.required == ["executor-1", "executor-2"]
-
-
-async def test_a_tenant_chooses_no_version() -> None:
-    async with (
-        shown(runs=[run("run-1", tenant="acme")], tenants=["acme"]) as pages,
-        browsing(pages, pages.keys["acme"]) as session,
-    ):
-        form = {"topology": "factorized", "executor": "executor-1"}
-        assert (await posted(session, "/runs/run-1/again", **form))[0] == 403
-
-
 async def test_texts_that_are_not_kept() -> None:
-    """Leave the figures, and nothing to run again."""
+    """Leave the figures."""
     kept = redacted(DEMO["run-right"])
     async with shown(runs=[kept]) as pages, browsing(pages) as session:
         text = await read(session, "/runs/run-right")
@@ -479,7 +328,6 @@ async def test_texts_that_are_not_kept() -> None:
         assert "5,540 in" in text
         assert "Brenn" not in text
         await read(session, "/runs/run-right/agents/execution-0")
-        assert (await posted(session, "/runs/run-right/again", topology="factorized"))[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -503,7 +351,6 @@ async def test_a_failed_run(fields: Mapping[str, Any]) -> None:
         "/runs/none",
         "/runs/run-1/agents/execution-9",
         "/runs/run-1/table.md",
-        "/runs/run-1/compare/none",
     ],
 )
 async def test_pages_that_are_not_there(path: str) -> None:

@@ -1,4 +1,4 @@
-"""The page of a table: its cells by state, where each comes from, its holes, its export."""
+"""The page of a table: its cells by state, where each comes from, its exports."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ from router.trace.table import Column, Schema
 from router.trace.values import TableRun
 from tests.router.edge.pages.demo import table
 from tests.router.edge.pages.shown import read, shown
-from tests.router.edge.pages.test_run_page import begun, posted
+from tests.router.edge.pages.test_run_page import begun
 from tests.router.edge.pages.world import browsing
 from tests.router.table.reports import discovery, executed
 
@@ -40,7 +40,6 @@ async def test_cells_tell_their_states() -> None:
         ("single", "Tarn", "1 report"), ("missing", "", "–"), ("missing", "", "–"),
     ]  # fmt: skip
     assert "4 rows" in text
-    assert "Search again for 4 empty cells" in text
 
 
 async def test_a_cell_s_sources_and_rivals() -> None:
@@ -62,24 +61,6 @@ async def test_a_cell_s_sources_and_rivals() -> None:
         assert "<b>950</b>" in rival
         assert ">rival<" in rival
         assert "<mark>Bel was founded in 950.</mark>" in rival
-
-
-async def test_holes_are_asked_for_again() -> None:
-    """In a run of their own, with all other cells as given, and no further rows."""
-    async with shown(runs=[TABLE]) as pages, browsing(pages) as session:
-        status, path = await posted(session, "/runs/run-1/holes")
-        (request,) = pages.tables.requests
-        made = await pages.store.next()
-    assert (status, path) == (303, f"/runs/{made.id}")
-    assert isinstance(TABLE.result, TableRun)
-    assert (request.question, request.columns) == (TABLE.request, TABLE.result.schema.columns)
-    assert request.rows == (
-        ("Krurou", "Ana", "1200"),
-        ("Bel", "Bo", "900"),
-        ("Sel", "", ""),
-        ("Tarn", "", ""),
-    )
-    assert request.closed
 
 
 async def test_exports() -> None:
@@ -193,8 +174,7 @@ async def test_a_table_as_it_grows() -> None:
         await pages.tables.waiting.wait()
         text = await read(session, f"/runs/{run_id}")
         assert "Krurou" in text
-        assert "empty cells" not in text
-        assert f'sse-connect="/runs/{run_id}/events"' in text
+        assert f'hx-get="/runs/{run_id}?seen=' in text
         pages.tables.let.set()
         await pages.store.next()
         assert "Ana" in await read(session, f"/ask/{run_id}")
@@ -204,5 +184,4 @@ async def test_a_table_as_it_grows() -> None:
 async def test_a_table_whose_texts_are_not_kept(path: str) -> None:
     async with shown(runs=[redacted(TABLE)]) as pages, browsing(pages) as session:
         await read(session, path, 404)
-        assert (await posted(session, "/runs/run-1/holes"))[0] == 400
         assert "Krurou" not in await read(session, "/runs/run-1")

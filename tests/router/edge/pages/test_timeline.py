@@ -4,12 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.edge.pages.timeline import SCALE, lanes, source, ticks, turns
+from router.edge.pages.timeline import SCALE, lanes, source, ticks
 from router.models import Completion, Message
 from router.protocol import Passage, Report
-from router.trace import Call, Conversation, Execution, Run, Trajectory
+from router.trace import Conversation, Execution, Run, Trajectory
 from router.trace.attribution import attribute
-from router.trace.call import Outcome
 from router.trace.citation import citation
 from router.trace.redaction import redacted
 from tests.router.edge.pages.demo import runs, table
@@ -65,38 +64,6 @@ def test_no_bar_leaves_its_lane(times: list[tuple[float, float]], duration_s: fl
         bar.start >= 0 and bar.width >= 2.9 and bar.start + bar.width <= SCALE + 0.2 for bar in bars
     )
     assert ticks(shown)[-1] >= duration_s
-
-
-OUTCOMES = st.sampled_from(("completed", "wasted", "unavailable", "cancelled"))
-
-
-@given(st.lists(OUTCOMES, max_size=8), st.integers(0, 6))
-def test_each_call_and_each_output_stands_once(outcomes: list[Outcome], outputs: int) -> None:
-    """In order, the last outputs beside the last completed calls: the first ones another run
-    has paid for.
-    """
-    calls = [call("run-1", number, outcome=outcome) for number, outcome in enumerate(outcomes)]
-    said = [Completion(f"turn {number}", "stop") for number in range(outputs)]
-    messages = [Message("user", "0")]
-    for number, output in enumerate(said, 1):
-        messages += [Message("assistant", output.text), Message("user", str(number))]
-    found = turns(Conversation(tuple(messages), tuple(said)), calls)
-    assert [turn.call for turn in found if turn.call] == calls
-    assert [turn.output for turn in found if turn.output] == said
-    assert [message.content for turn in found for message in turn.shown] == [
-        str(n) for n in range(outputs + 1)
-    ]
-    paired = [turn for turn in found if turn.call and turn.output]
-    assert len(paired) == min(outputs, outcomes.count("completed"))
-    assert all(turn.call is not None and turn.call.outcome == "completed" for turn in paired)
-
-
-def test_turns_of_what_is_not_told() -> None:
-    """Calls alone."""
-    calls: list[Call] = [call("run-1", 0), call("run-1", 1)]
-    assert [(turn.call, turn.output) for turn in turns(None, calls)] == [
-        (one, None) for one in calls
-    ]
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,12 @@ from router.edge.pages.versions import add_versions
 from router.runs import Runs
 from router.runs.live import LiveRuns
 from router.store import Database, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
-from router.trace import Price
 from router.trace.identity import KeyScope
 from router.versions import GateRule, Versions
 from tests.router.deployment import Deployment
 
 ASKS: frozenset[KeyScope] = frozenset(("ask",))
 
-PRICES = {"tiny": Price(prompt=0.1, completion=0.4)}
 GATE = GateRule(margin=0.1, error=0.05, max_tokens_ratio=1.0, max_trials=1000)
 
 
@@ -74,8 +72,8 @@ async def pages(store: Path | str, *tenants: str) -> AsyncIterator[World]:
         stack.push_async_callback(asking.detached.drain, 0)
         add_runs(site, runs)
         add_asking(site, asking)
-        RunPages(site, runs, asking)
-        add_usage(site, SQLUsages(database), accounts, PRICES.get)
+        RunPages(site, runs)
+        add_usage(site, SQLUsages(database), accounts)
         versions = Versions(SQLVersionBook(database), _load, GATE)
         add_versions(site, versions)
         server = HTTPServer(openai_app(gateway, access, pages=site), 0.0, access=access)
