@@ -10,10 +10,11 @@ from rolegate.v1 import evidence_pb2
 from rolegate.v1 import table_service_pb2 as table_pb
 
 from router.background import in_viewer, in_worker
+from router.edge.grpc.convert_request import from_proto
 from router.edge.run_table import run_table
 from router.protocol.tags import without_thinking
 from router.table.table_text import to_markdown
-from router.trace import Conversation, Event, Execution, Run, Trajectory
+from router.trace import Conversation, Execution, Run, Trajectory
 from router.trace.citation import Citation, cite_answer
 from router.trace.export import output_of
 from router.trace.values import Reported, TableRun
@@ -100,7 +101,7 @@ def missed(results: Iterable[SubAnswer]) -> str:
     without = [
         f"“{result.sub_query}” ({_words(result.outcome)})"
         for result in results
-        if result.outcome not in ("reported", "unspecified")
+        if result.outcome != "reported"
     ]
     return f"Could not look up: {'; '.join(without)}." if without else ""
 
@@ -134,16 +135,12 @@ async def cited_answer(run: Run) -> CitedAnswer:
             citations.update(dict.fromkeys(cited))
     for search in searches:
         citations.update(dict.fromkeys(await in_worker(cite_answer, answer, search.shown)))
-    results = tuple(
-        SubAnswer(execution.sub_query, execution.report.answer, execution.outcome)
-        for execution in executions
-    )
     return CitedAnswer(
         run.id,
         result.outcome,
         answer,
         tuple(citations),
-        results,
+        tuple(map(_sub_answer, executions)),
         run.unsupported,
     )
 
@@ -165,67 +162,43 @@ def _fenced(columns: Iterable[Any], rows: Iterable[Any]) -> str:
 
 def table_from_proto(table: table_pb.Table) -> CitedAnswer:
     """Convert a table from the wire."""
-    outcome = table_pb.TableOutcome.Name(table.outcome).removeprefix("TABLE_OUTCOME_").lower()
     citations = dict.fromkeys(
         _citation(at) for row in table.rows for cell in row.cells for at in cell.citations
     )
-    return _CitedTable(
-        table.run_id, outcome, _fenced(table.columns, table.rows), tuple(citations), ()
+    return from_proto(
+        _CitedTable,
+        table,
+        answer=_fenced(table.columns, table.rows),
+        citations=tuple(citations),
+        results=(),
     )
 
 
 def answer_from_proto(response: pb.AnswerResponse) -> CitedAnswer:
     """Convert an answer from the wire."""
-    outcome = pb.AnswerOutcome.Name(response.outcome).removeprefix("ANSWER_OUTCOME_").lower()
-    results = tuple(map(sub_answer_from_proto, response.results))
     citations = tuple(map(_citation, response.citations))
-    return CitedAnswer(
-        response.run_id,
-        outcome,
-        response.answer,
-        citations,
-        results,
-        response.unsupported,
-    )
+    results = tuple(map(sub_answer_from_proto, response.results))
+    return from_proto(CitedAnswer, response, citations=citations, results=results)
 
 
 def _citation(at: evidence_pb2.Citation) -> Citation:
-    return Citation(at.passage_id, at.title, at.document, at.page or None, at.quote)
+    return from_proto(Citation, at, page=at.page or None)
 
 
 def sub_answer_from_proto(result: evidence_pb2.SubQueryResult) -> SubAnswer:
     """Convert a report from the wire."""
-    outcome = (
-        evidence_pb2.ExecutionOutcome.Name(result.outcome)
-        .removeprefix("EXECUTION_OUTCOME_")
-        .lower()
-    )
-    return SubAnswer(result.sub_query, result.answer, outcome)
-
-
-def progress_line(event: Event) -> str | None:
-    """Return an indented line for a round, sub-query, search or report; None for other events."""
-    execution = event.execution if isinstance(event, Reported) else None
-    if execution is None or execution.failed:
-        return _line(event, None, _words(execution.outcome) if execution else "")
-    return _line(event, execution.report.answer)
+    return from_proto(SubAnswer, result)
 
 
 def event_line(response: pb.StreamAnswerResponse | table_pb.StreamTableResponse) -> str | None:
     """Return the `progress_line` of an event from the wire."""
-    result = sub_answer_from_proto(response.reported.result)
-    reported = result.outcome in ("reported", "unspecified")
     kind = response.WhichOneof("event")
-    if kind is None:
-        return None
-    return _line(
-        getattr(response, kind), result.answer if reported else None, _words(result.outcome)
-    )
+    return kind and progress_line(getattr(response, kind))
 
 
-def _line(event: Any, answer: str | None, failure: str = "") -> str | None:
-    """Return the line of an event, which is a value or a message with the same field names.
-    `answer`: the answer of a report. `failure`: why there is none.
+def progress_line(event: Any) -> str | None:
+    """Return an indented line for a round, sub-query, search or report; None for other events.
+    `event`: a value, or a message with the same name and fields.
     """
     match type(event).__name__:
         case "RoundStarted":
@@ -235,7 +208,24 @@ def _line(event: Any, answer: str | None, failure: str = "") -> str | None:
         case "SearchDone":
             return f"    searched “{event.query}”: {', '.join(event.titles) or 'nothing'}"
         case "Reported":
-            failed = f"could not be looked up ({failure})" if failure else "could not be looked up"
-            return f"  ← {event.index + 1}. {failed if answer is None else answer}"
+            return f"  ← {event.index + 1}. {_reported(event)}"
         case _:
             return None
+
+
+def _reported(event: Any) -> str:
+    result: SubAnswer | None = None
+    if isinstance(event, Reported):
+        if event.execution is not None:
+            result = _sub_answer(event.execution)
+    elif event.HasField("result"):
+        result = sub_answer_from_proto(event.result)
+    if result is None:
+        return "could not be looked up"
+    if result.outcome != "reported":
+        return f"could not be looked up ({_words(result.outcome)})"
+    return result.answer
+
+
+def _sub_answer(execution: Execution) -> SubAnswer:
+    return SubAnswer(execution.sub_query, execution.report.answer, execution.outcome)

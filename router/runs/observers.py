@@ -1,8 +1,8 @@
 """Observers of requests, runs and searches, such as metrics and tracing."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from router.protocol import Passage
 from router.search.retrieval import IndexRetriever
@@ -47,51 +47,29 @@ class Observer(Protocol):
         """
 
 
+def _each(name: str) -> Callable[..., None]:
+    def call(self: "Observers", *values: Any, **named: Any) -> None:
+        for observer in self.all:
+            getattr(observer, name)(*values, **named)
+
+    return call
+
+
 class Observers:
     """Several observers as one; without any, it does nothing."""
 
-    def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self._observers = tuple(observers)
+    def __init__(self, *observers: Observer) -> None:
+        self.all = observers
 
     def __bool__(self) -> bool:
         """Return whether there are any."""
-        return bool(self._observers)
+        return bool(self.all)
 
-    def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
-        """See `Observer.request_began`."""
-        for observer in self._observers:
-            observer.request_began(method, metadata)
-
-    def request_ended(
-        self,
-        method: str,
-        code: str,
-        duration_s: float,
-    ) -> None:
-        """See `Observer.request_ended`."""
-        for observer in self._observers:
-            observer.request_ended(method, code, duration_s)
-
-    def run_began(self) -> None:
-        """See `Observer.run_began`."""
-        for observer in self._observers:
-            observer.run_began()
-
-    def run_ended(self, run: Run, *, private: bool) -> None:
-        """See `Observer.run_ended`."""
-        for observer in self._observers:
-            observer.run_ended(run, private=private)
-
-    def searched(
-        self,
-        query: str,
-        began_at: float,
-        duration_s: float,
-        error: str | None,
-    ) -> None:
-        """See `Observer.searched`."""
-        for observer in self._observers:
-            observer.searched(query, began_at, duration_s, error)
+    request_began = _each("request_began")
+    request_ended = _each("request_ended")
+    run_began = _each("run_began")
+    run_ended = _each("run_ended")
+    searched = _each("searched")
 
 
 class ObservedRetriever:

@@ -51,7 +51,7 @@ async def open_observers(
         if config.otlp is not None:
             traces = _traces(config.otlp, config.contents, watched)
             observers.append(await stack.enter_async_context(traces))
-        yield Observers(observers)
+        yield Observers(*observers)
 
 
 @asynccontextmanager

@@ -181,29 +181,9 @@ def event_to_proto(
     return kind(event_number=number, **fields)
 
 
-async def tell_event(to_event: Callable[[int, Event], M], number: int, event: Event) -> M:
-    """Convert an event with `to_event`, in a worker thread if its passages must be cited."""
-    if isinstance(event, Reported):
-        return await in_worker(to_event, number, event)
-    return to_event(number, event)
-
-
 def row_id(key: RowKey) -> str:
     """Return the identifier of a table's row: the canonical values of its keys as a JSON array."""
     return msgspec.json.encode(key).decode()
-
-
-async def last_events_to_proto(
-    number: int, run: Run
-) -> tuple[pb.StreamAnswerResponse, pb.StreamAnswerResponse]:
-    """Return the last two events of a run: its usage, as event `number`, and its answer."""
-    done = await answer_to_proto(run)
-    return (
-        pb.StreamAnswerResponse(
-            event_number=number, usage_counted=pb.UsageCounted(usage=done.usage)
-        ),
-        pb.StreamAnswerResponse(event_number=number + 1, done=done),
-    )
 
 
 def run_to_proto(run: Run | RunSummary) -> run_service_pb2.Run:

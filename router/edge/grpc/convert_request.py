@@ -1,7 +1,8 @@
 """Conversion of requests to values; every function raises `BadRequest` for invalid ones."""
 
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.message import Message as WireMessage
 from rolegate.v1 import answer_service_pb2 as answer_pb
@@ -25,18 +26,16 @@ from router.trace.run import Feedback
 _LONGEST_REQUEST_ID = 128
 _MAX_BYTES = 1 << 20
 """Max size of a completion request."""
+_LARGEST_PAGE = 1000
 _MAX_STOPS = 16
 _LONGEST_STOP = 256
 """Max number of stop strings (OpenAI allows four), and of characters in each."""
 _VERDICTS = {None: None, "accepted": True, "rejected": False}
+Value = TypeVar("Value", bound=msgspec.Struct)
 _Answer = answer_pb.AnswerRequest | answer_pb.StreamAnswerRequest
 _Table = table_pb.FillTableRequest | table_pb.StreamTableRequest
 _Completion = completion_pb.CompleteRequest | completion_pb.StreamCompleteRequest
-_Spanned = (
-    usage_service_pb2.GetUsageRequest
-    | run_service_pb2.ListRunsRequest
-    | run_service_pb2.ExportRunsRequest
-)
+_Listing = run_service_pb2.ListRunsRequest | run_service_pb2.ExportRunsRequest
 
 
 def enum_from_proto(enum: EnumDescriptor, number: int, field: str) -> Any:
@@ -50,10 +49,29 @@ def enum_from_proto(enum: EnumDescriptor, number: int, field: str) -> Any:
     return enum.values_by_number[number].name.removeprefix(prefix_of(enum)).lower()
 
 
-def enum_field(request: WireMessage, name: str) -> Any:
-    """Return the value of a request's enum field, like `enum_from_proto`."""
+def enum_field(request: WireMessage, name: str, at: str = "") -> Any:
+    """Return the value of a request's enum field, like `enum_from_proto`. `at`: the path of the
+    message in the request.
+    """
     enum: Any = request.DESCRIPTOR.fields_by_name[name].enum_type
-    return enum_from_proto(enum, getattr(request, name), name)
+    return enum_from_proto(enum, getattr(request, name), f"{at}{name}")
+
+
+def from_proto(kind: type[Value], request: WireMessage, at: str = "", **given: Any) -> Value:
+    """Return a value with the fields of a message, by name; `given` fields take precedence. Absent
+    fields and unspecified enums have the value's defaults. `at`: like `enum_field`.
+    """
+    for field in request.DESCRIPTOR.fields:
+        name = field.name
+        value = getattr(request, name)
+        if field.enum_type is not None:
+            value = enum_field(request, name, at)
+        elif field.is_repeated:
+            value = tuple(value)
+        absent = value is None or (field.has_presence and not request.HasField(name))
+        if name in kind.__struct_fields__ and not absent:
+            given.setdefault(name, value)
+    return kind(**given)
 
 
 def options_from_proto(
@@ -66,17 +84,13 @@ def options_from_proto(
             f"request_id must be at most {_LONGEST_REQUEST_ID} printable characters, "
             "such as a UUID."
         )
-    no_cache = not isinstance(request, _Completion) and request.no_cache
-    resume = request.resume_run_id if isinstance(request, _Answer | _Table) else ""
-    budget = _budget(request.budget)
-    left_s = context.time_remaining()
-    return RequestOptions(
-        caller(),
-        left_s,
-        request_id,
-        budget,
-        no_cache,
-        resume=resume,
+    return from_proto(
+        RequestOptions,
+        request,
+        identity=caller(),
+        time_s=context.time_remaining(),
+        budget=_budget(request.budget),
+        resume=request.resume_run_id if isinstance(request, _Answer | _Table) else "",
     )
 
 
@@ -103,9 +117,8 @@ def completion_from_proto(request: _Completion) -> CompletionRequest:
     messages = tuple(
         _message(position, message) for position, message in enumerate(request.messages)
     )
-    return CompletionRequest(
-        _role(request.role, "role"), messages, tuple(request.stop), request.max_tokens
-    )
+    role = _role(request.role, "role")
+    return from_proto(CompletionRequest, request, role=role, messages=messages)
 
 
 def state_from_proto(request: version_pb.SetExecutorVersionTrafficRequest) -> Any:
@@ -115,30 +128,18 @@ def state_from_proto(request: version_pb.SetExecutorVersionTrafficRequest) -> An
     raise BadRequest("state is absent; use EXECUTOR_VERSION_STATE_REGISTERED, _SHADOW or _CANARY.")
 
 
-def list_filter_from_proto(request: run_service_pb2.ListRunsRequest) -> RunFilter:
-    """Convert the filter of listed runs."""
-    status = enum_field(request, "status")
-    kind = enum_field(request, "kind")
-    return RunFilter(
-        request.tenant or None, kind, status, *_span(request), unsupported=request.unsupported
-    )
-
-
-def export_filter_from_proto(request: run_service_pb2.ExportRunsRequest) -> RunFilter:
-    """Convert the filter of exported runs."""
-    kind = enum_field(request, "kind")
-    return RunFilter(
-        request.tenant or None, kind, None, *_span(request), training=request.for_training
+def filter_from_proto(request: _Listing) -> RunFilter:
+    """Convert the filter of listed or exported runs."""
+    start, end = _span(request)
+    training = isinstance(request, run_service_pb2.ExportRunsRequest) and request.for_training
+    return from_proto(
+        RunFilter, request, tenant=request.tenant or None, start=start, end=end, training=training
     )
 
 
 def feedback_from_proto(request: run_service_pb2.SubmitFeedbackRequest) -> Feedback:
     """Convert feedback."""
-    verdict = enum_field(request, "verdict")
-    score = request.score if request.HasField("score") else None
-    return Feedback(
-        request.run_id, _VERDICTS[verdict], score, request.right_answer, request.comment
-    )
+    return from_proto(Feedback, request, accepted=_VERDICTS[enum_field(request, "verdict")])
 
 
 def usage_query_from_proto(
@@ -160,21 +161,23 @@ def usage_query_from_proto(
     return UsageQuery(*_span(request), identity.tenant or request.tenant or None, groups, bucket)
 
 
-def _span(request: _Spanned) -> tuple[float | None, float | None]:
+def _span(
+    request: _Listing | usage_service_pb2.GetUsageRequest,
+) -> tuple[float | None, float | None]:
     """Return start and end as Unix times; None for no bound."""
-    times = dict[str, float | None](start_time=None, end_time=None)
-    for field in times:
-        if request.HasField(field):
-            try:
-                times[field] = getattr(request, field).ToNanoseconds() / 1e9
-            except ValueError as error:
-                raise BadRequest(f"{field}: {error}") from None
-    start, end = times.values()
+    start, end = (_time(request, field) for field in ("start_time", "end_time"))
     if start is not None and end is not None and start >= end:
         raise BadRequest(
             "start_time is not before end_time; leave one of them out, or exchange them."
         )
     return start, end
+
+
+def _time(request: Any, field: str) -> float | None:
+    try:
+        return getattr(request, field).ToNanoseconds() / 1e9 if request.HasField(field) else None
+    except ValueError as error:
+        raise BadRequest(f"{field}: {error}") from None
 
 
 def _role(number: usage_pb2.Role, field: str) -> Any:
@@ -205,6 +208,13 @@ def _positive(field: str, limit: int) -> int:
     if limit <= 0:
         raise BadRequest(f"{field} is {limit}; it must be at least 1, or be left out for no limit.")
     return limit
+
+
+def page_size(requested: int, default: int) -> int:
+    """Return the size of a page: the requested one, `default` for 0, and 1,000 at most."""
+    if requested < 0:
+        raise BadRequest(f"page_size is {requested}; leave it 0 for {default}.")
+    return min(requested or default, _LARGEST_PAGE)
 
 
 def _message(position: int, message: completion_pb.ChatMessage) -> Message:

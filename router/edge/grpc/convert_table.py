@@ -1,6 +1,6 @@
 """Conversion of table requests to values, and of tables and their events to wire types."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -9,46 +9,32 @@ from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import table_service_pb2 as pb
 
 from router.amount import Amount
-from router.background import in_viewer
-from router.edge.grpc.convert import event_to_proto, row_id, to_proto, usage_to_proto
-from router.edge.grpc.convert_request import enum_field, enum_from_proto
+from router.background import in_viewer, in_worker
+from router.edge.grpc.convert import (
+    answer_to_proto,
+    event_to_proto,
+    row_id,
+    to_proto,
+    usage_to_proto,
+)
+from router.edge.grpc.convert_request import from_proto
 from router.edge.run_table import TableEvents, is_contradicted, is_of, run_table
 from router.runs.archive import shortened
 from router.table import TableRequest, table_cost
 from router.table.cell_value import is_mistyped
 from router.trace import Event, Run
+from router.trace.run import RunKind
 from router.trace.table import Ask, Cell, Column, Row
-from router.trace.values import RowChanged, TableRun
+from router.trace.values import Reported, RowChanged, TableRun
 
 
 def table_request_from_proto(request: pb.FillTableRequest | pb.StreamTableRequest) -> TableRequest:
     """Convert the request for a table. Raises `BadRequest`."""
-    topology: Any = enum_field(request, "topology") or "wide"
-    columns = tuple(_column(at, column) for at, column in enumerate(request.columns))
+    columns = tuple(
+        from_proto(Column, column, f"columns[{at}].") for at, column in enumerate(request.columns)
+    )
     rows = tuple(tuple(row.values) for row in request.rows)
-    return TableRequest(
-        request.question,
-        columns,
-        rows,
-        request.closed,
-        request.max_rows,
-        topology,
-    )
-
-
-def _column(at: int, sent: pb.Column) -> Column:
-    kind: Any = (
-        enum_from_proto(pb.ColumnType.DESCRIPTOR, sent.type, f"columns[{at}].type") or "text"
-    )
-    return Column(
-        sent.name,
-        kind,
-        sent.key,
-        sent.about,
-        sent.ask,
-        tuple(sent.choices),
-        sent.unit,
-    )
+    return from_proto(TableRequest, request, columns=columns, rows=rows)
 
 
 _MAX_BYTES = 1 << 20
@@ -56,26 +42,41 @@ _MAX_ROW_BYTES = 1 << 20
 """Bytes of the rows of one message, which is built and sent in one step, and of one row."""
 
 
-def table_event_to_proto(state: TableEvents, number: int, event: Event) -> pb.StreamTableResponse:
-    """Apply an event to the state and convert it."""
-    state.take(event)
-    if not isinstance(event, RowChanged):
-        return event_to_proto(pb.StreamTableResponse, number, event)
-    row = event.row and _row_to_proto(event.row, state.columns, state.asks)
-    return event_to_proto(pb.StreamTableResponse, number, event, row_id=row_id(event.key), row=row)
+class EventsToProto:
+    """Converts the events of one run, an answer or a table, in their order."""
 
+    def __init__(self, kind: RunKind, earlier: Iterable[Event] = ()) -> None:
+        """`earlier`: events that are not converted."""
+        self._message: Any = answer_pb.StreamAnswerResponse
+        if kind == "table":
+            self._message = pb.StreamTableResponse
+        self._state = TableEvents(earlier)
 
-async def last_events_to_proto(
-    number: int, run: Run
-) -> tuple[pb.StreamTableResponse, pb.StreamTableResponse]:
-    """Return the last two events of a finished run: its usage, as event `number`, and its table."""
-    done = await table_to_proto(run)
-    return (
-        pb.StreamTableResponse(
-            event_number=number, usage_counted=answer_pb.UsageCounted(usage=done.usage)
-        ),
-        pb.StreamTableResponse(event_number=number + 1, done=done),
-    )
+    async def one(self, number: int, event: Event) -> Any:
+        """Return an event as a message, converted in a worker thread if its passages are cited."""
+        if isinstance(event, Reported):
+            return await in_worker(self._to_proto, number, event)
+        return self._to_proto(number, event)
+
+    async def last(self, number: int, run: Run) -> tuple[Any, Any]:
+        """Return the last two events of a finished run: its usage, as event `number`, and its
+        answer or table.
+        """
+        done: Any = await (table_to_proto(run) if run.kind == "table" else answer_to_proto(run))
+        usage = answer_pb.UsageCounted(usage=done.usage)
+        return (
+            self._message(event_number=number, usage_counted=usage),
+            self._message(event_number=number + 1, done=done),
+        )
+
+    def _to_proto(self, number: int, event: Event) -> Any:
+        state = self._state
+        state.take(event)
+        changed = dict[str, Any]()
+        if isinstance(event, RowChanged):
+            row = event.row and _row_to_proto(event.row, state.columns, state.asks)
+            changed = {"row_id": row_id(event.key), "row": row}
+        return event_to_proto(self._message, number, event, **changed)
 
 
 async def table_to_proto(run: Run, start: int = 0, end: int | None = None) -> pb.Table:

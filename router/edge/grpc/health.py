@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from router.calls import Need, Readiness
 
@@ -19,39 +19,20 @@ _NEEDS: dict[str, frozenset[Need]] = {
 """Dependencies of each service; other services need only the store, which holds the keys."""
 
 
-class Health:
-    """Reports the health of each service, and notifies watchers of changes."""
+async def publish_health(
+    servicer: health.aio.HealthServicer, readiness: Readiness, names: Iterable[str]
+) -> None:
+    """Report the health of the named services; the empty name is the whole server."""
+    for name in names:
+        down = readiness.down(_NEEDS.get(name, _STORE))
+        await servicer.set(
+            name, HealthCheckResponse.NOT_SERVING if down else HealthCheckResponse.SERVING
+        )
 
-    def __init__(self, readiness: Readiness | None = None) -> None:
-        """`readiness`: None if no dependency is watched."""
-        self._readiness = readiness or Readiness()
-        self._servicer = health.aio.HealthServicer()
-        self._names: tuple[str, ...] = ()
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        """Add the health service to a server."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-
-    async def serve(self, names: Iterable[str]) -> None:
-        """Report the named services as served; the empty name is the whole server."""
-        self._names = tuple(names)
-        await self._publish()
-
-    async def follow(self) -> None:
-        """Follow the readiness of dependencies until cancelled."""
-        async for _ in self._readiness.changes():
-            await self._publish()
-
-    async def drain(self) -> None:
-        """Report every service as not serving from now on."""
-        await self._servicer.enter_graceful_shutdown()
-
-    async def _publish(self) -> None:
-        for name in self._names:
-            down = self._readiness.down(_NEEDS.get(name, _STORE))
-            status = (
-                health_pb2.HealthCheckResponse.NOT_SERVING
-                if down
-                else health_pb2.HealthCheckResponse.SERVING
-            )
-            await self._servicer.set(name, status)
+async def follow_health(
+    servicer: health.aio.HealthServicer, readiness: Readiness, names: Iterable[str]
+) -> None:
+    """Report every change of the named services' health, until cancelled."""
+    async for _ in readiness.changes():
+        await publish_health(servicer, readiness, names)

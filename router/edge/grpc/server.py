@@ -1,31 +1,19 @@
 """The gRPC server: services, health, reflection, limits."""
 
 import asyncio
-from collections.abc import Callable
+import sys
 from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
-from rolegate.v1.answer_service_pb2_grpc import add_AnswerServiceServicer_to_server
-from rolegate.v1.completion_service_pb2_grpc import add_CompletionServiceServicer_to_server
-from rolegate.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
-from rolegate.v1.executor_version_service_pb2_grpc import (
-    add_ExecutorVersionServiceServicer_to_server,
-)
-from rolegate.v1.retrieval_service_pb2_grpc import (
-    RetrievalServiceServicer,
-    add_RetrievalServiceServicer_to_server,
-)
-from rolegate.v1.run_service_pb2_grpc import add_RunServiceServicer_to_server
-from rolegate.v1.table_service_pb2_grpc import add_TableServiceServicer_to_server
-from rolegate.v1.usage_service_pb2_grpc import add_UsageServiceServicer_to_server
+from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
 
 from router.access import Access
 from router.background import background_tasks
 from router.calls import Readiness
-from router.edge.grpc.health import Health
+from router.edge.grpc.health import follow_health, publish_health
 from router.edge.grpc.interceptor import CallInterceptor
 from router.edge.grpc.services import (
     AnswerServicer,
@@ -37,7 +25,7 @@ from router.edge.grpc.services import (
 )
 from router.edge.grpc.table_service import TableServicer
 from router.edge.limits import Limits
-from router.edge.listening import TLS, check_listening, wait_for_port, warn_unencrypted
+from router.edge.listening import TLS, check_listening, warn_unencrypted
 from router.errors import BadConfig
 from router.runs import Gateway, Observer
 
@@ -72,36 +60,18 @@ class Server:
         self._tls = tls
         self._gateway = gateway
         self._tables = tables
-        self._health = Health(readiness)
+        self._health = health.aio.HealthServicer()
+        self._readiness = readiness or Readiness()
         self._tasks = AsyncExitStack()
-        self._health.add_to(self._server)
-        self._names: list[str] = []
-        served: tuple[tuple[str, Any, Callable[[Any, grpc.aio.Server], None]], ...] = (
-            (
-                "AnswerService",
-                gateway and AnswerServicer(gateway),
-                add_AnswerServiceServicer_to_server,
-            ),
-            (
-                "CompletionService",
-                gateway and CompletionServicer(gateway),
-                add_CompletionServiceServicer_to_server,
-            ),
-            (
-                "ExecutionService",
-                gateway and ExecutionServicer(gateway),
-                add_ExecutionServiceServicer_to_server,
-            ),
-            ("RunService", runs, add_RunServiceServicer_to_server),
-            ("UsageService", usage, add_UsageServiceServicer_to_server),
-            ("ExecutorVersionService", versions, add_ExecutorVersionServiceServicer_to_server),
-            ("TableService", tables, add_TableServiceServicer_to_server),
-            ("RetrievalService", retrieval, add_RetrievalServiceServicer_to_server),
-        )
-        for service, servicer, add in served:
-            if servicer is not None:
-                add(servicer, self._server)
-                self._names.append(f"rolegate.v1.{service}")
+        _add(self._health, self._server)
+        servicers: list[Any] = [runs, usage, versions, tables, retrieval]
+        if gateway is not None:
+            servicers += [
+                AnswerServicer(gateway),
+                CompletionServicer(gateway),
+                ExecutionServicer(gateway),
+            ]
+        self._names = [_add(servicer, self._server) for servicer in servicers if servicer]
         reflection.enable_server_reflection(
             [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
         )
@@ -115,7 +85,6 @@ class Server:
         if self._access:
             await check_listening(address, "server.address", self._access)
             warn_unencrypted(address, self._tls)
-        await wait_for_port(address)
         try:
             if self._tls:
                 port = self._server.add_secure_port(address, self._tls.for_grpc())
@@ -127,16 +96,19 @@ class Server:
                 "or port 0 for any."
             ) from error
         await self._server.start()
-        await self._health.serve(("", *self._names))
+        reported = self._health, self._readiness, ("", *self._names)
+        await publish_health(*reported)
         following = [self._access.follow()] if self._access else []
-        await self._tasks.enter_async_context(background_tasks(self._health.follow(), *following))
+        await self._tasks.enter_async_context(
+            background_tasks(follow_health(*reported), *following)
+        )
         return port
 
     async def drain(self, grace_s: float) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones finish for `grace_s` seconds, then
         cancel them. Every run is stored when this returns.
         """
-        await self._health.drain()
+        await self._health.enter_graceful_shutdown()
         try:
             await self._stop(grace_s)
         except asyncio.CancelledError:  # the caller waits no longer
@@ -150,3 +122,10 @@ class Server:
     async def _stop(self, grace_s: float) -> None:
         detached = [self._tables.detached.drain(grace_s)] if self._tables else []
         await asyncio.gather(self._server.stop(grace_s), *detached)
+
+
+def _add(servicer: Any, server: grpc.aio.Server) -> str:
+    """Add a servicer to the server by the generated function. Return the service's name."""
+    base = next(kind for kind in type(servicer).__mro__ if kind.__module__.endswith("_pb2_grpc"))
+    getattr(sys.modules[base.__module__], f"add_{base.__name__}_to_server")(servicer, server)
+    return f"rolegate.v1.{base.__name__.removesuffix('Servicer')}"

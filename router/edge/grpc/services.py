@@ -1,7 +1,6 @@
 """The gRPC services: each method converts the request, calls, and converts the result."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 from grpc_status import rpc_status
@@ -15,18 +14,16 @@ from rolegate.v1 import executor_version_service_pb2 as version_pb
 from rolegate.v1 import executor_version_service_pb2_grpc as version_pb_grpc
 from rolegate.v1 import run_service_pb2 as run_pb
 from rolegate.v1 import run_service_pb2_grpc as run_pb_grpc
-from rolegate.v1 import table_service_pb2 as table_pb
 from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1 import usage_service_pb2_grpc as usage_pb_grpc
 
 from router.access import caller
 from router.background import in_viewer, in_worker
-from router.edge.grpc import convert, convert_table
+from router.edge.grpc import convert
 from router.edge.grpc import convert_request as parse
-from router.edge.run_table import TableEvents
+from router.edge.grpc.convert_table import EventsToProto
 from router.edge.running import Running
 from router.edge.status import as_seen_by, failure_of_run
-from router.errors import BadRequest
 from router.ledger import Reconciler
 from router.ledger.usage import Usages
 from router.models import Completion, Delta
@@ -35,7 +32,25 @@ from router.runs.archive import ExportedRun
 from router.trace import Conversation, Event, Execution, Run
 from router.trace.export import output_of, trace_json
 from router.trace.identity import Identity
+from router.trace.run import RunKind
+from router.trace.values import OnEvent
 from router.versions import Versions
+
+
+async def streamed(
+    kind: RunKind, work: Callable[[OnEvent], Coroutine[Any, Any, Run]]
+) -> AsyncIterator[Any]:
+    """Do the work of a run, and yield its events as messages."""
+    to_proto = EventsToProto(kind)
+    number = 1
+    async with Running[Event, Run](work) as running:
+        async for events in running:
+            for event in events:
+                yield await to_proto.one(number, event)
+                number += 1
+        run = await running.result()
+    for last in await to_proto.last(number, run):
+        yield last
 
 
 class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
@@ -53,24 +68,16 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
         run = await self._gateway.answer(request.question, options, topology=topology)
         return await convert.answer_to_proto(run)
 
-    async def StreamAnswer(
+    def StreamAnswer(
         self, request: answer_pb.StreamAnswerRequest, context: Any
     ) -> AsyncIterator[answer_pb.StreamAnswerResponse]:
         """Answer a question and stream the events."""
         options = parse.options_from_proto(request, context)
         topology = parse.topology_from_proto(request)
-        number = 1
-        to_event = partial(convert.event_to_proto, answer_pb.StreamAnswerResponse)
-        async with Running[Event, Run](
-            lambda emit: self._gateway.answer(request.question, options, emit, topology)
-        ) as running:
-            async for events in running:
-                for event in events:
-                    yield await convert.tell_event(to_event, number, event)
-                    number += 1
-            run = await running.result()
-        for last in await convert.last_events_to_proto(number, run):
-            yield last
+        return streamed(
+            "answer",
+            lambda emit: self._gateway.answer(request.question, options, emit, topology),
+        )
 
 
 _PIECE_CHARS = 65536
@@ -215,8 +222,6 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
 
 
 _PAGE = 50
-_LARGEST_PAGE = 1000
-_Event = answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse
 
 
 class RunServicer(run_pb_grpc.RunServiceServicer):
@@ -239,11 +244,9 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         self, request: run_pb.ListRunsRequest, _context: Any
     ) -> run_pb.ListRunsResponse:
         """Return a page of runs, newest first."""
-        if request.page_size < 0:
-            raise BadRequest(f"page_size is {request.page_size}; leave it 0 for {_PAGE}.")
-        size = min(request.page_size or _PAGE, _LARGEST_PAGE)
+        size = parse.page_size(request.page_size, _PAGE)
         page = await self._runs.list(
-            parse.list_filter_from_proto(request), size, request.page_token, caller()
+            parse.filter_from_proto(request), size, request.page_token, caller()
         )
         return run_pb.ListRunsResponse(
             runs=map(convert.run_to_proto, page.runs), next_page_token=page.next_page
@@ -256,24 +259,20 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         after = request.after_event_number
         identity = caller()
         run = await self._runs.get(request.run_id, identity)
-        table = TableEvents(run.events[: max(0, after)]) if run.kind == "table" else None
-        last_events = convert_table.last_events_to_proto if table else convert.last_events_to_proto
-        to_event: Callable[[int, Event], _Event]
-        if table:
-            to_event = partial(convert_table.table_event_to_proto, table)
-        else:
-            to_event = partial(convert.event_to_proto, answer_pb.StreamAnswerResponse)
+        to_proto = EventsToProto(run.kind, run.events[: max(0, after)])
+        field = "table_event" if run.kind == "table" else "event"
         async for number, item in self._runs.watch(request.run_id, after, identity):
             if not isinstance(item, Run):
-                yield _watched(await convert.tell_event(to_event, number, item))
+                events: Iterable[Any] = [await to_proto.one(number, item)]
             elif item.status == "finished":
-                for event in await last_events(number - 1, item):
-                    if event.event_number > after:
-                        yield _watched(event)
+                events = await to_proto.last(number - 1, item)
             else:
                 await context.abort_with_status(
                     rpc_status.to_status(convert.status_to_proto(failure_of_run(item, identity)))
                 )
+            for event in events:
+                if event.event_number > after:
+                    yield run_pb.WatchRunResponse(**{field: event})
 
     async def CancelRun(
         self, request: run_pb.CancelRunRequest, _context: Any
@@ -294,7 +293,7 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
     ) -> AsyncIterator[run_pb.ExportRunsResponse]:
         """Stream all ended runs, oldest first."""
         identity = caller()
-        async for exported in self._runs.export(parse.export_filter_from_proto(request), identity):
+        async for exported in self._runs.export(parse.filter_from_proto(request), identity):
             yield await in_viewer(_exported, exported, identity)
 
 
@@ -306,12 +305,6 @@ def _exported(exported: ExportedRun, identity: Identity) -> run_pb.ExportRunsRes
         trace_json=trace_json(run),
         feedback=map(convert.feedback_to_proto, exported.feedback),
     )
-
-
-def _watched(event: _Event) -> run_pb.WatchRunResponse:
-    if isinstance(event, table_pb.StreamTableResponse):
-        return run_pb.WatchRunResponse(table_event=event)
-    return run_pb.WatchRunResponse(event=event)
 
 
 class UsageServicer(usage_pb_grpc.UsageServiceServicer):

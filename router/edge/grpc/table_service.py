@@ -1,9 +1,7 @@
 """The gRPC service for tables."""
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -13,23 +11,16 @@ from rolegate.v1 import table_service_pb2_grpc as pb_grpc
 from router.access import Access, caller
 from router.background import in_worker
 from router.edge.asked_table import Tables
-from router.edge.grpc.convert import tell_event
-from router.edge.grpc.convert_request import options_from_proto
-from router.edge.grpc.convert_table import (
-    last_events_to_proto,
-    table_event_to_proto,
-    table_request_from_proto,
-    table_to_proto,
-)
-from router.edge.run_table import TableEvents
-from router.edge.running import Detached, Running
+from router.edge.grpc.convert_request import options_from_proto, page_size
+from router.edge.grpc.convert_table import table_request_from_proto, table_to_proto
+from router.edge.grpc.services import streamed
+from router.edge.running import Detached
 from router.errors import BadRequest
-from router.runs import Runs
-from router.trace import Event, Run
+from router.runs import RequestOptions, Runs
+from router.trace import Run
 from router.trace.values import OnEvent
 
 _PAGE = 100
-_LARGEST_PAGE = 1000
 
 
 class TableServicer(pb_grpc.TableServiceServicer):
@@ -39,47 +30,37 @@ class TableServicer(pb_grpc.TableServiceServicer):
         """`access`: cancels detached runs whose key is revoked."""
         self._tables = tables
         self._runs = runs
-        self._access = access
-        self.detached = Detached()
+        self.detached = Detached(access)
 
     async def FillTable(self, request: pb.FillTableRequest, context: Any) -> pb.FillTableResponse:
         """Fill a table, or start a detached run that does."""
-        wanted = await in_worker(table_request_from_proto, request)
-        options = options_from_proto(request, context)
+        work = self._filling(request, options_from_proto(request, context))
         if not request.detached:
-            run = await self._tables.fill_table(wanted, options)
+            run = await work(lambda _event: None)
             return pb.FillTableResponse(run_id=run.id, table=await table_to_proto(run))
-        options = msgspec.structs.replace(options, time_s=None)
-
-        async def work(on_event: OnEvent) -> Run:
-            with self._access.serving(options.identity) if self._access else nullcontext():
-                return await self._tables.fill_table(wanted, options, on_event)
-
         return pb.FillTableResponse(run_id=await self.detached.start(work))
 
-    async def StreamTable(
+    def StreamTable(
         self, request: pb.StreamTableRequest, context: Any
     ) -> AsyncIterator[pb.StreamTableResponse]:
         """Fill a table and stream the events."""
-        wanted = await in_worker(table_request_from_proto, request)
-        options = options_from_proto(request, context)
-        state = TableEvents()
-        number = 1
-        async with Running[Event, Run](
-            lambda tell: self._tables.fill_table(wanted, options, tell)
-        ) as running:
-            async for events in running:
-                for event in events:
-                    yield await tell_event(partial(table_event_to_proto, state), number, event)
-                    number += 1
-            run = await running.result()
-        for last in await last_events_to_proto(number, run):
-            yield last
+        return streamed("table", self._filling(request, options_from_proto(request, context)))
+
+    def _filling(
+        self, request: pb.FillTableRequest | pb.StreamTableRequest, options: RequestOptions
+    ) -> Callable[[OnEvent], Coroutine[Any, Any, Run]]:
+        if isinstance(request, pb.FillTableRequest) and request.detached:
+            options = msgspec.structs.replace(options, time_s=None)
+
+        async def work(emit: OnEvent) -> Run:
+            wanted = await in_worker(table_request_from_proto, request)
+            return await self._tables.fill_table(wanted, options, emit)
+
+        return work
 
     async def GetTable(self, request: pb.GetTableRequest, _context: Any) -> pb.GetTableResponse:
         """Return a page of a run's table."""
-        if request.page_size < 0:
-            raise BadRequest(f"page_size is {request.page_size}; leave it 0 for {_PAGE}.")
+        size = page_size(request.page_size, _PAGE)
         if request.page_token and not (
             request.page_token.isascii() and request.page_token.isdecimal()
         ):
@@ -97,7 +78,6 @@ class TableServicer(pb_grpc.TableServiceServicer):
         if running := run.status == "running":
             run = msgspec.structs.replace(run, duration_s=time.time() - run.started_at)
         start = int(request.page_token or 0)
-        size = min(request.page_size or _PAGE, _LARGEST_PAGE)
         table = await table_to_proto(run, start, start + size)
         return pb.GetTableResponse(
             table=table, running=running, next_page_token=table.next_page_token
