@@ -16,7 +16,7 @@ The null hypotheses, about the mean difference given all earlier pairs:
 
 There are three measures: correctness, failures and tokens. Correctness uses decisive pairs only, in
 which exactly one version is right: 1 or -1. No client's tenant may contribute more than
-`MAX_OF_ONE` of them. `docs/training.md` has the assumptions.
+`MAX_OF_ONE` of them. `docs/gate.md` has the assumptions.
 """
 
 import math
