@@ -1,17 +1,14 @@
 """`rolegate sft publish`: make an immutable version of a trained adapter or model.
 
 The version (executor-000001, …) is written to the config's `versions.folder`, with a manifest of
-what it was made of and the SHA-256 of every file. With --address, the gateway checks the version,
-loads it into its running engine and registers it; with --traffic shadow, the version then works
-alongside the active one. Without --address, only the folder is written, and `rolegate versions
-register` does the rest. With --push, any running vLLM or SGLang loads the adapter.
+what it was made of and the SHA-256 of every file. `rolegate versions register` has the gateway
+check it, load it into its running engine and record it.
 """
 
-import asyncio
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from rolegate.client import Client
@@ -21,10 +18,7 @@ from executor_sft.jsonl import read_json
 from executor_sft.step import digest_of, read_manifest
 from executor_sft.train import MODEL
 from router.errors import BadVersion
-from router.models.adapters import Adapters
-from router.models.session import upstream_session
 from serving.cli.command import POSITIONAL
-from serving.cli.options import ConnectionOptions, with_client
 from serving.config.config import Config
 from serving.config.file import load_config
 from serving.engines.versions import MANIFEST, VersionManifest, base_sha256, verified, write_version
@@ -32,55 +26,22 @@ from serving.engines.versions import MANIFEST, VersionManifest, base_sha256, ver
 _ADVICE = "name the evaluation.json of `rolegate sft evaluate`"
 
 
-class RunningGatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options to reach a running gateway; the key is in the environment variable
-    ROLEGATE_API_KEY.
-    """
-
-    config: Path
-    address: str | None = None
-    """HOST:PORT of the gateway that loads the version"""
-    ca: Path | None = None
-    """encrypt; CA certificate file (PEM)"""
-    certificate: Path | None = None
-    """client certificate, if the gateway requires one (PEM)"""
-    key: Path | None = None
-    """key of --certificate (PEM)"""
-
-
-class Options(RunningGatewayOptions, frozen=True, kw_only=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the command."""
 
+    config: Path
     trained: Annotated[Path, POSITIONAL]
     """the folder of `rolegate sft train`"""
     evaluation: Path | None = None
     """evaluation.json of `rolegate sft evaluate`"""
-    push: str | None = None
-    """base URL of a vLLM or SGLang that loads the adapter, as http://…/v1"""
-    traffic: Literal["none", "shadow"] = "none"
-    """traffic of the version on the gateway"""
 
 
 def run(options: Options) -> int:
-    """Publish, register if requested, and return the exit status."""
+    """Publish and return the exit status."""
     version = publish(options.trained, load_config(options.config), options.evaluation)
     print(f"{version}: published")
-    if options.push is not None:
-        asyncio.run(_push(version, options.push))
-        print(
-            f"{version.name}: loaded at {options.push}; request the model {version.name}, with "
-            f"SGLang BASE:{version.name}"
-        )
-    if options.address is None:
-        print(f"to register it with a running gateway: rolegate versions register {version.name}")
-        return 0
-    connection = ConnectionOptions(
-        address=options.address,
-        ca=options.ca,
-        certificate=options.certificate,
-        key=options.key,
-    )
-    return with_client(connection, lambda client: _register(client, version, options))
+    print(f"to register it with a running gateway: rolegate versions register {version.name}")
+    return 0
 
 
 def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Path:
@@ -117,7 +78,6 @@ def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Pa
         recipe=recipe,
         data=msgspec.to_builtins(manifest.steps["dataset"]),
         evaluation=read_json(evaluation, dict[str, Any], _ADVICE) if evaluation else None,
-        git_revision=figures["git_revision"],
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         files={},
     )
@@ -154,29 +114,18 @@ def check_engine(
         )
 
 
-async def _push(folder: Path, base_url: str) -> None:
-    """Load an adapter into a running engine, which must see the same folder. Raises `BadVersion`
-    and `UpstreamUnavailable`.
+def try_version(client: Client, folder: Path) -> None:
+    """Register a version with a gateway and make it a shadow, unless the gate has already decided
+    on it. Raises `BadVersion` if the gateway has another version of that name, and `GatewayError`.
     """
-    async with upstream_session() as session:
-        await Adapters(session, base_url).load(folder.name, folder.resolve())
-
-
-def _register(client: Client, folder: Path, options: Options) -> int:
-    """Register the version, and give it traffic unless the gate has already decided on it."""
     name = folder.name
     versions = {version.version: version for version in client.versions()}
     known = versions.get(name) or client.register_version(name)
     if msgspec.json.decode(known.manifest_json, type=VersionManifest) != verified(folder):
         raise BadVersion(
-            f"{folder}: the gateway at {options.address} has another version of that name; set "
-            "versions.folder to the gateway's folder."
+            f"{folder}: the gateway has another version of that name; set versions.folder to the "
+            "gateway's folder."
         )
-    print(f"{name}: registered at {options.address}")
-    if (
-        options.traffic == "shadow"
-        and known.state == ExecutorVersionState.EXECUTOR_VERSION_STATE_REGISTERED
-    ):
+    if known.state == ExecutorVersionState.EXECUTOR_VERSION_STATE_REGISTERED:
         client.set_version_traffic(name, "shadow")
-        print(f"{name}: works as a shadow; `rolegate versions list` shows its results")
-    return 0
+    print(f"{name}: registered; `rolegate versions list` shows how it does as a shadow")

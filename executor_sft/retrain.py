@@ -8,18 +8,15 @@ paid for twice. The gateway's gate then decides about the version (`rolegate ver
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-from rolegate.client.requests import ADDRESS
-
 from executor_sft import dataset, evaluate, mine, publish, train
+from executor_sft import filter as filter_step
 from executor_sft.command import Count
-from executor_sft.filter import Options as FilterOptions
-from executor_sft.filter import run as run_filter
 from executor_sft.questions import read_questions
 from executor_sft.runtime import BASE
 from executor_sft.step import read_manifest
 from executor_sft.train import load_recipe
 from router.errors import BadConfig
+from serving.cli.options import ConnectionOptions, with_client
 from serving.config.config import Config
 from serving.config.file import load_config
 from serving.dependencies import need
@@ -27,11 +24,10 @@ from serving.engines.versions import base_sha256
 from serving.terminal import complain
 
 
-class Options(publish.RunningGatewayOptions, frozen=True, kw_only=True):
+class Options(ConnectionOptions, frozen=True, kw_only=True):
     """Options of the command."""
 
-    address: str = ADDRESS
-    """HOST:PORT of the gateway"""
+    config: Path
     work: Path
     """where the steps' folders go"""
     evaluation: Path
@@ -60,10 +56,9 @@ def run(options: Options) -> int:
         config.engines[engine].path if engine else config.roles.execution.model
     )
     _check(options, config, student)
-    for name, status, reason in _steps(options, config, student):
-        if status or reason:
-            why = f"exit status {status}." if status else reason
-            complain(f"rolegate sft retrain: stopped at {name}: {why}")
+    for name, problem in _steps(options, config, student):
+        if problem:
+            complain(f"rolegate sft retrain: stopped at {name}: {problem}")
             return 1
     return 0
 
@@ -83,80 +78,66 @@ def _check(options: Options, config: Config, student: Path) -> None:
     read_questions(options.evaluation)
 
 
-def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[str, int, str]]:
-    """Run the steps in order, and yield the name, status, and any other reason to stop of
-    each.
-    """
-    work = options.work
-    role = config.roles.execution
+def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[str, str]]:
+    """Run the steps in order, and yield the name of each and the reason to stop, if any."""
     mining = mine.Options(
         config=options.config,
-        out=work / "mined",
+        out=options.work / "mined",
         evaluation=(options.evaluation,),
         leave_failed=True,
         concurrency=options.concurrency,
         yes=options.yes,
     )
-    yield "mine", mine.run(mining), ""
-    filtered = work / "filtered"
-    filtering = FilterOptions(
+    yield "mine", "not finished." if mine.run(mining) else ""
+    filtering = filter_step.Options(
         rollouts=(mining.out,),
-        out=filtered,
+        out=options.work / "filtered",
         mix=options.mix,
         exclude=(options.evaluation,),
     )
-    status = run_filter(filtering)
-    samples = read_manifest(filtered).figures["samples"]
+    filter_step.run(filtering)
+    samples = read_manifest(filtering.out).figures["samples"]
     too_few = (
         f"only {samples} trajectories passed the filter, "
         f"and --min-trajectories is {options.min_trajectories}; log more "
         "questions."
     )
-    yield "filter", status, too_few if samples < options.min_trajectories else ""
+    yield "filter", too_few if samples < options.min_trajectories else ""
     data = dataset.Options(
-        filtered=filtered,
+        filtered=filtering.out,
         model=student,
-        out=work / "data",
-        thinking=role.thinking,
-        system_role=role.system_role,
+        out=options.work / "data",
+        thinking=config.roles.execution.thinking,
+        system_role=config.roles.execution.system_role,
     )
-    yield "dataset", dataset.run(data), ""
-    trained = work / "trained"
+    dataset.run(data)
+    yield "dataset", ""
     training = train.Options(
-        dataset=data.out,
-        model=student,
-        recipe=options.recipe,
-        out=trained,
+        dataset=data.out, model=student, recipe=options.recipe, out=options.work / "trained"
     )
-    yield "train", train.run(training), ""
+    train.run(training)
+    yield "train", ""
     evaluation = evaluate.Options(
         config=options.config,
         questions=options.evaluation,
         rollouts=options.rollouts,
-        out=work / "evaluated",
-        executors=(config.versions.start or BASE, str(trained / train.MODEL)),
+        out=options.work / "evaluated",
+        executors=(config.versions.start or BASE, str(training.out / train.MODEL)),
         concurrency=options.concurrency,
     )
-    yield "evaluate", evaluate.run(evaluation), _worse(evaluation.out)
-    publishing = publish.Options(
-        trained=trained,
-        evaluation=evaluation.out / evaluate.RESULT,
-        traffic="shadow",
-        **{
-            name: getattr(options, name)
-            for name in ("config", "address", "ca", "certificate", "key")
-        },
-    )
-    yield "publish", publish.run(publishing), ""
+    evaluate.run(evaluation)
+    yield "evaluate", _worse(evaluation.out)
+    version = publish.publish(training.out, config, evaluation.out / evaluate.RESULT)
+    status = with_client(options, lambda client: publish.try_version(client, version))
+    yield "publish", "the gateway refused it." if status else ""
 
 
 def _worse(evaluated: Path) -> str:
     """Return the reason to stop if the new executor is worse than the old one, else nothing."""
-    figures = msgspec.convert(read_manifest(evaluated).figures, evaluate.Evaluation)
-    gain = figures.comparisons[0].exact_match
-    if gain.high >= 0:
+    gain = read_manifest(evaluated).figures["comparisons"][0]["exact_match"]
+    if gain["high"] >= 0:
         return ""
     return (
-        f"the new executor is worse than the old one: exact match {gain.mean:+.3f}, at best "
-        f"{gain.high:+.3f}."
+        f"the new executor is worse than the old one: exact match {gain['mean']:+.3f}, at best "
+        f"{gain['high']:+.3f}."
     )

@@ -1,6 +1,7 @@
 """`rolegate sft train`: fine-tune an executor on a data set of `rolegate sft dataset`.
 
-Writes an adapter or all weights (bf16) to DIR/model, and the loss of each step to DIR/loss.jsonl.
+Writes an adapter or all weights (bf16) to DIR/model, and what the trainer logs of each step, such
+as its loss, to DIR/loss.jsonl.
 Checkpoints are kept during the training: after a kill, the same command resumes and ends with the
 same model.
 
@@ -10,8 +11,8 @@ launch --num_processes 4 --use_fsdp --fsdp_version 2 -m executor_sft train DATAS
 """
 
 import shutil
-import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -63,7 +64,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Rank of the LoRA adapter; the next three are its settings, too."""
     alpha: _Positive = 64.0
     dropout: _Share = 0.0
-    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """Layers that are adapted, by the ends of their names."""
     epochs: _Positive = 3.0
     batch: Count = 16
@@ -111,17 +112,6 @@ def load_recipe(name: str) -> Recipe:
         raise BadConfig(f"{path}: {error}") from None
 
 
-class StepLoss(msgspec.Struct, frozen=True):
-    """One line of `loss.jsonl`."""
-
-    step: int
-    loss: float
-    """Mean over the step's tokens with a loss, in nats."""
-    learning_rate: float
-    token_accuracy: float | None = None
-    """Share of these tokens that are the model's most likely ones."""
-
-
 def run(options: Options) -> int:
     """Run the step and return the exit status."""
     need("sft", *NEEDED)
@@ -157,21 +147,14 @@ def _train(
     save_trained(trainer, base, step.folder / MODEL)
     if not trainer.is_world_process_zero():
         return
-    history = [entry for entry in trainer.state.log_history if "loss" in entry]
-    losses = [
-        StepLoss(
-            entry["step"], entry["loss"], entry["learning_rate"], entry.get("mean_token_accuracy")
-        )
-        for entry in history
-    ]
+    losses = [entry for entry in trainer.state.log_history if "loss" in entry]
     write_atomically(step.folder / LOSS, msgspec.json.Encoder().encode_lines(losses))
     figures = {
         "kind": "adapter" if recipe.method == "lora" else "weights",
-        "steps": losses[-1].step,
-        "loss": fmean(loss.loss for loss in losses[-_SMOOTHED:]),
+        "steps": losses[-1]["step"],
+        "loss": fmean(entry["loss"] for entry in losses[-_SMOOTHED:]),
         "trained_parameters": trainer.model.num_parameters(only_trainable=True),
         "device": str(trainer.args.device),
-        "git_revision": _git_revision(),
         "base": base.resolve().name,
         "base_sha256": base_sha256(base),
     }
@@ -261,14 +244,11 @@ def _trainer(
     examples = {
         name: [list(getattr(row, name)) for row in rows] for name in ("input_ids", "labels")
     }
-    modules: str | list[str] = "all-linear"
-    if recipe.target_modules != "all-linear":
-        modules = list(recipe.target_modules)
     adapter = LoraConfig(
         r=recipe.rank,
         lora_alpha=recipe.alpha,
         lora_dropout=recipe.dropout,
-        target_modules=modules,
+        target_modules=recipe.target_modules,
         task_type="CAUSAL_LM",
     )
     try:
@@ -325,11 +305,9 @@ def _last_checkpoint(folder: Path) -> str | None:
     """Return the last complete checkpoint, or None. Its state is written last."""
     checkpoints = folder.glob("checkpoint-*")
     for checkpoint in sorted(checkpoints, key=lambda path: -int(path.name.rpartition("-")[2])):
-        try:
+        with suppress(OSError, msgspec.DecodeError):
             msgspec.json.decode((checkpoint / _STATE).read_bytes())
-        except (OSError, msgspec.DecodeError):
-            continue
-        return str(checkpoint)
+            return str(checkpoint)
     return None
 
 
@@ -369,20 +347,3 @@ def _halved(weights: dict[str, Any]) -> dict[str, Any]:
         name: halves.setdefault(tensor.data_ptr(), tensor.detach().to(torch.bfloat16))
         for name, tensor in weights.items()
     }
-
-
-def _git_revision() -> str:
-    """Return the commit of the code, with `-dirty` after changes; empty outside a git checkout."""
-    root = Path(__file__).resolve().parents[1]
-    if not (root / ".git").exists() or shutil.which("git") is None:
-        return ""
-    command = ["git", *"describe --always --dirty --abbrev=40 --exclude=*".split()]
-    # No shell is started.
-    described = subprocess.run(  # noqa: S603
-        command,
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return described.stdout.strip()

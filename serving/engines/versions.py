@@ -37,8 +37,8 @@ class VersionManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Figures and digests of the data set and its sources."""
     evaluation: dict[str, Any] | None = None
     """Results of this and the previous executor; None if it was not evaluated."""
-    git_revision: str
-    """Revision of the training code; empty if unknown."""
+    git_revision: str = ""
+    """Revision of the training code, in versions of earlier releases."""
     created_at: str
     """Time in ISO 8601, UTC."""
     files: dict[str, str]

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
-from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -11,7 +10,8 @@ import pytest
 import structlog
 from rolegate.client import AsyncClient
 
-from executor_sft.__main__ import main, run
+from executor_sft.__main__ import run
+from executor_sft.publish import publish, try_version
 from executor_sft.step import Step
 from executor_sft.train import load_recipe
 from router.edge.grpc.server import Server
@@ -19,9 +19,10 @@ from router.edge.grpc.services import ExecutorVersionServicer
 from router.errors import BadVersion, RolegateError
 from router.store import Database, SQLVersionBook
 from router.versions import GateRule, Versions
+from serving.cli.options import ConnectionOptions, with_client
+from serving.config.file import load_config
 from serving.engines.versions import base_sha256, verified
 from serving.logs import errors_only
-from tests.router.vllm_adapters import adapter_server
 
 ROLE = (
     'model = "backbone"\nprompt = "shipped:prompts/mini/answer.txt"\nbase_url = '
@@ -72,7 +73,6 @@ def trained(config: Path) -> Path:
         "kind": "adapter",
         "base": "base",
         "base_sha256": base_sha256(config.with_name("base")),
-        "git_revision": "abc",
     }
     step.finish(
         figures, ["model/adapter_config.json", "model/adapter_model.safetensors", "loss.jsonl"]
@@ -83,9 +83,7 @@ def trained(config: Path) -> Path:
 def test_a_version_says_what_it_was_made_of(
     config: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Recipe, data, base, revision and evaluation; the files are the model's alone. It says how
-    to go on.
-    """
+    """Recipe, data, base and evaluation; the files are the model's alone. It says how to go on."""
     (tmp_path / "evaluation.json").write_text('{"rows": []}')
     status = run(
         [
@@ -103,7 +101,7 @@ def test_a_version_says_what_it_was_made_of(
         "adapter_model.safetensors",
     }
     assert (version.kind, version.rank, version.base_model) == ("adapter", 32, "mini-executor")
-    assert (version.data["figures"], version.git_revision) == ({"rows": 12}, "abc")
+    assert version.data["figures"] == {"rows": 12}
     assert version.recipe["learning_rate"] == load_recipe("mini").learning_rate
     assert version.evaluation == {"rows": []}
     assert "rolegate versions register executor-000001" in capsys.readouterr().out
@@ -180,49 +178,29 @@ async def gateway(tmp_path: Path) -> AsyncIterator[str]:
     structlog.reset_defaults()
 
 
+def taken_in(config: Path, trained: Path, address: str, evaluation: Path | None = None) -> int:
+    """Publish, and let the gateway try it."""
+    folder = publish(trained, load_config(config), evaluation)
+    options = ConnectionOptions(address=address)
+    return with_client(options, lambda client: try_version(client, folder))
+
+
 async def test_a_running_gateway_takes_it_in(config: Path, trained: Path, gateway: str) -> None:
     """Registered and made the shadow; repeated, also after it was rolled back or promoted, it
     changes nothing.
     """
-    command = [
-        "publish",
-        str(trained),
-        "--config",
-        str(config),
-        "--address",
-        gateway,
-        "--traffic",
-        "shadow",
-    ]
     async with AsyncClient(gateway) as client:
         for change in (None, client.roll_back_version, client.promote_version):
-            assert await asyncio.to_thread(run, command) == 0
+            assert await asyncio.to_thread(taken_in, config, trained, gateway) == 0
             if change:
                 await change("executor-000001")
             states = {version.version: version.state for version in await client.versions()}
-            assert await asyncio.to_thread(run, command) == 0
+            assert await asyncio.to_thread(taken_in, config, trained, gateway) == 0
             assert {version.version: version.state for version in await client.versions()} == states
             assert (
                 states.keys() == {"executor-000001", "mini-executor"}
                 and len(set(states.values())) == 2
             )
-
-
-@pytest.mark.parametrize("root", ["/v1", ""])
-async def test_any_engine_loads_it(config: Path, trained: Path, root: str, tmp_path: Path) -> None:
-    """A vLLM or an SGLang that no gateway stands before; the second time it is there."""
-    (trained / "model" / "adapter_config.json").write_text('{"r": 8}')
-    manifest = trained / "manifest.json"
-    manifest.write_text(
-        manifest.read_text().replace(sha256(b"{}").hexdigest(), sha256(b'{"r": 8}').hexdigest())
-    )
-    async with adapter_server(root=root) as server:
-        for _ in range(2):
-            command = ["publish", str(trained), "--config", str(config), "--push", server.base_url]
-            assert await asyncio.to_thread(run, command) == 0
-        assert server.adapters == {
-            "executor-000001": str(tmp_path / "versions" / "executor-000001")
-        }
 
 
 async def test_a_name_that_stands_for_another_version_there_is_refused(
@@ -231,33 +209,18 @@ async def test_a_name_that_stands_for_another_version_there_is_refused(
     """A gateway identifies versions by name: another folder that restarts the numbers would mix up
     their figures.
     """
-    command = [
-        "publish",
-        str(trained),
-        "--config",
-        str(config),
-        "--address",
-        gateway,
-        "--traffic",
-        "shadow",
-    ]
-    assert await asyncio.to_thread(run, command) == 0
+    assert await asyncio.to_thread(taken_in, config, trained, gateway) == 0
     shutil.rmtree(tmp_path / "versions")
-    (trained.parent / "evaluation.json").write_text("{}")
-    command += ["--evaluation", str(trained.parent / "evaluation.json")]
+    evaluation = trained.parent / "evaluation.json"
+    evaluation.write_text("{}")
     with pytest.raises(BadVersion, match=r"has another version of that name"):
-        await asyncio.to_thread(run, command)
+        await asyncio.to_thread(taken_in, config, trained, gateway, evaluation)
 
 
 async def test_a_gateway_that_is_away_loses_nothing(
     config: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The version is there; the command says what failed, and can be repeated."""
-    assert (
-        await asyncio.to_thread(
-            main, ["publish", str(trained), "--config", str(config), "--address", "127.0.0.1:1"]
-        )
-        == 1
-    )
+    assert await asyncio.to_thread(taken_in, config, trained, "127.0.0.1:1") == 1
     assert verified(tmp_path / "versions" / "executor-000001")
     assert "rolegate: " in capsys.readouterr().err

@@ -80,12 +80,12 @@ def test_each_step_gets_what_the_config_says(tmp_path: Path) -> None:
         mined.out / "rollouts.jsonl",
         [rollout(SubQueryRollout(sample(ONE, RIGHT), sample(ONE, RIGHT)))],
     )
-    write_json(mined.out / "selection.json", mine.Selection([], mine.MinedRuns()))
+    write_json(mined.out / "selection.json", mine.Selection([], {}))
     step.finish({}, ["rollouts.jsonl"])
     steps = islice(retrain._steps(options, served, MINI), 3)
     too_few = (
         "only 2 trajectories passed the filter, and --min-trajectories is 3; log more questions."
     )
-    assert list(steps) == [("mine", 0, ""), ("filter", 0, too_few), ("dataset", 0, "")]
+    assert list(steps) == [("mine", ""), ("filter", too_few), ("dataset", "")]
     settings = read_manifest(work / "data").origin.settings
     assert (settings["thinking"], settings["system_role"]) == (False, False)
