@@ -9,6 +9,7 @@ asks for confirmation, then works as `rolegate sft rollout`.
 
 import asyncio
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -20,8 +21,9 @@ from rich.console import Console
 
 from executor_sft.command import agreed, show
 from executor_sft.jsonl import read_json
-from executor_sft.questions import HeldOut, Question, question_key
-from executor_sft.rollout import RolloutOptions, begin_step, roll_out_step, teacher_config
+from executor_sft.questions import HeldOut, Question
+from executor_sft.rollout import RolloutOptions, begin_step, roll_out_step
+from executor_sft.runtime import teacher_config
 from executor_sft.step import write_json
 from router.errors import BadRequest, NotFound, StoreFailed
 from router.models import Usage
@@ -30,9 +32,8 @@ from router.runs.archive import Archive
 from router.store import SQLArchive
 from router.table import TableRequest
 from router.trace import Call, Price, RoleName, Run, Trajectory
-from router.trace.call import totals
 from router.trace.run import Feedback, right_answers
-from router.trace.values import NOT_FOUND, TableRun, by_executors
+from router.trace.values import NOT_FOUND, TableRun
 from router.versions.gate import within_share
 from serving.cli.options import FORMATS, time_argument
 from serving.cli.store import opened_store
@@ -60,37 +61,15 @@ class Options(RolloutOptions, frozen=True, kw_only=True):
     """do not ask to confirm the cost"""
 
 
-class MinedRuns(msgspec.Struct):
-    """Numbers of logged runs that were read, by what became of them."""
-
-    read: int = 0
-    """Finished answers and tables of tenants that let their runs train."""
-    redacted: int = 0
-    """Their texts were not kept."""
-    unreadable: int = 0
-    """Their traces are damaged, or written by another release."""
-    evaluation: int = 0
-    """Held-out questions."""
-    nearly_evaluation: int = 0
-    """Near-duplicates of held-out questions."""
-    evaluation_sub_query: int = 0
-    """A sub-query is a held-out question, or nearly."""
-    right_answer_unknown: int = 0
-    """No feedback has a right answer, and there is no judge."""
-    same_question: int = 0
-    same_sub_queries: int = 0
-    over_limit: int = 0
-    over_share: int = 0
-    """Too many questions would rest on their tenant's feedback."""
-    selected: int = 0
-
-
 class Selection(msgspec.Struct, frozen=True):
     """Questions that `mine` rolls out; kept in its folder, as the store changes."""
 
     questions: list[Question]
     """Questions with the ids of their runs."""
-    counts: MinedRuns
+    counts: dict[str, int]
+    """Numbers of finished runs of tenants that let their runs train: all that were `read`, and
+    those that were left out, by the reason.
+    """
 
 
 async def select(
@@ -107,49 +86,35 @@ async def select(
     `evaluation`: held-out questions. `judge`: whether a judge can replace feedback. Raises
     `StoreFailed`.
     """
-    counts = MinedRuns()
+    counts: Counter[str] = Counter()
     chosen: list[tuple[Question, tuple[Call, ...], str]] = []
     asked: set[str] = set()
-    worked_on: set[frozenset[str]] = set()
     async for run in _ended(log, wanted, counts):
-        outer = run.result.executions if isinstance(run.result, Trajectory | TableRun) else ()
-        managed = (execution for execution in outer if execution.work)
-        sub_queries = [execution.sub_query for execution in (*managed, *by_executors(outer))]
-        keys = frozenset(map(question_key, sub_queries))
-        if run.redacted:
-            counts.redacted += 1
-            continue
-        if likeness := evaluation.likeness(run.request):
-            counts.evaluation += likeness == "same"
-            counts.nearly_evaluation += likeness == "near"
-            continue
-        if any(map(evaluation.likeness, sub_queries)):
-            counts.evaluation_sub_query += 1
-            continue
-
         feedback = await log.feedback(run.id)
         question = question_of(run, feedback)
-        if not (question.golds or question.table or judge):
-            counts.right_answer_unknown += 1
-        elif question.key in asked:
-            counts.same_question += 1
-        elif keys and keys in worked_on:
-            counts.same_sub_queries += 1
-        else:
-            asked.add(question.key)
-            worked_on.add(keys)
-            if limit is not None and len(chosen) >= limit:
-                counts.over_limit += 1
-                continue
-            tenants = [entry.tenant for entry in feedback if entry.right_answer.strip()]
-            by_client = question.golds and all(tenants) and wanted.tenant is None
-            chosen.append((question, run.calls, run.tenant if by_client else ""))
+        likeness = evaluation.likeness(run.request)
+        reasons = {
+            "redacted": run.redacted,
+            "evaluation": likeness == "same",
+            "nearly_evaluation": likeness == "near",
+            "right_answer_unknown": not (question.golds or question.table or judge),
+            "same_question": question.key in asked,
+            "over_limit": len(chosen) == limit,
+        }
+        if reason := next((name for name, holds in reasons.items() if holds), None):
+            counts[reason] += 1
+            continue
+        asked.add(question.key)
+        tenants = [entry.tenant for entry in feedback if entry.right_answer.strip()]
+        by_client = question.golds and all(tenants) and wanted.tenant is None
+        chosen.append((question, run.calls, run.tenant if by_client else ""))
 
+    # No more than a quarter may rest on the feedback of one tenant
     kept = within_share(chosen, lambda candidate: candidate[2])
-    counts.selected = len(kept)
-    counts.over_share = len(chosen) - len(kept)
+    counts["over_share"] = len(chosen) - len(kept)
+    counts["selected"] = len(kept)
     calls = chain.from_iterable(run_calls for _, run_calls, _ in kept)
-    return Selection([question for question, _, _ in kept], counts), list(calls)
+    return Selection([question for question, _, _ in kept], dict(counts)), list(calls)
 
 
 def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
@@ -175,7 +140,7 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
     return Question(run.id, run.request, right_answers(feedback), SOURCE, rejected)
 
 
-async def _ended(log: Archive, wanted: RunFilter, counts: MinedRuns) -> AsyncIterator[Run]:
+async def _ended(log: Archive, wanted: RunFilter, counts: Counter[str]) -> AsyncIterator[Run]:
     """Yield the finished runs that can be read, and count all finished ones."""
     page = ""
     while True:
@@ -191,10 +156,10 @@ async def _ended(log: Archive, wanted: RunFilter, counts: MinedRuns) -> AsyncIte
             except StoreFailed as error:
                 if not isinstance(error.__cause__, zlib.error | msgspec.DecodeError):
                     raise
-                counts.unreadable += 1
+                counts["unreadable"] += 1
             else:
                 yield run
-            counts.read += 1
+            counts["read"] += 1
         if not (page := listed.next_page):
             return
 
@@ -221,17 +186,16 @@ def estimate(
     """
     needed: dict[str, dict[str, float | None]] = {}
     for name, (role, times) in _TIMES.items():
-        prompt = completion = 0.0
-        for total in totals(calls):
-            if total.role == role and (known := total.attempts - total.attempts_without_usage):
-                prompt += times * total.attempts / known * total.prompt_tokens
-                completion += times * total.attempts / known * total.completion_tokens
-        usage = Usage(round(prompt), round(completion))
+        usages = [call.usage for call in calls if call.role == role]
+        known = [usage for usage in usages if usage]
+        factor = times * len(usages) / max(1, len(known))
+        prompt = round(factor * sum(usage.prompt_tokens for usage in known))
+        completion = round(factor * sum(usage.completion_tokens for usage in known))
         price = prices[name]
         needed[name] = {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "dollars": None if price is None else price.cost(usage) / 1e9,
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "dollars": price.cost(Usage(prompt, completion)) / 1e9 if price else None,
         }
     return needed
 
@@ -239,17 +203,19 @@ def estimate(
 def run(options: Options) -> int:
     """Run the step and return the exit status: 1 if the cost was not confirmed."""
     file = options.out / SELECTION
-    selection = None
-    if not file.exists():
+    known = file.exists()
+    selection: Selection | None
+    if known:
+        selection = read_json(file, Selection, "name a new folder")
+    else:
         selection = asyncio.run(_selected(load_config(options.config), options))
-        if selection is None:
-            return 1
+    if selection is None:
+        return 1
     inputs = {f"evaluation {path}": path for path in options.evaluation}
     step = begin_step("mine", options, inputs, options.settings("since", "until", "tenant"))
-    if selection is not None:
+    if not known:
         write_json(file, selection)
-    selection = read_json(file, Selection, "name a new folder")
-    return roll_out_step(step, options, selection.questions, msgspec.to_builtins(selection.counts))
+    return roll_out_step(step, options, selection.questions, selection.counts)
 
 
 async def _selected(config: Config, options: Options) -> Selection | None:
@@ -277,8 +243,8 @@ async def _selected(config: Config, options: Options) -> Selection | None:
                 judge=judge,
                 limit=options.limit,
             )
-    show({"logged_runs": msgspec.to_builtins(selection.counts)}, stderr=True)
-    if selection.counts.unreadable:
+    show({"logged_runs": selection.counts}, stderr=True)
+    if "unreadable" in selection.counts:
         complain(
             "Some runs are unreadable: `rolegate store check` lists them; an older release may "
             "read them."
