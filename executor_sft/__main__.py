@@ -4,11 +4,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from router.errors import RolegateError
 from serving.cli.command import new_parser, parse
-from serving.files import private_files
+from serving.cli.main import main as rolegate
 from serving.logs import errors_only
-from serving.terminal import complain
 
 _COMMANDS = {
     "retrain": (
@@ -51,18 +49,9 @@ def run(arguments: Sequence[str]) -> int:
     return int(module.run(parse(module.Options, f"sft {name}", arguments[1:], module.__doc__)))
 
 
-@private_files()
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status. Expected errors are printed in one line."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        return run(arguments)
-    except (RolegateError, OSError, UnicodeError) as error:
-        complain(f"rolegate sft {arguments[0]}: {error}")
-        return 1
-    except KeyboardInterrupt:
-        return 130
+main = run
+"""The entry point's name. `rolegate` prints expected errors in one line."""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(rolegate(["sft", *sys.argv[1:]]))

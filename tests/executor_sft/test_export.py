@@ -9,6 +9,7 @@ from executor_sft.miniworld.export import export, vocabulary_of
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, MiniQuestion
 from executor_sft.miniworld.world import World
+from router.errors import BadConfig
 from router.protocol import Vocabulary
 from serving.config.file import load_config, preset
 from serving.documents.rows import read_rows
@@ -113,13 +114,11 @@ def test_the_command_writes_the_demos_world(
         assert (tmp_path / name).read_bytes() == Path(shipped).read_bytes()
 
 
-def test_the_command_writes_over_nothing_unasked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_over_nothing_unasked(tmp_path: Path) -> None:
     """A config that somebody has changed stays, unless told otherwise."""
     (tmp_path / "rolegate.toml").write_text("mine")
-    assert main(["mini-world", "--out", str(tmp_path)]) == 1
-    assert "is not empty" in capsys.readouterr().err
+    with pytest.raises(BadConfig, match="is not empty"):
+        main(["mini-world", "--out", str(tmp_path)])
     assert (tmp_path / "rolegate.toml").read_text() == "mine"
     assert main(["mini-world", "--out", str(tmp_path), "--questions", "3", "--force"]) == 0
     assert load_config(tmp_path / "rolegate.toml").search.vocabulary == str(
