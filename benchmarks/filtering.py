@@ -146,7 +146,7 @@ async def measure(options: Options) -> Figures | NoiseFigures:
                 answered = await answers(
                     bench, names, _plain(asked), rollouts=1, concurrency=_CONCURRENCY
                 )
-                evaluation = evaluation_of(answered, bench.config.search, 1, None)
+                evaluation = evaluation_of(answered, 1)
         counts = {arm: sum(1 for _ in (work / arm / RESULT).open()) for arm in _ARMS}
     arms = [Arm(name, counts.get(name, 0), _not_needed(answered[name], asked)) for name in names]
     return Figures(arms, evaluation)
