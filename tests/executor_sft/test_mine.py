@@ -185,7 +185,7 @@ async def test_who_is_never_read(database: Database) -> None:
 
 
 async def test_duplicates_and_evaluation_questions(database: Database) -> None:
-    """Of equal questions the newest stays. Held-out questions are counted first."""
+    """The newest of equal questions stays. Held-out questions are counted first."""
     await put(
         database,
         asked("old", "Who directed the film Heat?", 1.0),
