@@ -2,27 +2,24 @@
 commands.
 """
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
-from benchmarks.datasets.reader import Format, read_entries
-from benchmarks.datasets.selection import Census, excluded, sample, take_census
-from executor_sft.command import show
+from benchmarks.datasets.reader import read_entries
 from router.protocol import Passage
 from serving.cli.command import POSITIONAL
 from serving.documents.rows import read_rows
 from serving.files import replacing, write_atomically
-
-_SHOWN = ("dataset", "question", "answers")
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
@@ -31,41 +28,21 @@ class Options(harness.Options, frozen=True, kw_only=True):
     paths: Annotated[
         tuple[Path, ...], POSITIONAL, Meta(description="files, or folders with questions.jsonl")
     ]
-    format: (
-        Annotated[Format, Meta(description="format of all files (default: detected)")] | None
-    ) = None
-    dataset: Annotated[str, Meta(description="data set of rows that do not name it")] | None = None
-    split: (
-        Annotated[str, Meta(description="split of rows that neither they nor the file name")] | None
-    ) = None
     sample: (
         Annotated[int, Meta(ge=1, description="draw up to N questions of each data set")] | None
     ) = None
     seed: Annotated[int, Meta(description="seed of the sample")] = 42
-    exclude: (
-        Annotated[
-            Path,
-            Meta(
-                description="file of questions to leave out: positions from 0, or rows of a run, "
-                "whose no_search rows are left out"
-            ),
-        ]
-        | None
-    ) = None
-    out: Annotated[Path, Meta(description="write the kept questions to this file")] | None = None
+    out: Annotated[Path, Meta(description="write the sample to this file")] | None = None
     corpus: Annotated[Path, Meta(description="write the paragraphs to this file")] | None = None
 
 
 class QuestionCounts(msgspec.Struct, frozen=True):
-    """Number of questions of a data set after each step (TBSS, Table 8)."""
+    """Number of questions of a data set."""
 
     dataset: str
     split: str
     read: int
     sampled: int
-    excluded: int
-    """Excluded questions of the sample."""
-    kept: int
     evidence: int
     """Questions with supporting passages."""
     steps: int
@@ -78,8 +55,6 @@ class Overview(msgspec.Struct, frozen=True):
     files: dict[str, int]
     """Rows by file."""
     counts: list[QuestionCounts]
-    census: Census
-    """Findings in all questions."""
     passages: dict[str, int]
     """Passages of `corpus.jsonl`, by folder."""
     missing: dict[str, int]
@@ -89,64 +64,48 @@ class Overview(msgspec.Struct, frozen=True):
 def measure(options: Options) -> Overview:
     """Read, count, draw and write. Raises `RolegateError`."""
     with _corpus(options.corpus) as pool:
-        read = {path: list(_questions(path, options, pool)) for path in options.paths}
+        read = {path: list(_questions(path, pool)) for path in options.paths}
     questions = list(chain.from_iterable(read.values()))
-    drawn = set(range(len(questions)))
-    if options.sample:
-        drawn = set(sample(questions, options.sample, options.seed))
-    left_out = excluded(options.exclude, questions) if options.exclude else set()
+    drawn = sample(questions, options.sample, options.seed) if options.sample else questions
+    if options.out:
+        write_atomically(options.out, msgspec.json.Encoder().encode_lines(drawn))
     corpora = {path: corpus for path in read if (corpus := path / "corpus.jsonl").is_file()}
     checked = {str(path): _checked(corpus, read[path]) for path, corpus in corpora.items()}
-    if options.out:
-        kept = [questions[position] for position in sorted(drawn - left_out)]
-        write_atomically(options.out, msgspec.json.Encoder().encode_lines(kept))
     return Overview(
         files={str(path): len(rows) for path, rows in read.items()},
-        counts=count(questions, drawn, left_out),
-        census=take_census(questions),
+        counts=_counted(questions, drawn),
         passages={path: passages for path, (passages, _) in checked.items()},
         missing={path: missing for path, (_, missing) in checked.items()},
     )
 
 
-def shown(figures: dict[str, Any]) -> None:
-    """Print the counts, and the first questions with conflicting answers."""
-    ids, repeated = (figures["census"][name] for name in ("repeated_ids", "repeated_questions"))
-    conflicts = [question for question in repeated if question["conflicting"]]
-    census = {
-        "repeated ids": len(ids),
-        "repeated questions": len(repeated),
-        "with conflicting answers": len(conflicts),
-    }
-    show(
-        {
-            **figures,
-            "census": census,
-            "conflicts": [{name: question[name] for name in _SHOWN} for question in conflicts[:5]],
-        }
-    )
+def sample(
+    questions: Sequence[BenchmarkQuestion], limit: int, seed: int
+) -> list[BenchmarkQuestion]:
+    """Draw up to `limit` questions of each data set, independently of other data sets. Return them
+    in their order.
+    """
+    positions: dict[str, list[int]] = {}
+    for position, question in enumerate(questions):
+        positions.setdefault(question.dataset, []).append(position)
+    drawn: list[int] = []
+    for name, own in positions.items():
+        drawn += random.Random(f"{seed} {name}").sample(own, min(limit, len(own)))
+    return [questions[position] for position in sorted(drawn)]
 
 
-def count(
-    questions: Sequence[BenchmarkQuestion], drawn: set[int], left_out: set[int]
+def _counted(
+    questions: Sequence[BenchmarkQuestion], drawn: Sequence[BenchmarkQuestion]
 ) -> list[QuestionCounts]:
-    """Count by data set and split, in the order of the questions. The sets hold positions."""
-    origins = [(question.dataset, question.split) for question in questions]
-    positions = set(range(len(questions)))
+    """Count by data set and split, in the order of the questions."""
+    with_evidence = [question for question in questions if question.supporting]
+    with_steps = [question for question in questions if question.decomposition]
     columns = [
-        Counter(origins[position] for position in chosen)
-        for chosen in (
-            positions,
-            drawn,
-            drawn & left_out,
-            drawn - left_out,
-            {position for position in positions if questions[position].supporting},
-            {position for position in positions if questions[position].decomposition},
-        )
+        Counter((question.dataset, question.split) for question in chosen)
+        for chosen in (questions, drawn, with_evidence, with_steps)
     ]
     return [
-        QuestionCounts(*origin, *(column[origin] for column in columns))
-        for origin in dict.fromkeys(origins)
+        QuestionCounts(*origin, *(column[origin] for column in columns)) for origin in columns[0]
     ]
 
 
@@ -170,10 +129,8 @@ def _corpus(path: Path | None) -> Iterator[Callable[[Passage], None]]:
         yield write
 
 
-def _questions(
-    path: Path, options: Options, pool: Callable[[Passage], None]
-) -> Iterator[BenchmarkQuestion]:
-    for entry in read_entries(path, options.format, dataset=options.dataset, split=options.split):
+def _questions(path: Path, pool: Callable[[Passage], None]) -> Iterator[BenchmarkQuestion]:
+    for entry in read_entries(path):
         for passage in entry.passages:
             pool(passage)
         yield entry.question

@@ -11,7 +11,7 @@ from functools import partial
 from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -25,19 +25,6 @@ _FETCH = "the file is incomplete or damaged; fetch it again"
 _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
 
 
-Format = Literal[
-    "2wikimultihopqa",
-    "hotpotqa",
-    "musique",
-    "popqa",
-    "bamboogle",
-    "flashrag",
-    "paper",
-    "miniworld",
-    "plain",
-]
-
-
 class Entry(msgspec.Struct, frozen=True):
     """Row of a question file."""
 
@@ -48,16 +35,10 @@ class Entry(msgspec.Struct, frozen=True):
     """Paragraphs in the row, as in HotpotQA; mostly none."""
 
 
-def read_entries(
-    path: Path,
-    form: Format | None = None,
-    *,
-    dataset: str | None = None,
-    split: str | None = None,
-) -> Iterator[Entry]:
-    """Read the rows of a file, or of `questions.jsonl` in a folder, one at a time. `form`: one of
-    `FORMATS`; None detects the format of each row. `dataset`, `split`: for rows that do not name
-    them, instead of those given by format, file and folder.
+def read_entries(path: Path) -> Iterator[Entry]:
+    """Read the rows of a file, or of `questions.jsonl` in a folder, one at a time, each in the
+    format that its fields tell. Rows that do not name their data set or split have those of
+    format, file and folder.
 
     Raises `BadCorpus` with file and line for the first unusable row, and for a file without rows.
     """
@@ -65,17 +46,17 @@ def read_entries(
     named = {
         _SPLITS[name] for name in re.findall(r"(?<![a-z])(train|dev|valid|test)", file.name.lower())
     }
-    split = split or (named.pop() if len(named) == 1 else "test")
+    split = named.pop() if len(named) == 1 else "test"
     number = 0
     for number, (where, row) in enumerate(_rows(file), 1):
-        known = form or _form_of(row)
+        if not isinstance(row, dict):
+            raise BadCorpus(f"{where}: must be a JSON object.")
+        known = next(name for name, (field, _) in FORMATS.items() if not field or field in row)
         try:
             plain, passages = FORMATS[known][1](row)
         except msgspec.DecodeError as error:
-            raise BadCorpus(
-                f"{where}: {error}; the row was read as {known}; give another --format."
-            ) from None
-        name = dataset or (file.absolute().parent.name if known in ("flashrag", "plain") else known)
+            raise BadCorpus(f"{where}: {error}; the row was read as {known}.") from None
+        name = file.absolute().parent.name if known in ("flashrag", "plain") else known
         question = BenchmarkQuestion(
             f"{plain.dataset or name}-{number}" if plain.id is None else str(plain.id),
             plain.question.strip(),
@@ -239,7 +220,7 @@ def _paragraph(title: str, text: str) -> Passage:
     return Passage(name, title, text, document=name)
 
 
-FORMATS: dict[Format, tuple[str, Callable[[Mapping[str, Any]], _Read]]] = {
+FORMATS: dict[str, tuple[str, Callable[[Mapping[str, Any]], _Read]]] = {
     "musique": ("question_decomposition", _musique),
     "2wikimultihopqa": ("evidences", _hotpotqa),
     "hotpotqa": ("context", _hotpotqa),
@@ -255,11 +236,7 @@ FORMATS: dict[Format, tuple[str, Callable[[Mapping[str, Any]], _Read]]] = {
 """Reader of each format, and a field that no later format has, which detects it."""
 
 
-def _form_of(row: Mapping[str, Any]) -> Format:
-    return next((name for name, (field, _) in FORMATS.items() if field in row), "plain")
-
-
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield each row with its place in the file, one at a time. Raises `BadCorpus`."""
     try:
         with open_content(path) as file:
@@ -274,14 +251,14 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise BadCorpus(f"{path}: cannot be read ({error}); name a file with questions.") from error
 
 
-def _array(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, dict[str, Any]]]:
+def _array(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, Any]]:
     import ijson
 
     number = 0
     try:
         for row in ijson.items(file, "item", use_float=True):
             number += 1
-            yield f"{path}, item {number}", _object(row, f"{path}, item {number}")
+            yield f"{path}, item {number}", row
     except ijson.JSONError as error:
         text = error.args[0] if error.args else ""
         if isinstance(text, bytes):
@@ -290,18 +267,12 @@ def _array(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, dict[str, An
         raise BadCorpus(f"{path}: after item {number}: {reason}; {_FETCH}.") from None
 
 
-def _lines(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lines(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(file, 1):
         if line.strip():
             try:
-                yield f"{path}:{number}", _object(msgspec.json.decode(line), f"{path}:{number}")
+                yield f"{path}:{number}", msgspec.json.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise BadCorpus(
                     f"{path}:{number}: {error}; {_FETCH}, or write one JSON object per line."
                 ) from None
-
-
-def _object(row: Any, where: str) -> dict[str, Any]:
-    if isinstance(row, dict):
-        return row
-    raise BadCorpus(f"{where}: must be a JSON object.")

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.datasets.command import sample
 from benchmarks.datasets.question import BenchmarkQuestion, SubQuestion
 from benchmarks.datasets.reader import read_entries
-from benchmarks.datasets.selection import sample, take_census
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
 from router.errors import BadCorpus
@@ -70,8 +70,8 @@ def written(path: Path, content: str | bytes | list[Any]) -> Path:
     return path
 
 
-def only(path: Path, **options: Any) -> BenchmarkQuestion:
-    (entry,) = read_entries(path, **options)
+def only(path: Path) -> BenchmarkQuestion:
+    (entry,) = read_entries(path)
     return entry.question
 
 
@@ -187,12 +187,11 @@ def test_a_number_that_is_no_step_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "options", "expected"),
+    ("name", "content", "expected"),
     [
         (
             "popQA.jsonl",
             json.dumps(POPQA),
-            {},
             BenchmarkQuestion(
                 "42", "What is Ana's occupation?", ("painter", "artist"), "popqa", "test"
             ),
@@ -200,28 +199,18 @@ def test_a_number_that_is_no_step_stays() -> None:
         (
             "b.json",
             '[{"Question": "Who, in 1900, was Ana?", "Answer": "a painter"}]',
-            {},
             BAMBOOGLE,
         ),
         (
             "nq/dev.jsonl",
             FLASHRAG,
-            {},
             BenchmarkQuestion("dev_0", "Who?", ("Ana", "A."), "nq", "dev"),
-        ),
-        (
-            "nq/dev.jsonl",
-            FLASHRAG,
-            {"dataset": "natural", "split": "test"},
-            BenchmarkQuestion("dev_0", "Who?", ("Ana", "A."), "natural", "test"),
         ),
     ],
 )
-def test_flat_forms(
-    tmp_path: Path, name: str, content: str, options: dict[str, str], expected: BenchmarkQuestion
-) -> None:
-    """Rows that do not say where they are from: the folder and the file do, or the caller."""
-    assert only(written(tmp_path / name, content), **options) == expected
+def test_flat_forms(tmp_path: Path, name: str, content: str, expected: BenchmarkQuestion) -> None:
+    """Rows that do not say where they are from: the folder and the file do."""
+    assert only(written(tmp_path / name, content)) == expected
 
 
 def test_the_mini_world(tmp_path: Path) -> None:
@@ -321,7 +310,7 @@ def test_rows_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
     with pytest.raises(BadCorpus, match="after item 499"):
         list(entries)
     with pytest.raises(BadCorpus, match=r"q.jsonl:1: .*the row was read as hotpotqa"):
-        list(read_entries(written(tmp_path / "q.jsonl", GOOD), "hotpotqa"))
+        list(read_entries(written(tmp_path / "q.jsonl", [HOTPOT | {"context": 1}])))
 
 
 @pytest.mark.parametrize(
@@ -375,93 +364,31 @@ def ids(path: Path) -> list[str]:
     return [entry.question.id for entry in read_entries(path)]
 
 
-def test_repeated_and_conflicting() -> None:
-    """Two with an answer in common do not conflict; an identifier counts within its data set."""
-    census = take_census(
-        [
-            question("1", "Who wrote Pilot?", "Ana", "A. Lim"),
-            question("2", "who wrote  Pilot", "a lim!"),
-            question("3", "Who made Touch?", "Bo"),
-            question("4", "Who made The Touch?", "Cy"),
-            question("5", "Who made Ronin?", "Di", dataset="nq"),
-            question("1", "Who made Ronin?", "Di", "Ed"),
-            question("6", "Who made Ronin?", "Ed"),
-            question("1", "Who?", "Ana", dataset="nq"),
-            question("6", "Whose?", "Ana"),
-        ]
-    )
-    assert [(one.dataset, one.id, one.times) for one in census.repeated_ids] == [
-        ("popqa", "1", 2),
-        ("popqa", "6", 2),
-    ]
-    repeated = [(one.ids, one.conflicting) for one in census.repeated_questions]
-    assert repeated == [(("1", "2"), False), (("5", "1", "6"), True)]
-
-
 def test_a_sample_is_the_same_again() -> None:
     """The seed decides the sample; other data sets do not change it; a small one is taken whole."""
     popqa = [question(str(n), f"{n}?", "x") for n in range(50)]
     others = [question(str(n), f"other {n}?", "x", dataset="nq") for n in range(5)]
     drawn = sample(popqa, 10, 1)
-    assert drawn == sorted(set(drawn)) == sample(popqa, 10, 1) != sample(popqa, 10, 2)
-    assert sample(others + popqa, 10, 1) == [*range(5), *(position + 5 for position in drawn)]
+    assert len(drawn) == 10
+    assert drawn == [known for known in popqa if known in drawn]
+    assert drawn == sample(popqa, 10, 1) != sample(popqa, 10, 2)
+    assert sample(others + popqa, 10, 1) == others + drawn
 
 
-def test_sample_then_exclude(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Up to N of each data set, then without what the reference run answered without a search;
-    counted by data set.
-    """
+def test_a_sample_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Up to N of each data set, counted by data set."""
     path = written(tmp_path / "q.jsonl", numbered("a", 30) + numbered("b", 4))
     out = tmp_path / "questions.jsonl"
-    again = tmp_path / "again.jsonl"
     figures = tmp_path / "figures.json"
     argv = ["datasets", str(path), "--sample", "10", "--seed", "7"]
-    assert main([*argv, "--out", str(out)]) == 0
-    drawn = ids(out)
-    assert Counter(name[0] for name in drawn) == {"a": 10, "b": 4}
-    run = [{"question_id": name, "outcome": "answered", "more": 1} for name in drawn]
-    run[0]["outcome"] = run[13]["outcome"] = "no_search"
-    run.append(run[1] | {"outcome": "no_search"})  # a second rollout, which does not count
-    argv += ["--exclude", str(written(tmp_path / "run.jsonl", run))]
-    assert main([*argv, "--out", str(again), "--json", str(figures)]) == 0
-    assert ids(again) == drawn[1:13]
+    assert main([*argv, "--out", str(out), "--json", str(figures)]) == 0
+    assert Counter(name[0] for name in ids(out)) == {"a": 10, "b": 4}
     counts = json.loads(figures.read_bytes())["counts"]
-    assert [
-        (one["dataset"], one["read"], one["sampled"], one["excluded"], one["kept"])
-        for one in counts
-    ] == [
-        ("a", 30, 10, 1, 9),
-        ("b", 4, 4, 1, 3),
+    assert [(one["dataset"], one["read"], one["sampled"]) for one in counts] == [
+        ("a", 30, 10),
+        ("b", 4, 4),
     ]
-    assert "34" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("listed", "why"),
-    [
-        ("1\n3\n", "1 of its entries (3, …) are not among the 3 questions"),
-        ("1\nx\n", "exclude.txt:2: not a position"),
-        (
-            '{"outcome": "no_search", "id": "b-1"}\n',
-            "entries (b-1, …) are not among the 3 questions",
-        ),
-        ('{"outcome": "no_search"}\n', "exclude.txt:1: names no question"),
-        ('{"outcome": "no_search", "id": "a-1"}\n{"outc', "exclude.txt:2: "),
-        ('{"run_id": "r", "request": "A 1", "outcome": "no_search"}', ""),
-    ],
-)
-def test_exclusions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], listed: str, why: str
-) -> None:
-    """One of another list is refused, and nothing is written; exported runs know a question by
-    its text.
-    """
-    path = written(tmp_path / "q.jsonl", numbered("a", 3))
-    out = tmp_path / "out.jsonl"
-    exclude = written(tmp_path / "exclude.txt", listed)
-    assert main(["datasets", str(path), "--exclude", str(exclude), "--out", str(out)]) == bool(why)
-    assert why in capsys.readouterr().err
-    assert not out.exists() if why else ids(out) == ["a-0", "a-2"]
+    assert "30" in capsys.readouterr().out
 
 
 def test_a_corpus_is_pooled_and_checked(tmp_path: Path) -> None:
@@ -484,29 +411,15 @@ def test_a_corpus_is_pooled_and_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not SPLITS.is_dir(), reason=f"no {SPLITS}")
-def test_the_papers_exclusion(tmp_path: Path) -> None:
-    """4,125 questions become the 3,869 that were released, as in TBSS, Table 8, with known
-    defects.
-    """
-    out = tmp_path / "clean.jsonl"
+def test_the_papers_questions(tmp_path: Path) -> None:
+    """They are as many as in TBSS, Table 8."""
     figures = tmp_path / "figures.json"
-    exclude = SPLITS / "test_all_clean_3869_excluded_source_indices.txt"
-    argv = ["datasets", str(SPLITS / "test_all.jsonl"), "--exclude", str(exclude)]
-    assert main([*argv, "--out", str(out), "--json", str(figures)]) == 0
-    assert ids(out) == ids(SPLITS / "test_all_clean_3869.jsonl")
+    assert main(["datasets", str(SPLITS / "test_all.jsonl"), "--json", str(figures)]) == 0
     read = json.loads(figures.read_bytes())
-    assert {
-        one["dataset"]: (one["read"], one["excluded"], one["kept"]) for one in read["counts"]
-    } == {
-        "2wikimultihopqa": (1000, 9, 991),
-        "bamboogle": (125, 16, 109),
-        "hotpotqa": (1000, 37, 963),
-        "musique": (1000, 12, 988),
-        "popqa": (1000, 182, 818),
+    assert {one["dataset"]: one["read"] for one in read["counts"]} == {
+        "2wikimultihopqa": 1000,
+        "bamboogle": 125,
+        "hotpotqa": 1000,
+        "musique": 1000,
+        "popqa": 1000,
     }
-    assert Counter(one["dataset"] for one in read["census"]["repeated_ids"]) == {"musique": 113}
-    (conflict,) = (one for one in read["census"]["repeated_questions"] if one["conflicting"])
-    assert (conflict["question"], len(conflict["answers"])) == (
-        "Who was the screenwriter for Pilot?",
-        4,
-    )
