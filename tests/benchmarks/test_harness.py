@@ -66,18 +66,6 @@ def test_every_benchmark_has_its_options(capsys: pytest.CaptureFixture[str]) -> 
         assert f"rolegate bench {name}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("retrieval", "nothing to measure; give --data DIR, --load N"),
-    ],
-)
-def test_nothing_to_measure(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Is refused, with the options that say what."""
-    assert main(command.split()) == 1
-    assert capsys.readouterr().err.startswith(f"rolegate bench: {said}")
-
-
 async def test_a_child_that_does_not_begin() -> None:
     """It says so, with its status."""
     with pytest.raises(RolegateError, match=r"json\.tool ended before it was ready \(code \d"):

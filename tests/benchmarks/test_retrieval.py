@@ -41,29 +41,6 @@ QUESTIONS = (
         "answers": ["people"],
     },
 )
-STEPS = (
-    {
-        "id": "1",
-        "question": "Which planet, and which mammal, have names that rhyme with cars and hat?",
-        "answers": ["Mars and the cat"],
-        "supporting_doc_ids": ["mars", "cat"],
-        "decomposition": [
-            {
-                "question": "Which planet is the fourth from the Sun?",
-                "answer": "mammal",
-                "supporting_doc_id": "mars",
-            },
-            {"question": "Which #1 catches mice?", "answer": "cat", "supporting_doc_id": "cat"},
-        ],
-    },
-    {
-        "id": "2",
-        "question": "What do honey bees make of nectar?",
-        "answers": ["honey"],
-        "supporting_doc_ids": ["bee", "absent"],
-        "decomposition": [{"question": "What do honey bees make of nectar?", "answer": "honey"}],
-    },
-)
 HOTPOTQA = Path(__file__).parents[3] / "shared" / "data" / "hotpotqa_dev500"
 
 
@@ -91,39 +68,12 @@ def test_only_full_evidence_is_a_hit(
 
     figures = json.loads(out.read_bytes())
     assert (figures["passages"], figures["questions"]) == (3, 3)
-    assert [(one["query"], one["ranking"]) for one in figures["scores"]] == [
-        ("question", name) for name in ("dense", "lexical", "fused")
-    ]
+    assert [one["ranking"] for one in figures["scores"]] == ["dense", "lexical", "fused"]
     for found in figures["scores"]:
         assert found["hit"] == pytest.approx({"1": 1 / 3, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
         assert found["recall"] == pytest.approx({"1": 1 / 2, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
     assert figures["passages_per_s"] > 0
     assert "0.6667" in capsys.readouterr().out
-
-
-def test_gold_sub_questions_beside_the_question(data: Path, tmp_path: Path) -> None:
-    """Each sub-question, with the earlier answers filled in, finds its own passage first; the
-    question gets as many passages as they do, so that only what is asked differs.
-    """
-    write(data, "questions.jsonl", STEPS)
-    out = tmp_path / "figures.json"
-    argv = ["retrieval", "--data", str(data), "--json", str(out), "--gold-sub-questions"]
-
-    assert main(argv) == 0
-
-    found: dict[str, dict[str, Any]] = {}
-    for one in json.loads(out.read_bytes())["scores"]:
-        found.setdefault(one["query"], {})[one["ranking"]] = one
-    assert list(found) == ["question", "question, as many passages", "gold sub-questions"]
-    for ranking, each in found["gold sub-questions"].items():
-        assert each["hit"]["1"] == 0.5, ranking
-        assert each["recall"]["1"] == 0.75, ranking
-        assert found["question"][ranking]["hit"]["1"] == 0, "one passage is not two"
-        assert (
-            found["question"][ranking]["recall"]["1"]
-            <= found["question, as many passages"][ranking]["recall"]["1"]
-        )
-        assert found["question, as many passages"][ranking]["hit"]["3"] == 0.5
 
 
 def test_a_kept_index_is_used_again(data: Path, tmp_path: Path) -> None:
@@ -141,18 +91,11 @@ def test_a_kept_index_is_used_again(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_bad_question_is_refused_with_its_line(data: Path) -> None:
-    """A question without supporting passages cannot be scored; one without a decomposition has
-    no sub-questions.
-    """
+    """A question without supporting passages cannot be scored."""
     write(data, "questions.jsonl", [QUESTIONS[0], {"id": "2", "question": "?", "answers": ["x"]}])
 
     with pytest.raises(BadCorpus, match=r"questions\.jsonl:2: .*supporting_doc_ids"):
         read_questions(data / "questions.jsonl")
-
-    write(data, "questions.jsonl", [STEPS[0], QUESTIONS[0]])
-    assert len(read_questions(data / "questions.jsonl")) == 2
-    with pytest.raises(BadCorpus, match=r"questions\.jsonl:2: no decomposition"):
-        read_questions(data / "questions.jsonl", sub_questions=True)
 
 
 @pytest.mark.skipif(
@@ -173,15 +116,3 @@ def test_bm25_on_hotpotqa_finds_what_it_is_known_to_find(tmp_path: Path) -> None
         for question, hits in zip(questions, rankings, strict=True)
     )
     assert hits / len(questions) == pytest.approx(0.508, abs=0.02)
-
-
-def test_load_is_measured_both_ways(tmp_path: Path) -> None:
-    """A small index with a real embedder: figures of both ways, and no query that finds
-    something else.
-    """
-    out = tmp_path / "figures.json"
-    sizes = ["--load", "30", "--queries", "12", "--callers", "4"]
-    assert main(["retrieval", *sizes, "--json", str(out)]) == 0
-    rows = json.loads(out.read_bytes())["load"]
-    assert [(row["passages"], row["batch"]) for row in rows] == [(30, 1), (30, 64)]
-    assert all(row["queries_per_s"] > 0 for row in rows)
