@@ -4,7 +4,7 @@ long and repetitive.
 
 from hypothesis import strategies as st
 
-from router.testing.pathological import PIECES
+from tests.router.pathological import PIECES
 
 # fmt: off
 _FRAGMENTS = [

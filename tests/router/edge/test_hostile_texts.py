@@ -34,9 +34,9 @@ from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
 from router.testing.openai_server import MODEL, OpenAIServer, replies, serving
 from router.testing.openai_server import streams as event_stream
-from router.testing.pathological import HOSTILE
 from tests.router.deployment import STOP, Deployment, Kept, block, report
 from tests.router.edge.wire import connected, info_of, served, whole_server
+from tests.router.pathological import HOSTILE
 
 _MAX_GROWTH = 2.6
 """What twice the text may take; 2 where the time is linear, 4 where it is quadratic."""

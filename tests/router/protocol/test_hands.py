@@ -18,8 +18,8 @@ from router.protocol.turns import (
     SearchTurn,
     parse_action_turn,
 )
-from router.testing.pathological import repetitive
 from tests.router.outputs import OUTPUTS
+from tests.router.pathological import repetitive
 
 read = partial(parse_action_turn, parse_turn)
 REPORT = "<answer>Mann</answer><evidence>Heat is his.</evidence>"

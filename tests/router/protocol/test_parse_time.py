@@ -12,8 +12,8 @@ from router.protocol.decision import EarlyReader
 from router.protocol.tags import blocks, without_thinking
 from router.protocol.turns import parse_answer
 from router.search.answerer import parse_verdict
-from router.testing.pathological import repetitive
 from tests.router.outputs import FLOODS
+from tests.router.pathological import repetitive
 
 _MEGABYTE = 1_000_000
 _TIMES = 40
