@@ -16,10 +16,10 @@ import random
 import re
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from itertools import product
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
@@ -32,11 +32,10 @@ from benchmarks.harness import work_folder
 from benchmarks.load import in_flight, timed
 from router.testing.openai_server import ChatRequest, Reply, writes
 
-_EXECUTORS = {"fast": 150.0, "usual": 75.0, "slow": 30.0}
-"""Tokens per second."""
-_ENGINES: dict[Literal["shared", "alone"], int] = {"shared": 2, "alone": 1000}
+_EXECUTORS_PER_S = 75.0
+_ENGINES = {"shared": 2, "alone": 1000}
 """Calls of a question that the engine serves at full speed."""
-_THINKS_S = 10.0
+_PAIRS_AT_ONCE = 2
 _ANSWERS_PER_S = 100.0
 _FIRST_TOKEN_S = 0.05
 _SEARCHES_TWICE = 0.4
@@ -60,8 +59,6 @@ class Options(harness.Options, frozen=True, kw_only=True):
         50.0,
         100.0,
     )
-    at_once: Annotated[int, Meta(ge=1, description="concurrent pairs of questions")] = 2
-    tokens_per_event: Annotated[tuple[int, ...], Meta(description="tokens per stream event")] = (1,)
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -71,10 +68,8 @@ class Setting(msgspec.Struct, frozen=True):
     """Number of sub-queries."""
     delegator: float
     """Tokens per second."""
-    thinks_s: float = 0.0
-    executors: str = "usual"
-    engine: Literal["shared", "alone"] = "shared"
-    tokens_per_event: int = 1
+    engine: str
+    """Engine of the executors, of `_ENGINES`."""
 
     def question(self, number: int) -> str:
         """Return a question that tells the models this setting; no two numbers share a
@@ -123,7 +118,7 @@ async def measure(options: Options) -> Figures:
             return await asyncio.gather(*(timed(client.ask)(question) for client in clients))
 
         questions = [setting.question(number) for number, setting in enumerate(asked)]
-        seconds = await in_flight(pair, questions, options.at_once, "pairs of questions")
+        seconds = await in_flight(pair, questions, _PAIRS_AT_ONCE, "pairs of questions")
 
     pairs: dict[Setting, list[list[float]]] = {}
     for setting, pair_s in zip(asked, seconds, strict=True):
@@ -132,28 +127,15 @@ async def measure(options: Options) -> Figures:
 
 
 def _settings(options: Options) -> list[Setting]:
-    """Return all settings, each once."""
-    settings = [Setting(block, speed) for block, speed in product(options.blocks, options.speeds)]
-    settings += [
-        Setting(4, 50.0, 0.0, executors, engine)
-        for engine, executors in product(_ENGINES, _EXECUTORS)
-    ]
-    settings += [Setting(4, 50.0, _THINKS_S, executors) for executors in _EXECUTORS]
-    return [
-        msgspec.structs.replace(setting, tokens_per_event=tokens)
-        for setting, tokens in product(dict.fromkeys(settings), options.tokens_per_event)
-    ]
+    """Return all settings."""
+    return [Setting(*setting) for setting in product(options.blocks, options.speeds, _ENGINES)]
 
 
 def _row(setting: Setting, pairs: Sequence[Sequence[float]]) -> SettingTimes:
     without_s, with_s = map(statistics.median, zip(*pairs, strict=True))
     gain = statistics.median(1 - early_s / late_s for late_s, early_s in pairs)
-    return SettingTimes(
-        **msgspec.structs.asdict(setting),
-        without_s=without_s,
-        with_s=with_s,
-        gain=gain,
-    )
+    fields = msgspec.structs.asdict(setting)
+    return SettingTimes(**fields, without_s=without_s, with_s=with_s, gain=gain)
 
 
 class _Paced:
@@ -175,51 +157,35 @@ class _Paced:
     def _reply(self, asked: ChatRequest, runs: list[str]) -> Reply:
         setting = dict(_SETTINGS.findall(asked.texts[1]))
         turns = len(asked.texts)
-        per_event = int(setting["tokens_per_event"])
         if asked.model == "answerer":
-            return _written("<answer>in 1943</answer>", _ANSWERS_PER_S, per_event)
+            return _written("<answer>in 1943</answer>", lambda: _ANSWERS_PER_S)
         if asked.model == "delegator":
-            speed = float(setting["delegator"])
-            if turns > 2:
-                return _written("<stop/>Enough evidence<stop>", speed, per_event)
-            thinks = int(float(setting["thinks_s"]) * speed)
-            return _written(_block(setting), speed, per_event, thinks)
+            text = _block(setting) if turns == 2 else "<stop/>Enough evidence<stop>"
+            return _written(text, lambda: float(setting["delegator"]))
 
         runs.append(asked.run_id)
         self._executing[asked.run_id] += 1
         twice = random.Random(f"{setting['number']}-{setting['item']}").random() < _SEARCHES_TWICE
         last_search = 4 if twice else 2
-        text = _QUERY if turns <= last_search else _REPORT
-        full_speed = _ENGINES["alone" if setting["engine"] == "alone" else "shared"]
-        speed = _EXECUTORS[setting["executors"]]
 
-        def token_s() -> float:
-            return max(1.0, self._executing[asked.run_id] / full_speed) / speed
+        def speed() -> float:
+            share = _ENGINES[setting["engine"]] / self._executing[asked.run_id]
+            return _EXECUTORS_PER_S * min(1.0, share)
 
-        return Reply(_tokens(text), (), _FIRST_TOKEN_S, token_s, per_event)
+        return _written(_QUERY if turns <= last_search else _REPORT, speed)
 
 
-def _written(
-    text: str,
-    per_s: float,
-    per_event: int,
-    thinks: int = 0,
-) -> Reply:
-    return Reply(_tokens(text), ["hm "] * thinks, _FIRST_TOKEN_S, lambda: 1 / per_s, per_event)
+def _written(text: str, speed: Callable[[], float]) -> Reply:
+    """Write a text in tokens, much as a tokenizer splits it. `speed`: tokens per second now."""
+    tokens = re.findall(r"\s*(?:\w+|[^\w\s]+)", text)
+    return Reply(tokens, _FIRST_TOKEN_S, lambda: 1 / speed())
 
 
 def _block(setting: dict[str, str]) -> str:
     """Return sub-queries of some 25 tokens each, which pass the setting on to executors."""
-    carried = " ".join(
-        f"{name}={setting[name]}" for name in ("number", "executors", "engine", "tokens_per_event")
-    )
+    carried = " ".join(f"{name}={setting[name]}" for name in ("number", "engine"))
     sub_queries = [
         f"Of item={item} {carried}: what is said, and when did it begin?"
         for item in range(int(setting["block"]))
     ]
     return f"<search>{json.dumps(sub_queries)}</search>"
-
-
-def _tokens(text: str) -> list[str]:
-    """Split a text into words and signs, much as a tokenizer does."""
-    return re.findall(r"\s*(?:\w+|[^\w\s]+)", text)

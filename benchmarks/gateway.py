@@ -3,8 +3,7 @@ DOUBLES…`.
 
 It listens on free loopback ports, prints its gRPC and HTTP addresses, and runs until its standard
 input is closed. Doubles: `retriever` replaces the configured retrieval by one in the process;
-`no-store` keeps nothing; `timed` measures the journal: for each line of standard input, the gateway
-prints the seconds that each call since the last line took to be recorded.
+`no-store` keeps nothing.
 
 The simulated models answer a two-hop question with 3 delegator calls, 2 executor runs of 2 turns
 with one search each, and 1 answerer call.
@@ -13,11 +12,10 @@ with one search each, and 1 answerer call.
 import asyncio
 import json
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import structlog
 import tomlkit
@@ -25,7 +23,6 @@ import uvloop
 
 from benchmarks.harness import Child, child
 from router.edge.grpc.server import Server
-from router.ledger import Journal
 from router.ledger.journal import NoJournal
 from router.protocol import Passage
 from router.search import Retriever
@@ -37,7 +34,6 @@ from router.testing.openai_server import (
     serving,
     writes,
 )
-from router.trace.call import OpenedCall
 from serving.composition import running_gateway
 from serving.config.file import load_config
 from serving.logs import errors_only
@@ -146,7 +142,7 @@ def canned_config(
     return file
 
 
-Double = Literal["retriever", "no-store", "timed"]
+Double = Literal["retriever", "no-store"]
 
 
 def gateway(config: Path, *doubles: Double) -> AbstractAsyncContextManager[Child]:
@@ -154,55 +150,20 @@ def gateway(config: Path, *doubles: Double) -> AbstractAsyncContextManager[Child
     return child("benchmarks.gateway", str(config), *doubles)
 
 
-async def on_record_s(process: Child) -> list[float]:
-    """Return the seconds that each call since the last request took to be recorded, for a gateway
-    with the double `timed`.
-    """
-    return list(json.loads(await process.answer(b"")))
-
-
-class TimedJournal:
-    """Journal that measures how long another journal takes to record a call."""
-
-    def __init__(self, journal: Journal, took_s: list[float]) -> None:
-        """`took_s`: receives the seconds of each call."""
-        self._journal = journal
-        self._took_s = took_s
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._journal, name)
-
-    async def open(self, call: OpenedCall) -> None:
-        """See `Journal.open`."""
-        begun = time.perf_counter()
-        await self._journal.open(call)
-        self._took_s.append(time.perf_counter() - begun)
-
-
 async def _serve(config: Path, doubles: Sequence[str]) -> None:
     log_lines = list[str]()
-    took_s = list[float]()
-
-    def journal(usual: Journal) -> Journal:
-        if "timed" in doubles:
-            return cast(Journal, TimedJournal(usual, took_s))
-        return NoJournal() if "no-store" in doubles else usual
-
-    retriever = OnePassage() if "retriever" in doubles else None
     opened = running_gateway(
         load_config(config),
         _ANY,
         log_lines.append,
         _ANY,
-        retriever=retriever,
-        journal=journal,
+        retriever=OnePassage() if "retriever" in doubles else None,
+        journal=lambda usual: NoJournal() if "no-store" in doubles else usual,
     )
     async with opened as address:
         tune_interpreter()
         print(address, log_lines[-1].rpartition(" ")[2], flush=True)  # the HTTP address
-        while await asyncio.to_thread(sys.stdin.readline):
-            print(json.dumps(took_s), flush=True)
-            took_s.clear()
+        await asyncio.to_thread(sys.stdin.read)
 
 
 if __name__ == "__main__":

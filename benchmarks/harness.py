@@ -121,6 +121,14 @@ async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
             await process.wait()
 
 
+async def run_sft(command: str, *arguments: object) -> None:
+    """Run `rolegate sft COMMAND`. Raises `RolegateError` if it fails."""
+    words = map(str, (sys.executable, "-m", "executor_sft", command, *arguments))
+    process = await asyncio.create_subprocess_exec(*words, stdout=sys.stderr)
+    if status := await process.wait():
+        raise RolegateError(f"rolegate sft {command} ended with status {status}.")
+
+
 def cpu_s(process: psutil.Process) -> float:
     """Return the CPU seconds that a process has used, in user mode and in the kernel."""
     times = process.cpu_times()
@@ -132,22 +140,15 @@ def own_bytes(process: psutil.Process) -> int:
     return int(process.memory_full_info().uss)
 
 
-@dataclass(slots=True)
-class Peak:
-    """Largest memory of a process while it was watched."""
-
-    memory_bytes: int = 0
-
-
 @asynccontextmanager
-async def watching(process: psutil.Process) -> AsyncIterator[Peak]:
-    """Sample the memory of a process while this context is open."""
-    peak = Peak()
+async def watching(process: psutil.Process) -> AsyncIterator[list[tuple[int, int]]]:
+    """Sample the memory and the open files of a process while this context is open."""
+    samples = list[tuple[int, int]]()
 
     async def sample() -> None:
         while True:
+            samples.append((own_bytes(process), process.num_fds()))
             await asyncio.sleep(_SAMPLE_S)
-            peak.memory_bytes = max(peak.memory_bytes, own_bytes(process))
 
     async with background_tasks(sample()):
-        yield peak
+        yield samples

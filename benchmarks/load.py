@@ -5,8 +5,7 @@ deadline, with how they ended.
 import asyncio
 import random
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sized
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import cycle
 from typing import Any
@@ -207,28 +206,3 @@ def rows_of(table: Table) -> str:
             part.ClearField("tokens")
             part.ClearField("cost_nano_usd")
     return f"{table.outcome} {table.columns} {table.rows}"
-
-
-class Outcomes(msgspec.Struct, frozen=True):
-    """Summary of many questions."""
-
-    questions: int
-    outcomes: dict[str, int]
-    p50_s: float
-    p99_s: float
-    latest_ms: float
-    """Largest delay after the deadline; negative if all ended before theirs."""
-
-    @classmethod
-    def of(cls, results: Sequence[LoadResult]) -> "Outcomes":
-        """Summarize results."""
-        took = [result.took_s for result in results]
-        counts = Counter(result.outcome for result in results)
-        latest_s = max((result.late_s for result in results), default=0.0)
-        return cls(
-            len(results),
-            dict(counts.most_common()),
-            quantile(took, 0.5),
-            quantile(took, 0.99),
-            latest_s * 1000,
-        )

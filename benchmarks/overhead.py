@@ -1,14 +1,13 @@
 """The gateway's own cost in front of simulated models, compared with bare pipelines and LiteLLM.
 
-paced   questions at a steady rate, with models that write one token at a time: the gateway
-        (retrieval over gRPC; in-process retrieval; in-process retrieval without a store), P1, P2
-        (see `benchmarks.pipelines.process`) and no gateway
-cpu     the same with 64 questions in flight and models that answer immediately, plus LiteLLM's SDK
-        making the same calls
-proxy   single model calls through the gateway's `Complete` and through LiteLLM's proxy server
-        (needs --litellm)
-tokens  16 concurrent streams, read by a role of the gateway and by aiohttp on plain asyncio
-load    CPU and memory of a question, with few and with many in flight
+paced  questions at a steady rate, with models that write one token at a time: the gateway
+       (retrieval over gRPC; in-process retrieval; in-process retrieval without a store), P1 and P2
+       (see `benchmarks.pipelines.process`)
+cpu    the same with 64 questions in flight and models that answer immediately, plus LiteLLM's SDK
+       making the same calls
+proxy  single model calls through the gateway's `Complete` and through LiteLLM's proxy server
+       (needs --litellm)
+load   CPU and memory of a question, with few and with many in flight
 
 Added time is the time of an answer minus the time in which at least one of its model calls was in
 progress. Variants are measured in alternating order. Each variant runs in its own process, and so
@@ -17,9 +16,8 @@ not absolute times.
 """
 
 import asyncio
-import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -32,18 +30,16 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from benchmarks import harness
-from benchmarks.gateway import Double, OnePassage, canned_config, gateway, on_record_s, retrieval
+from benchmarks.gateway import Double, OnePassage, canned_config, gateway, retrieval
 from benchmarks.harness import Child, child, cpu_s, own_bytes, watching, work_folder
-from benchmarks.litellm_proxy import completing, litellm_proxy, posting
+from benchmarks.litellm_proxy import Ask, completing, litellm_proxy, posting
 from benchmarks.load import Order, clients, ordered
-from benchmarks.pipelines.models import Pace
-from benchmarks.pipelines.process import DRIVEN, TOKENS
 from benchmarks.rounds import Figure, Round, Wanted, cpu, figure, in_turns, p50, p99
 
-Part = Literal["paced", "cpu", "proxy", "tokens", "load"]
+Part = Literal["paced", "cpu", "proxy", "load"]
 _DOUBLES: dict[str, tuple[Double, ...]] = {
     "by_address": (),
-    "in_process": ("retriever", "timed"),
+    "in_process": ("retriever",),
     "no_store": ("retriever", "no-store"),
 }
 _FIGURES: dict[Part, list[Wanted]] = {
@@ -52,86 +48,35 @@ _FIGURES: dict[Part, list[Wanted]] = {
         Wanted("added p50 to P1's, by address", p50, "by_address", "P1", at_most=1.0),
         Wanted("added p99 to P1's, retrieval in the process", p99, "in_process", "P1", at_most=1.0),
         Wanted("added p99 to P1's, by address", p99, "by_address", "P1", at_most=1.0),
-        Wanted(
-            "CPU of a question to P1's, retrieval in the process",
-            cpu,
-            "in_process",
-            "P1",
-            at_most=0.85,
-        ),
-        Wanted("CPU of a question to P1's, by address", cpu, "by_address", "P1", at_most=0.85),
+        Wanted("CPU to P1's, retrieval in the process", cpu, "in_process", "P1", at_most=0.85),
+        Wanted("CPU to P1's, by address", cpu, "by_address", "P1", at_most=0.85),
         Wanted("added p50 to P2's, retrieval in the process", p50, "in_process", "P2", at_most=1.5),
-        Wanted(
-            "CPU of a question to P2's, retrieval in the process",
-            cpu,
-            "in_process",
-            "P2",
-            at_most=2.4,
-        ),
+        Wanted("CPU to P2's, retrieval in the process", cpu, "in_process", "P2", at_most=2.4),
         Wanted("the store adds, p50, ms", p50, "store", at_most=2.0),
-        Wanted("the store adds, p50, fdatasyncs' worth", p50, "store", "fdatasync", at_most=8.0),
-        Wanted("on record before a call, p99, ms", p99, "on_record", at_most=1.0),
     ],
     "cpu": [
         Wanted(
-            "LiteLLM SDK's CPU to a question's, retrieval in the process",
-            cpu,
-            "SDK",
-            "in_process",
-            at_least=8.0,
+            "SDK's CPU to ours, retrieval in the process", cpu, "SDK", "in_process", at_least=8.0
         ),
-        Wanted(
-            "LiteLLM SDK's CPU to a question's, by address", cpu, "SDK", "by_address", at_least=8.0
-        ),
-        Wanted("the same, streamed, retrieval in the process", cpu, "SDK_streamed", "in_process"),
-        Wanted("the same, streamed, by address", cpu, "SDK_streamed", "by_address"),
-        Wanted("CPU of a question to P1's, 64 in flight, by address", cpu, "by_address", "P1"),
-        Wanted(
-            "CPU of a question to P2's, 64 in flight, retrieval in the process",
-            cpu,
-            "in_process",
-            "P2",
-        ),
+        Wanted("SDK's CPU to ours, by address", cpu, "SDK", "by_address", at_least=8.0),
     ],
     "proxy": [
+        Wanted("CPU of LiteLLM's proxy to Complete's", cpu, "LiteLLM", "Complete", at_least=11.0),
         Wanted(
-            "CPU of a call, LiteLLM proxy's to Complete's",
-            cpu,
-            "LiteLLM",
-            "Complete",
-            at_least=11.0,
+            "added p50 of LiteLLM's proxy to Complete's", p50, "LiteLLM", "Complete", at_least=7.0
         ),
-        Wanted(
-            "added p50 of a call, LiteLLM proxy's to Complete's",
-            p50,
-            "LiteLLM",
-            "Complete",
-            at_least=7.0,
-        ),
-    ],
-    "tokens": [
-        Wanted(
-            "CPU of a streamed token to an aiohttp reader's, 16 streams",
-            cpu,
-            "role",
-            "aiohttp",
-            at_most=0.4,
-        )
     ],
     "load": [
         Wanted("CPU of a question, largest to smallest", cpu, "largest", "smallest", at_most=1.3),
         Wanted("memory of a question, most in flight, kB", p50, "memory", at_most=40.0),
     ],
 }
-_PACES: dict[Part, Pace] = {"paced": "paced", "tokens": "tokens"}
 _NUMBERS_PER_ROUND = 1_000_000
 """Question numbers that a round may use."""
+_PER_S = 20.0
 _CONCURRENCY = 64
-_STREAMS = 16
 _CALLS = 256
 _SINGLE_CALLS = 64
-_SYNCS = 20
-_RECORD = b"x" * 200
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
@@ -139,11 +84,10 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
     parts: Annotated[
         tuple[Part, ...],
-        Meta(description="of paced, cpu, proxy, tokens, load (default: all)"),
+        Meta(description="of paced, cpu, proxy, load (default: all)"),
     ] = ()
     rounds: Annotated[int, Meta(ge=2, description="rounds per part, after one to warm up")] = 10
     questions: Annotated[int, Meta(ge=2, description="questions per variant and round")] = 200
-    rate: Annotated[float, Meta(gt=0, description="questions a second, of paced")] = 20.0
     in_flight: Annotated[tuple[int, ...], Meta(description="questions in flight, of load")] = (
         10,
         100,
@@ -159,9 +103,6 @@ class Options(harness.Options, frozen=True, kw_only=True):
     litellm: (
         Annotated[Path, Meta(description="the Python of an environment with litellm[proxy]")] | None
     ) = None
-    quick: Annotated[
-        bool, Meta(description="two rounds of a few quick questions, to see that all parts work")
-    ] = False
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -184,7 +125,6 @@ class Figures(msgspec.Struct, frozen=True):
 Measure = Callable[[Order], Awaitable[Round]]
 Rounds = dict[str, list[Round]]
 _seconds = msgspec.json.Decoder(dict[int, float]).decode
-_times = msgspec.json.Decoder(list[float]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +142,11 @@ class Bench:
         """Base URL of the models."""
         return self.models.words[0]
 
-    async def start(self, *names: str) -> dict[str, Child]:
+    async def start(self, *names: str) -> list[Child]:
         """Start gateways and bare pipelines, concurrently."""
-        processes = await asyncio.gather(
+        return await asyncio.gather(
             *(self.stack.enter_async_context(self._process(name)) for name in names)
         )
-        return dict(zip(names, processes, strict=True))
 
     def _process(self, name: str) -> AbstractAsyncContextManager[Child]:
         if name in _DOUBLES:
@@ -218,88 +157,50 @@ class Bench:
             "benchmarks.pipelines.process", name, self.base_url, self.retrieval, str(self.folder)
         )
 
-    async def variants(
-        self, processes: Mapping[str, Child], order: Order
-    ) -> dict[str, Callable[[int], Awaitable[Round]]]:
-        """Return a function for each process that measures one round of `order`. No two rounds
-        ask the same question.
+    async def compared(self, names: tuple[str, ...], order: Order, rounds: int) -> Rounds:
+        """Start processes and measure `order` at each in all rounds. No two rounds ask the same
+        question.
         """
-        measures = {
-            name: await self.measure(process, order.at_once) for name, process in processes.items()
-        }
 
-        def rounds(measure: Measure) -> Callable[[int], Awaitable[Round]]:
+        def measured(measure: Measure) -> Callable[[int], Awaitable[Round]]:
             return lambda number: measure(replace(order, first=number * _NUMBERS_PER_ROUND))
 
-        return {name: rounds(measure) for name, measure in measures.items()}
+        processes = await self.start(*names)
+        measures = [await self.measure(process, order.at_once) for process in processes]
+        return await in_turns(dict(zip(names, map(measured, measures), strict=True)), rounds)
 
-    async def measure(self, process: Child, concurrency: int = 1) -> Measure:
+    async def measure(self, process: Child, concurrency: int) -> Measure:
         """Return a function that measures a process, with at most `concurrency` questions in
         flight.
         """
-        if process.words[0] != DRIVEN:
-            ask = await self.stack.enter_async_context(clients(process.words[0], concurrency))
-            return self.measured(process.watched, partial(ordered, ask))
+        ask = await self.stack.enter_async_context(clients(process.words[0], concurrency))
+        return partial(self.measured, process.watched, ask)
 
-        async def drive(order: Order) -> list[float]:
-            return _times(await process.answer(msgspec.json.encode(order)))
+    async def measured(self, process: psutil.Process, ask: Ask, order: Order) -> Round:
+        """Measure added times and the CPU of a process per question."""
+        await self.models.answer(b"")  # discards earlier spans
+        before_s = cpu_s(process)
+        took_s = await ordered(ask, order)
+        used_s = cpu_s(process) - before_s
 
-        return self.measured(process.watched, drive)
-
-    def measured(
-        self, process: psutil.Process | None, ask: Callable[[Order], Awaitable[list[float]]]
-    ) -> Measure:
-        """Return a function that measures added times and the CPU of a process per question."""
-
-        async def measure(order: Order) -> Round:
-            await self.models.answer(b"")  # discards earlier spans
-            before_s = cpu_s(process) if process else 0.0
-            took_s = await ask(order)
-            used_s = cpu_s(process) - before_s if process else 0.0
-
-            busy_s = _seconds(await self.models.answer(b""))
-            added_ms = [
-                (took - busy_s.get(number, 0.0)) * 1000
-                for number, took in enumerate(took_s, order.first)
-            ]
-            return Round(added_ms, used_s / order.questions * 1000)
-
-        return measure
-
-    async def syncs(self, _number: int) -> Round:
-        """Measure fdatasync after small appends to a file in the folder of the stores."""
-        took_ms = list[float]()
-        with (self.folder / "syncs.log").open("ab", buffering=0) as file:
-            for _ in range(_SYNCS):
-                file.write(_RECORD)
-                begun = time.perf_counter()
-                os.fdatasync(file.fileno())
-                took_ms.append((time.perf_counter() - begun) * 1000)
-        return Round(took_ms)
+        busy_s = _seconds(await self.models.answer(b""))
+        added_ms = [
+            (took - busy_s.get(number, 0.0)) * 1000
+            for number, took in enumerate(took_s, order.first)
+        ]
+        return Round(added_ms, used_s / order.questions * 1000)
 
 
 async def measure(options: Options) -> Figures:
     """Measure the parts. Raises `RolegateError`."""
-    if options.quick:
-        options = replace(
-            options,
-            rounds=2,
-            questions=5,
-            rate=40.0,
-            in_flight=(2, 8),
-            token_s=0.001,
-        )
     figures = list[Figure]()
     variants = list[Variant]()
     for part in options.parts or get_args(Part):
+        token_s = options.token_s if part == "paced" else 0.0
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(work_folder(options.folder))
             models = await stack.enter_async_context(
-                child(
-                    "benchmarks.pipelines.models",
-                    _PACES.get(part, "at-once"),
-                    str(options.token_s),
-                )
+                child("benchmarks.pipelines.models", str(token_s))
             )
             address = await stack.enter_async_context(retrieval(OnePassage()))
             measured = await _PARTS[part](Bench(stack, folder, models, address), options)
@@ -312,74 +213,43 @@ async def measure(options: Options) -> Figures:
 
 
 async def _paced(bench: Bench, options: Options) -> Rounds:
-    processes = await bench.start(*_DOUBLES, "P1", "P2", "no_gateway")
-    order = Order(0, options.questions, per_s=options.rate)
-    variants = await bench.variants(processes, order)
-
-    async def on_record(_number: int) -> Round:
-        recorded_s = await on_record_s(processes["in_process"])
-        return Round([seconds * 1000 for seconds in recorded_s])
-
-    measured = await in_turns(
-        {**variants, "on_record": on_record, "fdatasync": bench.syncs}, options.rounds
-    )
+    order = Order(0, options.questions, per_s=_PER_S)
+    measured = await bench.compared((*_DOUBLES, "P1", "P2"), order, options.rounds)
     pairs = zip(measured["in_process"], measured["no_store"], strict=True)
     store = [Round([p50([kept]) - p50([none])]) for kept, none in pairs]
     return {**measured, "store": store}
 
 
 async def _cpu(bench: Bench, options: Options) -> Rounds:
-    processes = await bench.start(
-        *_DOUBLES,
-        "P1",
-        "P2",
-        "no_gateway",
-        "SDK",
-        "SDK_streamed",
-    )
     order = Order(0, options.questions, at_once=_CONCURRENCY)
-    return await in_turns(await bench.variants(processes, order), options.rounds)
+    names = ("by_address", "in_process", "P1", "P2", "SDK")
+    return await bench.compared(names, order, options.rounds)
 
 
 async def _proxy(bench: Bench, options: Options) -> Rounds:
     """Measure single calls, for the added time, then concurrent calls, for the CPU."""
     enter = bench.stack.enter_async_context
-    complete = (await bench.start("in_process"))["in_process"]
-    ways = {
-        "straight": (await enter(posting(bench.base_url)), None),
-        "Complete": (await enter(completing(complete.words[0])), complete.watched),
-    }
+    (complete,) = await bench.start("in_process")
+    ways = {"Complete": (complete.watched, await enter(completing(complete.words[0])))}
     if options.litellm:
         process, base_url = await enter(
             litellm_proxy(options.litellm, bench.folder, bench.base_url)
         )
-        ways["LiteLLM"] = (await enter(posting(base_url)), process)
+        ways["LiteLLM"] = (process, await enter(posting(base_url)))
 
-    async def measured(measure: Measure, number: int) -> Round:
+    async def measured(process: psutil.Process, ask: Ask, number: int) -> Round:
         first = number * _NUMBERS_PER_ROUND
-        added = await measure(Order(first, _SINGLE_CALLS))
-        concurrent = await measure(Order(first, _CALLS, at_once=_CONCURRENCY))
-        return replace(added, cpu_ms=concurrent.cpu_ms)
+        added = await bench.measured(process, ask, Order(first, _SINGLE_CALLS))
+        order = Order(first, _CALLS, at_once=_CONCURRENCY)
+        return replace(added, cpu_ms=(await bench.measured(process, ask, order)).cpu_ms)
 
-    variants = {
-        name: partial(measured, bench.measured(process, partial(ordered, ask)))
-        for name, (ask, process) in ways.items()
-    }
-    return await in_turns(variants, options.rounds)
-
-
-async def _tokens(bench: Bench, options: Options) -> Rounds:
-    processes = await bench.start("role", "aiohttp")
-    order = Order(0, _STREAMS, at_once=_STREAMS)
-    measured = await in_turns(await bench.variants(processes, order), options.rounds)
-    return {
-        name: [replace(measurement, cpu_ms=measurement.cpu_ms / TOKENS) for measurement in rounds]
-        for name, rounds in measured.items()
-    }
+    return await in_turns(
+        {name: partial(measured, *way) for name, way in ways.items()}, options.rounds
+    )
 
 
 async def _load(bench: Bench, options: Options) -> Rounds:
-    process = (await bench.start("by_address"))["by_address"]
+    (process,) = await bench.start("by_address")
     levels = options.in_flight
     measure = await bench.measure(process, max(levels))
     memory = list[Round]()
@@ -388,10 +258,10 @@ async def _load(bench: Bench, options: Options) -> Rounds:
 
     async def loaded(level: int, number: int) -> Round:
         questions = max(level, options.questions)
-        async with watching(process.watched) as peak:
+        async with watching(process.watched) as samples:
             measured = await measure(Order(number * _NUMBERS_PER_ROUND, questions, at_once=level))
         if level == max(levels) and number:
-            grown_bytes = max(0, peak.memory_bytes - idle_bytes)
+            grown_bytes = max(0, *(memory_bytes - idle_bytes for memory_bytes, _ in samples))
             memory.append(Round([grown_bytes / level / 1000]))
         return measured
 
@@ -406,6 +276,5 @@ _PARTS: dict[Part, Callable[[Bench, Options], Awaitable[Rounds]]] = {
     "paced": _paced,
     "cpu": _cpu,
     "proxy": _proxy,
-    "tokens": _tokens,
     "load": _load,
 }

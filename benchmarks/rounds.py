@@ -1,6 +1,7 @@
 """Variants measured in alternating order, round by round, and figures with bootstrap intervals."""
 
 import itertools
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -26,7 +27,7 @@ Metric = Callable[[Sequence[Round]], float]
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Figure to compute, with its bound: a metric of the variant `of`, divided by the same metric
+    """Figure to compute, with its bounds: a metric of the variant `of`, divided by the same metric
     of the variant `to` if that is given.
     """
 
@@ -34,8 +35,8 @@ class Wanted(msgspec.Struct, frozen=True):
     metric: Metric
     of: str
     to: str = ""
-    at_most: float | None = None
-    at_least: float | None = None
+    at_least: float = -math.inf
+    at_most: float = math.inf
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -45,8 +46,9 @@ class Figure(msgspec.Struct, frozen=True):
     value: float
     low: float
     high: float
-    wanted: str
-    held: bool | None
+    at_least: float
+    at_most: float
+    held: bool
 
 
 def p50(rounds: Sequence[Round]) -> float:
@@ -106,19 +108,5 @@ def figure(wanted: Wanted, measured: Mapping[str, Sequence[Round]]) -> Figure:
     low = quantile(drawn, 0.025)
     high = quantile(drawn, 0.975)
 
-    if wanted.at_most is not None:
-        return Figure(
-            wanted.figure, value, low, high, f"≤ {wanted.at_most:g}", value <= wanted.at_most
-        )
-    if wanted.at_least is not None:
-        return Figure(
-            wanted.figure, value, low, high, f"≥ {wanted.at_least:g}", value >= wanted.at_least
-        )
-    return Figure(
-        wanted.figure,
-        value,
-        low,
-        high,
-        "",
-        None,
-    )
+    held = wanted.at_least <= value <= wanted.at_most
+    return Figure(wanted.figure, value, low, high, wanted.at_least, wanted.at_most, held)

@@ -1,9 +1,7 @@
 """Simulated models in a separate process, with little CPU: `python -m benchmarks.pipelines.models
-PACE TOKEN_S`. TOKEN_S are the seconds between tokens; the first token takes five times as long.
-
-paced    writes the turns of a question (`benchmarks.gateway.canned`), one token at a time
-at-once  writes the same turns in two pieces, without delay
-tokens   writes long streams, one token at a time, at an uneven pace
+TOKEN_S`. They write the turns of a question (`benchmarks.gateway.canned`), one token at a time.
+TOKEN_S are the seconds between tokens; the first token takes five times as long. With 0, they write
+without delay, in two pieces.
 
 It prints its base URL. For each line of standard input it prints the seconds since the last line
 during which at least one call was in progress, by question number. It runs until its standard input
@@ -11,23 +9,21 @@ is closed.
 """
 
 import asyncio
-import random
 import re
 import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from typing import Literal, cast
+from typing import cast
 
 import httptools
 import msgspec
 import uvloop
 
 from benchmarks.gateway import at_once
-from router.testing.openai_server import ChatRequest, Reply, complete_reply, events
+from router.testing.openai_server import ChatRequest, complete_reply, events
 from serving.signals import tune_interpreter
 
-Pace = Literal["paced", "at-once", "tokens"]
 _FIRST = 5
 _STREAM = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -48,11 +44,7 @@ def together_s(spans: Iterable[tuple[float, float]]) -> float:
     return sum_s
 
 
-class _Asked(ChatRequest, frozen=True):
-    max_tokens: int = 0
-
-
-_asked = msgspec.json.Decoder(_Asked).decode
+_asked = msgspec.json.Decoder(ChatRequest).decode
 
 
 class _Connection(asyncio.Protocol):
@@ -60,14 +52,8 @@ class _Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(
-        self,
-        pace: str,
-        token_s: float,
-        spans: defaultdict[int, list[tuple[float, float]]],
-    ) -> None:
+    def __init__(self, token_s: float, spans: defaultdict[int, list[tuple[float, float]]]) -> None:
         """`spans`: start and end of each call, by question number."""
-        self._pace = pace
         self._token_s = token_s
         self._spans = spans
         self._parser = httptools.HttpRequestParser(self)
@@ -98,7 +84,7 @@ class _Connection(asyncio.Protocol):
         number = _NUMBER.search(body)
         self._number = int(number[1]) if number else -1
         asked = _asked(body)
-        reply = Reply([" word"] * asked.max_tokens) if self._pace == "tokens" else at_once(asked)
+        reply = at_once(asked)
         prompt_tokens = sum(len(text.split()) for text in asked.texts)
         if not asked.stream:
             text = complete_reply(reply, prompt_tokens)
@@ -106,16 +92,16 @@ class _Connection(asyncio.Protocol):
             return
         self._transport.write(_STREAM)
         first, *others, end = (
-            b"%x\r\n%b\r\n" % (len(event), event) for _, event in events(reply, prompt_tokens)
+            b"%x\r\n%b\r\n" % (len(event), event) for event in events(reply, prompt_tokens)
         )
-        if self._pace == "at-once":
+        if not self._token_s:
             self._transport.write(first)
             self._loop.call_soon(self._last, b"".join((*others, end, _END)))
             return
         self._pieces = deque((first, *others, end + _END))
         self._after(_FIRST, self._loop.time())
 
-    def _after(self, tokens: float, last: float) -> None:
+    def _after(self, tokens: int, last: float) -> None:
         due = last + tokens * self._token_s
         self._loop.call_at(due, self._next, due)
 
@@ -125,18 +111,18 @@ class _Connection(asyncio.Protocol):
         if len(self._pieces) == 1 or self._transport.is_closing():
             self._last(self._pieces[-1])
         else:
-            self._after(random.uniform(0.5, 1.5) if self._pace == "tokens" else 1.0, due)
+            self._after(1, due)
 
     def _last(self, piece: bytes) -> None:
         self._transport.write(piece)
         self._spans[self._number].append((self._begun, time.perf_counter()))
 
 
-async def _serve(pace: str, token_s: str) -> None:
+async def _serve(token_s: float) -> None:
     spans = defaultdict[int, list[tuple[float, float]]](list)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
-        lambda: _Connection(pace, float(token_s), spans), "127.0.0.1", 0, backlog=4096
+        lambda: _Connection(token_s, spans), "127.0.0.1", 0, backlog=4096
     )
     tune_interpreter()
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
@@ -147,4 +133,4 @@ async def _serve(pace: str, token_s: str) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(*sys.argv[1:]))
+    uvloop.run(_serve(float(sys.argv[1])))

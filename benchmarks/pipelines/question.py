@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 from rolegate.v1.answer_service_pb2 import ANSWER_OUTCOME_ANSWERED, AnswerResponse
-from rolegate.v1.evidence_pb2 import EXECUTION_OUTCOME_REPORTED, EvidencePoint, SubQueryResult
-from rolegate.v1.usage_pb2 import ROLE_ANSWER, ROLE_DELEGATION, ROLE_EXECUTION, RoleUsage
+from rolegate.v1.evidence_pb2 import EXECUTION_OUTCOME_REPORTED, SubQueryResult
+from rolegate.v1.usage_pb2 import ROLE_ANSWER, ROLE_DELEGATION, ROLE_EXECUTION
 
 import serving
 from benchmarks.gateway import MAX_TOKENS, MODELS
@@ -90,8 +90,7 @@ class PipelineLog:
 class Pipeline:
     """Answers any number of questions concurrently."""
 
-    def __init__(self, call: Call, search: Search, log: PipelineLog | None = None) -> None:
-        """`log`: None logs nothing."""
+    def __init__(self, call: Call, search: Search, log: PipelineLog) -> None:
         self._call = call
         self._search = search
         self._log = log
@@ -106,22 +105,18 @@ class Pipeline:
         """
         begun = time.monotonic_ns()
         run = AnswerResponse(run_id=f"run-{next(self._numbers):016x}")
-        used = {
-            role: run.usage.add(role=_ROLES[role], model=model) for role, model in MODELS.items()
-        }
+        for role, model in MODELS.items():
+            run.usage.add(role=_ROLES[role], model=model)
 
         messages = self._opening("delegation", prompts.request(question))
         reports = list[tuple[str, Report]]()
         while True:
-            text = await self._ask(run.run_id, used, "delegation", messages)
+            text = await self._ask(run, "delegation", messages)
             if not (sub_queries := _sub_queries(text)):
                 break
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._execute(run.run_id, used, sub_query))
-                    for sub_query in sub_queries
-                ]
-            results = [task.result() for task in tasks]
+            results = await asyncio.gather(
+                *(self._execute(run, sub_query) for sub_query in sub_queries)
+            )
             run.results.extend(results)
             round_reports = [
                 (result.sub_query, Report(result.answer, (result.evidence[0].text,)))
@@ -131,24 +126,18 @@ class Pipeline:
             messages += _turn(text, prompts.search_results(round_reports))
 
         messages = self._opening("answer", prompts.answer_request(question, reports))
-        run.answer = _required("answer", await self._ask(run.run_id, used, "answer", messages))
+        run.answer = _required("answer", await self._ask(run, "answer", messages))
         run.outcome = ANSWER_OUTCOME_ANSWERED
         run.duration.FromNanoseconds(time.monotonic_ns() - begun)
-        if self._log:
-            self._log.write(run.run_id, question, run.SerializeToString())
-            await self._log.sync()
+        self._log.write(run.run_id, question, run.SerializeToString())
+        await self._log.sync()
         return run
 
-    async def _execute(
-        self,
-        run_id: str,
-        used: dict[str, RoleUsage],
-        sub_query: str,
-    ) -> SubQueryResult:
-        report = SubQueryResult(sub_query=sub_query)
+    async def _execute(self, run: AnswerResponse, sub_query: str) -> SubQueryResult:
+        report = SubQueryResult(sub_query=sub_query, outcome=EXECUTION_OUTCOME_REPORTED)
         messages = self._opening("execution", prompts.request(sub_query))
         while True:
-            text = await self._ask(run_id, used, "execution", messages)
+            text = await self._ask(run, "execution", messages)
             if not (query := _inside("search", text)):
                 break
             report.search_queries.append(query)
@@ -156,8 +145,7 @@ class Pipeline:
             last = len(report.search_queries) == _MAX_SEARCHES
             messages += _turn(text, prompts.documents(passages, last=last))
         report.answer = _required("answer", text)
-        report.outcome = EXECUTION_OUTCOME_REPORTED
-        report.evidence.append(EvidencePoint(text=_required("evidence", text)))
+        report.evidence.add(text=_required("evidence", text))
         return report
 
     def _opening(self, role: str, text: str) -> list[dict[str, str]]:
@@ -166,17 +154,11 @@ class Pipeline:
             {"role": "user", "content": text},
         ]
 
-    async def _ask(
-        self,
-        run_id: str,
-        used: dict[str, RoleUsage],
-        role: str,
-        messages: list[dict[str, str]],
-    ) -> str:
+    async def _ask(self, run: AnswerResponse, role: str, messages: list[dict[str, str]]) -> str:
         """Make one call, logged before and after."""
-        usage = used[role]
+        usage = run.usage[list(MODELS).index(role)]
         usage.attempts += 1
-        name = f"{run_id}-{sum(role_usage.attempts for role_usage in used.values())}"
+        name = f"{run.run_id}-{sum(role_usage.attempts for role_usage in run.usage)}"
         body: dict[str, Any] = {
             "model": MODELS[role],
             "messages": messages,
@@ -185,11 +167,9 @@ class Pipeline:
             "top_p": 1.0,
             "stop": _STOP[role],
         }
-        if self._log:
-            self._log.write(name, role, body["model"], time.time())
+        self._log.write(name, role, body["model"], time.time())
         completion = await self._call(body, name)
-        if self._log:
-            self._log.write(name, completion, time.time())
+        self._log.write(name, completion, time.time())
         if completion.finish_reason != "stop" or not completion.prompt_tokens:
             raise RolegateError(f"{name}: {completion}")
         usage.prompt_tokens += completion.prompt_tokens
@@ -214,6 +194,4 @@ def _required(tag: str, text: str) -> str:
 
 def _sub_queries(text: str) -> list[str]:
     body = _inside("search", text)
-    if body.startswith("["):
-        return list(json.loads(body))
-    return [body] if body else []
+    return list(json.loads(body)) if body else []

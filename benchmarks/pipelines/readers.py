@@ -11,7 +11,7 @@ import aiohttp
 import httptools
 import msgspec
 
-from benchmarks.pipelines.question import PipelineCompletion
+from benchmarks.pipelines.question import Call, PipelineCompletion
 from router.errors import RolegateError
 from router.models.litellm_client import load_litellm
 from router.models.openai_wire import REQUEST_ID
@@ -55,12 +55,12 @@ def _chunks(events: Iterable[bytes]) -> list[_Chunk]:
     ]
 
 
-def _completion(chunks: Iterable[Any]) -> PipelineCompletion:
+def _completion(chunks: Iterable[_Chunk]) -> PipelineCompletion:
     texts = list[str]()
     usage = _Usage()
     finish_reason = None
     for chunk in chunks:
-        usage = getattr(chunk, "usage", None) or usage
+        usage = chunk.usage or usage
         for choice in chunk.choices:
             texts.append(choice.delta.content or "")
             finish_reason = choice.finish_reason or finish_reason
@@ -69,31 +69,26 @@ def _completion(chunks: Iterable[Any]) -> PipelineCompletion:
     )
 
 
-class AiohttpCalls:
-    """Client that reads a stream in a task, which wakes for each piece. Keeps its connections."""
+def aiohttp_calls(session: aiohttp.ClientSession, base_url: str) -> Call:
+    """Return a client that reads a stream in a task, which wakes for each piece."""
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
 
-    def __init__(self, session: aiohttp.ClientSession, base_url: str) -> None:
-        self._session = session
-        self._url = f"{base_url}/chat/completions"
-        self._timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-
-    async def __call__(self, body: dict[str, Any], name: str) -> PipelineCompletion:
-        """Make a call. Raises `aiohttp.ClientError`."""
-        data = msgspec.json.encode(body | _STREAMED)
+    async def call(body: dict[str, Any], name: str) -> PipelineCompletion:
         chunks = list[_Chunk]()
         rest = b""
-        headers = {"Content-Type": "application/json", REQUEST_ID: name}
-        async with self._session.post(
-            self._url,
-            data=data,
-            headers=headers,
-            timeout=self._timeout,
+        async with session.post(
+            f"{base_url}/chat/completions",
+            data=msgspec.json.encode(body | _STREAMED),
+            headers={"Content-Type": "application/json", REQUEST_ID: name},
+            timeout=timeout,
             raise_for_status=True,
         ) as response:
             async for received in response.content.iter_any():
                 *events, rest = (rest + received).split(b"\n\n")
                 chunks += _chunks(events)
         return _completion(chunks)
+
+    return call
 
 
 class _Connection(asyncio.Protocol):
@@ -104,12 +99,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._body = list[bytes]()
-        self._kept = True
         self._reply: asyncio.Future[bytes] | None = None
-
-    @property
-    def reusable(self) -> bool:
-        return self._kept and not self.transport.is_closing()
 
     async def send(self, request: bytes) -> bytes:
         """Send a request and return the body of the reply. Raises `RolegateError`."""
@@ -127,10 +117,7 @@ class _Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.transport.abort()
+        self._parser.feed_data(data)
 
     def connection_lost(self, _error: Exception | None) -> None:
         if self._reply and not self._reply.done():
@@ -140,7 +127,6 @@ class _Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        self._kept = self._parser.should_keep_alive()  # known only here
         body = b"".join(self._body)
         status = self._parser.get_status_code()
         if self._reply and not self._reply.done():
@@ -166,7 +152,7 @@ class PushCalls:
     async def __call__(self, body: dict[str, Any], name: str) -> PipelineCompletion:
         """Make a call. Raises `RolegateError` and `OSError`."""
         data = msgspec.json.encode(body | _STREAMED)
-        while self._idle and not self._idle[-1].reusable:
+        while self._idle and self._idle[-1].transport.is_closing():
             self._idle.pop()
         if self._idle:
             connection = self._idle.pop()
@@ -177,10 +163,7 @@ class PushCalls:
         reply = await connection.send(
             f"{self._head}{name}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
         )
-        if connection.reusable:
-            self._idle.append(connection)
-        else:
-            connection.transport.close()
+        self._idle.append(connection)
         return _completion(_chunks(reply.split(b"\n\n")))
 
     def close(self) -> None:
@@ -189,28 +172,21 @@ class PushCalls:
             connection.transport.close()
 
 
-class LiteLLMCalls:
-    """Client based on LiteLLM's SDK."""
+def litellm_calls(base_url: str) -> Call:
+    """Return a client based on LiteLLM's SDK, which is not streamed."""
+    litellm = load_litellm()
 
-    def __init__(self, base_url: str, *, streamed: bool) -> None:
-        self._litellm = load_litellm()
-        self._streamed = streamed
-        self._fixed: dict[str, Any] = {"api_base": base_url, "api_key": "none", "num_retries": 0}
-        if streamed:
-            self._fixed |= {"stream": True, "stream_options": {"include_usage": True}}
-
-    async def __call__(self, body: dict[str, Any], _name: str) -> PipelineCompletion:
-        """Make a call. Raises errors of LiteLLM."""
-        reply = await self._litellm.acompletion(
-            **body | {"model": f"openai/{body['model']}"}, **self._fixed
+    async def call(body: dict[str, Any], _name: str) -> PipelineCompletion:
+        model = f"openai/{body['model']}"
+        reply = await litellm.acompletion(
+            **body | {"model": model}, api_base=base_url, api_key="none", num_retries=0
         )
-        if self._streamed:
-            return _completion([chunk async for chunk in reply])
         choice = reply.choices[0]
-        usage = reply.usage
         return PipelineCompletion(
             choice.message.content,
             choice.finish_reason,
-            usage.prompt_tokens,
-            usage.completion_tokens,
+            reply.usage.prompt_tokens,
+            reply.usage.completion_tokens,
         )
+
+    return call

@@ -24,6 +24,7 @@ from router.errors import UpstreamUnavailable
 from router.models.openai_wire import REQUEST_ID
 from router.protocol import Passage
 from router.search import Retriever
+from router.testing.openai_server import fails, hang, reset, served
 
 Fault = Literal[
     "reset",
@@ -40,13 +41,12 @@ FAULTS: tuple[Fault, ...] = get_args(Fault)
 SEARCH_FAULTS: tuple[Fault, ...] = "reset", "black_hole", "drip", "overloaded"
 STORMS: dict[Fault, int] = {"throttled": 429, "overloaded": 503}
 """Faults that hit all calls for a while, with their HTTP status."""
-State = Literal["well", "gone", "silent"]
-"""`gone`: the port is closed; `silent`: calls are accepted and never answered."""
 _STORM_WEIGHT = 0.1
 """Likelihood of a storm relative to another fault, as it hits many calls."""
 _STORM_S = (0.2, 1.5)
 """Shortest and longest duration of a storm, in seconds."""
 _DATA = b"data: {"
+_COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 _LIES: tuple[object, ...] = (
     -1,
     0,
@@ -110,24 +110,19 @@ class FaultPlan:
         return fault
 
 
-def corrupted(
-    line: bytes,
-    fault: Fault | None,
-    chance: random.Random,
-) -> Iterator[bytes]:
-    """Yield a line of an event stream with a fault that does not end the stream."""
+def corrupted(line: bytes, fault: Fault | None, chance: random.Random) -> Iterator[bytes]:
+    """Yield a line of an event stream, in pieces, with a fault that does not end the stream."""
     match fault if line.startswith(_DATA) else None:
+        case "drip":
+            for at in range(0, len(line), _DRIP_BYTES):
+                yield line[at : at + _DRIP_BYTES]
         case "lying_usage":
             chunk = json.loads(line.removeprefix(b"data: "))
-            names = ("prompt_tokens", "completion_tokens")
             lies: dict[str, object] = {
-                name: chance.choice(_LIES)
-                for name in (*names, "total_tokens")
-                if chance.random() < 0.8
+                name: chance.choice(_LIES) for name in _COUNTS if chance.random() < 0.8
             }
-            details = {"cached_tokens": chance.choice(_LIES)}
             if chance.random() < 0.3:
-                lies["prompt_tokens_details"] = details
+                lies["prompt_tokens_details"] = {"cached_tokens": chance.choice(_LIES)}
             chunk["usage"] = chance.choice(_LIES) if chance.random() < 0.1 else lies
             yield b"data: %b\n" % json.dumps(chunk).encode()
         case "invalid_utf8" if chance.random() < 0.5:
@@ -146,6 +141,18 @@ class Counted(msgspec.Struct, frozen=True):
     completion_tokens: int
 
 
+class Attempt(msgspec.Struct):
+    """Completion request that reached an upstream."""
+
+    deployment: str
+    """Base URL at which it was made."""
+    request_id: str
+    conversation: bytes = b""
+    """Digest of its messages."""
+    counted: Counted | None = None
+    """Token count of a stream that was passed on unchanged to its end."""
+
+
 class _Chunk(msgspec.Struct):
     usage: Counted | None = None
 
@@ -157,139 +164,81 @@ class _Asked(msgspec.Struct):
 class FaultProxy:
     """Proxy of one upstream that passes requests on unless its plan draws a fault."""
 
-    def __init__(
-        self,
-        upstream: str,
-        session: aiohttp.ClientSession,
-        plan: FaultPlan,
-    ) -> None:
+    base_url: str
+
+    def __init__(self, upstream: str, session: aiohttp.ClientSession, plan: FaultPlan) -> None:
         """`upstream`: base URL of the upstream."""
         self._root = upstream.removesuffix("/v1")
         self._session = session
         self.plan = plan
-        self.state: State = "well"
-        self.attempts: list[str] = []
-        """Request ids, in order of arrival."""
-        self.conversations: dict[str, bytes] = {}
-        """Digests of the messages, by request id."""
-        self.counted: dict[str, Counted] = {}
-        """Token counts of streams that were passed on unchanged to their end, by request id."""
-        self._runner: web.AppRunner | None = None
-        self._port = 0
-
-    @property
-    def base_url(self) -> str:
-        """Base URL of the proxy."""
-        return f"http://127.0.0.1:{self._port}/v1"
-
-    async def become(self, state: State) -> None:
-        """Change the state; `gone` breaks running calls."""
-        self.state = state
-        if state == "gone":
-            await self.close()
-        elif self._runner is None:
-            await self.open()
-
-    async def open(self) -> None:
-        """Listen, on the same port as before."""
-        app = web.Application(client_max_size=64 << 20)
-        app.add_routes(
-            [
-                web.post("/v1/chat/completions", self._complete),
-                web.route("*", "/{path:.*}", self._other),
-            ]
-        )
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=4096).start()
-        self._port = self._runner.addresses[0][1]
-
-    async def close(self) -> None:
-        """Stop listening."""
-        if self._runner is not None:
-            runner = self._runner
-            self._runner = None
-            await runner.cleanup()
-
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        self.attempts.append(request_id := request.headers.get(REQUEST_ID, ""))
-        body = await request.read()
-        fault = self.plan.next()
-        self.conversations[request_id] = blake2b(
-            msgspec.json.decode(body, type=_Asked).messages
-        ).digest()
-        if self.state == "silent" or fault == "black_hole":
-            await asyncio.Event().wait()
-        if fault == "reset":
-            return _broken(request)
-        if fault in STORMS:
-            after = self.plan.chance.choice(_RETRY_AFTER)
-            headers = {} if after is None else {"Retry-After": after}
-            error = {"error": {"message": fault}}
-            return web.json_response(error, status=STORMS[fault], headers=headers)
-        try:
-            async with self._asked(request, body) as reply:
-                return await self._passed_on(request, reply, fault)
-        except (aiohttp.ClientError, ConnectionError):  # of either side
-            return _broken(request)
-
-    async def _passed_on(
-        self,
-        request: web.Request,
-        reply: aiohttp.ClientResponse,
-        fault: Fault | None,
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(
-            status=reply.status, headers={"Content-Type": reply.content_type}
-        )
-        await response.prepare(request)
-        chance = self.plan.chance
-        counted = None
-        left = chance.randint(0, 6) if fault == "cut" else -1
-        pause_s = chance.uniform(*_DRIP_S)
-        async for line in reply.content:
-            if left == 0:
-                # Leaving the caller's context also closes the connection to the upstream
-                return _broken(request)
-            left -= bool(line.strip())
-            if line.startswith(_DATA):
-                counted = (
-                    msgspec.json.decode(line.removeprefix(b"data: "), type=_Chunk).usage or counted
-                )
-            for piece in corrupted(line, fault, chance):
-                if fault == "drip":
-                    await _drip(response, piece, pause_s)
-                else:
-                    await response.write(piece)
-        if counted and fault in (None, "drip"):
-            self.counted[request.headers.get(REQUEST_ID, "")] = counted
-        return response
-
-    async def _other(self, request: web.Request) -> web.Response:
-        """Pass on another request than a completion, such as a health check, or let it hang."""
-        hangs = (
-            "black_hole" in self.plan.faults
-            and self.plan.chance.random() < self.plan.share * _STUCK_SHARE
-        )
-        if self.state == "silent" or hangs:
-            self.plan.seen["stuck"] += 1
-            await asyncio.Event().wait()
-        async with self._asked(request, await request.read()) as reply:
-            return web.Response(
-                status=reply.status, body=await reply.read(), content_type=reply.content_type
-            )
+        self.attempts: list[Attempt] = []
+        """Attempts in order of arrival."""
 
     @asynccontextmanager
-    async def _asked(
-        self, request: web.Request, body: bytes
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def running(self) -> AsyncIterator["FaultProxy"]:
+        """Listen on a free port of the loopback."""
+        complete = web.post("/v1/chat/completions", self._complete)
+        async with served(complete, web.route("*", "/{path:.*}", self._other)) as self.base_url:
+            yield self
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        attempt = Attempt(self.base_url, request.headers.get(REQUEST_ID, ""))
+        self.attempts.append(attempt)
+        body = await request.read()
+        fault = self.plan.next()
+        messages = msgspec.json.decode(body, type=_Asked).messages
+        attempt.conversation = blake2b(messages).digest()
+        if fault == "black_hole":
+            await hang(request)
+        if fault == "reset":
+            return await reset(request)
+        if fault in STORMS:
+            retry_after = self.plan.chance.choice(_RETRY_AFTER)
+            return await fails(STORMS[fault], fault, retry_after)(request)
+        return await self._passed_on(request, fault, attempt)
+
+    async def _other(self, request: web.Request) -> web.StreamResponse:
+        """Pass on another request than a completion, such as a health check, or let it hang."""
+        stuck_share = self.plan.share * _STUCK_SHARE if "black_hole" in self.plan.faults else 0.0
+        if self.plan.chance.random() < stuck_share:
+            self.plan.seen["stuck"] += 1
+            await hang(request)
+        return await self._passed_on(request, None, Attempt(self.base_url, ""))
+
+    async def _passed_on(
+        self, request: web.Request, fault: Fault | None, attempt: Attempt
+    ) -> web.StreamResponse:
+        """Pass a request on and its reply back, and count the reply in `attempt`."""
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         url = self._root + request.path_qs
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with self._session.request(
-            request.method, url, data=body, headers=headers, timeout=timeout
-        ) as reply:
-            yield reply
+        chance = self.plan.chance
+        lines_left = chance.randint(0, 6) if fault == "cut" else -1
+        pause_s = chance.uniform(*_DRIP_S) if fault == "drip" else 0.0
+        counted = None
+        try:
+            async with self._session.request(
+                request.method, url, data=await request.read(), headers=headers
+            ) as reply:
+                response = web.StreamResponse(
+                    status=reply.status, headers={"Content-Type": reply.content_type}
+                )
+                await response.prepare(request)
+                async for line in reply.content:
+                    if lines_left == 0:
+                        # Leaving this context also closes the connection to the upstream
+                        return await reset(request)
+                    lines_left -= bool(line.strip())
+                    if line.startswith(_DATA):
+                        chunk = msgspec.json.decode(line.removeprefix(b"data: "), type=_Chunk)
+                        counted = chunk.usage or counted
+                    for piece in corrupted(line, fault, chance):
+                        await response.write(piece)
+                        await asyncio.sleep(pause_s)
+        except (aiohttp.ClientError, ConnectionError):  # of either side
+            return await reset(request)
+        if fault in (None, "drip"):
+            attempt.counted = counted
+        return response
 
 
 class FaultyRetriever:
@@ -320,35 +269,19 @@ class FaultyRetriever:
 
 @asynccontextmanager
 async def fault_proxies(
-    upstreams: Sequence[str],
-    seed: int,
-    faults: Iterable[Fault] = FAULTS,
+    upstreams: Sequence[str], seed: int, faults: Iterable[Fault] = FAULTS
 ) -> AsyncIterator[list[FaultProxy]]:
     """Run a proxy for each upstream, without faults yet, on free ports of the loopback."""
     async with AsyncExitStack() as stack:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
-        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-        plans = [FaultPlan(f"{seed} {at}", 0.0, faults) for at in range(len(upstreams))]
-        proxies = [
-            FaultProxy(url, session, plan) for url, plan in zip(upstreams, plans, strict=True)
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
+                timeout=aiohttp.ClientTimeout(total=None),
+            )
+        )
+        yield [
+            await stack.enter_async_context(
+                FaultProxy(url, session, FaultPlan(f"{seed} {at}", 0.0, faults)).running()
+            )
+            for at, url in enumerate(upstreams)
         ]
-        for proxy in proxies:
-            await proxy.open()
-            stack.push_async_callback(proxy.close)
-        yield proxies
-
-
-def _broken(request: web.Request) -> web.Response:
-    if request.transport is not None:
-        request.transport.abort()
-    return web.Response()
-
-
-async def _drip(
-    response: web.StreamResponse,
-    line: bytes,
-    pause_s: float,
-) -> None:
-    for at in range(0, len(line), _DRIP_BYTES):
-        await response.write(line[at : at + _DRIP_BYTES])
-        await asyncio.sleep(pause_s)

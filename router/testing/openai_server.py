@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -130,24 +130,33 @@ class OpenAIServer:
 
 
 @asynccontextmanager
-async def serving(*, recording: bool = True) -> AsyncIterator[OpenAIServer]:
-    """Run a server on a free port of the loopback."""
+async def served(*routes: web.RouteDef) -> AsyncIterator[str]:
+    """Serve these routes on a free port of the loopback, and yield the base URL."""
     app = web.Application(client_max_size=64 << 20)
-    server = OpenAIServer(recording=recording)
-    app.router.add_post("/v1/chat/completions", server.answer)
-    app.router.add_post("/v1/messages", server.answer)  # Anthropic's
-    app.router.add_get("/v1/models", server.models)
-    app.router.add_post("/tokenize", server.tokenize)
-    app.router.add_post("/v1/embeddings", server.embeddings)
-    app.router.add_get("/metrics", server.metrics)
+    app.add_routes(routes)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
-    server.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     try:
-        yield server
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def serving(*, recording: bool = True) -> AsyncIterator[OpenAIServer]:
+    """Run a server on a free port of the loopback."""
+    server = OpenAIServer(recording=recording)
+    routes = (
+        web.post("/v1/chat/completions", server.answer),
+        web.post("/v1/messages", server.answer),  # Anthropic's
+        web.get("/v1/models", server.models),
+        web.post("/tokenize", server.tokenize),
+        web.post("/v1/embeddings", server.embeddings),
+        web.get("/metrics", server.metrics),
+    )
+    async with served(*routes) as server.base_url:
+        yield server
 
 
 def says(
@@ -162,14 +171,11 @@ def says(
     `reasoning`: under the engine's name for it, such as `{"reasoning_content": "hm"}`.
     """
     end = {"finish_reason": finish_reason, "stop_reason": stop_reason}
-    thought = [_chunk({"delta": {**reasoning}})] if reasoning else []
-    pieces = [_chunk({"delta": {"content": text}}) for text in texts]
-    chunks = [
-        _chunk({"delta": {"role": "assistant"}}),
-        *thought,
-        *pieces,
-        _chunk({"delta": {}, **end}),
-    ]
+    deltas: list[Mapping[str, str | None]] = [{"role": "assistant"}]
+    if reasoning:
+        deltas.append(reasoning)
+    deltas += [{"content": text} for text in texts]
+    chunks = [*(_chunk({"delta": delta}) for delta in deltas), _chunk({"delta": {}, **end})]
     if usage:
         chunks.append({"choices": [], "usage": usage})
 
@@ -210,15 +216,11 @@ class Reply:
     """Text to write, in tokens."""
 
     tokens: Sequence[str]
-    reasoning: Sequence[str] = ()
-    """Reasoning tokens, written first."""
     first_token_s: float = 0.0
     token_s: Callable[[], float] | None = None
     """Called for the seconds before each further token; None writes all immediately, in a few
     pieces.
     """
-    per_event: int = 1
-    """Tokens per event after the first, like vLLM's `stream_interval`."""
 
     @classmethod
     def of(cls, text: str) -> "Reply":
@@ -235,26 +237,25 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
             msgspec.structs.replace(asked, request_id=request.headers.get(REQUEST_ID, ""))
         )
         read = sum(len(text.split()) for text in asked.texts)
-        wrote = len(reply.reasoning) + len(reply.tokens)
+        wrote = len(reply.tokens)
         request[_TOKENS] = counts = {"prompt": read, "generation": wrote}
         if not asked.stream:
             return web.Response(body=complete_reply(reply, read), content_type="application/json")
-        *deltas, (_, end) = events(reply, read)
+        *deltas, end = events(reply, read)
+        if reply.token_s is None:
+            deltas = [piece for piece in (b"".join(deltas[:1]), b"".join(deltas[1:])) if piece]
+        else:
+            counts["generation"] = min(wrote, 1)  # what is cut is not written
         response = web.StreamResponse(headers=_SSE)
         clock = asyncio.get_running_loop().time
         with suppress(ConnectionResetError):  # the client has left
             await response.prepare(request)
             due = clock() + reply.first_token_s
-            if reply.token_s:
-                counts["generation"] = min(wrote, 1)  # what is cut is not written
-            else:
-                first, *others = [delta for _, delta in deltas] or [b""]
-                deltas = [(0, piece) for piece in (first, b"".join(others)) if piece]
-            for more, delta in deltas:
+            for number, delta in enumerate(deltas, 1):
                 if reply.token_s:
-                    due += sum(reply.token_s() for _ in range(more))
                     await asyncio.sleep(due - clock())
-                    counts["generation"] += more
+                    counts["generation"] = number
+                    due += reply.token_s()
                 await response.write(delta)
             await response.write(end)
         return response
@@ -264,32 +265,27 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
 
 def complete_reply(reply: Reply, read: int) -> bytes:
     """Return the body of a whole reply. `read`: tokens of the prompt."""
-    choice = {
-        "message": {"role": "assistant", "content": "".join(reply.tokens)},
-        "finish_reason": "stop",
-    }
-    return msgspec.json.encode(
-        {"choices": [choice], "usage": _usage(read, len(reply.reasoning) + len(reply.tokens))}
-    )
+    message = {"role": "assistant", "content": "".join(reply.tokens)}
+    choice = {"message": message, "finish_reason": "stop"}
+    return msgspec.json.encode({"choices": [choice], "usage": _usage(read, len(reply.tokens))})
 
 
-def events(reply: Reply, read: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the events of a stream, each with the tokens to wait for: the first token, the others
-    in groups, and the end. `read`: tokens of the prompt.
+def events(reply: Reply, read: int) -> list[bytes]:
+    """Return the events of a stream: one for each token, and the end. `read`: tokens of the
+    prompt.
     """
-    wrote = 0
-    for name, tokens in (("reasoning", reply.reasoning), ("content", reply.tokens)):
-        at = 0
-        while at < len(tokens):
-            group = tokens[at : at + (reply.per_event if wrote else 1)]
-            waits = len(group) if wrote else 0
-            at += len(group)
-            wrote += len(group)
-            choice = {"index": 0, "delta": {name: "".join(group)}}
-            yield waits, event({"choices": [choice], "usage": _usage(read, wrote)})
-    usage = _usage(read, wrote)
+    deltas = [
+        event(
+            {
+                "choices": [{"index": 0, "delta": {"content": token}}],
+                "usage": _usage(read, wrote),
+            }
+        )
+        for wrote, token in enumerate(reply.tokens, 1)
+    ]
+    usage = _usage(read, len(reply.tokens))
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage}
-    yield 0, event(end) + event({"choices": [], "usage": usage}) + DONE
+    return [*deltas, event(end) + event({"choices": [], "usage": usage}) + DONE]
 
 
 def _usage(read: int, wrote: int) -> dict[str, int]:
@@ -297,7 +293,7 @@ def _usage(read: int, wrote: int) -> dict[str, int]:
 
 
 def streams(
-    *pieces: bytes, then: Callable[[web.Request], Awaitable[None]] | None = None
+    *pieces: bytes, then: Callable[[web.Request], Awaitable[object]] | None = None
 ) -> Behaviour:
     """Send these pieces of an event stream, await `then` if it is given, and end the stream."""
 
@@ -348,26 +344,18 @@ def fails(
     return play
 
 
-async def hang(request: web.Request) -> web.StreamResponse:
-    """Never answer, until the client leaves."""
+async def hang(_request: web.Request) -> web.StreamResponse:
+    """Never answer, until the client leaves. In `streams(…, then=hang)`: stay silent."""
     await asyncio.Event().wait()
     raise AssertionError("only cancelling ends this")
 
 
-async def hang_on(request: web.Request) -> None:
-    """For `streams(…, then=hang_on)`: stay silent until the client leaves."""
-    await hang(request)
-
-
-async def break_off(request: web.Request) -> None:
-    """For `streams(…, then=break_off)`: reset the connection in the middle of the body."""
-    assert request.transport is not None
-    request.transport.abort()
-
-
 async def reset(request: web.Request) -> web.StreamResponse:
-    """Reset the connection instead of answering."""
-    await break_off(request)
+    """Reset the connection instead of answering. In `streams(…, then=reset)`: reset it in the
+    middle of the body.
+    """
+    if request.transport is not None:  # None once the client has left
+        request.transport.abort()
     return web.Response()
 
 

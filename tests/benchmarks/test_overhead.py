@@ -24,29 +24,9 @@ from router.testing.openai_server import fails, writes
 
 QUESTION = "When was the director of <Heat> & “Ali” born?"
 VARIANTS = {
-    "paced": {
-        "by_address",
-        "in_process",
-        "no_store",
-        "P1",
-        "P2",
-        "no_gateway",
-        "on_record",
-        "fdatasync",
-        "store",
-    },
-    "cpu": {
-        "by_address",
-        "in_process",
-        "no_store",
-        "P1",
-        "P2",
-        "no_gateway",
-        "SDK",
-        "SDK_streamed",
-    },
-    "proxy": {"straight", "Complete"},
-    "tokens": {"role", "aiohttp"},
+    "paced": {"by_address", "in_process", "no_store", "P1", "P2", "store"},
+    "cpu": {"by_address", "in_process", "P1", "P2", "SDK"},
+    "proxy": {"Complete"},
     "load": {"2 in flight", "8 in flight", "memory", "largest", "smallest"},
 }
 
@@ -55,12 +35,9 @@ VARIANTS = {
 def test_parts(part: str, tmp_path: Path) -> None:
     """Each part measures all of its variants."""
     out = tmp_path / "out.json"
-    assert (
-        main(
-            ["overhead", "--quick", "--parts", part, "--folder", str(tmp_path), "--json", str(out)]
-        )
-        == 0
-    )
+    few = "--rounds=2 --questions=5 --token-s=0.001 --in-flight 2 8"
+    argv = ["overhead", "--parts", part, f"--folder={tmp_path}", f"--json={out}", *few.split()]
+    assert main(argv) == 0
     figures = json.loads(out.read_bytes())
     assert {row["variant"] for row in figures["variants"]} == {
         f"{part}: {name}" for name in VARIANTS[part]
@@ -134,11 +111,11 @@ async def test_pipelines_ask_what_the_gateway_asks(
 
 
 @pytest.mark.parametrize("name", ["P1", "P2"])
-async def test_pipelines_fail(name: str) -> None:
+async def test_pipelines_fail(name: str, tmp_path: Path) -> None:
     """Pipelines raise if a model call fails."""
     async with played(fails(500, "no")) as (models, _), calls(name, models.base_url) as call:
         with pytest.raises((RolegateError, aiohttp.ClientError)):
-            await Pipeline(call, in_process).answer(QUESTION)
+            await Pipeline(call, in_process, PipelineLog(tmp_path / "log")).answer(QUESTION)
 
 
 def test_work_that_overlaps_counts_once() -> None:
@@ -177,19 +154,7 @@ def test_figures_with_their_spread() -> None:
     slow = [Round([4.0 * weather], 2.0 * weather) for weather in (1, 5, 9)]
     found = {"slow": slow, "quick": [Round([2.0 * weather], weather) for weather in (1, 5, 9)]}
     half = figure(Wanted("half", cpu, "quick", "slow", at_most=0.6), found)
-    assert (half.value, half.low, half.high, half.wanted, half.held) == (
-        0.5,
-        0.5,
-        0.5,
-        "≤ 0.6",
-        True,
-    )
+    assert (half.value, half.low, half.high, half.held) == (0.5, 0.5, 0.5, True)
     alone = figure(Wanted("alone", p50, "slow", at_least=21.0), found)
-    assert (alone.value, alone.low, alone.high, alone.wanted, alone.held) == (
-        20.0,
-        4.0,
-        36.0,
-        "≥ 21",
-        False,
-    )
-    assert figure(Wanted("no bound", p99, "slow", "quick"), found).held is None
+    assert (alone.value, alone.low, alone.high, alone.held) == (20.0, 4.0, 36.0, False)
+    assert figure(Wanted("no bound", p99, "slow", "quick"), found).held

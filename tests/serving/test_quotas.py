@@ -29,7 +29,7 @@ from router.testing.openai_server import (
     MODEL,
     end_event,
     event,
-    hang_on,
+    hang,
     says,
     serving,
     streams,
@@ -184,7 +184,7 @@ async def test_an_engine_that_ignores_max_tokens(tmp_path: Path, counts: bool) -
         serving() as server,
         asked(tmp_path, one_model(tmp_path, server.base_url, 64), tokens_per_day=10**6) as to,
     ):
-        server.plays(streams(*pieces, then=hang_on))
+        server.plays(streams(*pieces, then=hang))
         reply, call = await to.complete()
         await server.sees_disconnect()
         spent = await to.spent()

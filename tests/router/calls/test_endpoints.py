@@ -20,7 +20,6 @@ from router.testing.openai_server import (
     OpenAIServer,
     fails,
     hang,
-    hang_on,
     replies,
     reset,
     says,
@@ -139,8 +138,8 @@ async def test_executors_of_a_run_share_a_replica(
     ("slow", "streamed", "said"),
     [
         (hang, True, r"no token within 0\.3 s"),
-        (streams(then=hang_on), True, r"no token within 0\.3 s"),
-        (streams(text_event("a"), then=hang_on), True, r"not at its end within 0\.6 s"),
+        (streams(then=hang), True, r"no token within 0\.3 s"),
+        (streams(text_event("a"), then=hang), True, r"not at its end within 0\.6 s"),
         (hang, False, r"no token within 0\.3 s"),
     ],
 )

@@ -28,7 +28,6 @@ from router.testing.openai_server import (
     OpenAIServer,
     fails,
     hang,
-    hang_on,
     says,
     streams,
     text_event,
@@ -225,7 +224,7 @@ async def test_what_is_cut_once_it_is_passed_on(
 async def test_a_reader_who_leaves(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     """Leaving early stops the engine; what it had counted by then is booked as a lower bound."""
     openai_server.plays(
-        streams(text_event("a", {"prompt_tokens": 11, "completion_tokens": 2}), then=hang_on)
+        streams(text_event("a", {"prompt_tokens": 11, "completion_tokens": 2}), then=hang)
     )
     ledger = Ledger()
     heard = asyncio.Event()

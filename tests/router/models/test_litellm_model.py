@@ -25,10 +25,9 @@ from router.testing.openai_server import (
     USAGE,
     Behaviour,
     OpenAIServer,
-    break_off,
     event,
     fails,
-    hang_on,
+    hang,
     replies,
     reset,
     says,
@@ -72,7 +71,7 @@ async def test_both_ways(
 
 async def test_ignored_stop(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
     """A provider that writes on past a stop string is left at once."""
-    openai_server.plays(streams(text_event("a</"), text_event("x>b"), then=hang_on))
+    openai_server.plays(streams(text_event("a</"), text_event("x>b"), then=hang))
     assert await streamed(model, PROMPT) == Completion("a</x>", "stop", overran=True)
     await openai_server.sees_disconnect()
     openai_server.plays(says("a</x>b"))
@@ -262,7 +261,7 @@ async def test_every_error(model: LiteLLMModel) -> None:
     "behaviour",
     [
         streams(text_event("a")),
-        streams(text_event("a"), then=break_off),
+        streams(text_event("a"), then=reset),
         streams(text_event("a"), event({"error": {"message": "engine died", "code": 500}}), DONE),
         streams(text_event("a"), b"data: {nope\n\n"),
     ],
@@ -289,7 +288,7 @@ async def test_finish_in_the_last_text(model: LiteLLMModel, openai_server: OpenA
 
 async def test_leaving(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
     """Leaving a stream stops the work upstream."""
-    openai_server.plays(streams(text_event("a"), then=hang_on))
+    openai_server.plays(streams(text_event("a"), then=hang))
     assert [delta.text for delta in await left(model, PROMPT)] == ["a"]
     await openai_server.sees_disconnect()
 

@@ -24,11 +24,10 @@ from router.testing.openai_server import (
     MODEL,
     Behaviour,
     OpenAIServer,
-    break_off,
     end_event,
     event,
     fails,
-    hang_on,
+    hang,
     replies,
     reset,
     says,
@@ -332,7 +331,7 @@ async def test_a_usage_that_cannot_be(model: OpenAIHTTP, openai_server: OpenAISe
 
 async def test_usage_as_it_grows(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
     """A stream that is left tells the count so far, which is what can be booked of it."""
-    openai_server.plays(streams(text_event("a", SOFAR), then=hang_on))
+    openai_server.plays(streams(text_event("a", SOFAR), then=hang))
     assert await left(model, PROMPT) == [Delta("a"), Delta(usage=Usage(11, 2))]
 
 
@@ -402,7 +401,7 @@ async def test_garbage(model: OpenAIHTTP, openai_server: OpenAIServer, body: byt
     ("behaviour", "most"),
     [
         (replies(b" " * (9 << 20)), "8 M"),
-        (streams(*[b": " + b"x" * (1 << 19) + b"\n\n"] * 130, then=hang_on), "3 M"),
+        (streams(*[b": " + b"x" * (1 << 19) + b"\n\n"] * 130, then=hang), "3 M"),
     ],
 )
 async def test_a_reply_without_an_end(
@@ -424,7 +423,7 @@ HEAD = text_event("a")
         (streams(HEAD), UpstreamUnavailable, "cut"),
         (streams(HEAD, DONE), UpstreamUnavailable, "cut"),
         (streams(HEAD, end_event()[:-9]), UpstreamUnavailable, "cut"),
-        (streams(HEAD, then=break_off), UpstreamUnavailable, "closed before the end"),
+        (streams(HEAD, then=reset), UpstreamUnavailable, "closed before the end"),
         (streams(HEAD, ERROR, DONE), UpstreamUnavailable, "engine died"),
         (
             streams(HEAD, event({"error": {"message": "too long", "code": 400}})),
@@ -463,7 +462,7 @@ async def test_broken_streams(
 
 
 @pytest.mark.parametrize(
-    "tail", [streams(HEAD, end_event(), then=break_off), streams(HEAD, end_event())]
+    "tail", [streams(HEAD, end_event(), then=reset), streams(HEAD, end_event())]
 )
 async def test_broken_after_the_end(
     model: OpenAIHTTP, openai_server: OpenAIServer, tail: Behaviour
@@ -494,7 +493,7 @@ async def test_ignored_stop(model: OpenAIHTTP, openai_server: OpenAIServer) -> N
     lower bound.
     """
     pieces = (text_event("a</", SOFAR), text_event("x>b", SOFAR))
-    openai_server.plays(streams(*pieces, then=hang_on))
+    openai_server.plays(streams(*pieces, then=hang))
     assert await streamed(model, PROMPT) == Completion(
         "a</x>", "stop", usage=Usage(11, 2, lower_bound=True), overran=True
     )
@@ -520,7 +519,7 @@ async def test_ignored_limit(
     """An engine that writes on after it has counted more than it was to write is left, and so is
     one that does not count, by what so many tokens can hold.
     """
-    openai_server.plays(streams(*pieces, then=hang_on))
+    openai_server.plays(streams(*pieces, then=hang))
     assert await streamed(model, msgspec.structs.replace(PROMPT, sampling=Sampling(2))) == expected
     await openai_server.sees_disconnect()
 
@@ -550,7 +549,7 @@ async def test_a_stream_that_nobody_follows(
 
 async def test_leaving(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
     """Leaving a stream stops the work upstream."""
-    openai_server.plays(streams(HEAD, then=hang_on))
+    openai_server.plays(streams(HEAD, then=hang))
     assert await left(model, PROMPT) == [Delta("a")]
     await openai_server.sees_disconnect()
 

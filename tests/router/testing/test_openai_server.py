@@ -48,23 +48,23 @@ async def test_replies_of_a_function() -> None:
 
 
 async def test_a_pace() -> None:
-    """Tokens of reasoning and of text come one by one, after the first has been waited for."""
+    """Tokens come one by one, after the first has been waited for."""
     times: list[float] = []
     async with serving(recording=False) as server, ConnectionPool() as pool:
-        server.plays(writes(lambda _asked: Reply(["a", "b", "c"], ["hm"], 0.1, lambda: 0.05)))
+        server.plays(writes(lambda _asked: Reply(["a", "b", "c"], 0.15, lambda: 0.05)))
         begun = time.perf_counter()
         reply = await OpenAIHTTP(pool, server.base_url, "any").stream(
             PROMPT, lambda delta: times.append(time.perf_counter() - begun) if delta.text else None
         )
     assert reply.text == "abc"
-    assert server.tokens == {"prompt": 5, "generation": 4}
+    assert server.tokens == {"prompt": 5, "generation": 3}
     assert times[0] >= 0.15 and times[-1] >= 0.25
 
 
 async def test_a_cut_reply() -> None:
     """Counts with the tokens that were written by then."""
     async with serving(recording=False) as server, aiohttp.ClientSession() as session:
-        server.plays(writes(lambda _asked: Reply("abcdefgh" * 100, (), 0.0, lambda: 0.01)))
+        server.plays(writes(lambda _asked: Reply("abcdefgh" * 100, 0.0, lambda: 0.01)))
         asked = {"model": "any", "messages": [], "stream": True}
         async with session.post(f"{server.base_url}/chat/completions", json=asked) as reply:
             await reply.content.readany()
@@ -72,20 +72,13 @@ async def test_a_cut_reply() -> None:
     assert 0 < server.tokens["generation"] < 800
 
 
-async def test_tokens_at_a_time() -> None:
-    """The first token comes alone, others so many at a time, reasoning and text apart; each
-    event has the count.
-    """
+async def test_events() -> None:
+    """Each token has its event, with the count so far."""
     async with serving(recording=False) as server, aiohttp.ClientSession() as session:
-        server.plays(writes(lambda _asked: Reply("abcde", ["h", "m", "?"], per_event=2)))
+        server.plays(writes(lambda _asked: Reply("abc")))
         asked = {"model": "any", "messages": [], "stream": True}
         body = await (await session.post(f"{server.base_url}/chat/completions", json=asked)).text()
     chunks = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
-    assert deltas == [
-        {"reasoning": "h"},
-        {"reasoning": "m?"},
-        *({"content": text} for text in ("ab", "cd", "e")),
-        {},
-    ]
-    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 3, 5, 7, 8, 8, 8]
+    assert deltas == [{"content": "a"}, {"content": "b"}, {"content": "c"}, {}]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 3, 3]

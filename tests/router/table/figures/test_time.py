@@ -59,7 +59,7 @@ class Paced:
             text = f"<search>{asked.texts[1]}</search>"
             if len(asked.texts) > 2:
                 text = self._reader.report(request, "\n".join(asked.texts[2:]))
-        return Reply(Reply.of(text).tokens, (), _FIRST_TOKEN_S * slower, lambda: _TOKEN_S * slower)
+        return Reply(Reply.of(text).tokens, _FIRST_TOKEN_S * slower, lambda: _TOKEN_S * slower)
 
 
 class Held:
