@@ -9,7 +9,6 @@ the gate rolls it back.
 
 import asyncio
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -25,15 +24,13 @@ from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
 
 from benchmarks import harness
 from benchmarks.gateway import gateway
-from benchmarks.harness import Check, work_folder
+from benchmarks.harness import Check, run_sft, work_folder
 from benchmarks.load import in_flight
 from benchmarks.mini_deployment import mini_deployment
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import MiniQuestion
 from executor_sft.miniworld.world import World
-from executor_sft.step import read_manifest
 from router.background import background_tasks
-from router.errors import RolegateError
 from router.protocol import exact_match
 from serving.config.config import Config
 from serving.config.file import load_config, preset
@@ -44,6 +41,8 @@ from serving.terminal import complain
 Stage = Literal["before", "logged", "swap", "after", "degraded"]
 ENDED = ("EXECUTOR_VERSION_STATE_ACTIVE", "EXECUTOR_VERSION_STATE_ROLLED_BACK")
 """States of a version after the gate's decision."""
+_WORLD = 31
+"""Seed of the world."""
 _WEIGHTS = "adapter_model.safetensors"
 _LAST_TRIALS_S = 10.0
 """Time that the gate gets for its last trials after the last answer."""
@@ -58,14 +57,12 @@ good as before, at 2 three quarters of its turns are right, at 3 none.
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    seed: Annotated[int, Meta(description="seed of the world")] = 31
     questions: Annotated[int, Meta(ge=1, description="questions logged for training")] = 500
     held_out: Annotated[int, Meta(ge=1, description="questions asked before and after")] = 200
     max_questions: Annotated[
         int, Meta(ge=1, description="max questions until the gate decides")
     ] = 1500
     in_flight: Annotated[int, Meta(ge=1, description="concurrent questions")] = 8
-    recipe: Annotated[str, Meta(description="training recipe")] = "mini"
     work: Annotated[Path, Meta(description="folder that keeps the steps")] | None = None
 
 
@@ -85,8 +82,6 @@ class Figures(msgspec.Struct, frozen=True):
 
     checks: list[Check]
     asked: list[StageScores]
-    steps_s: dict[str, float]
-    """Seconds by step of `retrain`."""
     decisions: dict[str, list[dict[str, object]]]
     """Decisions of the gate, by version."""
 
@@ -164,7 +159,16 @@ async def measure(options: Options) -> Figures:
 
         before = await asking.all("before", held_out, feedback=False)
         traffic = await asking.all("logged", logged, feedback=True)
-        await _retrain(options, file, address, work)
+        await run_sft(
+            "retrain",
+            "--yes",
+            f"--config={file}",
+            f"--work={work / 'retrain'}",
+            f"--evaluation={work / 'held_out.jsonl'}",
+            f"--address={address}",
+            f"--model={load_config(preset('mini')).engines['executor'].path}",
+            f"--concurrency={options.in_flight}",
+        )
         versions = await client.versions()
         (better,) = [version.version for version in versions if version.manifest_json]
         await client.set_version_traffic(better, "shadow")
@@ -177,8 +181,6 @@ async def measure(options: Options) -> Figures:
         bad_state, bad = await asking.until_decided("degraded", degraded, tried_degraded)
 
         logged_decisions = list(map(MessageToDict, await client.version_decisions()))
-        folders = [path.parent for path in sorted((work / "retrain").glob("*/manifest.json"))]
-        steps_s = {folder.name: read_manifest(folder).seconds for folder in folders}
 
     asked = [before, traffic, swap, after, bad]
     failed = sum(stage.failed for stage in asked)
@@ -191,7 +193,7 @@ async def measure(options: Options) -> Figures:
         name: [decision for decision in logged_decisions if decision["version"] == name]
         for name in (better, degraded)
     }
-    return Figures(checks, asked, steps_s, decisions)
+    return Figures(checks, asked, decisions)
 
 
 def _write_questions(work: Path, options: Options) -> list[list[MiniQuestion]]:
@@ -199,7 +201,7 @@ def _write_questions(work: Path, options: Options) -> list[list[MiniQuestion]]:
     logged, and asked while the gate decides, twice.
     """
     counts = options.held_out, options.questions, options.max_questions, options.max_questions
-    exported = export(World(options.seed, "test"), work / "world", sum(counts))
+    exported = export(World(_WORLD, "test"), work / "world", sum(counts))
     unique = iter({question.text: question for question in exported}.values())
     stages = [list(islice(unique, count)) for count in counts]
     rows = [
@@ -216,31 +218,6 @@ def _config(work: Path) -> Config:
     held_out = str((work / "held_out.jsonl").resolve())
     versions = msgspec.structs.replace(config.versions, held_out=held_out, gate=gate)
     return msgspec.structs.replace(config, versions=versions)
-
-
-async def _retrain(
-    options: Options,
-    config: Path,
-    address: str,
-    work: Path,
-) -> None:
-    """Run `rolegate sft retrain` in a separate process. Raises `RolegateError` if it fails."""
-    given = {
-        "config": config,
-        "work": work / "retrain",
-        "evaluation": work / "held_out.jsonl",
-        "address": address,
-        "recipe": options.recipe,
-        "model": load_config(preset("mini")).engines["executor"].path,
-        "concurrency": options.in_flight,
-    }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "executor_sft", "retrain", "--yes"),
-        *(f"--{name}={value}" for name, value in given.items()),
-        stdout=sys.stderr,
-    )
-    if status := await process.wait():
-        raise RolegateError(f"rolegate sft retrain ended with status {status}.")
 
 
 def publish_degraded(versions: Path, version: str) -> str:
