@@ -14,7 +14,7 @@ import pytest
 
 from serving.cli.main import main
 from tests.contract.gateway import Gateway, config_of, write_config
-from tests.contract.names import RECORDING, name_now, record, recorded
+from tests.contract.recording import RECORDING, record, recorded
 from tests.contract.scenarios import SCENARIOS
 from tests.contract.upstream import Upstream
 
@@ -102,9 +102,7 @@ def make_keys(config: Path) -> dict[str, str]:
     at = ("--config", str(config))
 
     def key(*options: str) -> str:
-        made: str = json.loads(
-            printed(*name_now("commands", "keys create").split(), *options, "--json", *at)
-        )["key"]
+        made: str = json.loads(printed("keys", "create", *options, "--json", *at))["key"]
         return made
 
     keys = {
@@ -115,7 +113,7 @@ def make_keys(config: Path) -> dict[str, str]:
     }
     for tenant, options in limits.items():
         if options:
-            printed(*name_now("commands", "tenants set").split(), tenant, *options.split(), *at)
+            printed("tenants", "set", tenant, *options.split(), *at)
         keys[tenant] = key("--tenant", tenant)
     return keys
 

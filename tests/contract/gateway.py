@@ -18,7 +18,6 @@ import aiohttp
 import grpc
 import tomlkit
 
-from tests.contract.names import data_now, name_now, now, place_now
 from tests.contract.scenarios import SCENARIOS, Scenario, Step
 from tests.contract.upstream import MODELS, Upstream
 from tests.contract.wire import Json, RPCError, Wire
@@ -66,7 +65,7 @@ ROWS = ("calls.number", "calls.sub_query", "calls.max_tokens", "calls.reserved.t
 
 
 def config_of(name: str, upstream: Upstream) -> Json:
-    """A gateway's config, by dotted keys of the recording."""
+    """A gateway's config, by dotted keys."""
     text = (
         CONFIGS.read_text("utf-8")
         .replace("$upstream", upstream.url)
@@ -77,15 +76,14 @@ def config_of(name: str, upstream: Upstream) -> Json:
 
 
 def write_config(folder: Path, config: Json) -> Path:
-    """The config's file under the names of now, with all the files that it names."""
+    """Write the config's file and all the files that it names."""
     tables: Json = {}
     for key, value in config.items():
-        if (named := now("config", key)) is not None:
-            *sections, last = named.split(".")
-            table = tables
-            for section in sections:
-                table = table.setdefault(section, {})
-            table[last] = value
+        *sections, last = key.split(".")
+        table = tables
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[last] = value
     for name in ("delegation", "execution", "answer", "agent", "searcher"):
         (folder / f"{name}.txt").write_text(f"You are the {name}.\n")
     words = [scenario.name for scenario in SCENARIOS]
@@ -111,7 +109,7 @@ def _publish(folder: Path) -> None:
         "created_at": "2026-01-01T00:00:00Z",
         "files": {"adapter_model.safetensors": hashlib.sha256(b"weights").hexdigest()},
     }
-    (folder / "manifest.json").write_text(json.dumps(data_now(manifest, "json")))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 class Gateway:
@@ -256,12 +254,9 @@ class Gateway:
         return {"events": events}
 
     async def _fetch(self, step: Step, request: Json) -> Json:
-        route = now("http", step.rpc)
-        if route is None:
-            return {"dropped": step.rpc}
         self.fetched.add(step.rpc)
-        verb, path = route.split()
-        body = {"json": data_now(request, "http")} if verb == "POST" else {}
+        verb, path = step.rpc.split()
+        body = {"json": request} if verb == "POST" else {}
         headers = dict(self._metadata(step.key))
         async with self._session.request(
             verb, f"http://{self.http}{path}", headers=headers, **body
@@ -304,9 +299,7 @@ class Gateway:
                     await asyncio.sleep(_SETTLING_S)
                 while True:
                     found = await self._tagged(tag)
-                    running = any(
-                        run["status"] == name_now("values", "RUN_STATUS_RUNNING") for run in found
-                    )
+                    running = any(run["status"] == "RUN_STATUS_RUNNING" for run in found)
                     if len(found) >= (expected or 0) and not running:
                         break
                     await asyncio.sleep(0.02)
@@ -380,9 +373,8 @@ class Gateway:
 
 
 def found_at(trace: Any, path: str) -> Any:
-    """What stands at a place of the recording in a trace of now; None where nothing does."""
-    keys = place_now(path)
-    return None if keys is None else _walked(trace, keys)
+    """What stands at a place of a trace; None where nothing does."""
+    return _walked(trace, path.split("."))
 
 
 def _walked(value: Any, keys: Sequence[str]) -> Any:

@@ -17,7 +17,6 @@ from typing import Any
 import grpc
 from aiohttp import web
 
-from tests.contract.names import name_now
 from tests.contract.wire import message_class, method_of, new_message
 
 Turn = str | dict[str, Any]
@@ -181,7 +180,7 @@ class Upstream:
         )
 
     async def _search(self, request: Any, context: Any) -> Any:
-        queries = getattr(request, name_now("fields", "queries"))
+        queries = request.queries
         scenario, letter = tag_of(queries[0])
         number = await self._count(scenario, "retrieval", letter)
         turns = self.scripts.get(scenario, {}).get("retrieval", [{}])

@@ -18,8 +18,6 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from tests.contract.names import data_now, name_now
-
 PACKAGE = "rolegate.v1"
 Metadata = Sequence[tuple[str, str]]
 Json = dict[str, Any]
@@ -93,7 +91,7 @@ class RPCError(Exception):
 
 
 class Wire:
-    """Calls methods of one gateway with requests as JSON, in the names of the recording."""
+    """Calls methods of one gateway with requests as JSON."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -138,15 +136,15 @@ class Wire:
 
 
 def method_of(rpc: str) -> MethodDescriptor:
-    """A method by its name in the recording, such as `AnswerService/Answer`."""
-    service, name = name_now("rpc", rpc).split("/")
+    """A method by its name, such as `AnswerService/Answer`."""
+    service, name = rpc.split("/")
     return services()[service].methods_by_name[name]
 
 
 def new_message(kind: Descriptor, request: Json) -> Message:
-    """A message from JSON in the names of the recording."""
+    """A message from JSON."""
     message: Message = message_class(kind)()
-    return json_format.ParseDict(data_now(request), message)
+    return json_format.ParseDict(request, message)
 
 
 def message_class(kind: Descriptor) -> Any:
