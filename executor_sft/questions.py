@@ -259,10 +259,14 @@ class TableReports:
         """Whether the table is the right one; None if that is unknown."""
         self._settled: dict[RowKey, Sequence[str | None]] = {}
         for row in table.rows:
-            self._settled[row.key] = [
+            keys = (row.key, *row.aliases)
+            settled = [
                 form if cell.state in ("given", "agreed", "single") else None
                 for cell, form in zip(row.cells, filled[row.key], strict=True)
             ]
+            self._settled.update(dict.fromkeys(keys, settled))
+            if right := next((self._right[key] for key in keys if key in self._right), None):
+                self._right.update(dict.fromkeys(keys, right))
 
     def flaw(self, ask: Ask, execution: Execution) -> str | None:
         """Return why a report is not to be learnt; None if it is.

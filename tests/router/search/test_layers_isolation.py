@@ -148,8 +148,8 @@ async def test_text_changes_nothing_between_layers(world: World) -> None:
     seen = Seen(world)
     found = await seen.searched()
     assert (found.outcome, found.answer, found.rounds) == ("answered", "done", (2,))
-    assert [(one.manager, one.outcome) for one in found.executions] == [
-        (name, "reported") for name in NAMES
+    assert [(one.manager, one.outcome, one.before) for one in found.executions] == [
+        (name, "reported", None) for name in NAMES
     ]
     assert [one.work and one.work.rounds for one in found.executions] == [(2,), (2,)]
     for model in (seen.delegator, *seen.managers.values()):
