@@ -344,7 +344,7 @@ def _gateway(
     }
     worker = replace(roles["execution"], executor_version=None)  # not a version of the executor
     with_tools: dict[str, Executes] = {
-        name: new_worker(config, worker, None, upstream.tools.view(manager.tools))
+        name: new_worker(config, worker, None, upstream.tools.view(manager.tools), manager=name)
         for name, manager in config.managers.items()
         if manager.tools
     }

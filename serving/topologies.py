@@ -117,6 +117,7 @@ def new_host(
     `new_managers`.
     """
     hosted = {**roles, "delegation": _with_managers(config, roles["delegation"])}
+    own = _with_others(config, own)
     search = new_search(
         config.search, hosted, new_managers(config, own, workers, with_tools=with_tools), "host"
     )
@@ -133,6 +134,23 @@ def _with_managers(config: Config, role: Role) -> Role:
     listed = "\n".join(f"- {name}: {one.about}" for name, one in config.managers.items())
     return _with_instructions(
         role, (_PROMPTS / "host.txt").read_text("utf-8").strip().replace("{managers}", listed)
+    )
+
+
+def _with_others(config: Config, managers: Mapping[str, Role]) -> dict[str, Role]:
+    """Managers, each told of the others."""
+    return {
+        name: _with_instructions(role, _others(config, name)) for name, role in managers.items()
+    }
+
+
+def _others(config: Config, name: str) -> str:
+    """The managers that one, or a worker of its, may name; empty where there are none."""
+    listed = "\n".join(
+        f"- {other}: {one.about}" for other, one in config.managers.items() if other != name
+    )
+    return listed and (_PROMPTS / "escalate.txt").read_text("utf-8").strip().replace(
+        "{managers}", listed
     )
 
 
@@ -185,10 +203,17 @@ def new_worker(
     retriever: Retriever | None,
     tools: Tools | None,
     limits: ExecutorLimits | None = None,
+    *,
+    manager: str = "",
 ) -> Executor:
-    """Return an executor with tools, with a search, or with both."""
+    """Return an executor with tools, with a search, or with both. `manager`: its manager, if it
+    may name other managers.
+    """
+    others = _others(config, manager) if manager else ""
     limits = limits or executor_limits(config.search)
     own = _in_tables(role, config.roles.table_execution)
+    role = _with_instructions(role, others)
+    own = _with_instructions(own, others)
     limits = limits if retriever else dataclasses.replace(limits, access_k=0)
     long = dataclasses.replace(limits, report_chars=_TABLE_CHARS)
     agent = Agent(own, retriever, long, EXECUTOR_OF_TABLES, tools)
@@ -231,7 +256,10 @@ def new_tables(
     needed = search.require_evidence
     execution = _in_tables(roles["execution"], config.roles.table_execution)
     in_tables = (_PROMPTS / "table_manager.txt").read_text("utf-8").strip()
-    managing = {name: _with_instructions(role, in_tables) for name, role in managing.items()}
+    managing = {
+        name: _with_instructions(role, in_tables)
+        for name, role in _with_others(config, managing).items()
+    }
     managers = (
         new_managers(config, managing, executor, parse_table_turn, with_tools) if managing else None
     )

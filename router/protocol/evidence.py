@@ -11,6 +11,10 @@ class Report(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One to three short points from the retrieved text; empty if nothing was found."""
     lost_lines: int = 0
     """Lines of a multi-line answer that were cut off, completely or in part."""
+    escalate_to: str = ""
+    """The manager that could do what the executor could not; empty for none. Without evidence,
+    `answer` says what is missing.
+    """
 
     def within(self, chars: int) -> "Report":
         """Return the report with its answer and each point cut to `chars` characters; a multi-line
@@ -22,7 +26,12 @@ class Report(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         if "\n" in answer and answer != self.answer:
             answer = answer[: answer.rindex("\n")]
         lost = self.lost_lines + self.answer.count("\n") - answer.count("\n")
-        return Report(answer, tuple(point[:chars] for point in self.evidence), lost)
+        return Report(
+            answer,
+            tuple(point[:chars] for point in self.evidence),
+            lost,
+            self.escalate_to,
+        )
 
 
 NO_EVIDENCE = Report("no evidence found", ())

@@ -137,13 +137,25 @@ def continued(messages: Sequence[Message]) -> tuple[Message, ...]:
     return (messages[0], Message("assistant", rest)) if rest else (messages[0],)
 
 
-def search_results(pairs: Sequence[tuple[str, Report]], not_dispatched: Sequence[str] = ()) -> str:
-    """Return the delegator's and the answerer's view of sub-queries with reports (TBSS, Fig. 7)."""
+def search_results(
+    pairs: Sequence[tuple[str, Report]],
+    not_dispatched: Sequence[str] = (),
+    *,
+    managed: bool = False,
+) -> str:
+    """Return the delegator's and the answerer's view of (sub-query, report) pairs (TBSS, Fig. 7).
+    `managed`: with the managers that reports name.
+    """
     shown = ""
     for index, (request, report) in enumerate(pairs):
-        evidence = element("evidence", "\n".join(report.evidence))
-        answer = element("answer", report.answer)
-        shown += f'<result index="{index}">{element("request", request)}{answer}{evidence}</result>'
+        elements = [
+            element("request", request),
+            element("answer", report.answer),
+            element("evidence", "\n".join(report.evidence)),
+        ]
+        if managed and report.escalate_to:
+            elements.append(element("escalate_to", report.escalate_to))
+        shown += f'<result index="{index}">{"".join(elements)}</result>'
     return f"<search_results>{shown}{_too_many(not_dispatched)}</search_results>"
 
 

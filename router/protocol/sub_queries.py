@@ -260,7 +260,9 @@ _RESULTS = re.compile(
 )
 _OTHER_TAG = re.compile(r"<\s*+/?\s*+(?:stop|answer)\s*+/?\s*+>", re.IGNORECASE)
 _CLOSING_TAG = "</search>"
-_FIRST_TAG = re.compile(r"<\s{0,9}+/?+\s{0,9}+(?:search|stop|answer|evidence)\b", re.IGNORECASE)
+_FIRST_TAG = re.compile(
+    r"<\s{0,9}+/?+\s{0,9}+(?:search|stop|answer|evidence|escalate)\b", re.IGNORECASE
+)
 _FURTHEST_TAG = 200_000
 _LONGEST_OWN = 20_000
 """Max position of the first tag, and max characters read from there on; far more than any decision

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from router.protocol.evidence import Report
+from router.protocol.evidence import NO_EVIDENCE, Report
 from router.protocol.sub_queries import own_text, quoted_strings, search_blocks
 from router.protocol.tags import (
     Block,
@@ -67,13 +67,22 @@ def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
     """Parse an executor's turn; `cut`: the length limit ended `text`.
 
     Of a search and a report in one turn, the first complete one counts: a report after a search
-    rests on results that the model has not seen.
+    rests on results that the model has not seen. A turn that names a manager is an escalation, with
+    the report before the name, if there is one.
     """
     own, cut = own_text(text, cut=cut)
     searches, search = _search(own, cut)
     if search:
         own = own[: search[0]]
         cut = False
+    for block in blocks(own, "escalate", "to"):
+        if block.named:
+            before = _report(own[: block.start], cut=False)
+            report = Report(one_line(block.body), ())
+            if isinstance(before, ReportTurn):
+                report = before.report
+            answer = report.answer or NO_EVIDENCE.answer
+            return ReportTurn(Report(answer, report.evidence, escalate_to=block.named))
     turn = _report(own, cut=cut)
     if isinstance(turn, Malformed) and searches:
         return search[1] if search else Malformed("no complete query in the search block")

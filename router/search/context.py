@@ -38,6 +38,8 @@ class Reporting:
     """Whether a result may rest on this execution."""
     max_joined_chars: int | None = None
     """Max characters of each text when a manager joins reports; None for its `report_tokens`."""
+    escalates: bool = True
+    """Whether managers pass a sub-query on to the manager that a report names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,10 @@ class Delegator:
         dispatched.
         """
         pairs = [(execution.sub_query, execution.report) for execution in executions]
-        return with_user_turn(conversation, prompts.search_results(pairs, over_limit))
+        managed = self.managed or self.report is not None
+        return with_user_turn(
+            conversation, prompts.search_results(pairs, over_limit, managed=managed)
+        )
 
     def over_limit(self, conversation: Conversation) -> tuple[str, ...]:
         """Return the sub-queries beyond the limit in the last decision."""

@@ -124,7 +124,7 @@ class Executor:
         report = NO_EVIDENCE
         if work.report is not None:
             report = work.report
-            outcome = "reported"
+            outcome = "escalated" if report.escalate_to else "reported"
             if agent.form.raw:
                 report = await in_worker(_cited, report, tuple(work.searches))
             report = report.within(agent.limits.report_chars)

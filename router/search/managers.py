@@ -76,7 +76,7 @@ class Manager:
         report = self._supported(report, work, context)
         outcome: ExecutionOutcome = cut or _CUT.get(work.outcome, "no_report")
         if report is not None:
-            outcome = "reported"
+            outcome = "escalated" if report.escalate_to else "reported"
         elif error := error or next(iter(inner.failures.values()), None):
             outcome = "model_failed" if error.role else "retrieval_failed"
             context.failures[index] = error
@@ -109,10 +109,15 @@ class Manager:
         support.
         """
         grounds = _grounds(work, context)
-        if report or not grounds:
-            return report
         # Each of the up to four texts gets a quarter, at about four characters a token.
-        return _joined(grounds, context.reporting.max_joined_chars or self.report_tokens)
+        chars = context.reporting.max_joined_chars or self.report_tokens
+        if report is None:
+            return _joined(grounds, chars) if grounds else None
+        if report.escalate_to and bool(report.evidence) != bool(grounds):
+            # Evidence that no worker reported is a guess.
+            joined = _joined(grounds, chars) if grounds else NO_EVIDENCE
+            return msgspec.structs.replace(joined, escalate_to=report.escalate_to)
+        return report
 
 
 def _inside(index: int, name: str, context: RunContext) -> RunContext:
@@ -147,19 +152,22 @@ def _grounds(trajectory: Trajectory, context: RunContext) -> list[Execution]:
 async def _report(
     delegator: Delegator, trajectory: Trajectory, context: RunContext
 ) -> Report | None:
-    """Return the manager's report: its last turn, or what it writes when asked for one; None
-    without any grounds.
+    """Return the manager's report: its last turn, or what it writes when asked for one.
+
+    Without any grounds, only an escalation counts: the manager's, or else a worker's.
     """
     assert delegator.report and trajectory.delegation
-    if not _grounds(trajectory, context):
-        return None
+    grounds = _grounds(trajectory, context)
     conversation = trajectory.delegation
-    if (
-        conversation.outputs
-        and conversation.messages[-1].role == "assistant"
-        and (report := _read(delegator.report, conversation.outputs[-1]))
-    ):
-        return report
+    if conversation.outputs and conversation.messages[-1].role == "assistant":
+        last_turn = _read(delegator.report, conversation.outputs[-1])
+        if last_turn and (grounds or last_turn.escalate_to):
+            return last_turn
+    if not grounds:
+        for execution in trajectory.executions:
+            if execution.outcome == "escalated":
+                return execution.report
+        return None
 
     purposes: tuple[tuple[Purpose, str], ...] = (
         ("first", prompts.REPORT),
@@ -227,6 +235,15 @@ class Managers:
         return self._first.workers.role(context)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """See `Manager.run`."""
+        """See `Manager.run`. If the report names another manager, that one is asked too, once,
+        unless `Reporting.escalates` is false. If it fails, the first manager's findings are kept.
+        """
         manager = self._by_name.get(context.manager, self._first)
-        return await manager.run(sub_query, index, context)
+        execution = await manager.run(sub_query, index, context)
+        other = self._by_name.get(execution.report.escalate_to, manager)
+        if other is manager or not context.reporting.escalates:
+            return execution
+        second = await other.run(sub_query, index, context)
+        if second.failed and not second.report.evidence and execution.report.evidence:
+            return execution
+        return msgspec.structs.replace(second, before=execution)

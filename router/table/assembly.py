@@ -70,7 +70,7 @@ def read_report(
 
     `max_rows`: max rows of a table. One row more is kept, which shows that there are more.
     """
-    answer = "" if execution.failed else execution.report.answer
+    answer = "" if execution.failed and not execution.report.evidence else execution.report.answer
     shown = Shown(chain.from_iterable(search.shown for search in execution.every_search))
     columns = [
         column

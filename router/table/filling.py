@@ -65,11 +65,13 @@ def _is_grounds(execution: Execution) -> bool:
     """Return whether a table may rest on a report: on any, as each of its values is checked
     against the passages.
     """
-    return not execution.failed
+    return bool(execution.report.evidence) or not execution.failed
 
 
-TABLE_REPORTING = Reporting(TABLE_FORM, _is_grounds, max_joined_chars=1_000_000)
-"""Executors report rows and cells, and managers keep all lines of their workers."""
+TABLE_REPORTING = Reporting(TABLE_FORM, _is_grounds, max_joined_chars=1_000_000, escalates=False)
+"""Executors report rows and cells, managers keep all lines of their workers, and the table itself
+asks the manager that a report names.
+"""
 _LARGE = 4_000
 """Characters of a report above which it is read in a thread; shorter ones take under 50 ms."""
 _ROW_CHARS = 100
@@ -467,7 +469,7 @@ class _Filling:
             if column.name in ask.columns
             and (claim is None or is_mistyped(column, claim.canonical))
         ]
-        self._ask(ask.row, lacking)
+        self._ask(ask.row, lacking, execution.report.escalate_to)
 
     def _take_rows(
         self,
@@ -492,7 +494,7 @@ class _Filling:
             attempt = ask.attempt + 1
             manager = ask.manager
             if execution.failed:
-                manager = self._manager(attempt)
+                manager = self._manager(attempt, execution.report.escalate_to)
             self._put(replace(ask, attempt=attempt, manager=manager))
 
     def _named(self, values: Sequence[str]) -> tuple[str, ...]:
@@ -500,13 +502,23 @@ class _Filling:
         columns = self._schema.columns
         return tuple(value for column, value in zip(columns, values, strict=True) if column.key)
 
-    def _manager(self, attempt: int) -> str:
-        """Return the manager of an attempt: each in turn; empty if there are none."""
+    def _manager(self, attempt: int, wanted: str = "") -> str:
+        """Return the manager of an attempt: `wanted` if it exists, else each in turn."""
         managers = self._search.managers
-        return managers[(attempt - 1) % len(managers)] if managers else ""
+        if not managers:
+            return ""
+        return wanted if wanted in managers else managers[(attempt - 1) % len(managers)]
 
-    def _ask(self, key: RowKey, columns: Iterable[str]) -> None:
-        """Queue asks for cells of a row, except those that were asked for often enough."""
+    def _ask(
+        self,
+        key: RowKey,
+        columns: Iterable[str],
+        wanted: str = "",
+    ) -> None:
+        """Queue asks for cells of a row, except those that were asked for often enough.
+
+        `wanted`: the manager that the last report named.
+        """
         limit = self._limits.asks_per_cell
         holes = [
             name
@@ -514,7 +526,7 @@ class _Filling:
             if self._looked[key, name] < limit and self._asked[key, name] < 2 * limit
         ]
         attempt = 1 + max((self._asked[key, name] for name in holes), default=0)
-        manager = self._manager(attempt)
+        manager = self._manager(attempt, wanted)
         kind: AskKind = "settle" if any(self._looked[key, name] for name in holes) else "fill"
 
         for name in holes:

@@ -349,7 +349,7 @@ def parse_table_turn(text: str, cut: bool = False) -> ExecutionTurn:
     """
     turn = parse_turn(text, cut)
     report = turn.report if isinstance(turn, ReportTurn) else NO_EVIDENCE
-    if isinstance(turn, SearchTurn):
+    if isinstance(turn, SearchTurn) or (report.escalate_to and not report.evidence):
         return turn
 
     cut = cut or len(text) > _MAX_READ
@@ -364,7 +364,7 @@ def parse_table_turn(text: str, cut: bool = False) -> ExecutionTurn:
     answer = "\n".join(line.rstrip() for line in lines).strip("\n")
     if not answer.strip():
         return turn
-    return ReportTurn(Report(answer, report.evidence, lost))
+    return ReportTurn(Report(answer, report.evidence, lost, report.escalate_to))
 
 
 def _answer_end(body: str) -> int | None:

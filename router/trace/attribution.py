@@ -80,7 +80,11 @@ def attribute(
         seen += _seen(agent, execution.searches, folded)
     seen.sort(key=lambda sighting: sighting.where == "dropped")
     sightings = [*(Sighting("report", agent) for agent, _ in reversed(reports)), *seen]
-    failed = {agent: execution.outcome for agent, execution in works if execution.failed}
+    failed = {
+        agent: execution.outcome
+        for agent, execution in works
+        if execution.failed and execution.outcome != "escalated"
+    }
     if _any_holds([result.answer], golds):
         return Attribution(
             None,

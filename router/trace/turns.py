@@ -106,6 +106,8 @@ def _worked(
     execution: Execution,
     lead: AgentId = DELEGATOR,
 ) -> Iterator[AgentWork]:
+    if execution.before:
+        yield from _worked(number, execution.before, lead)
     if execution.work:
         manager = AgentId("delegation", number, execution.manager)
         yield from _led(execution.work, manager, execution)
@@ -322,6 +324,7 @@ class Turns:
                 conversation=conversation,
                 searches=searches,
                 work=execution.work and mapped(execution.work, manager),
+                before=execution.before and mapped_execution(number, execution.before, lead),
             )
 
         def mapped(led: _Led, lead: AgentId) -> _Led:

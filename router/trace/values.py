@@ -20,6 +20,7 @@ from router.trace.table import (
 
 ExecutionOutcome = Literal[
     "reported",
+    "escalated",
     "no_report",
     "timed_out",
     "model_failed",
@@ -76,7 +77,9 @@ class Execution(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     sub_query: str
     report: Report
-    """`NO_EVIDENCE` if there is none."""
+    """`NO_EVIDENCE` if there is none. An `escalated` one holds the findings or the reason, and the
+    manager to ask.
+    """
     outcome: ExecutionOutcome
     searches: tuple[SearchRecord, ...]
     """The executor's searches; empty for a manager."""
@@ -90,6 +93,8 @@ class Execution(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The manager that worked on it; empty for an executor."""
     work: "Trajectory | None" = None
     """A manager's delegation to its workers, with their executions."""
+    before: "Execution | None" = None
+    """The execution of the manager that was asked first, and that named this one."""
 
     @property
     def failed(self) -> bool:
@@ -122,6 +127,8 @@ def by_executors(executions: Iterable[Execution]) -> Iterator[Execution]:
     executions.
     """
     for execution in executions:
+        if execution.before:
+            yield from by_executors((execution.before,))
         if execution.work:
             yield from by_executors(execution.work.executions)
         else:

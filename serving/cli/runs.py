@@ -229,6 +229,8 @@ def _show_execution(
 ) -> None:
     """Print an execution, and inside a manager's execution those of its workers."""
     report = execution.report
+    if execution.before:
+        _show_execution(console, execution.before, number, prompts=prompts)
 
     result = execution.outcome.replace("_", " ") if execution.failed else report.answer
     manager = f" ({execution.manager})" if execution.manager else ""

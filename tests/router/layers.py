@@ -21,11 +21,15 @@ from tests.router.deployment import STOP, block, report, role
 QUESTION = "What are facts 0 to 7?"
 STEPS = "Look up facts 0 1 2 3.", "Look up facts 4 5 6 7."
 FACTS = [f"What is fact {number}?" for number in range(8)]
+BLOCKED = "This page is blocked."
 FILLER = "Much else is told on this page, and none of it is of any use to whoever asks. " * 15
 
 
 class Pages:
-    """A page for each fact."""
+    """A page for each fact; whoever may not read a page finds that it is blocked."""
+
+    def __init__(self, blocked: Sequence[int] = ()) -> None:
+        self.blocked = blocked
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
@@ -37,7 +41,7 @@ class Pages:
         ]
 
     def _page(self, number: int) -> Passage:
-        text = f"Fact {number} is value-{number}. {FILLER}"
+        text = BLOCKED if number in self.blocked else f"Fact {number} is value-{number}. {FILLER}"
         return Passage(f"page-{number}", f"Page {number}", text, document=f"https://mini/{number}")
 
 
@@ -71,10 +75,14 @@ def manages(prompt: Prompt) -> Answer:
 
 
 def works(prompt: Prompt) -> Answer:
-    """A worker: searches for its sub-query as it is."""
+    """A worker: searches for its sub-query as it is; of a blocked page it says who could read
+    it.
+    """
     if len(prompt.messages) == 2:
         return f"<search>{prompt.messages[1].content}</search>"
     shown = html.unescape(prompt.messages[-1].content)
+    if BLOCKED in shown:
+        return '<escalate to="browser">the page is blocked</escalate>'
     value = re.search(r"value-\d+", shown)
     return report(value[0], f"It is {value[0]}") if value else report("none", "none")
 

@@ -1,6 +1,7 @@
 """Managers of a config, asked for over gRPC: who is asked, by which prompts, and what it cost."""
 
 import json
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,8 +36,11 @@ from tests.serving.test_topologies import (
 )
 
 PAGES = '<search manager="pages">Who made Heat?</search>'
-SAID = (PAGES, block("Who?"), SEARCH, REPORT, REPORT, STOP, ANSWER)
-"""The delegator, the manager `pages`, its worker twice, that manager, the delegator, answerer."""
+HANDED_ON = '<escalate to="search">it is in the documents</escalate>'
+SAID = (PAGES, HANDED_ON, block("Who?"), SEARCH, REPORT, REPORT, STOP, ANSWER)
+"""The delegator, the manager `pages`, the manager `search`, its worker twice, that manager, the
+delegator, answerer.
+"""
 ASKED = block("Which?") + '<ask column="director">Who made {film}?</ask>'
 FILMS = report("Heat", "Heat is a film.")
 FILLED = (
@@ -84,12 +88,14 @@ async def test_three_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         usage = await client.usage(by=["role", "manager"])
     assert (answer.answer, len(server.bodies)) == ("Michael Mann", len(SAID))
     (result,) = answer.results
-    assert (result.manager, result.outcome) == ("pages", evidence_pb2.EXECUTION_OUTCOME_REPORTED)
+    assert (result.manager, result.outcome) == ("search", evidence_pb2.EXECUTION_OUTCOME_REPORTED)
     assert [worker.sub_query for worker in result.workers] == ["Who?"]
     assert [citation.quote for citation in answer.citations] == ["Heat is a film by Michael Mann."]
     lead, first = (server.bodies[number]["messages"][0]["content"] for number in (0, 1))
     assert "- search: finds it in the documents\n- pages: opens pages" in lead
-    assert first == (FULL / "manager.txt").read_text("utf-8").strip()
+    assert first.startswith((FULL / "manager.txt").read_text("utf-8").strip())
+    assert "- search: finds it in the documents" in first
+    assert "- pages" not in first
     at = [
         (
             call.role,
@@ -103,15 +109,16 @@ async def test_three_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert at == [
         (lead_role, None, ""),
         (lead_role, 0, "pages"),
-        (works, 0, "pages"),
-        (works, 0, "pages"),
-        (lead_role, 0, "pages"),
+        (lead_role, 0, "search"),
+        (works, 0, "search"),
+        (works, 0, "search"),
+        (lead_role, 0, "search"),
         (lead_role, None, ""),
         (usage_pb2.ROLE_ANSWER, None, ""),
     ]
     assert [call.worker for call in found.calls if call.HasField("worker")] == [0, 0]
     sums = {(row.usage.role, row.usage.manager): row.usage.attempts for row in usage.rows}
-    assert sums[lead_role, "pages"] == sums[works, "pages"] == 2
+    assert sums[lead_role, "search"] == sums[works, "search"] == 2
     assert {(row.role, row.manager) for row in answer.usage} == set(sums)
     trace = json.loads(found.trace_json)
     shown = {body["messages"][0]["content"] for body in server.bodies}
@@ -135,7 +142,8 @@ async def test_what_is_shown_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixt
         assert await asyncio.to_thread(runs, ["show", answer.run_id, "--address", address]) == 0
     printed = capsys.readouterr().out
     for line in (
-        "1. Who made Heat? → Michael Mann (pages)",
+        "1. Who made Heat? → escalated (pages)",
+        "1. Who made Heat? → Michael Mann (search)",
         "1.1. Who?",
     ):
         assert line in printed
@@ -282,6 +290,9 @@ async def test_workers_with_tools(tmp_path: Path) -> None:
             answer = await client.ask(QUESTION, topology="host", no_cache=True)
             trace = json.loads((await client.run(answer.run_id, trace=True)).trace_json)
     (worker,) = trace["result"]["executions"][0]["work"]["executions"]
+    told = server.bodies[2]["messages"][0]["content"]
+    assert re.findall('<escalate to="NAME">.*</escalate>', told)
+    assert "- search: finds it in the documents" in told
     assert [
         (one["call"]["server"], one["call"]["tool"], one["call"]["error"])
         for one in worker["searches"]

@@ -16,6 +16,7 @@ class ExecutionOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EXECUTION_OUTCOME_MODEL_FAILED: _ClassVar[ExecutionOutcome]
     EXECUTION_OUTCOME_RETRIEVAL_FAILED: _ClassVar[ExecutionOutcome]
     EXECUTION_OUTCOME_BUDGET_EXHAUSTED: _ClassVar[ExecutionOutcome]
+    EXECUTION_OUTCOME_ESCALATED: _ClassVar[ExecutionOutcome]
 EXECUTION_OUTCOME_UNSPECIFIED: ExecutionOutcome
 EXECUTION_OUTCOME_REPORTED: ExecutionOutcome
 EXECUTION_OUTCOME_NO_REPORT: ExecutionOutcome
@@ -23,6 +24,7 @@ EXECUTION_OUTCOME_TIMED_OUT: ExecutionOutcome
 EXECUTION_OUTCOME_MODEL_FAILED: ExecutionOutcome
 EXECUTION_OUTCOME_RETRIEVAL_FAILED: ExecutionOutcome
 EXECUTION_OUTCOME_BUDGET_EXHAUSTED: ExecutionOutcome
+EXECUTION_OUTCOME_ESCALATED: ExecutionOutcome
 
 class Passage(_message.Message):
     __slots__ = ("passage_id", "title", "text", "score", "document", "page")

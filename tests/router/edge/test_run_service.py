@@ -182,13 +182,17 @@ def _failing(server: str) -> SearchRecord:
 
 
 async def test_what_tools_said_of_their_failures_is_the_operator_s_alone() -> None:
-    """Wherever in a run it stands: in a manager's work, in events, or anywhere."""
-    own, worker = (
+    """Wherever in a run it stands: in a manager's work, in that of the manager before it, in
+    events, or anywhere.
+    """
+    own, worker, before = (
         Execution("Who?", NO_EVIDENCE, "no_report", (_failing(name),), Conversation(()))
-        for name in ("own", "worker")
+        for name in ("own", "worker", "before")
     )
     work = Trajectory("", "no_search", (worker,), (1,))
-    managed = Execution("Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work)
+    managed = Execution(
+        "Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work, before=before
+    )
     result = Trajectory(
         "", "no_search", (own, managed), (2,), searches=(_failing("main"), SearchRecord("Heat", ()))
     )
@@ -226,9 +230,9 @@ async def test_what_tools_said_of_their_failures_is_the_operator_s_alone() -> No
                 traces[identity] = [one.trace_json for one in each] + [
                     one.trace_json for one in exported
                 ]
-    assert [trace.count("/etc/") for trace in traces[LOCAL]] == [3, 2, 1] * 2
+    assert [trace.count("/etc/") for trace in traces[LOCAL]] == [4, 3, 1] * 2
     assert [trace.count("/etc/") for trace in traces[ACME]] == [0] * 6
-    assert [trace.count('"error":"failed"') for trace in traces[ACME]] == [3, 2, 1] * 2
+    assert [trace.count('"error":"failed"') for trace in traces[ACME]] == [4, 3, 1] * 2
     assert "/etc/" not in str(as_seen_by(run, ACME).events)
     assert as_seen_by(run, LOCAL) is run
 

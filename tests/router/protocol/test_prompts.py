@@ -3,7 +3,7 @@
 import pytest
 
 from router.models import Message
-from router.protocol import prompts
+from router.protocol import Report, prompts
 
 SYSTEM = Message("system", "be brief")
 ASKED = Message("user", "hi")
@@ -25,6 +25,17 @@ SAID = Message("assistant", "hello")
 def test_without_system_role(messages: tuple[Message, ...], sent: tuple[Message, ...]) -> None:
     """Nothing is lost, nothing is moved, and users and assistants take turns."""
     assert prompts.without_system_role(messages) == sent
+
+
+def test_who_could_do_it() -> None:
+    """Is shown where there are managers, and there only."""
+    pairs = [
+        ("Who?", Report("it is blocked", (), escalate_to="pages")),
+        ("Which?", Report("42", ("It is 42.",))),
+    ]
+    assert "pages" not in prompts.search_results(pairs)
+    shown = prompts.search_results(pairs, managed=True)
+    assert shown.replace("<escalate_to>pages</escalate_to>", "", 1) == prompts.search_results(pairs)
 
 
 @pytest.mark.parametrize("output", ["", " \n", "<think>hm", "<think>hm</think>\n"])

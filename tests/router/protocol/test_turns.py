@@ -350,3 +350,46 @@ def test_any_answer_is_one_line_that_can_be_encoded(text: str) -> None:
 @given(OUTPUTS)
 def test_escaped_text_in_an_answer_comes_back_whole(text: str) -> None:
     assert parse_answer(element("answer", text)) == one_line(escape(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "to", "why"),
+    [
+        (
+            '<escalate to="browser">The page is blocked.</escalate>',
+            "browser",
+            "The page is blocked.",
+        ),
+        ("<answer>none</answer><Escalate to='browser'>blocked", "browser", "blocked"),
+        ('<escalate to="a&lt;b"></escalate>', "a<b", "no evidence found"),
+        ('<escalate to="browser">blocked</escalate><search>x</search>', "browser", "blocked"),
+    ],
+)
+def test_a_turn_may_name_who_could_do_it(text: str, to: str, why: str) -> None:
+    """It is a report without evidence."""
+    assert parse_turn(text) == ReportTurn(Report(why, (), escalate_to=to))
+
+
+@pytest.mark.parametrize("after", ["", "\n- and more", "</evidence>"])
+def test_a_report_that_names_a_manager(after: str) -> None:
+    """Keeps what was found; what is not a whole report changes nothing."""
+    found = f"<answer>42</answer><evidence>- It is 42.{after}"
+    handed_on = '<escalate to="pages">the rest is blocked</escalate>'
+    points = ("It is 42.", *(["and more"] if "more" in after else []))
+    assert parse_turn(found + handed_on) == ReportTurn(Report("42", points, escalate_to="pages"))
+    why = ReportTurn(Report("the rest is blocked", (), escalate_to="pages"))
+    assert parse_turn(f"<answer>42</answer>{handed_on}") == why
+
+
+@pytest.mark.parametrize(
+    "text", ["<escalate>why</escalate>", '<escalate to="">why</escalate>', "<escalate to>x"]
+)
+def test_whoever_names_nobody(text: str) -> None:
+    assert isinstance(parse_turn(text), Malformed)
+
+
+def test_what_comes_first_counts() -> None:
+    """A search before the name of a manager is made."""
+    assert parse_turn('<search>x</search><escalate to="browser">blocked</escalate>') == SearchTurn(
+        "x", 0
+    )

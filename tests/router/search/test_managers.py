@@ -1,4 +1,4 @@
-"""Managers: what they ask, how they report, and what each of three layers costs."""
+"""Managers: what they ask, how they report and hand on, and what each of three layers costs."""
 
 import asyncio
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_report
 
 from router.errors import BudgetExhausted, UpstreamRefused
 from router.ledger import Budget, Ledger
@@ -202,11 +203,100 @@ async def test_a_manager_by_name(named: str, asked: str) -> None:
     assert {call.manager for call in context.ledger.calls} == {asked}
 
 
+def blocked(*, browser: Sequence[int] = ()) -> Layers:
+    """Facts 0 to 3 are blocked for the manager `search`."""
+    return Layers(pages={"search": Pages(range(4)), "browser": Pages(browser)})
+
+
+async def test_escalation() -> None:
+    """What one manager's workers cannot read is asked for at the one that they name, and
+    answered then only.
+    """
+    context = lasting()
+    found = await blocked().search().run(QUESTION, context)
+    first, second = found.executions
+    assert found.answer == " ".join(VALUES)
+    assert (first.manager, first.outcome, second.manager, second.before) == (
+        "browser",
+        "reported",
+        "search",
+        None,
+    )
+    assert first.before
+    assert (first.before.manager, first.before.outcome, first.before.report.escalate_to) == (
+        "search",
+        "escalated",
+        "browser",
+    )
+    assert {call.manager for call in context.ledger.calls if call.sub_query_index == 0} == {
+        "search",
+        "browser",
+    }
+    assert first.before.work
+    assert first.before.work.delegation
+    # What the manager was told of its workers
+    shown = first.before.work.delegation.messages[3].content
+    assert shown.count("<escalate_to>browser</escalate_to></result>") == 4
+    assert len(list(by_executors(found.executions))) == 12
+    alone = Layers(managers={"search": ScriptedModel(manages)}, pages={"search": Pages(range(4))})
+    assert (await alone.search().run(QUESTION, lasting())).answer == " ".join(VALUES[4:])
+
+
+async def test_escalation_is_bounded() -> None:
+    """Where the other manager is blocked too, and names itself or the first one, the step has
+    no report.
+    """
+    execution, context = await worked(blocked(browser=range(4)))
+    assert (execution.manager, execution.outcome) == ("browser", "escalated")
+    assert execution.report.answer == "the page is blocked"
+    assert execution.before
+    assert execution.before.before is None
+    assert len(context.ledger.calls) == 2 * (2 + 4 * 2)
+
+
+async def test_a_manager_hands_on() -> None:
+    """Also by itself, before any worker was asked; the name of nobody changes nothing."""
+    said = '<escalate to="{}">only pages say it</escalate>'
+    browser = ScriptedModel(manages)
+    for name, outcome, at in (
+        ("browser", "reported", "browser"),
+        ("nobody", "escalated", "search"),
+    ):
+        managers = {"search": ScriptedModel([said.format(name)]), "browser": browser}
+        execution, _ = await worked(Layers(managers=managers))
+        assert (execution.outcome, execution.manager) == (outcome, at)
+
+
+HANDED_ON = '<escalate to="{}">the rest is blocked</escalate>'
+
+
+@pytest.mark.parametrize("written", ["", report("mine", "so it is")])
+@pytest.mark.parametrize("name", ["browser", "nobody"])
+async def test_what_was_found_is_kept(name: str, written: str) -> None:
+    """Where a manager hands on with reports there, and who is named fails or does not exist: its
+    own report if it has evidence, or else the workers'.
+    """
+    said = [block("What is fact 1?"), written + HANDED_ON.format(name)]
+    dead = ScriptedModel(lambda _: UpstreamRefused("no", endpoint="x"))
+    execution, _ = await worked(Layers(managers={"search": ScriptedModel(said), "browser": dead}))
+    assert (execution.manager, execution.outcome, execution.report.escalate_to) == (
+        "search",
+        "escalated",
+        name,
+    )
+    found = ("mine", ("so it is",)) if written else ("value-1", ("It is value-1",))
+    assert (execution.report.answer, execution.report.evidence) == found
+
+
 async def test_a_guess_is_not_kept() -> None:
-    """A report without workers' ones is none."""
-    layers = Layers(managers={"search": ScriptedModel([report("mine", "so it is")])})
+    """A report without workers' ones is none, whomever it names."""
+    layers = Layers(
+        managers={
+            "search": ScriptedModel([report("mine", "so it is") + HANDED_ON.format("nobody")])
+        }
+    )
     execution, _ = await worked(layers)
-    assert (execution.report, execution.failed) == (NO_EVIDENCE, True)
+    assert execution.report == replace_report(NO_EVIDENCE, escalate_to="nobody")
 
 
 @pytest.mark.parametrize("dead", ["manager", "workers"])
@@ -383,6 +473,22 @@ def test_deadlines() -> None:
     assert 0 < len(found.answer.split()) < 8
 
 
+async def test_an_executor_that_names_a_manager() -> None:
+    """Is told as it is where there are no managers: it has no report, and the delegator reads
+    why.
+    """
+    models = Deployment(executor=ScriptedModel(works), retriever=Pages(range(4)))
+    found = await models.search().run("?", lasting())
+    assert [(one.outcome, one.failed) for one in found.executions] == [("reported", False)]
+    executor = Executor(role("execution", ScriptedModel(works)), Pages(range(4)), ExecutorLimits())
+    execution = await executor.run("What is fact 1?", 0, lasting())
+    assert (execution.outcome, execution.report.escalate_to, execution.failed) == (
+        "escalated",
+        "browser",
+        True,
+    )
+
+
 def test_names() -> None:
     """In the order of the config; the first one is asked where none is named."""
     managers: Managers = Layers().of()
@@ -400,7 +506,7 @@ def test_names() -> None:
 
 
 def test_what_the_prompts_show() -> None:
-    """Is read as it is meant: the turns of the example, and the name in a block."""
+    """Is read as it is meant: the turns of the example, the name in a block, the hand-on."""
     prompt = (PROMPTS / "manager.txt").read_text("utf-8")
     first, second, last = re.findall(r"^You: (.*(?:\n[A-Z].*</evidence>)?)$", prompt, re.MULTILINE)
     for text, size in ((first, 2), (second, 1)):
@@ -410,6 +516,10 @@ def test_what_the_prompts_show() -> None:
     turn = parse_turn(last)
     assert isinstance(turn, ReportTurn)
     assert len(turn.report.evidence) == 2
+    (hand_on,) = re.findall("<escalate.*</escalate>", prompt)
+    turn = parse_turn(hand_on)
+    assert isinstance(turn, ReportTurn)
+    assert turn.report.escalate_to == "NAME"
     host = (PROMPTS / "host.txt").read_text("utf-8")
     (block_of_one,) = re.findall("<search.*</search>", host)
     named = parse_decision(block_of_one.replace("…", "Who?"), limit=8, managed=True)

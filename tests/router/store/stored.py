@@ -104,8 +104,8 @@ def run(
 
 
 def run_with_tools(run_id: str) -> Run:
-    """A run of three calls of two tools, by a manager's workers and an executor, one of which
-    failed; and of one that no tool took.
+    """A run of three calls of two tools, by a worker, a manager that was asked before, and an
+    executor, one of which failed; and of one that no tool took.
     """
 
     def worked(*calls: ToolCall) -> Execution:
@@ -118,9 +118,11 @@ def run_with_tools(run_id: str) -> Run:
     worker = worked(
         ToolCall("web", "fetch", "a", 1.5), ToolCall("", "", "b", 0.0, "no tool takes it")
     )
-    other = worked(ToolCall("web", "fetch", "c", 60.0, "took more than 60 s"))
-    work = Trajectory("", "no_search", (worker, other), (2,))
-    managed = Execution("Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work)
+    work = Trajectory("", "no_search", (worker,), (1,))
+    before = worked(ToolCall("web", "fetch", "c", 60.0, "took more than 60 s"))
+    managed = Execution(
+        "Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work, before=before
+    )
     result = Trajectory(
         "", "no_search", (managed, worked(ToolCall("files", "open", "d", 0.25))), (2,)
     )

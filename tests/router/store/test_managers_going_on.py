@@ -23,14 +23,16 @@ from router.trace.export import agent_trajectories
 from router.trace.run import RoleSetting
 from router.trace.values import by_executors
 from tests.router.deployment import HeldModel
-from tests.router.layers import QUESTION, Layers
+from tests.router.layers import QUESTION, Layers, Pages
 
-WHO = "delegator", "manager", "worker", "answerer"
+WHO = "delegator", "manager", "worker", "browser's worker", "answerer"
 
 
 def layers(held: str = "", free: int = 0) -> Layers:
-    """`held` does not answer after `free` calls."""
-    made = Layers()
+    """The first four facts are blocked for the first manager; `held` does not answer after
+    `free` calls.
+    """
+    made = Layers(pages={"search": Pages(range(4)), "browser": Pages()})
     managers = dict(made.managers)
     workers = dict(made.workers)
     match held:
@@ -38,6 +40,8 @@ def layers(held: str = "", free: int = 0) -> Layers:
             managers["search"] = HeldModel(managers["search"], free)
         case "worker":
             workers["search"] = HeldModel(workers["search"], free)
+        case "browser's worker":
+            workers["browser"] = HeldModel(workers["browser"], free)
         case "delegator" | "answerer":
             setattr(made, held, HeldModel(getattr(made, held), free))
     made.managers = managers
@@ -107,7 +111,8 @@ def said(run: Run) -> object:
     ("held", "free"),
     [("delegator", 0), ("delegator", 1), ("answerer", 0)]
     + [("manager", free) for free in (0, 1, 3)]
-    + [("worker", free) for free in (0, 3, 9, 15)],
+    + [("worker", free) for free in (0, 3, 9, 15)]
+    + [("browser's worker", free) for free in (0, 5)],
 )
 async def test_only_what_was_in_flight_is_asked_again(tmp_path: Path, held: str, free: int) -> None:
     """Whichever layer it was in: the run comes to the very same, worker by worker, and pays for
@@ -150,17 +155,21 @@ async def test_accounts(tmp_path: Path) -> None:
         calls = [call for call in run.calls if (call.role, call.manager) == (role, manager)]
         assert tokens == sum(call.usage.total_tokens for call in calls if call.usage) > 0
     assert set(sums) == {
-        *(("delegation", name) for name in ("", "search")),
-        ("execution", "search"),
+        *(("delegation", name) for name in ("", "search", "browser")),
+        *(("execution", name) for name in ("search", "browser")),
         ("answer", ""),
     }
     agents = {line.agent: line for line in agent_trajectories(run, ())}
-    assert len(agents) == 1 + 2 + 8 + 1
-    assert agents["delegation-0-search"].parent == "delegation"
-    assert agents["execution-0-search-3"].parent == "delegation-0-search"
+    assert len(agents) == 1 + 3 + 12 + 1
+    assert (
+        agents["delegation-0-search"].parent
+        == agents["delegation-0-browser"].parent
+        == "delegation"
+    )
+    assert agents["execution-0-browser-3"].parent == "delegation-0-browser"
     assert agents["delegation-1-search"].model == "manager"
     assert isinstance(run.result, Trajectory)
-    assert len(list(by_executors(run.result.executions))) == 8
+    assert len(list(by_executors(run.result.executions))) == 12
 
 
 async def test_a_redacted_run(tmp_path: Path) -> None:
@@ -173,8 +182,13 @@ async def test_a_redacted_run(tmp_path: Path) -> None:
         run = await archive.load((await ask(one)).id)
     assert isinstance(run.result, Trajectory)
     first, second = run.result.executions
-    assert (first.manager, second.manager, run.redacted) == ("search", "search", True)
-    assert (first.outcome, first.report.answer, first.sub_query) == ("reported", "", "")
+    assert (first.manager, second.manager, run.redacted) == ("browser", "search", True)
+    assert first.before
+    assert (first.before.outcome, first.before.report.answer, first.sub_query) == (
+        "escalated",
+        "",
+        "",
+    )
     assert first.work
     assert [len(one.conversation.outputs) for one in first.work.executions] == [2] * 4
     assert not any(

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from router.protocol import Report
 from router.table import Table
 from router.table.assembly import Assembly, assemble, read_report
 from router.table.cell_value import row_key
@@ -64,6 +66,17 @@ def test_a_fill_before_its_discovery() -> None:
         "Krurou": [("Krurou", "single"), ("", "missing"), ("", "missing")],
         "bel": [("bel", "missing"), ("Bo", "single"), ("", "missing")],
     }
+
+
+def test_a_report_that_names_a_manager() -> None:
+    """Its values count where it has evidence; without any it says what was in the way."""
+    page = executed("Ana Ruiz", KRUROU)
+    for points, cell in (("It says so.",), ("Ana Ruiz", "single")), ((), ("", "missing")):
+        handed_on = replace(
+            page, report=Report("Ana Ruiz", points, escalate_to="pages"), outcome="escalated"
+        )
+        table = assemble(SCHEMA, [["Krurou", "", ""]], [(fill("krurou", "founder"), handed_on)])
+        assert cells(table)["Krurou"][1] == cell
 
 
 def test_two_values() -> None:

@@ -60,6 +60,14 @@ class Partly:
         return Passage(page.id, page.title, text, document=page.document)
 
 
+class Blocked(Reader):
+    """A worker that says of blocked pages who could read them."""
+
+    def report(self, asked: str, shown: str) -> str:
+        said = '<escalate to="browser">it is blocked</escalate>'
+        return said if BLOCKED in shown else super().report(asked, shown)
+
+
 def manages(prompt: Prompt) -> str:
     """A manager that passes its step on, and what comes back up."""
     if len(prompt.messages) == 2:
@@ -78,7 +86,7 @@ def managers(**pages: Any) -> Managers:
         lead_role = Role(
             "delegation", ScriptedModel(manages), f"manage {name}", Sampling(max_tokens=256), 1
         )
-        model = shown.model if isinstance(shown, Held) else Reader() if shown else gone
+        model = shown.model if isinstance(shown, Held) else Blocked() if shown else gone
         worker = Role("execution", model, "execution", Sampling(max_tokens=256), 1)
         agent = Agent(worker, shown or Partly(World()), ExecutorLimits(), EXECUTOR_OF_TABLES)
         workers = Executor(worker, shown, ExecutorLimits(), forms={TABLE_FORM: agent})
@@ -123,8 +131,8 @@ def asks(found: TableRun, city: str, column: str) -> list[Ask]:
 
 
 async def test_a_blocked_page(tmp_path: Path) -> None:
-    """Its cells, and no others, are asked for at the next managers; the delegator hears nothing of
-    it.
+    """Its cells, and no others, are asked for at the manager that a worker names; the delegator
+    hears nothing of it.
     """
     world = World(8)
     closed = world.cities[:3]
@@ -134,7 +142,7 @@ async def test_a_blocked_page(tmp_path: Path) -> None:
     assert (rows(found), found.outcome) == (world.rows(), "filled")
     for city in world.cities:
         went = [ask.manager for ask in asks(found, city, "founder")]
-        assert went == (["search", "other", "browser"] if city in closed else ["search"])
+        assert went == (["search", "browser"] if city in closed else ["search"])
     assert sum(call.role == "delegation" and not call.manager for call in run.calls) == 2
     assert all(
         claim.citations
@@ -208,7 +216,7 @@ async def test_a_kill(tmp_path: Path, free: int) -> None:
     whole, undisturbed = await filled(
         tmp_path / "whole", world, search=Partly(world, closed), browser=Partly(world)
     )
-    held = HeldModel(Reader(), free)
+    held = HeldModel(Blocked(), free)
     left = tmp_path / "left"
     named = RequestOptions(request_id="mine")
     first = made(held)

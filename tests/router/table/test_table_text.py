@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.protocol import Report
 from router.protocol.turns import ReportTurn, SearchTurn
 from router.table.plain_text import plain
 from router.table.table_text import (
@@ -515,3 +516,14 @@ def test_a_megabyte_of_anything_that_repeats(reader: str) -> None:
         assert grows_linearly(
             partial(READERS[reader], text), partial(READERS[reader], text[:100_000])
         ), piece
+
+
+def test_a_report_that_names_a_manager() -> None:
+    """Keeps its lines."""
+    text = (
+        "<answer>Heat\nRonin</answer><evidence>both are films</evidence><escalate "
+        'to="pages">more are there</escalate>'
+    )
+    assert parse_table_turn(text) == ReportTurn(
+        Report("Heat\nRonin", ("both are films",), escalate_to="pages")
+    )

@@ -3,10 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.edge.pages.timeline import SCALE, lanes, source, ticks
 from router.models import Completion, Message
-from router.protocol import Passage, Report
+from router.protocol import NO_EVIDENCE, Passage, Report
 from router.trace import Conversation, Execution, Run, Trajectory
 from router.trace.attribution import attribute
 from router.trace.citation import citation
@@ -96,20 +97,40 @@ def test_a_table_s_executors() -> None:
 
 
 def managed() -> Run:
-    """A step that a manager gave to two workers, and one without a manager."""
+    """A step that a manager gave to two workers, after another manager had named it, and one
+    without a manager.
+    """
     said = Conversation((Message("user", "step"),), (Completion("…", "stop"),))
     first, second = (
         Execution(f"fact {number}", Report(answer, ("so",)), "reported", (), said, "v1")
         for number, answer in enumerate(("Tarn", "Kestrel"))
     )
     work = Trajectory("", "answered", (first, second), (2,), delegation=said)
+    before = Execution(
+        "step",
+        NO_EVIDENCE,
+        "escalated",
+        (),
+        Conversation(()),
+        manager="files",
+        work=replace(work, executions=()),
+    )
     asked = Execution(
-        "step", Report("Kestrel", ()), "reported", (), Conversation(()), "", (), "web", work
+        "step", Report("Kestrel", ()), "reported", (), Conversation(()), "", (), "web", work, before
     )
     plain = Execution("other", Report("no", ()), "reported", (), said, "v2")
     calls = [
         call(
             "run-1", 0, role="delegation", sub_query_index=None, started_at=1000.0, duration_s=1.0
+        ),
+        call(
+            "run-1",
+            1,
+            role="delegation",
+            sub_query_index=0,
+            manager="files",
+            started_at=1001.0,
+            duration_s=1.0,
         ),
         call(
             "run-1",
@@ -137,6 +158,7 @@ def test_managers_stand_before_their_workers() -> None:
     found = lanes(managed())
     assert [(lane.name, lane.agent.path, len(lane.bars)) for lane in found] == [
         ("Delegator", "delegation", 1),
+        ("Manager 1, files", "delegation-0-files", 1),
         ("Manager 1, web", "delegation-0-web", 1),
         ("Worker 1.1, web", "execution-0-web-0", 1),
         ("Worker 1.2, web", "execution-0-web-1", 1),
