@@ -230,10 +230,13 @@ def new_wide_search(
     if there are any.
     """
     role = _in_tables(roles["delegation"], config.roles.table_delegation)
+    early = config.search.early_dispatch
     role = _with_managers(config, role) if managers else role
     lead = Delegator(role, config.table.discoveries, STOP, managed=managers is not None)
     names = managers.names if managers else ()
-    return WideSearch(lead, managers or executor, config.table, managers=names)
+    return WideSearch(
+        lead, managers or executor, config.table, early_dispatch=early, managers=names
+    )
 
 
 def new_tables(

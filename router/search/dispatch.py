@@ -29,16 +29,18 @@ class Dispatching:
         context: RunContext,
         group: asyncio.TaskGroup,
         *,
+        max_early: int | None = None,
         width: int | None = None,
     ) -> None:
         """`number`: the round, from 1. `first`: the number of its first sub-query in the run.
-        `group`: the task group of the executors. `width`: max executors at a time; None for no
-        limit.
+        `group`: the task group of the executors. `most`: max sub-queries started early; None for no
+        limit. `width`: max executors at a time; None for no limit.
         """
         self._executor = executor
         self._number = number
         self._first = first
         self._group = group
+        self._max_early = max_early
         self._slots: AbstractAsyncContextManager[None] = (
             asyncio.Semaphore(width) if width else nullcontext()
         )
@@ -55,7 +57,7 @@ class Dispatching:
         started = len(self._sub_queries)
         if agreeing(self._sub_queries, sub_queries) == started:
             self._outer.ledger.await_decision(self._first)
-            for sub_query in sub_queries[started:]:
+            for sub_query in sub_queries[started : self._max_early]:
                 self._start(sub_query)
 
     async def drop(self, kept: int = 0) -> None:
@@ -77,6 +79,19 @@ class Dispatching:
         self._held_back = [event for event in self._held_back if event.index < self._first + kept]
         self._outer.ledger.decide(self._first + kept)
 
+    async def keep(self, sub_queries: Sequence[str]) -> list[asyncio.Task[Execution]]:
+        """Cancel early work that does not match this block; return the tasks that remain, which
+        work on the block's first sub-queries.
+        """
+        await self.drop(agreeing(self._sub_queries, sub_queries))
+        return self._tasks
+
+    def emit_held_back(self) -> None:
+        """Emit the events that were held back, and all later ones immediately."""
+        self._decided.set_result(None)
+        for event in self._held_back:
+            self._outer.on_event(event)
+
     async def run(
         self, sub_queries: Sequence[str], managers: Sequence[str] = ()
     ) -> list[Execution]:
@@ -86,16 +101,14 @@ class Dispatching:
         managers = managers or [""] * len(sub_queries)
         # Early work is for no named manager, so it serves only the sub-queries before the first.
         unnamed = next((at for at, manager in enumerate(managers) if manager), len(managers))
-        await self.drop(agreeing(self._sub_queries, sub_queries[:unnamed]))
+        await self.keep(sub_queries[:unnamed])
 
         block = list(zip(sub_queries, managers, strict=True))
         for index, (sub_query, manager) in enumerate(block, self._first):
             self._outer.on_event(
                 SubQueryDispatched(index, self._number, sub_query, manager=manager)
             )
-        self._decided.set_result(None)
-        for event in self._held_back:
-            self._outer.on_event(event)
+        self.emit_held_back()
         for sub_query, manager in block[len(self._sub_queries) :]:
             self._start(sub_query, manager)
         return [await task for task in self._tasks]

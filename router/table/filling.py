@@ -37,6 +37,7 @@ from router.protocol.tags import Malformed
 from router.search import Delegator, RunContext
 from router.search.context import Reporting
 from router.search.delegator import with_user_turn
+from router.search.dispatch import Dispatching
 from router.search.executor import EXECUTOR, Executes
 from router.table import table_delegation
 from router.table.assembly import Assembly, ReportRows, Table, assemble
@@ -181,15 +182,26 @@ class TableTopology:
     roles: Mapping[Any, Role]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class WideSearch:
     """Fills tables with a delegator that plans and executors that search; any number at a time."""
 
-    delegator: Delegator
-    executor: Executes
-    limits: TableLimits
-    managers: Sequence[str] = ()
-    """Names of the managers behind `executor`; a cell that one did not settle goes to the next."""
+    def __init__(
+        self,
+        delegator: Delegator,
+        executor: Executes,
+        limits: TableLimits,
+        *,
+        early_dispatch: bool = True,
+        managers: Sequence[str] = (),
+    ) -> None:
+        """`early_dispatch`: as for `FactorizedSearch`. `managers`: names of the managers behind
+        `executor`; a cell that one did not settle goes to the next.
+        """
+        self.delegator = delegator
+        self.executor = executor
+        self.limits = limits
+        self.early_dispatch = early_dispatch
+        self.managers = managers
 
     async def run(self, request: TableRequest, context: RunContext) -> TableRun:
         """Fill the table of a checked request.
@@ -203,6 +215,7 @@ class WideSearch:
             async with task_group() as group:
                 await work.fill(group)
         finally:
+            context.ledger.decide(0)
             context.draft.result = work.result
         return work.result
 
@@ -318,14 +331,23 @@ class _Filling:
         if not first:
             self._delegation = with_user_turn(self._delegation, await in_worker(self._status))
 
-        questions = await self._decide()
+        early = Dispatching(
+            self._search.executor,
+            self._round,
+            len(self._asks),
+            context,
+            self._group,
+            max_early=self._limits.width,
+        )
+        questions = await self._decide(early)
+
         if first:
             outputs = self._delegation.outputs
             await in_worker(self._plan, outputs[-1].text if outputs else "")
             context.on_event(Planned(self._schema.columns))
-        return self._discover(questions)
+        return await self._discover(questions, early)
 
-    async def _decide(self) -> list[tuple[str, str]]:
+    async def _decide(self, early: Dispatching) -> list[tuple[str, str]]:
         """Return the discoveries of the delegator's turn, each a question and a manager's name.
 
         A failure of the turn becomes the outcome; it is raised only if no row is known yet.
@@ -334,10 +356,16 @@ class _Filling:
         context = self._context
         closed = self._request.closed
         first_of_all = self._round == 1 and not self._request.rows
+        begins_early = (
+            self._search.early_dispatch
+            and not context.ledger.budgeted
+            and len(self._schema.keys) == 1
+            and not closed
+        )
         try:
             async with asyncio.timeout_at(context.search_deadline):
                 decision, self._delegation = await delegator.decide(
-                    self._delegation, context.ledger
+                    self._delegation, context.ledger, early if begins_early else None
                 )
         except TimeoutError:
             self._outcome = "time_exhausted"
@@ -364,17 +392,30 @@ class _Filling:
             self._outcome = "no_search"
         return []
 
-    def _discover(self, questions: Iterable[tuple[str, str]]) -> bool:
-        """Queue the turn's questions that are new; return whether any is."""
+    async def _discover(self, questions: Iterable[tuple[str, str]], early: Dispatching) -> bool:
+        """Keep the executors that began early with the turn's first questions, and queue the
+        others; return whether any question is new.
+        """
         managers = self._search.managers
-        known = len(self._discoveries)
+        texts = list[str]()
+        asks = list[Ask]()
         for text, manager in questions:
             default = managers[0] if managers else ""
             identity = normal_question(text), manager if manager in managers else default
             if identity not in self._discoveries:
                 self._discoveries[identity] = text
-                self._put(Ask("discover", (), discovery=len(self._discoveries), manager=manager))
-        return len(self._discoveries) > known
+                texts.append(text)
+                asks.append(Ask("discover", (), discovery=len(self._discoveries), manager=manager))
+
+        # An executor that began early has no manager, so a question with one ends the block.
+        unnamed = next((at for at, ask in enumerate(asks) if ask.manager), len(asks))
+        begun = await early.keep(texts[:unnamed])
+        for ask, task in zip(asks, begun, strict=False):
+            self._at_work[task] = self._dispatched(ask)
+        early.emit_held_back()
+        for ask in asks[len(begun) :]:
+            self._put(ask)
+        return bool(asks)
 
     # The executors' part
 

@@ -127,8 +127,8 @@ class SearchConfig(Section, frozen=True):
     access_chars: Chars = 25_000
     """Characters shown of it, and of what a tool returns, at most."""
     early_dispatch: bool = True
-    """Begin with a sub-query of an answer once the delegator has written it, not when its whole
-    block is written.
+    """Begin with a sub-query once the delegator has written it, not when its whole block is
+    written.
     """
     require_evidence: bool = True
     """Without any evidence, say "not found" instead of letting the answerer guess."""

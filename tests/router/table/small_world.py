@@ -181,6 +181,7 @@ async def gateway(
     answerer: Any = None,
     *,
     limits: TableLimits | None = None,
+    early: bool = True,
     shared: bool = False,
     around: Callable[[Executes], Executes] = lambda executes: executes,
     max_tokens: int = 256,
@@ -226,12 +227,13 @@ async def gateway(
         roles["delegation"], limits.discoveries, STOP, managed=isinstance(outer, Managers)
     )
     names = outer.names if isinstance(outer, Managers) else ()
-    wide = WideSearch(lead_role, outer, limits, managers=names)
+    wide = WideSearch(lead_role, outer, limits, early_dispatch=early, managers=names)
     written = FactorizedSearch(
         Delegator(roles["delegation"], 100),
         executes,
         Answerer(roles["answer"], stop=()),
         max_rounds=limits.max_rounds,
+        early_dispatch=early,
         width=limits.width,
     )
     alone = single_agent_limits(ExecutorLimits(), limits.max_rounds, 10)

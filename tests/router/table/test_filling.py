@@ -75,14 +75,16 @@ async def filled(
 
 
 async def test_the_order_of_arrival_changes_nothing(tmp_path: Path) -> None:
-    """However long executors take, and however many there are at a time: all claims, states and
-    rivals are the same; facts that no page states included.
+    """However long executors take, however many there are at a time, and whether any begins early:
+    all claims, states and rivals are the same; facts that no page states included.
     """
     world = World(22, unstated=2)
     tables = set()
     for seed in range(8):
         limits = TableLimits(width=(10, 3, 1, 20)[seed % 4])
-        run = await filled(tmp_path / f"{seed}", world, Reader(seed=seed), limits=limits)
+        run = await filled(
+            tmp_path / f"{seed}", world, Reader(seed=seed), limits=limits, early=seed < 6
+        )
         tables.add(msgspec.json.encode(table_of(result(run))))
     assert len(tables) == 1
     assert values(run) == world.rows()
@@ -99,7 +101,7 @@ async def test_width_and_order(tmp_path: Path, width: int) -> None:
     world = World(24, unstated=1)
     events = list[Event]()
     limits = TableLimits(width=width)
-    await filled(tmp_path, world, reader, on_event=events.append, limits=limits)
+    await filled(tmp_path, world, reader, on_event=events.append, limits=limits, early=False)
     assert reader.most == width
     if width == 1:
         kinds = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.errors import BadRequest
-from router.models import ScriptedModel
+from router.models import Completion, Delta, OnDelta, Prompt, ScriptedModel
 from router.runs import Gateway, RequestOptions, RunFilter
 from router.table import TableLimits, TableRequest, table_of
 from router.trace import Run
@@ -121,6 +121,59 @@ async def test_a_second_kill(tmp_path: Path) -> None:
     assert table(run) == table(whole)
     ended = sum(call.outcome == "completed" for one in before for call in one.calls)
     assert ended + len(run.calls) == len(whole.calls)
+
+
+class Telling(Reader):
+    """Tells when it writes its third turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = asyncio.Event()
+
+    def _write(self, prompt: Prompt) -> Any:
+        if len(self.prompts) == 3:
+            self.third.set()
+        return super()._write(prompt)
+
+
+class HalfWritten(HeldModel):
+    """Writes all but the end of its first turn, and does not go on once executors have begun."""
+
+    def __init__(self, model: ScriptedModel, executor: Telling) -> None:
+        super().__init__(model)
+        self._executor = executor
+
+    async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
+        deltas = list[Delta]()
+        completion = await self._model.stream(prompt, deltas.append)
+        for delta in deltas[:-4]:
+            on_delta(delta)
+        await self._executor.third.wait()
+        self.called.set()
+        await self.let.wait()
+        for delta in deltas[-4:]:
+            on_delta(delta)
+        return completion
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+async def test_what_was_begun_early(tmp_path: Path, agrees: bool) -> None:
+    """Is taken over where the delegator asks for the same again; else it is as if it had never
+    been begun.
+    """
+    deciding = {} if agrees else {"delegator": lead(world(), 3, first=1)}
+    async with gateway(tmp_path / "whole", world(), **(models() | deciding), limits=LIMITS) as (
+        undisturbed,
+        _,
+    ):
+        whole = await fill(undisturbed)
+    said = {"delegator": HalfWritten(lead(world(), 2), reader := Telling()), "executor": reader}
+    left, run_id = await killed(tmp_path, "delegator", said)
+    deciding = {} if agrees else {"delegator": lead(world(), 3, first=1)}  # which begins anew
+    async with gateway(left, world(), **(models() | deciding), limits=LIMITS) as (second, _):
+        run = await fill(second, RequestOptions(resume=run_id))
+    assert table(run) == table(whole)
+    assert (len(run.calls) < len(whole.calls)) == agrees
 
 
 @pytest.mark.parametrize(

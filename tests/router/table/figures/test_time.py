@@ -127,7 +127,7 @@ async def timed(
     async with _models(server) as models:
         began = time.perf_counter()
         limits = TableLimits(width=width)
-        run = await run_of(folder, WORLD, **models, limits=limits, around=around)
+        run = await run_of(folder, WORLD, **models, limits=limits, early=False, around=around)
         seconds = time.perf_counter() - began
     assert sorted(values(run)) == sorted(WORLD.rows())
     return seconds, msgspec.json.encode(table_of(result(run)))
