@@ -37,6 +37,8 @@ class TableEvents:
                 self.executions[index] = execution
             case RowChanged(key=key, row=Row() as row):
                 self.rows[key] = row
+                for alias in row.aliases:
+                    self.rows.pop(alias, None)
 
 
 class RunTable:
@@ -117,7 +119,7 @@ def is_contradicted(cell: Cell, column: Column) -> bool:
 
 
 def is_of(claim: Claim, value: str, column: Column) -> bool:
-    """Return whether a claim supports this value. Any claim of a row's key does, and so does the
+    """Return whether a claim supports this value. Any name of a row's key does, and so does the
     same date in another precision.
     """
     form = canonical(column, value)

@@ -1,14 +1,15 @@
 """The fold of reports to a table; its result does not depend on the order of arrival.
 
-1. `read_report` reads one report into `RowClaims`: a row's key and a claim (value, canonical form
-   and support) for each column.
-2. A row is its key, and stands where the ask of the lowest rank names it. Two names of one thing
-   are two rows: no passage decides that they are one.
+1. `read_report` reads one report into `Found` rows: a key and a claim (value, canonical form and
+   support) for each column.
+2. A row is a group of keys: keys that are equal, and keys whose names two documents tie together
+   ("A, also known as B"). Its home is the first key, by the rank of the ask that named it.
 3. A cell is folded from all claims in its column: equal forms are one value, the best supported
    value wins, and two values with equal support are a conflict.
 
 Ranks depend on asks alone, not on time, so the same reports give the same table in any order.
-`Assembly` does this incrementally: a report remakes only the cells that it is about.
+`Assembly` does this incrementally: a report remakes only the cells that it is about. All keys are
+grouped again only if it brings a tie of known names, or a key that a tie may be about.
 """
 
 import sys
@@ -24,7 +25,7 @@ import msgspec
 from router.folding import sought
 from router.table.cell_value import canonical, is_blank, is_mistyped, row_key
 from router.table.plain_text import plain
-from router.table.support import Shown
+from router.table.support import Shown, Tie, tied
 from router.table.table_text import read_rows, read_values
 from router.trace import Execution
 from router.trace.table import Ask, Cell, Claim, Column, Row, RowKey, Schema, Support
@@ -53,9 +54,10 @@ class RowClaims(NamedTuple):
 
 
 class ReportRows(NamedTuple):
-    """Rows of one report."""
+    """Rows of one report, with the ties in its passages."""
 
     rows: tuple[RowClaims, ...]
+    ties: tuple[Tie, ...]
     lost: int
     """Rows that the report mentions and lacks; they are asked for again."""
 
@@ -93,7 +95,7 @@ def read_report(
     looked = ask.row is not None and execution.looked
     found = list[RowClaims]()
     for key, row in rows:
-        names = names_of(schema, key)
+        names = shown.also_named(names_of(schema, key))
         claims = dict[str, Claim]()
         for column, value in zip(columns, map(plain, row), strict=True):
             if not is_blank(value, column):
@@ -102,7 +104,7 @@ def read_report(
                 claims[column.name] = Claim(value, form, ask, support, citations)
         in_order = tuple(claims.get(column.name) for column in schema.columns)
         found.append(RowClaims(ask, key, in_order, looked))
-    return ReportRows(tuple(found), lost + execution.report.lost_lines)
+    return ReportRows(tuple(found), shown.ties, lost + execution.report.lost_lines)
 
 
 def names_of(schema: Schema, key: RowKey) -> list[str]:
@@ -140,15 +142,25 @@ class Assembly:
             key: ((-1,), number) for number, key in enumerate(self._given)
         }
         """First place of each key."""
-        self._order = [(place, key) for key, place in self._places.items()]
-        """Place and key of each row, in order."""
+        self._order: list[tuple[_Place, RowKey]] = []
+        """Place and home of each row, in order."""
         self._claims: dict[RowKey, list[tuple[_Place, RowClaims]]] = {
             key: [] for key in self._given
         }
-        """Claims about rows by key, in order of their places."""
+        """Found rows by key, in order of their places."""
+        self._parts: dict[RowKey, tuple[str, ...]] = {}
+        """Folded parts of keys."""
+        self._names = set[str]()
+        self._ties = set[Tie]()
+        self._groups: dict[RowKey, list[RowKey]] = {}
+        """Keys of each row, by its home, which is the first of them."""
+        self._homes: dict[RowKey, RowKey] = {}
+        """Home of each key."""
         self._rows: dict[RowKey, Row] = {}
-        self._changed: dict[RowKey, set[str]] = {key: set() for key in self._given}
-        """Keys of rows to make again, with the columns that new reports are about."""
+        self._changed: dict[RowKey, set[str]] = {}
+        """Homes of rows to make again, with the columns that new reports are about."""
+        self._know(self._given)
+        self._group()
 
     @property
     def overflows(self) -> bool:
@@ -159,17 +171,28 @@ class Assembly:
         """Add the report of an ask, one per ask, and return its rows."""
         reading = read_report(self._schema, ask, execution, self._max_rows)
         rank = ask.rank
+        moved = dict[RowKey, _Place | None]()
         for number, found in enumerate(reading.rows):
-            key = found.key
             place = (rank, number)
-            insort(self._claims.setdefault(key, []), (place, found), key=itemgetter(0))
-            before = self._places.get(key)
+            insort(self._claims.setdefault(found.key, []), (place, found), key=itemgetter(0))
+            before = self._places.get(found.key)
             if before is None or place < before:
-                if before is not None:
-                    del self._order[bisect_left(self._order, (before, key))]
-                insort(self._order, (place, key))
-                self._places[key] = place
-            self._changed.setdefault(key, set()).update(ask.columns)
+                self._places[found.key] = place
+                moved[found.key] = before
+        self._know(moved)
+
+        ties = {*reading.ties} - self._ties
+        self._ties |= ties
+        parts = set(chain.from_iterable(self._parts[key] for key in moved))
+        about_moved = parts and any(_is_about(tie, parts) for tie in self._ties)
+        if about_moved or any(tied(ties, self._names, 1)):
+            self._group()
+        else:
+            for key, before in moved.items():
+                self._move(key, before)
+
+        for found in reading.rows:
+            self._changed.setdefault(self._homes[found.key], set()).update(ask.columns)
         return reading
 
     def changed(self) -> Iterator[Row]:
@@ -177,30 +200,73 @@ class Assembly:
         changed = self._changed
         self._changed = {}
         last = self._order[self._max_rows - 1][0] if self.overflows else None
-        for key in sorted(changed, key=self._places.__getitem__):
-            before = self._rows.pop(key, None)
-            if last is None or self._places[key] <= last:
-                self._rows[key] = row = self._row(key, before, changed[key])
+        for home in sorted(changed.keys() & self._groups.keys(), key=self._places.__getitem__):
+            before = self._rows.pop(home, None)
+            if last is None or self._places[home] <= last:
+                placed = chain.from_iterable(self._claims[key] for key in self._groups[home])
+                members = [found for _, found in sorted(placed, key=itemgetter(0))]
+                self._rows[home] = row = self._row(home, members, before, changed[home])
                 yield row
 
     def table(self) -> Table:
         """Return the table of the reports so far."""
         deque(self.changed(), 0)
         return Table(
-            self._schema, tuple(self._rows[key] for _, key in self._order[: self._max_rows])
+            self._schema, tuple(self._rows[home] for _, home in self._order[: self._max_rows])
         )
+
+    def _know(self, keys: Iterable[RowKey]) -> None:
+        """Note the names in new keys."""
+        for key in keys:
+            self._parts[key] = tuple(map(sought, key))
+            self._names.update(names_of(self._schema, key))
+
+    def _move(self, key: RowKey, before: _Place | None) -> None:
+        """Move a row without ties to its place. `before`: its earlier place."""
+        if before is not None:
+            del self._order[bisect_left(self._order, (before, key))]
+        insort(self._order, (self._places[key], key))
+        self._homes[key] = key
+        self._groups[key] = [key]
+
+    def _group(self) -> None:
+        """Group equal keys, and keys that two documents tie together; given rows stay apart."""
+        same: dict[str, frozenset[str]] = {}
+        for name, other in tied(self._ties, self._names):
+            names = same.get(name, frozenset((name,)))
+            if other not in names:
+                names |= same.get(other, {other})
+                same |= dict.fromkeys(names, names)
+
+        before = self._groups
+        first = dict[tuple[str | frozenset[str], ...], RowKey]()
+        self._groups = {}
+        for key in sorted(self._places, key=self._places.__getitem__):
+            form = tuple(
+                same.get(name, part) for name, part in zip(self._parts[key], key, strict=True)
+            )
+            self._homes[key] = home = key if key in self._given else first.get(form, key)
+            first.setdefault(form, key)
+            self._groups.setdefault(home, []).append(key)
+
+        self._order = [(self._places[home], home) for home in self._groups]
+        for home, keys in self._groups.items():
+            if before.get(home) != keys:
+                self._rows.pop(home, None)
+            if home not in self._rows:
+                self._changed.setdefault(home, set())
 
     def _row(
         self,
-        key: RowKey,
+        home: RowKey,
+        members: Sequence[RowClaims],
         before: Row | None,
         columns: Collection[str],
     ) -> Row:
         """Make a row. `before`: its last state, which new reports change in `columns` only."""
-        given = self._given.get(key)
-        members = [found for _, found in self._claims[key]]
+        given = self._given.get(home)
         cells = list[Cell]()
-        parts = iter(key)
+        parts = iter(home)
         for at, column in enumerate(self._schema.columns):
             if before and not column.key and column.name not in columns:
                 cells.append(before.cells[at])
@@ -217,7 +283,8 @@ class Assembly:
             cells.append(cell if cell.value else Cell(part, cell.state))
 
         asks = dict.fromkeys(found.ask for found in members if found.ask.row is None)
-        return Row(key, tuple(cells), tuple(asks), given is not None)
+        aliases = dict.fromkeys(found.key for found in members if found.key != home)
+        return Row(home, tuple(cells), tuple(asks), tuple(aliases), given is not None)
 
 
 def assemble(
@@ -231,6 +298,11 @@ def assemble(
     for ask, execution in reports:
         assembly.add(ask, execution)
     return assembly.table()
+
+
+def _is_about(tie: Tie, parts: set[str]) -> bool:
+    """Return whether a tie may name any of these parts."""
+    return not parts.isdisjoint(tie.before + tie.after)
 
 
 def _cell(

@@ -29,7 +29,7 @@ def table_cost(
     """Split the cost of calls in whole numbers: that of a discovery over the rows that it names
     first; that of other asks is their row's. `asks`: by sub-query number.
     """
-    homes = {row.key: at for at, row in enumerate(table.rows)}
+    homes = {key: at for at, row in enumerate(table.rows) for key in (row.key, *row.aliases)}
     first: dict[Ask, list[int]] = {}
     for at, row in enumerate(table.rows):
         if row.found_by and row.found_by[0].discovery and not row.given:

@@ -609,13 +609,15 @@ class _Filling:
                 for column, cell in zip(self._schema.columns, row.cells, strict=True)
                 if not column.key and cell.state != "given"
             ]
-            if row.key not in self._filled:
-                self._filled.add(row.key)
-                self._ask(row.key, wanted)
+            for key in (row.key, *row.aliases):
+                if key not in self._filled:
+                    self._filled.add(key)
+                    self._ask(key, wanted)
 
     async def _settle(self) -> None:
-        """Queue asks for cells in conflict. This waits until all reports are in, as they may decide
-        between the values.
+        """Queue asks for cells in conflict.
+
+        This waits until all reports are in, as reports under another key may have joined a row.
         """
         table = await in_worker(self._assembly.table)
         for row in table.rows:

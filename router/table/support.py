@@ -1,19 +1,95 @@
-"""Support of a value by the passages that its executor was shown.
+"""Support of a value by the passages that its executor was shown, and names that passages tie
+together.
 
 A value is `stated` if a sentence holds it and that sentence, a neighbouring one or the passage's
 title names the row; `value_only` if a sentence holds it, but the row is not named nearby; else
 `unsupported`.
 """
 
-from collections.abc import Collection, Iterable
-from functools import cache
-from itertools import accumulate, chain
+import re
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache, lru_cache
+from itertools import accumulate, chain, islice
+from typing import NamedTuple
 
 from router.folding import fold, sought
 from router.protocol import Passage
 from router.table.cell_value import values_in
 from router.trace.citation import MAX_CITED, Citation, citation, read
 from router.trace.table import Column, Support
+
+_BE = r"(?:is|was|are|were|has been|had been)"
+_OFTEN = (
+    r"(?:also|formerly|previously|originally|officially|commonly|better|once|first|now|later|then)"
+)
+_TIE = re.compile(
+    rf"(?<= )(?:(?:{_BE} )?(?:{_OFTEN} ){{0,3}}(?:became )?(?:known|abbreviated|written|"
+    rf"spelled|spelt) as"
+    rf"|(?:{_BE} (?:{_OFTEN} ){{0,3}}|(?:{_OFTEN} ){{1,3}})(?:called|named|renamed)(?: as| to)?"
+    rf"|(?:{_BE} )?(?:formerly|previously|originally|officially|now|alias|aka|née|nee)"
+    rf"|{_BE} (?:\w+ ){{0,3}}(?:name|title|alias|pseudonym|abbreviation) (?:of|for)"
+    r"|(?:writes|wrote|published) (?:as|under (?:a )?(?:pen )?name(?: of)?)|changed its name to"
+    r"|(?:又|亦|也|旧|古|原|简|全|别|俗|曾|现|更|改) (?:用 )?"
+    r"(?:称|名|叫)(?: (?:为|是|作))?|即)(?= )"
+)
+"""Words between two names of the same thing, in a folded sentence."""
+_MAX_WORDS = 12
+_MAX_CHARS = 200
+"""Max words and characters of a name."""
+_MAX_TIES = 64
+"""Max ties of a passage."""
+
+
+class Tie(NamedTuple):
+    """Two names that a sentence gives the same thing, as in "A, also known as B"."""
+
+    before: tuple[str, ...]
+    """Folded texts before the tying words that may be the first name, the longest first."""
+    after: tuple[str, ...]
+    """Folded texts after them that may be the second name, the longest first."""
+    document: str
+    sentence: str
+
+
+def ties(sentence: str, document: str = "") -> Iterator[Tie]:
+    """Yield the ties in a folded sentence of a document."""
+    for words in _TIE.finditer(sentence):
+        left = sentence[max(0, words.start() - _MAX_CHARS) : words.start()].split()[-_MAX_WORDS:]
+        right = sentence[words.end() : words.end() + _MAX_CHARS].split()[:_MAX_WORDS]
+        if left and right:
+            before = tuple(f" {' '.join(left[at:])} " for at in range(len(left)))
+            after = tuple(f" {' '.join(right[:end])} " for end in range(len(right), 0, -1))
+            yield Tie(before, after, document, sentence)
+
+
+def tied(
+    candidates: Iterable[Tie],
+    known: Collection[str],
+    documents: int = 2,
+) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of known names that so many documents tie, in different sentences.
+
+    A sentence that two documents share counts once, as one of them is a copy.
+    """
+    ties_of_pairs: dict[tuple[str, str], list[Tie]] = {}
+    for tie in candidates:
+        before = next((name for name in tie.before if name in known), None)
+        after = next((name for name in tie.after if name in known), None)
+        if before and after and before != after:
+            pair = (min(before, after), max(before, after))
+            ties_of_pairs.setdefault(pair, []).append(tie)
+    for pair, members in ties_of_pairs.items():
+        sources = {tie.document for tie in members}
+        sentences = {tie.sentence for tie in members}
+        if min(len(sources), len(sentences)) >= documents:
+            yield pair
+
+
+@lru_cache(256)
+def _ties_of(text: str, document: str) -> tuple[Tie, ...]:
+    """Return the first ties of a passage."""
+    sentences = (ties(sentence, document) for sentence in read(text).folded)
+    return tuple(islice(chain.from_iterable(sentences), _MAX_TIES))
 
 
 class Shown:
@@ -23,7 +99,21 @@ class Shown:
         self._passages = list({passage.id: passage for passage in passages}.values())
         self._readings = [read(passage.text) for passage in self._passages]
         self._titles = [fold(passage.title) for passage in self._passages]
+        self.ties = tuple(
+            tie
+            for passage in self._passages
+            for tie in _ties_of(passage.text, passage.document or passage.title)
+        )
         self._values = cache(self._by_value)
+
+    def also_named(self, names: Collection[str]) -> set[str]:
+        """Return folded names, and the titles of passages that a passage ties to one of them."""
+        wanted = set(names)
+        also = set(names)
+        for pair in tied(self.ties, {*names, *self._titles}, 1):
+            if not wanted.isdisjoint(pair):
+                also.update(pair)
+        return also
 
     def support(
         self,

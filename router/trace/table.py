@@ -122,4 +122,6 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     cells: tuple[Cell, ...]
     found_by: tuple[Ask, ...]
     """The discoveries that name it, by rank."""
+    aliases: tuple[RowKey, ...] = ()
+    """Other keys of this row in asks and reports."""
     given: bool = False

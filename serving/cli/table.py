@@ -169,7 +169,8 @@ class TableView:
                 self._under_way.discard(event.reported.index)
             case "row_changed" if event.row_changed.HasField("row"):
                 changed = event.row_changed
-                self._rows.pop(changed.row_id, None)
+                for name in (changed.row_id, *changed.row.merged_row_ids):
+                    self._rows.pop(name, None)
                 self._rows[changed.row_id] = changed.row
 
     def _so_far(self) -> Group:

@@ -176,16 +176,18 @@ class Cell(_message.Message):
     def __init__(self, value: _Optional[str] = ..., state: _Optional[_Union[CellState, str]] = ..., support: _Optional[_Union[Support, str]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., rivals: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., mistyped: _Optional[bool] = ..., contradicted: _Optional[bool] = ...) -> None: ...
 
 class Row(_message.Message):
-    __slots__ = ("row_id", "cells", "tokens", "cost_nano_usd")
+    __slots__ = ("row_id", "cells", "tokens", "cost_nano_usd", "merged_row_ids")
     ROW_ID_FIELD_NUMBER: _ClassVar[int]
     CELLS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     COST_NANO_USD_FIELD_NUMBER: _ClassVar[int]
+    MERGED_ROW_IDS_FIELD_NUMBER: _ClassVar[int]
     row_id: str
     cells: _containers.RepeatedCompositeFieldContainer[Cell]
     tokens: int
     cost_nano_usd: int
-    def __init__(self, row_id: _Optional[str] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., tokens: _Optional[int] = ..., cost_nano_usd: _Optional[int] = ...) -> None: ...
+    merged_row_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, row_id: _Optional[str] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., tokens: _Optional[int] = ..., cost_nano_usd: _Optional[int] = ..., merged_row_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Completeness(_message.Message):
     __slots__ = ("rows", "complete_rows", "missing", "not_found", "conflicts", "fill_rate", "rows_seen_once", "estimated_rows", "estimated_rows_at_most")

@@ -148,6 +148,7 @@ def _row_to_proto(
         ],
         tokens=spent and spent.tokens,
         cost_nano_usd=spent and spent.nano_usd,
+        merged_row_ids=map(row_id, row.aliases),
     )
     if message.ByteSize() > _MAX_ROW_BYTES:
         for cell in message.cells:

@@ -31,7 +31,7 @@ COLUMNS = [
     pb.Column(name="founder"),
     pb.Column(name="founded", type=pb.COLUMN_TYPE_INTEGER),
 ]
-WORLD = World(10, unstated=1)
+WORLD = World(10, unstated=1, renamed=1)
 
 
 class _Killed(Exception):

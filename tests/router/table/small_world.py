@@ -45,19 +45,33 @@ _OF_PART = re.compile(r"part (\d+)")
 
 
 class World:
-    """Cities. Of some no page states the founder."""
+    """Cities. Of some no page states the founder; some have an old name, whose page names
+    another founder.
+    """
 
-    def __init__(self, cities: int = 24, *, unstated: int = 0, a_part: int = 4) -> None:
+    def __init__(
+        self, cities: int = 24, *, unstated: int = 0, renamed: int = 0, a_part: int = 4
+    ) -> None:
         self.cities = [f"Kru{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(cities)]
         self.founder = {city: f"Ana {city}son" for city in self.cities[unstated:]}
         self.founded = {city: str(1000 + number) for number, city in enumerate(self.cities)}
-        self.parts = [self.cities[at : at + a_part] for at in range(0, cities, a_part)]
+        self.old = {f"Old {city}": city for city in self.cities[unstated : unstated + renamed]}
+        named = [*self.cities, *self.old]
+        self.parts = [named[at : at + a_part] for at in range(0, len(named), a_part)]
 
     def page(self, city: str) -> Passage:
         """A city's own page."""
         founder = f" {city} was founded by {self.founder[city]}." if city in self.founder else ""
-        text = f"{city} is a city. {city} was founded in {self.founded[city]}.{founder}"
+        former = "".join(
+            f" {city} was once called {old}." for old, new in self.old.items() if new == city
+        )
+        text = f"{city} is a city. {city} was founded in {self.founded[city]}.{founder}{former}"
         return Passage(city, city, text, document=city)
+
+    def old_page(self, old: str) -> Passage:
+        """The page of an old name."""
+        text = f"{old} is the former name of {self.old[old]}. {old} was founded by Bo Otherson."
+        return Passage(old, old, text, document=old)
 
     def register(self, number: int) -> Passage:
         """A part of the register, from 1."""
@@ -81,7 +95,8 @@ class World:
     def _named(self, query: str) -> list[Passage]:
         if part := _OF_PART.search(query):
             return [self.register(int(part[1]))]
-        return [self.page(city) for city in self.cities if city in query]
+        pages = [self.old_page(old) for old in self.old if old in query]
+        return [*pages, *(self.page(city) for city in self.cities if city in query)]
 
 
 class Reader(ScriptedModel):

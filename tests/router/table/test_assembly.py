@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from router.folding import sought
 from router.protocol import Report
 from router.table import Table
 from router.table.assembly import Assembly, assemble, read_report
 from router.table.cell_value import row_key
+from router.table.support import tied
 from router.trace import Execution
 from router.trace.table import Ask, Cell, Column, RowKey, Schema
 from router.trace.values import ExecutionOutcome
@@ -138,13 +140,61 @@ def test_what_is_nowhere_to_be_found() -> None:
     assert cells(table)["Krurou"] == [("Krurou", "given"), ("", "not_found"), ("1321", "given")]
 
 
+FORMER = "Krurou is the former name of New Bel."
+ALSO = "New Bel, also known as Krurou, lies on the sea."
+
+
 def test_two_names_of_one_row() -> None:
-    """They are two rows, also where documents say that they name the same."""
-    said = "Krurou is the former name of New Bel."
-    also = "New Bel, also known as Krurou, lies on the sea."
-    report = executed("- Krurou\n- New Bel", f"Annals: {said}", f"Sea: {also}")
-    table = assemble(SCHEMA, [], [(discovery(), report)])
-    assert [row.key for row in table.rows] == [("krurou",), ("new bel",)]
+    """They are one row where two documents say so, whichever executors were shown them;
+    otherwise two.
+    """
+    both = (
+        discovery(1),
+        executed("- Krurou\n- New Bel\n- Tal", "Annals: Krurou, New Bel and Tal are cities."),
+    )
+    founder = (
+        fill("krurou", "founder"),
+        executed("Ana Ruiz", "New Bel: Ana Ruiz founded it.", f"Sea: {ALSO}"),
+    )
+    tie = discovery(2), executed("- Tal", f"Annals: {FORMER} Tal is old.")
+    assert len(assemble(SCHEMA, [], [both, founder]).rows) == 3
+    table = assemble(SCHEMA, [], [both, founder, tie])
+    assert [(row.key, row.aliases) for row in table.rows] == [
+        (("krurou",), (("new bel",),)),
+        (("tal",), ()),
+    ]
+    assert table.rows[0].cells[1].value == "Ana Ruiz"
+    kept = assemble(SCHEMA, [["New Bel", "", ""], ["Krurou", "", ""]], [both, founder, tie])
+    assert [row.key for row in kept.rows] == [("new bel",), ("krurou",), ("tal",)]
+
+
+@pytest.mark.parametrize(
+    "passages",
+    [
+        [f"Annals: {FORMER}"],
+        [f"Annals: {FORMER} {ALSO}"],
+        [f"Annals: {FORMER}", f"Annals: {ALSO}"],
+        [f"Annals: {FORMER}", f"Copy: Once more. {FORMER}"],
+        [f"Annals: {FORMER}", "Sea: Krurou was renamed Tal in 1321."],
+        ["Annals: Krurou (New Bel) is a port.", "Sea: New Bel (Krurou) is old."],
+    ],
+)
+def test_one_document_merges_no_rows(passages: list[str]) -> None:
+    """Nor do two passages of it, a copy of its sentence, or a tie to a third name."""
+    report = discovery(1), executed("- Krurou\n- New Bel\n- Tal", *passages)
+    assert [row.aliases for row in assemble(SCHEMA, [], [report]).rows] == [(), (), ()]
+
+
+def test_a_document_that_ties_every_row_to_another() -> None:
+    """All rows stay."""
+    cities = [f"City {number}" for number in range(60)]
+    pairs = " ".join(
+        f"{one} formerly {other}." for one, other in zip(cities[::2], cities[1::2], strict=True)
+    )
+    chain = " ".join(f"{city}, also known as City 0, is old." for city in cities[1:])
+    for said in (pairs, chain):
+        report = discovery(1), executed("\n".join(f"- {city}" for city in cities), f"Evil: {said}")
+        assert len(assemble(SCHEMA, [], [report]).rows) == 60
 
 
 def test_keys_that_differ_in_signs_only() -> None:
@@ -188,6 +238,10 @@ _YEARS = ("1321", "1400", "")
 _SENTENCES = st.one_of(
     st.builds("{} was founded by {}.".format, st.sampled_from(_CITIES), st.sampled_from(_FOUNDERS)),
     st.builds("{} was founded in {}.".format, st.sampled_from(_CITIES), st.sampled_from(_YEARS)),
+    st.builds(
+        "{} is the former name of {}.".format, st.sampled_from(_CITIES), st.sampled_from(_CITIES)
+    ),
+    st.builds("{} was renamed {}.".format, st.sampled_from(_CITIES), st.sampled_from(_CITIES)),
 )
 _PASSAGES = st.lists(
     st.builds(
@@ -252,11 +306,31 @@ def test_the_order_of_arrival_changes_nothing(
     assert assembly.table() == assemble(SCHEMA, rows, told)
 
 
-def plainly(rows: Sequence[Sequence[str]], told: Sequence[tuple[Ask, Execution]]) -> list[RowKey]:
-    """The keys of rows in order: those given, then by the first ask that names them."""
+def plainly(
+    rows: Sequence[Sequence[str]], told: Sequence[tuple[Ask, Execution]]
+) -> list[tuple[RowKey, set[RowKey]]]:
+    """The keys of each row in order, and their other keys, by names that ties put together one
+    after the other.
+    """
     given = [row_key(SCHEMA, row) for row in rows]
     read = [read_report(SCHEMA, *one) for one in sorted(told, key=lambda one: one[0].rank)]
-    return list(dict.fromkeys([*given, *(found.key for reading in read for found in reading.rows)]))
+    keys = list(dict.fromkeys([*given, *(found.key for reading in read for found in reading.rows)]))
+    names = [{sought(key[0])} for key in keys]
+    pairs = [
+        set(pair)
+        for pair in tied({tie for reading in read for tie in reading.ties}, set().union(*names))
+    ]
+    for _ in pairs:
+        for name in names:
+            name.update(*(pair for pair in pairs if pair & name))
+    homes = dict[RowKey, set[RowKey]]()
+    for key, same in zip(keys, names, strict=True):
+        others = (
+            home for home in keys[: keys.index(key)] if len(same) > 1 and sought(home[0]) in same
+        )
+        home = key if key in given else next(others, key)
+        homes.setdefault(home, set()).update({key} - {home})
+    return list(homes.items())
 
 
 @given(GIVEN, reports(), st.randoms(use_true_random=False))
@@ -271,7 +345,9 @@ def test_each_step(
         if chance.random() < 0.7:
             table = assembly.table()
             assert table == assemble(SCHEMA, rows, shuffled[:number])
-            assert [row.key for row in table.rows] == plainly(rows, shuffled[:number])
+            assert [(row.key, {*row.aliases}) for row in table.rows] == plainly(
+                rows, shuffled[:number]
+            )
 
 
 @given(GIVEN, reports())
@@ -280,7 +356,7 @@ def test_a_report_more_loses_nothing(
 ) -> None:
     """Each claim stands in the row that goes by its key, and if it is stated, so is its cell."""
     table = assemble(SCHEMA, rows, told)
-    known = {row.key: row for row in table.rows}
+    known = {key: row for row in table.rows for key in (row.key, *row.aliases)}
     read = [found for ask, execution in told for found in read_report(SCHEMA, ask, execution).rows]
     for found in read:
         for claim, cell in zip(found.claims, known[found.key].cells, strict=True):
@@ -342,8 +418,8 @@ def test_a_table_that_may_have_few_rows(
     most: int,
     chance: random.Random,
 ) -> None:
-    """It is the same whatever came first, and is told in changes; its rows are the first ones of
-    the whole table.
+    """It is the same whatever came first, and is told in changes; where no passage ties names, its
+    rows are the first ones of the whole table.
     """
     assembly = Assembly(SCHEMA, rows, max_rows=most)
     seen = {row.key: row for row in assembly.changed()}
@@ -354,8 +430,9 @@ def test_a_table_that_may_have_few_rows(
     whole = assemble(SCHEMA, rows, told)
     assert table == assemble(SCHEMA, rows, told, max_rows=most)
     assert [seen[row.key] for row in table.rows] == list(table.rows)
-    assert [row.key for row in table.rows] == [row.key for row in whole.rows[:most]]
-    assert assembly.overflows == (len(whole.rows) > most)
+    if not any(read_report(SCHEMA, *one).ties for one in told):
+        assert [row.key for row in table.rows] == [row.key for row in whole.rows[:most]]
+        assert assembly.overflows == (len(whole.rows) > most)
 
 
 def test_a_discovery_of_more_rows_than_the_table_may_have() -> None:

@@ -76,9 +76,10 @@ async def filled(
 
 async def test_the_order_of_arrival_changes_nothing(tmp_path: Path) -> None:
     """However long executors take, however many there are at a time, and whether any begins early:
-    all claims, states and rivals are the same; facts that no page states included.
+    all claims, states and rivals are the same; old names, conflicts and facts that no page states
+    included.
     """
-    world = World(22, unstated=2)
+    world = World(22, unstated=2, renamed=3)
     tables = set()
     for seed in range(8):
         limits = TableLimits(width=(10, 3, 1, 20)[seed % 4])
@@ -89,7 +90,20 @@ async def test_the_order_of_arrival_changes_nothing(tmp_path: Path) -> None:
     assert len(tables) == 1
     assert values(run) == world.rows()
     states = {cell.state for row in table_of(result(run)).rows for cell in row.cells}
-    assert {"single", "not_found"} <= states
+    assert {"single", "agreed", "not_found"} <= states
+
+
+async def test_old_names(tmp_path: Path) -> None:
+    """Are rows of their own until two documents tie them; then their claims are rivals, and a
+    conflict is settled.
+    """
+    world = World(4, renamed=1)
+    run = await filled(tmp_path, world)
+    assert values(run) == world.rows()
+    assert asked(run, "settle") == [("kruaa", "founder")]
+    (row, *_) = table_of(result(run)).rows
+    assert row.aliases == (("old kruaa",),)
+    assert {claim.value for claim in row.cells[1].claims} == {"Ana Kruaason", "Bo Otherson"}
 
 
 @pytest.mark.parametrize("width", [1, 4])
@@ -241,7 +255,9 @@ async def test_costs_add_up(tmp_path: Path) -> None:
     cut off.
     """
     request = msgspec.structs.replace(REQUEST, max_rows=10)
-    run = await filled(tmp_path, World(24, unstated=2), Reader(seed=3, fails=0.2), request=request)
+    run = await filled(
+        tmp_path, World(24, unstated=2, renamed=2), Reader(seed=3, fails=0.2), request=request
+    )
     cost = table_cost(table_of(result(run)), result(run).asks, run.calls)
     spent = sum(call.usage.total_tokens for call in run.calls if call.usage)
     assert sum(amount.tokens for amount in (*cost.rows, cost.overhead)) == spent

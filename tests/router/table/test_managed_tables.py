@@ -191,6 +191,16 @@ async def test_a_hole(tmp_path: Path) -> None:
         assert tried == [("fill", "search"), ("settle", "browser")][: 2 if city in silent else 1]
 
 
+async def test_a_conflict(tmp_path: Path) -> None:
+    """Is settled at another manager, too."""
+    world = World(6, renamed=2)
+    found, _ = await filled(tmp_path / "one", world, search=Partly(world), browser=Partly(world))
+    settled = {ask.manager for ask in found.asks if ask.kind == "settle"}
+    assert settled == {"browser"}
+    counts = [sum(ask.row == row.key for ask in found.asks) for row in table_of(found).rows]
+    assert max(counts) <= 2 * len(REQUEST.columns) * LIMITS.asks_per_cell
+
+
 @pytest.mark.parametrize("dead", ["search", "browser"])
 async def test_a_dead_manager(tmp_path: Path, dead: str) -> None:
     """Costs the cells that it alone could fill: none, where the other one is asked next."""

@@ -1,10 +1,12 @@
-"""A value is supported by the sentence that says it."""
+"""A value is supported by the sentence that says it, and names are the same where a sentence
+says so.
+"""
 
 import pytest
 
 from router.folding import sought
 from router.table.cell_value import canonical
-from router.table.support import Shown
+from router.table.support import Shown, tied, ties
 from router.trace.table import Column
 from tests.router.table.reports import shown
 
@@ -77,3 +79,60 @@ def test_the_sentence_that_names_both_is_cited() -> None:
 def test_values_by_their_types(column: Column, value: str, sentence: str, held: bool) -> None:
     """A number or a date counts however it is written."""
     assert (_support(column, value, f"Krurou: {sentence}")[0] == "stated") == held
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Krurou is the former name of New Bel.",
+        "The city of New Bel was once called Krurou.",
+        "Krurou is now called New Bel.",
+        "New Bel, also known as “Krurou”, lies on the sea.",
+        "New Bel (formerly Krurou) lies on the sea.",
+        "Krurou was the working title of New Bel.",
+        "New Bel was first called Krurou.",
+        "Krurou later became known as New Bel.",
+        "New Bel writes under the pen name Krurou.",
+        "Krurou was renamed New Bel in 1321.",
+        "New Bel又称Krurou。",
+        "New Bel，曾用名：Krurou。",
+        "New Bel（原名Krurou）",
+    ],
+)
+def test_names_of_the_same(sentence: str) -> None:
+    """In either order."""
+    names = {sought("Krurou"), sought("New Bel"), sought("Bel")}
+    assert {frozenset(pair) for pair in tied(ties(sought(sentence)), names, 1)} == {
+        frozenset((" krurou ", " new bel "))
+    }
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Krurou and New Bel are cities of Vor.",
+        "Krurou, like New Bel, is also known as a port.",
+        "Krurou lies near New Bel.",
+        "Krurou is larger than what is now called New Bel.",
+        "Krurou (New Bel) is a port.",
+        "Krurou was known to New Bel.",
+    ],
+)
+def test_names_of_two(sentence: str) -> None:
+    """A sentence that names both ties nothing by that alone."""
+    assert not list(tied(ties(sought(sentence)), {" krurou ", " new bel "}, 1))
+
+
+def test_a_row_by_the_title_that_is_its_name_too() -> None:
+    """An executor that was shown that both are the same reads the passage about the other."""
+    passages = shown(
+        ["Annals: Krurou is the former name of Bel.", "Bel: It was founded by Ana Ruiz."]
+    )
+    names = Shown(passages).also_named([" krurou "])
+    assert Shown(passages).support(FOUNDER, "Ana Ruiz", "ana ruiz", names)[0] == "stated"
+
+
+def test_floods_of_ties() -> None:
+    """They are found in time, however many there are."""
+    for piece in ("now ", "is ", "also known as ", "krurou now ", "is x x name of "):
+        assert sum(1 for _ in ties(sought(piece * 2_000))) <= 6_000

@@ -23,8 +23,8 @@ NAMED = RequestOptions(request_id="mine")
 
 
 def world() -> World:
-    """With facts that no page states."""
-    return World(10, unstated=1)
+    """With old names, and facts that no page states."""
+    return World(10, unstated=1, renamed=1)
 
 
 def models(held: str = "", free: int = 0, seed: int = 0) -> dict[str, Any]:

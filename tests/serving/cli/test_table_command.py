@@ -143,13 +143,15 @@ class Stream:
         """Nothing is left."""
 
 
-def row(name: str, *cells: pb.Cell) -> pb.Row:
+def row(name: str, *cells: pb.Cell, merged: tuple[str, ...] = ()) -> pb.Row:
     """One of a key and cells."""
-    return pb.Row(row_id=name, cells=[pb.Cell(value=name), *cells])
+    return pb.Row(row_id=name, cells=[pb.Cell(value=name), *cells], merged_row_ids=merged)
 
 
 def test_a_terminal() -> None:
-    """Rows while they change; at the end what sources disagree on."""
+    """Rows while they change, one that is another's alias no longer; at the end what sources
+    disagree on.
+    """
     rival = pb.Claim(
         value="901", citations=[Citation(title="Annals", quote="Bel was founded in 901.")]
     )
@@ -167,8 +169,8 @@ def test_a_terminal() -> None:
         *(
             pb.StreamTableResponse(row_changed=pb.RowChanged(row_id=one.row_id, row=one))
             for one in (
-                row("Bel", pb.Cell(state=pb.CELL_STATE_MISSING)),
-                row("Bel", conflict),
+                row("Belu", pb.Cell(state=pb.CELL_STATE_MISSING)),
+                row("Bel", conflict, merged=("Belu",)),
             )
         ),
         pb.StreamTableResponse(done=done),

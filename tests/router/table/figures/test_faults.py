@@ -29,8 +29,10 @@ _SEEDS = range(8)
 
 
 def world() -> World:
-    """Sixty rows. Some founders no page states."""
-    return World(60, unstated=3)
+    """Sixty rows. Some founders no page states; some cities have an old name, whose page names
+    another founder.
+    """
+    return World(60, unstated=3, renamed=3)
 
 
 class Inventive(CountingReader):
@@ -63,8 +65,9 @@ async def test_fabrication(tmp_path: Path) -> None:
         gold = {row[0]: row for row in world().rows()}
         for row in table_of(result(run)).rows:
             for cell, wanted in [*zip(row.cells, gold[row.cells[0].value], strict=True)][1:]:
+                stated = (wanted, "Bo Otherson")
                 for claim in cell.claims:
-                    supports[claim.value != wanted][claim.support] += 1
+                    supports[claim.value not in stated][claim.support] += 1
         for invented, found in supports.items():
             every.setdefault(invented, Counter()).update(found)
         shares = {

@@ -123,7 +123,7 @@ async def test_tokens_by_role(tmp_path: Path) -> None:
     rows = list[dict[str, object]]()
     for size in (8, 25, 55, 150):
         for a_turn in (4, 10, 20):
-            world = World(size, unstated=size // 20)
+            world = World(size, unstated=size // 20, renamed=size // 20)
             run = await run_of(
                 tmp_path / f"{size}-{a_turn}", world, CountingReader(), CountingLead(world, a_turn)
             )
