@@ -1,10 +1,12 @@
 """Tables asked for where a request carries little more than a question.
 
-The columns are listed separately, or else on the last line of the question ("columns: city*,
+The columns are listed separately, or else named in the question ("… with the columns: city,
 founder").
 """
 
+import re
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
 from rolegate.client.table import parse_columns
@@ -14,12 +16,31 @@ from router.edge.grpc.convert_table import table_request_from_proto
 from router.errors import BadRequest
 from router.runs import RequestOptions
 from router.table import TableRequest
-from router.table.schema import MAX_COLUMNS
+from router.table.schema import MAX_COLUMNS, normal_name
 from router.trace import Run
+from router.trace.table import Column
 from router.trace.values import OnEvent
 
-_MAX_CHARS = 4000
-"""Max length of columns, which are read on the event loop."""
+_WIDESEARCH = re.compile(r"```markdown\s+\{data_content\}\s+```[\s.。]*\Z")
+"""The last lines of WideSearch's questions."""
+_NAMED = re.compile(
+    r"(?:\bcolumns?\b(?![”\"'])[^\n:：.?]{0,60}|列名[^\n:：。]{0,20})(?:[:：]|(?<= as) )\s*",
+    re.IGNORECASE,
+)
+_END = re.compile(r"\n\s*\n|。|\.\s+(?=[A-Z])")
+_COMMA = re.compile(r"[,，](?![^()（）]{0,200}[)）])")
+_SHARED = re.compile(
+    r"\b(?:years?|months?|quarters?|seasons?|dates?|categor(?:y|ies)|subjects?|types?|"
+    r"awards?|rank(?:ing)?)\b"
+    r"|年|月|日期|时间|季|届|类|奖项|榜单|排名",
+    re.IGNORECASE,
+)
+"""Names of columns whose values many rows share, so that they identify no row alone."""
+_MAX_PLACES = 8
+_MAX_LIST_CHARS = 4000
+"""Limits on the places that may name columns, and on the text read after each, so that the time is
+linear in the question's length.
+"""
 
 
 class Tables(Protocol):
@@ -34,30 +55,55 @@ class Tables(Protocol):
         """Fill a table. The run's result is a `TableRun`."""
 
 
+def is_widesearch(question: str) -> bool:
+    """Return whether a question ends as WideSearch's do, which all ask for a table."""
+    return _WIDESEARCH.search(question) is not None
+
+
 def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableRequest:
     """Return the request for a table. `columns`: as `parse_columns` reads them, such as
-    `city*, founded:integer`; if empty, the last line of the question names them. Without a `*`, the
-    first column is the key. Raises `BadRequest`.
+    `city*, founded:integer`; if empty, the question names them. Raises `BadRequest`.
     """
-    columns = columns or _named_in(question)
-    if len(columns) > _MAX_CHARS:
-        raise BadRequest(f"columns is longer than {_MAX_CHARS}; name at most {MAX_COLUMNS}.")
+    if not columns:
+        return TableRequest(question, _columns_named_in(question))
     try:
-        parsed = parse_columns(columns)
+        request = FillTableRequest(question=question, columns=parse_columns(columns))
     except ValueError as error:
         raise BadRequest(str(error)) from None
-    if not any(column.key for column in parsed):
-        parsed[0].key = True
-    return table_request_from_proto(FillTableRequest(question=question, columns=parsed))
+    return table_request_from_proto(request)
 
 
-def _named_in(question: str) -> str:
-    """Return what follows `columns:` on the question's last line. Raises `BadRequest`."""
-    line = question.strip().rpartition("\n")[2].replace("：", ":", 1)
-    label, _, columns = line.partition(":")
-    if label.strip().lower() not in ("columns", "列名") or not columns.strip():
-        raise BadRequest(
-            "the question names no columns for its table; end it with a line such as "
-            "`columns: city*, founder, founded` (a * marks a key)."
-        )
-    return columns.replace("，", ",")
+def _columns_named_in(question: str) -> tuple[Column, ...]:
+    """Return the columns that a question names. Raises `BadRequest` if there are none.
+
+    Names with a `*` are keys. If none has one, the keys are all columns up to the first whose
+    values rows do not share.
+    """
+    for place in islice(_NAMED.finditer(question), _MAX_PLACES):
+        names = _names(question[place.end() : place.end() + _MAX_LIST_CHARS])
+        distinct = {normal_name(name) for name in names} - {""}
+        if 1 < len(names) == len(distinct) <= MAX_COLUMNS:
+            keys = {name for name in names if name.endswith("*")}
+            if not keys:
+                last = next((at for at, name in enumerate(names) if not _SHARED.search(name)), 0)
+                keys = set(names[: last + 1])
+            return tuple(Column(name.rstrip("* "), key=name in keys) for name in names)
+    raise BadRequest(
+        "the question names no columns for its table; end it with a line such as "
+        "`columns: city*, founder, founded` (a * marks a key)."
+    )
+
+
+def _names(text: str) -> list[str]:
+    """Return the names at the start of a text: on one line, or one per line up to a blank line."""
+    first_line = _END.split(text.split("\n", maxsplit=1)[0], maxsplit=1)[0]
+    if "|" in first_line:
+        names = first_line.split("|")
+    elif "、" in first_line:
+        names = first_line.split("、")
+    else:
+        names = _COMMA.split(first_line, MAX_COLUMNS)
+    if len(names) == 1:
+        names = _END.split(text, maxsplit=1)[0].split("\n")
+    stripped = (re.sub(r"^and\s+", "", name.strip()).strip().rstrip(".") for name in names)
+    return [name for name in stripped if name]

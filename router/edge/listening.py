@@ -1,7 +1,10 @@
 """Addresses and TLS of servers."""
 
+import asyncio
+import errno
 import ipaddress
 import re
+import socket
 import ssl
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -65,6 +68,8 @@ def _naming(setting: str, path: str, wanted: str) -> Iterator[None]:
 
 _log = structlog.get_logger("edge")
 _LAST_PORT = 65_535
+_BUSY_TRIES = 10
+_BUSY_PAUSE_S = 0.5
 
 
 def is_address(text: str) -> bool:
@@ -102,6 +107,26 @@ def is_named(header: str, names: Collection[str]) -> bool:
         )
     except ValueError:
         return False
+
+
+async def wait_for_port(address: str) -> None:
+    """Wait a few seconds while another process holds the port, such as a gateway that is being
+    replaced.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    for _ in range(_BUSY_TRIES):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            socket.create_server((host, int(port)), family=family).close()
+            return
+        except (ValueError, OverflowError):
+            return  # the server reports the bad address
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                return  # as above
+        _log.warning("serve.port_busy", address=address, again_in_s=_BUSY_PAUSE_S)
+        await asyncio.sleep(_BUSY_PAUSE_S)
 
 
 async def check_listening(address: str, setting: str, access: Access) -> None:

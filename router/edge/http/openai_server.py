@@ -1,10 +1,10 @@
 """The OpenAI-compatible server, for chat tools and agents.
 
 `POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{id}` and `GET /health`. The model
-`rolegate` answers questions; `rolegate-table` fills the table whose columns the question's last
-line names (`asked_table.py`); `rolegate-executor` searches for one sub-query and reports. The
-question is the text of the last user message; system messages and earlier turns are not used. API
-keys are those of gRPC, sent as `Authorization: Bearer`; only `GET /health` needs none.
+`rolegate` answers questions; `rolegate-table` fills the table whose columns the question names
+(`asked_table.py`); `rolegate-executor` searches for one sub-query and reports. The question is the
+text of the last user message; system messages and earlier turns are not used. API keys are those
+of gRPC, sent as `Authorization: Bearer`; only `GET /health` needs none.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from rolegate.client.text import markdown
 
 from router.access import CALLER, Access, caller, check_scope
 from router.calls import Need, Readiness
-from router.edge.asked_table import asked_table
+from router.edge.asked_table import asked_table, is_widesearch
 from router.edge.http.chat_tasks import ChatTasks, cut, is_chat_task
 from router.edge.http.server import observing
 from router.edge.limits import Limits
@@ -129,9 +129,9 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     @property
     def wants_table(self) -> bool:
-        """True if a table is asked for, by the model or the response format."""
+        """True if a table is asked for: by the model, the response format, or WideSearch's form."""
         by_format = self.response_format is not None and self.response_format.type == "table"
-        return by_format or self.model == FILLING
+        return by_format or self.model == FILLING or is_widesearch(self.question)
 
     @property
     def task(self) -> str:

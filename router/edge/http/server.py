@@ -17,6 +17,7 @@ from router.edge.listening import (
     check_listening,
     host_of,
     is_named,
+    wait_for_port,
     warn_unencrypted,
 )
 from router.errors import BadConfig
@@ -81,6 +82,7 @@ class HTTPServer:
         self._hosts.add(host_of(address))
         host, _, port = address.rpartition(":")
         await self._runner.setup()
+        await wait_for_port(address)
         try:
             self._listening = await asyncio.get_running_loop().create_server(
                 lambda: _Door(self._runner.server, self._limits),

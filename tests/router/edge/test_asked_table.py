@@ -1,40 +1,63 @@
-"""Tables asked for by model or response format, and the columns they have."""
+"""Tables asked for by model, response format, or WideSearch's form, and the columns they have."""
 
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from router.edge.asked_table import asked_table
-from router.errors import BadRequest
-from tests.router.edge.stalls import named
+from router.edge.asked_table import asked_table, is_widesearch
+from router.errors import BadRequest, RolegateError
+from tests.router.edge.stalls import LIGATURE, named
 from tests.router.edge.test_openai_server import posted, served
+from tests.router.protocol.test_parse_time import grows_linearly
 from tests.router.table.small_world import World, gateway
+
+ENDING = "\n\nDon't ask me any questions. The output format is ```markdown\n{data_content}\n```."
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("named", "columns"),
     [
-        "columns: Island*, Light, Lit:integer",
-        "Columns : Island, Light , Lit:integer\n",
-        "列名：Island，Light，Lit:integer",
+        (
+            "with the following columns:\nIsland, Light (in m, as of 2020), and Keeper(s).",
+            "Island Light Keeper",
+        ),
+        (
+            "with the columns: Island, Light, Keeper. For missing ones, fill in '/'.",
+            "Island Light Keeper",
+        ),
+        (
+            ". The column names in the table are as follows in sequence:\nYear, Light, Keeper",
+            "Year Light Keeper",
+        ),
+        ("with the column names as: \nYear\nLight\nKeeper", "Year Light Keeper"),
+        ("with these columns, in this order:\n Year | Light |  Keeper |", "Year Light Keeper"),
+        ("。表格中的列名依次为：\n年份、灯塔（中文）、国家。不要问我任何问题", "年份 灯塔 国家"),
     ],
 )
-def test_columns_that_are_named(line: str) -> None:
-    """On the last line, with their types; the first is the key if none is marked."""
-    asked = f"All lights\nthat there are\n{line}"
+def test_columns_that_are_named(named: str, columns: str) -> None:
+    """In one line or several; those up to the first that is no year or the like are keys."""
+    asked = (
+        "Which lights are there?\nPlease organize the results in one Markdown table "
+        f"{named}{ENDING}"
+    )
+    assert is_widesearch(asked)
     table = asked_table(asked)
-    assert [(column.name, column.key, column.type) for column in table.columns] == [
-        ("Island", True, "text"),
-        ("Light", False, "text"),
-        ("Lit", False, "integer"),
-    ]
+    assert [
+        column.name.split("(")[0].split("（")[0].strip() for column in table.columns
+    ] == columns.split()
+    keys = [column.key for column in table.columns]
+    assert keys == (
+        [True, True, False] if columns.startswith(("Year", "年份")) else [True, False, False]
+    )
     assert table.question == asked
 
 
 def test_keys_that_are_named() -> None:
     """By a star, wherever they stand."""
-    table = asked_table("All lights\ncolumns: Island, Light*, Lit*")
+    table = asked_table("All lights, as a table with the columns: Island, Light*, Lit*")
     keys = {column.name: column.key for column in table.columns}
     assert keys == {"Island": False, "Light": True, "Lit": True}
 
@@ -44,21 +67,15 @@ def test_keys_that_are_named() -> None:
     [
         "Who directed Heat?",
         "What stands in the table of columns?",
-        "All lights, with the columns: Island, Light",
-        "columns: Island, Light\nof all lights",
-        "columns:",
+        "Make a table with the columns: Light, light",
+        "Make a table with the column: Light",
     ],
 )
 def test_questions_that_name_no_columns(question: str) -> None:
-    """The error says how to name them."""
+    """The error says how to name them; such questions are not in WideSearch's form."""
+    assert not is_widesearch(question)
     with pytest.raises(BadRequest, match=r"end it with a line such as `columns: city\*"):
         asked_table(question)
-
-
-@pytest.mark.parametrize("columns", ["b," * 2001, ["b"] * 4001])
-def test_too_many_columns_are_not_read(columns: str | list[str]) -> None:
-    with pytest.raises(BadRequest, match="columns is longer than 4000; name at most 64"):
-        asked_table("All lights", columns)
 
 
 def test_columns_in_a_list() -> None:
@@ -72,7 +89,7 @@ def test_columns_in_a_list() -> None:
         asked_table("All lights", ["Island*", "Lit:dog"])
 
 
-NAMING = "List all cities of the register\ncolumns: city, founder, founded"
+NAMING = "List all cities of the register with the columns: city, founder, founded"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +101,7 @@ NAMING = "List all cities of the register\ncolumns: city, founder, founded"
             "List all cities of the register",
             {"response_format": {"type": "table", "columns": "city*, founder, founded"}},
         ),
+        (f"{NAMING}{ENDING}", {}),
     ],
 )
 async def test_a_table_over_openai_s_protocol(
@@ -119,3 +137,24 @@ async def test_a_question_that_is_too_long_is_refused_before_it_is_read(
         )
     assert (status, reply["error"]["code"]) == (400, "BAD_REQUEST")
     assert f"question has {chars} characters; at most 4000 are allowed" in reply["error"]["message"]
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "column: " + "b," * 6,
+        "columns: (,",
+        "列名：a、",
+        "column:\n \na\n",
+        f"column: {LIGATURE},b,",
+    ],
+)
+def test_columns_that_are_named_again_and_again(unit: str) -> None:
+    """A question takes as much longer than a tenth of it as it is longer."""
+    assert grows_linearly(partial(_read, named(4000, unit)), partial(_read, named(400, unit)))
+
+
+def _read(question: str) -> None:
+    with suppress(RolegateError):
+        asked_table(question)

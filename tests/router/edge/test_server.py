@@ -1,10 +1,12 @@
 """The server: health that is told, reflection, and a drain that loses nothing."""
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from aiohttp import web
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
@@ -13,8 +15,10 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import retrieval_service_pb2 as retrieval_pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
+from structlog.testing import capture_logs
 
 from router.edge.grpc.server import Server
+from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
 from router.models import ScriptedModel
 from router.trace.values import NOT_FOUND
@@ -94,6 +98,31 @@ async def test_a_method_that_is_not_there() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_port_that_is_busy_for_a_moment() -> None:
+    """A gateway that replaces another waits for it to leave, over gRPC and HTTP."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as busy,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        server = Server(None, None)
+        http = HTTPServer(web.Application(), 0)
+        ports = [taken.getsockname()[1] for taken in (busy, other)]
+        with capture_logs() as log:
+            starting = asyncio.gather(
+                server.start(f"127.0.0.1:{ports[0]}"),
+                http.start(f"127.0.0.1:{ports[1]}", "server.http"),
+            )
+            async with asyncio.timeout(30):
+                waiting = set[str]()
+                while len(waiting) < 2:
+                    await asyncio.sleep(0)
+                    waiting = {one["address"] for one in log if one["event"] == "serve.port_busy"}
+    async with asyncio.timeout(30):
+        assert [*await starting] == [ports[0], f"127.0.0.1:{ports[1]}"]
+    await server.drain(0)
+    await http.drain()
 
 
 async def test_a_port_in_use() -> None:
