@@ -190,7 +190,7 @@ class Row(_message.Message):
     def __init__(self, row_id: _Optional[str] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., tokens: _Optional[int] = ..., cost_nano_usd: _Optional[int] = ..., merged_row_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Completeness(_message.Message):
-    __slots__ = ("rows", "complete_rows", "missing", "not_found", "conflicts", "fill_rate", "rows_seen_once", "estimated_rows", "estimated_rows_at_most")
+    __slots__ = ("rows", "complete_rows", "missing", "not_found", "conflicts", "fill_rate", "rows_seen_once", "estimated_rows")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_ROWS_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
@@ -199,7 +199,6 @@ class Completeness(_message.Message):
     FILL_RATE_FIELD_NUMBER: _ClassVar[int]
     ROWS_SEEN_ONCE_FIELD_NUMBER: _ClassVar[int]
     ESTIMATED_ROWS_FIELD_NUMBER: _ClassVar[int]
-    ESTIMATED_ROWS_AT_MOST_FIELD_NUMBER: _ClassVar[int]
     rows: int
     complete_rows: int
     missing: int
@@ -208,8 +207,7 @@ class Completeness(_message.Message):
     fill_rate: float
     rows_seen_once: int
     estimated_rows: int
-    estimated_rows_at_most: int
-    def __init__(self, rows: _Optional[int] = ..., complete_rows: _Optional[int] = ..., missing: _Optional[int] = ..., not_found: _Optional[int] = ..., conflicts: _Optional[int] = ..., fill_rate: _Optional[float] = ..., rows_seen_once: _Optional[int] = ..., estimated_rows: _Optional[int] = ..., estimated_rows_at_most: _Optional[int] = ...) -> None: ...
+    def __init__(self, rows: _Optional[int] = ..., complete_rows: _Optional[int] = ..., missing: _Optional[int] = ..., not_found: _Optional[int] = ..., conflicts: _Optional[int] = ..., fill_rate: _Optional[float] = ..., rows_seen_once: _Optional[int] = ..., estimated_rows: _Optional[int] = ...) -> None: ...
 
 class Table(_message.Message):
     __slots__ = ("run_id", "outcome", "columns", "rows", "completeness", "usage", "overhead_tokens", "overhead_nano_usd", "duration", "markdown", "next_page_token")

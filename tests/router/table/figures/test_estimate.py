@@ -50,9 +50,9 @@ def parts(luck: random.Random, rows: int, times: int) -> Iterator[list[int]]:
     return (shuffled[at::times] for at in range(times))
 
 
-def estimated(names: Names, times: int, seed: int) -> Iterator[tuple[float, float, bool, float]]:
+def estimated(names: Names, times: int, seed: int) -> Iterator[tuple[float, float, float]]:
     """Of runs of all sizes that are given an estimate: its error, that of the count of known rows,
-    whether the upper bound holds, and the share of namings that are of a row that is named again.
+    and the share of namings that are of a row that is named again.
     """
     for rows in _SIZES:
         for run in range(_RUNS):
@@ -63,12 +63,11 @@ def estimated(names: Names, times: int, seed: int) -> Iterator[tuple[float, floa
                 executed("\n".join(f"- City {row}" for row in one) or "not found") for one in named
             ]
             found = completeness(assemble(SCHEMA, [], zip(asks, told, strict=True)), {*asks})
-            if found.estimated_rows is None or found.estimated_rows_at_most is None:
+            if found.estimated_rows is None:
                 continue
             yield (
                 abs(found.estimated_rows - rows) / rows,
                 abs(found.rows - rows) / rows,
-                found.estimated_rows_at_most >= rows,
                 1 - found.rows_seen_once / max(1, sum(map(len, named))),
             )
 
@@ -94,14 +93,14 @@ def test_the_estimate() -> None:
             )
             if not runs:
                 continue
-            wrong, without, held, again = zip(*runs, strict=True)
+            wrong, without, again = zip(*runs, strict=True)
             errors[name, times] = median(wrong)
             rows[-1]["median error"] = median(wrong)
             rows[-1] |= {
                 "worst tenth from": sorted(wrong)[int(0.9 * len(wrong))],
                 "error of the count": median(without),
             }
-            rows[-1] |= {"upper bound holds": fmean(held), "named again": fmean(again)}
+            rows[-1]["named again"] = fmean(again)
     assert not any(row["runs"] for row in rows[-3:])  # of parts
     show(f"|estimate - N| / N, N = {_SIZES}, {_RUNS} runs each", rows)
     assert all(
