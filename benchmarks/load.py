@@ -202,7 +202,6 @@ def rows_of(table: Table) -> str:
     reports only its own costs. Clears the costs in `table`.
     """
     for row in table.rows:
-        for part in (row, *row.cells):
-            part.ClearField("tokens")
-            part.ClearField("cost_nano_usd")
+        row.ClearField("tokens")
+        row.ClearField("cost_nano_usd")
     return f"{table.outcome} {table.columns} {table.rows}"
