@@ -10,7 +10,6 @@ import aiohttp
 
 from router.background import task_group
 from router.calls import Need, Readiness, Role
-from router.calls.health import NEEDS
 from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import close_clients
 from router.models.session import upstream_session
@@ -110,4 +109,4 @@ def _needed_by(config: Config, engine: str) -> list[Need]:
         candidates = (role, *(roles[name] for name in role.fallbacks))
         return all(other.engine == engine and not other.replicas for other in candidates)
 
-    return [NEEDS[name] for name, role in roles.items() if only_here(role)]
+    return [name for name, role in roles.items() if only_here(role)]

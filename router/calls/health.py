@@ -12,7 +12,7 @@ from router.calls.role import Role
 from router.trace import RoleName
 
 _log = structlog.get_logger("readiness")
-Need = Literal["delegation", "execution", "answer", "retrieval", "store"]
+Need = RoleName | Literal["retrieval", "store"]
 """A role's model, the passages, or the database."""
 
 
@@ -66,12 +66,6 @@ class Readiness:
 _EVERY_S = 0.5
 _FIRST_S = 1.0
 _LONGEST_S = 30.0
-NEEDS: dict[RoleName, Need] = {
-    "delegation": "delegation",
-    "execution": "execution",
-    "answer": "answer",
-}
-"""Needs of a gateway by role."""
 
 
 async def watch_role(
@@ -92,7 +86,7 @@ async def watch_role(
     due = 0.0
     while True:
         works = any(_works(model) for model in models)
-        readiness.report(f"roles.{name}", [NEEDS[name]], None if works else "all its calls fail")
+        readiness.report(f"roles.{name}", [name], None if works else "all its calls fail")
 
         if works:
             pause_s = _FIRST_S
