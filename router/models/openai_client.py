@@ -364,11 +364,11 @@ class _Reply:
 
     @property
     def patient(self) -> bool:
-        """See `Reader`. The first token is always wanted immediately."""
+        """See `ReplyReader`. The first token is always wanted immediately."""
         return not self._live and self.streamed.begun
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:
-        """See `Reader`."""
+        """See `ReplyReader`."""
         self.status = 200 if status == 201 else status  # some servers answer each POST with 201
         self.headers = headers
         self.body.clear()
@@ -380,7 +380,7 @@ class _Reply:
             self.events = EventReader()
 
     def received(self, data: bytes) -> bool:
-        """See `Reader`."""
+        """See `ReplyReader`."""
         self._size += len(data)
         if self._size > self._limit:
             if self.status != 200:

@@ -165,7 +165,7 @@ class Follower:
         }
         left |= {run.start.id: run for run in fold.left().values()}
         for run_id in await self._database.read(partial(ended_among, run_ids=list(left))):
-            del left[run_id]  # its `Ended` record cannot be read any more
+            del left[run_id]  # its `RunEnded` record cannot be read any more
 
         changes = []
         for run in left.values():

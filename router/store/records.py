@@ -149,12 +149,12 @@ class RecordedRun:
                 self.turns.apply(record)
 
     def ended(self, run: Run) -> Run:
-        """Return the whole run, given the one in its `Ended` record."""
+        """Return the whole run, given the one in its `RunEnded` record."""
         calls = (*self.calls, *self.cut())
         return replace(self.turns.within(run), calls=calls, error=run.error or self.damage)
 
     def interrupted(self) -> Run:
-        """Return the run, closed without an `Ended` record: calls in flight are charged their
+        """Return the run, closed without an `RunEnded` record: calls in flight are charged their
         worst case.
         """
         calls = (*self.calls, *self.cut())
@@ -215,7 +215,7 @@ class Fold:
 
     Frames of different runs are mixed, and each has its number within its run. A number that is
     skipped is a gap: the run is marked as damaged by it. Records whose `Begun` record is lost are
-    collected apart. If one of them names the run (`Ended`, or else `Opened`), a start is made up
+    collected apart. If one of them names the run (`RunEnded`, or else `Opened`), a start is made up
     from it, so that the calls are still charged. Damage without a later record of the run shows no
     gap, so `read` also marks the running runs that may have had a record there.
     """

@@ -1,6 +1,6 @@
 """The fold of reports to a table; its result does not depend on the order of arrival.
 
-1. `read_report` reads one report into `Found` rows: a key and a claim (value, canonical form and
+1. `read_report` reads one report into `RowClaims`: a key and a claim (value, canonical form and
    support) for each column.
 2. A row is a group of keys: keys that are equal, and keys whose names two documents tie together
    ("A, also known as B"). Its home is the first key, by the rank of the ask that named it.
