@@ -93,7 +93,7 @@ def read_report(
         lost = 0
 
     looked = ask.row is not None and execution.looked
-    found = list[RowClaims]()
+    rows = list[RowClaims]()
     for key, row in rows:
         names = shown.also_named(names_of(schema, key))
         claims = dict[str, Claim]()
@@ -103,8 +103,8 @@ def read_report(
                 support, citations = shown.support(column, value, form, names)
                 claims[column.name] = Claim(value, form, ask, support, citations)
         in_order = tuple(claims.get(column.name) for column in schema.columns)
-        found.append(RowClaims(ask, key, in_order, looked))
-    return ReportRows(tuple(found), shown.ties, lost + execution.report.lost_lines)
+        rows.append(RowClaims(ask, key, in_order, looked))
+    return ReportRows(tuple(rows), shown.ties, lost + execution.report.lost_lines)
 
 
 def names_of(schema: Schema, key: RowKey) -> list[str]:
@@ -172,13 +172,13 @@ class Assembly:
         reading = read_report(self._schema, ask, execution, self._max_rows)
         rank = ask.rank
         moved = dict[RowKey, _Place | None]()
-        for number, found in enumerate(reading.rows):
+        for number, row in enumerate(reading.rows):
             place = (rank, number)
-            insort(self._claims.setdefault(found.key, []), (place, found), key=itemgetter(0))
-            before = self._places.get(found.key)
+            insort(self._claims.setdefault(row.key, []), (place, row), key=itemgetter(0))
+            before = self._places.get(row.key)
             if before is None or place < before:
-                self._places[found.key] = place
-                moved[found.key] = before
+                self._places[row.key] = place
+                moved[row.key] = before
         self._know(moved)
 
         ties = {*reading.ties} - self._ties
@@ -191,8 +191,8 @@ class Assembly:
             for key, before in moved.items():
                 self._move(key, before)
 
-        for found in reading.rows:
-            self._changed.setdefault(self._homes[found.key], set()).update(ask.columns)
+        for row in reading.rows:
+            self._changed.setdefault(self._homes[row.key], set()).update(ask.columns)
         return reading
 
     def changed(self) -> Iterator[Row]:
@@ -204,7 +204,7 @@ class Assembly:
             before = self._rows.pop(home, None)
             if last is None or self._places[home] <= last:
                 placed = chain.from_iterable(self._claims[key] for key in self._groups[home])
-                members = [found for _, found in sorted(placed, key=itemgetter(0))]
+                members = [row_claims for _, row_claims in sorted(placed, key=itemgetter(0))]
                 self._rows[home] = row = self._row(home, members, before, changed[home])
                 yield row
 
@@ -272,7 +272,7 @@ class Assembly:
                 cells.append(before.cells[at])
                 continue
             claims: dict[tuple[Ask, str], Claim] = {}
-            all_claims = filter(None, (found.claims[at] for found in members))
+            all_claims = filter(None, (row_claims.claims[at] for row_claims in members))
             for claim in sorted(all_claims, key=_grade):
                 claims.setdefault((claim.ask, claim.canonical), claim)
             looked = sum(found.looked and column.name in found.ask.columns for found in members)

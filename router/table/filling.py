@@ -520,7 +520,7 @@ class _Filling:
     ) -> None:
         """Note the rows that a discovery names, and repeat it if there may be more."""
         listed = self._listed.setdefault(ask.discovery, {})
-        new = [found.key for found in reading.rows if found.key not in listed]
+        new = [row.key for row in reading.rows if row.key not in listed]
         listed |= dict.fromkeys(new)
         for found in reading.rows:
             values = ["" if claim is None else claim.value for claim in found.claims]

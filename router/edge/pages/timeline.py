@@ -99,7 +99,7 @@ def lanes(run: Run) -> tuple[Lane, ...]:
     begun = {agent.sub_query_index for agent in (*known, *calls)}
     waiting = (AgentId("execution", number) for number in asked if number not in begun)
     length = _length(run)
-    found = list[Lane]()
+    run_lanes = list[Lane]()
     for agent in sorted(dict.fromkeys((*known, *calls, *waiting)), key=_rank):
         _, execution, conversation = known.get(agent, (agent, None, None))
         own = calls.get(agent, [])
@@ -112,7 +112,7 @@ def lanes(run: Run) -> tuple[Lane, ...]:
         if own or execution or conversation or dispatched:
             source = execution or dispatched
             sub_query = source.sub_query if source else ""
-            found.append(
+            run_lanes.append(
                 Lane(
                     agent,
                     tuple(
@@ -125,7 +125,7 @@ def lanes(run: Run) -> tuple[Lane, ...]:
                     searches,
                 )
             )
-    return tuple(found)
+    return tuple(run_lanes)
 
 
 def ticks(run: Run) -> tuple[float, ...]:
@@ -136,10 +136,10 @@ def ticks(run: Run) -> tuple[float, ...]:
 def passages_of(run: Run) -> Mapping[str, Passage]:
     """Return all passages retrieved in a run, by identifier."""
     main = run.result.searches if isinstance(run.result, Trajectory) else ()
-    found = (
+    searches = (
         search for _, execution, _ in work_of(run) if execution for search in execution.searches
     )
-    return {passage.id: passage for search in (*main, *found) for passage in search.passages}
+    return {passage.id: passage for search in (*main, *searches) for passage in search.passages}
 
 
 def sources(
