@@ -93,7 +93,7 @@ def read_report(
         lost = 0
 
     looked = ask.row is not None and execution.looked
-    rows = list[RowClaims]()
+    row_claims = list[RowClaims]()
     for key, row in rows:
         names = shown.also_named(names_of(schema, key))
         claims = dict[str, Claim]()
@@ -103,8 +103,8 @@ def read_report(
                 support, citations = shown.support(column, value, form, names)
                 claims[column.name] = Claim(value, form, ask, support, citations)
         in_order = tuple(claims.get(column.name) for column in schema.columns)
-        rows.append(RowClaims(ask, key, in_order, looked))
-    return ReportRows(tuple(rows), shown.ties, lost + execution.report.lost_lines)
+        row_claims.append(RowClaims(ask, key, in_order, looked))
+    return ReportRows(tuple(row_claims), shown.ties, lost + execution.report.lost_lines)
 
 
 def names_of(schema: Schema, key: RowKey) -> list[str]:
@@ -275,7 +275,7 @@ class Assembly:
             all_claims = filter(None, (row_claims.claims[at] for row_claims in members))
             for claim in sorted(all_claims, key=_grade):
                 claims.setdefault((claim.ask, claim.canonical), claim)
-            looked = sum(found.looked and column.name in found.ask.columns for found in members)
+            looked = sum(row.looked and column.name in row.ask.columns for row in members)
             value = given[at] if given else ""
             cell = _cell(column, value, list(claims.values()), looked >= self._asks_per_cell)
             # A row that is asked for and not yet found shows its key
