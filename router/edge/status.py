@@ -181,6 +181,15 @@ def message_of(error: str) -> str:
     return message if name in _ROWS and message else error
 
 
+def reason_of(error: str) -> str:
+    """Return the reason of a run's error, such as `OUT_OF_TIME`; empty without an error."""
+    return _row_of(error)[1] if error else ""
+
+
+def _row_of(error: str) -> tuple[int, str]:
+    return _ROWS.get(error.partition(":")[0], (code_pb2.INTERNAL, "INTERNAL"))
+
+
 def as_seen_by(run: Run, identity: Identity) -> Run:
     """Return the run without what only operators may see: addresses, and error texts of models and
     tools.
@@ -188,7 +197,7 @@ def as_seen_by(run: Run, identity: Identity) -> Run:
     if identity.tenant is None:
         return run
     name = run.error.partition(":")[0]
-    words = _words(name).lower() if name in _ROWS else "internal error"
+    words = f"{name}: {_words(name).lower()}" if name in _ROWS else "internal error"
     calls = tuple(msgspec.structs.replace(call, deployment="") for call in run.calls)
     result, events = map(_without_tools_errors, (run.result, run.events))
     return msgspec.structs.replace(
@@ -224,11 +233,11 @@ def failure_of_run(run: Run, identity: Identity) -> Failure:
     if run.status == "interrupted":
         text = f"Run {run.id} was interrupted, because its gateway was killed; ask again."
         return Failure(code_pb2.UNAVAILABLE, text, "RUN_INTERRUPTED")
-    code, reason = _ROWS.get(run.error.partition(":")[0], (code_pb2.INTERNAL, "INTERNAL"))
+    code, reason = _row_of(run.error)
     wait_s = DEFAULT_RETRY_S if code == code_pb2.UNAVAILABLE else None
     return Failure(
         code,
-        f"Run {run.id} failed: {as_seen_by(run, identity).error}",
+        f"Run {run.id} failed: {message_of(as_seen_by(run, identity).error)}",
         reason,
         retry_after_s=wait_s,
     )

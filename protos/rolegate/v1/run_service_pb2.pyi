@@ -132,7 +132,7 @@ class GetRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., include_trace: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("run", "usage", "calls", "error", "trace_json", "output", "feedback")
+    __slots__ = ("run", "usage", "calls", "error", "trace_json", "output", "feedback", "error_reason")
     RUN_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class GetRunResponse(_message.Message):
     TRACE_JSON_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     FEEDBACK_FIELD_NUMBER: _ClassVar[int]
+    ERROR_REASON_FIELD_NUMBER: _ClassVar[int]
     run: Run
     usage: _containers.RepeatedCompositeFieldContainer[_usage_pb2.RoleUsage]
     calls: _containers.RepeatedCompositeFieldContainer[UpstreamCall]
@@ -147,7 +148,8 @@ class GetRunResponse(_message.Message):
     trace_json: str
     output: str
     feedback: _containers.RepeatedCompositeFieldContainer[Feedback]
-    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., calls: _Optional[_Iterable[_Union[UpstreamCall, _Mapping]]] = ..., error: _Optional[str] = ..., trace_json: _Optional[str] = ..., output: _Optional[str] = ..., feedback: _Optional[_Iterable[_Union[Feedback, _Mapping]]] = ...) -> None: ...
+    error_reason: str
+    def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., calls: _Optional[_Iterable[_Union[UpstreamCall, _Mapping]]] = ..., error: _Optional[str] = ..., trace_json: _Optional[str] = ..., output: _Optional[str] = ..., feedback: _Optional[_Iterable[_Union[Feedback, _Mapping]]] = ..., error_reason: _Optional[str] = ...) -> None: ...
 
 class ListRunsRequest(_message.Message):
     __slots__ = ("page_size", "page_token", "tenant", "kind", "status", "start_time", "end_time", "unsupported")

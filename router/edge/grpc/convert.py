@@ -17,7 +17,7 @@ from rolegate.v1 import evidence_pb2, run_service_pb2, usage_pb2, usage_service_
 from rolegate.v1 import executor_version_service_pb2 as version_pb
 
 from router.background import in_worker
-from router.edge.status import Failure
+from router.edge.status import Failure, message_of, reason_of
 from router.ledger import UsageReport
 from router.ledger.reconciliation import Reconciliation
 from router.runs.archive import RunSummary, shortened
@@ -207,6 +207,8 @@ def full_run_to_proto(
         run,
         run=run_to_proto(msgspec.structs.replace(run, request=shortened(run.request, _MAX_CHARS))),
         usage=usage_to_proto(run.calls),
+        error=message_of(run.error),
+        error_reason=reason_of(run.error),
         trace_json=trace_json(run) if with_trace else None,
         output=shortened(output_of(run), _MAX_CHARS),
         feedback=map(feedback_to_proto, feedback),
