@@ -96,9 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(f"rolegate: {error}")
         return 1
     except ModuleNotFoundError as error:
-        advice = (
-            missing_extra(error.name, chosen.command) or "is rolegate installed as the README says?"
-        )
+        advice = missing_extra(error.name, chosen.command)
         complain(f"rolegate {chosen.command}: {error}; {advice}")
         return 1
     except (KeyboardInterrupt, EOFError):

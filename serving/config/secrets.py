@@ -24,35 +24,33 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
             if variable not in os.environ
         ]
     found += key_problems("retrieval.embedder.api_key_env", config.retrieval.embedder.api_key_env)
-    for key, module, extra in _needs(config, also):
+    for key, module in _needs(config, also):
         if not _is_installed(module):
-            found.append(f"{key}: needs the package {module}; run: {missing_extra(module, extra)}")
+            found.append(f"{key}: needs the package {module}; run: {missing_extra(module)}")
     return found
 
 
-def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str, str, str]]:
-    """Yield each key that needs a package of an extra, the package, and the extra that is named
-    first.
-    """
+def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str, str]]:
+    """Yield each key that needs a package of an extra, and the package."""
     for key, role in {**config.called_roles, **also}.items():
         if role.engine is None and role.base_url is None:
-            yield key, "litellm", "hosted"
+            yield key, "litellm"
     for name in config.tools:
-        yield f"tools.{name}", "mcp", "mcp"
+        yield f"tools.{name}", "mcp"
     for name in config.engines:
-        yield f"engines.{name}", "vllm", "cpu"
+        yield f"engines.{name}", "vllm"
     if config.server.store.startswith("postgresql"):
-        yield "server.store", "psycopg", "postgres"
+        yield "server.store", "psycopg"
     if config.telemetry.otlp:
-        yield "telemetry.otlp", "opentelemetry.sdk", "otlp"
+        yield "telemetry.otlp", "opentelemetry.sdk"
 
     retrieval = config.retrieval
     if retrieval.index is not None:
-        yield "retrieval.index", "faiss", "local"
+        yield "retrieval.index", "faiss"
     if retrieval.index is not None and retrieval.lexical:
-        yield "retrieval.lexical", "bm25s", "documents"
+        yield "retrieval.lexical", "bm25s"
     if retrieval.index is not None and retrieval.embedder.in_process:
-        yield "retrieval.embedder", "sentence_transformers", "minilm"
+        yield "retrieval.embedder", "sentence_transformers"
 
 
 def _is_installed(module: str) -> bool:

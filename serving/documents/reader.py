@@ -100,8 +100,7 @@ def _errors_of(path: Path) -> Iterator[None]:
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0].replace("docx", "python-docx")
         raise BadConfig(
-            f"{path}: reading it needs the package {package}; run: "
-            f"{missing_extra(package, 'documents')}"
+            f"{path}: reading it needs the package {package}; run: {missing_extra(package)}"
         ) from error
     except OSError as error:
         raise BadDocument(

