@@ -145,11 +145,8 @@ def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[Role
             structured=role.structured,
         )
 
+    others = {name: described.fallbacks for name, described in config.roles.by_name.items()}
     return {
-        name: replace(
-            role, fallbacks=tuple(stand_in(role, roles[other]) for other in described.fallbacks)
-        )
-        for (name, role), described in zip(
-            roles.items(), config.roles.by_name.values(), strict=True
-        )
+        name: replace(role, fallbacks=tuple(stand_in(role, roles[other]) for other in others[name]))
+        for name, role in roles.items()
     }

@@ -4,21 +4,20 @@ spend.
 
 import argparse
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from rich.console import Console
+from rich.table import Table
 
 from router.access import Accounts, Key, Spent, Tenant, new_key
 from router.errors import BadRequest
 from router.store import SQLAccounts
 from router.store.quotas import MAX_LIMIT
-from router.trace import RoleName
 from router.trace.identity import DEFAULT_TENANT, SCOPES, KeyScope
 from serving.cli.command import POSITIONAL, Command, reads, run_subcommand
 from serving.cli.grid import new_table
@@ -27,8 +26,8 @@ from serving.cli.store import opened_store
 from serving.config.config import Config
 from serving.config.file import read_config
 from serving.config.prices import prices_of
-from serving.live_check.estimate import Measured, Use, estimate
 from serving.logs import errors_only
+from serving.terminal import complain
 
 _KEYS = """Say who may ask a gateway, and for what.
 
@@ -42,11 +41,7 @@ key, are booked to the tenant `default`. Days and months are in UTC.
 _NANO = 1_000_000_000
 
 
-class AccountOptions(JSONConfigOptions, frozen=True):
-    """Options of all commands on keys and tenants."""
-
-
-class CreateKeyOptions(AccountOptions, frozen=True):
+class CreateKeyOptions(JSONConfigOptions, frozen=True):
     """Make a key, and print it once.
 
     Only its hash is kept. Clients send it as `authorization: Bearer rg_…`.
@@ -69,14 +64,14 @@ class CreateKeyOptions(AccountOptions, frozen=True):
     """Show this text in `keys list`."""
 
 
-class RevokeKeyOptions(AccountOptions, frozen=True, kw_only=True):
+class RevokeKeyOptions(JSONConfigOptions, frozen=True, kw_only=True):
     """Revoke a key permanently; its runs stay."""
 
     key_id: Annotated[str, POSITIONAL]
     """Part of the key between `rg_` and the next `_`."""
 
 
-class ListKeysOptions(AccountOptions, frozen=True):
+class ListKeysOptions(JSONConfigOptions, frozen=True):
     """Show all keys, without their secrets."""
 
 
@@ -90,7 +85,7 @@ def keys(arguments: Sequence[str]) -> int:
     return run_subcommand("keys", _KEYS, commands, arguments, _run)
 
 
-def _run(work: Callable[[Accounts, Any], Any], options: AccountOptions) -> None:
+def _run(work: Callable[[Accounts, Any], Any], options: JSONConfigOptions) -> None:
     """Call `work` with the accounts of the config's store."""
     errors_only()
 
@@ -115,21 +110,15 @@ async def _create(accounts: Accounts, options: CreateKeyOptions) -> None:
         return
 
     owner = "the operator, who sees all tenants" if key.tenant is None else f"tenant {key.tenant}"
-    progress = Console(
-        stderr=True,
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
-    progress.print(f"A key of {owner}, for {', '.join(sorted(scopes))}. It is shown only once:")
+    complain(f"A key of {owner}, for {', '.join(sorted(scopes))}. It is shown only once:")
     print(text, flush=True)
     if first:
-        progress.print(
+        complain(
             "This is the first key: from now on every caller of this store's gateways needs one."
         )
 
 
-async def _list_keys(accounts: Accounts, options: AccountOptions) -> None:
+async def _list_keys(accounts: Accounts, options: JSONConfigOptions) -> None:
     keys = await accounts.keys()
     if options.json:
         print(json_of([_public(key) for key in keys]))
@@ -209,7 +198,7 @@ Limit = Annotated[int, reads(_count, "N")] | None | UnsetType
 USDLimit = Annotated[int, reads(_nano, "USD")] | None | UnsetType
 
 
-class NamedTenantOptions(AccountOptions, frozen=True, kw_only=True):
+class NamedTenantOptions(JSONConfigOptions, frozen=True, kw_only=True):
     """Options of commands on one tenant."""
 
     name: Annotated[str, POSITIONAL, reads(tenant_name, "NAME")]
@@ -220,7 +209,7 @@ class ShowTenantOptions(NamedTenantOptions, frozen=True):
     """Show a tenant's limits, and what it has spent this day and month."""
 
 
-class ListTenantsOptions(AccountOptions, frozen=True):
+class ListTenantsOptions(JSONConfigOptions, frozen=True):
     """Show all tenants with their limits."""
 
 
@@ -277,77 +266,34 @@ async def _set_tenant(accounts: Accounts, options: SetTenantOptions) -> None:
         if (value := getattr(options, field)) is not UNSET
     }
     await accounts.set_tenant(msgspec.structs.replace(tenant, **changes))
-    limits = {
-        name: limit
-        for name, limit in changes.items()
-        if limit is not None and ("usd" in name or "tokens" in name)
-    }
-    if limits:
-        console = Console(stderr=True)
-        for warning in await _warnings(read_config(options.config), options.name, limits):
-            console.print(warning, markup=False, highlight=False, soft_wrap=True)
+    if any(limit is not None for name, limit in changes.items() if "usd" in name):
+        for model in await _unpriced(read_config(options.config)):
+            complain(
+                f"no price is known for {model}: its calls for tenant {options.name} are refused "
+                f'until the config has [prices."{model}"]'
+            )
     await _show_tenant(accounts, options)
 
 
-async def _warnings(config: Config, tenant: str, limits: dict[str, int]) -> list[str]:
-    """Warn of limits that one question may exceed, and of models without a price, whose calls are
-    refused under a limit in dollars.
-    """
-    warnings = []
+async def _unpriced(config: Config) -> Iterable[str]:
+    """Return the models without a price, whose calls are refused under a limit in dollars."""
     roles = config.roles.by_name
-    prices = await prices_of(roles, config.prices) if any("usd" in name for name in limits) else {}
-    unpriced = {roles[name].model: None for name, price in prices.items() if price is None}
-    if unpriced:
-        tables = ", ".join(f'[prices."{model}"]' for model in unpriced)
-        warnings.append(
-            f"no price is known for {', '.join(unpriced)}: their calls for tenant {tenant} are "
-            f"refused until the config has {tables}"
-        )
-
-    uses = _uses(config)
-    tokens = sum(use.prompt_tokens + use.completion_tokens for use in uses.values())
-    nano_usd = sum(
-        use.cost(price) * _NANO for name, use in uses.items() if (price := prices.get(name))
-    )
-    for name, limit in limits.items():
-        needed = tokens if "tokens" in name else nano_usd
-        if limit < needed:
-            shown = f"{tokens:,} tokens" if "tokens" in name else f"{needed / _NANO:.6f} dollars"
-            option = f"--{name.replace('nano_', '').replace('_', '-')}"
-            warnings.append(f"{option}: one question may take {shown}, and may then be refused")
-    return warnings
+    prices = await prices_of(roles, config.prices)
+    return {roles[name].model: None for name, price in prices.items() if price is None}
 
 
-def _uses(config: Config) -> dict[RoleName, Use]:
-    """Estimate a typical question, at 4 characters a token; return nothing if a prompt cannot be
-    read.
-    """
-    try:
-        measured = {
-            name: Measured(len(Path(role.prompt).read_text("utf-8")))
-            for name, role in config.roles.by_name.items()
-        }
-    except (OSError, UnicodeDecodeError):
-        return {}
-    return {name: typical for name, (typical, _) in estimate(config, measured).items()}
-
-
-async def _list_tenants(accounts: Accounts, options: AccountOptions) -> None:
+async def _list_tenants(accounts: Accounts, options: JSONConfigOptions) -> None:
     tenants = list((await _tenants(accounts)).values())
     if options.json:
         print(json_of(tenants))
         return
-    rows = [
-        (
-            tenant.name,
-            [f"{name} {limit}" for name, limit in _limits(tenant) if limit != "none"],
-            tenant.redact,
-            tenant.training,
-        )
-        for tenant in tenants
-    ]
-    columns = ("tenant", "limits", "redact", "training")
-    Console(highlight=False).print(new_table(columns, rows, texts=len(columns)))
+    Console(highlight=False).print(_table(tenants))
+
+
+def _table(tenants: Iterable[Tenant]) -> Table:
+    """Return a row for each tenant, with its limits."""
+    rows = [(each.name, [*_limits(each)], each.redact, each.training) for each in tenants]
+    return new_table(("tenant", "limits", "redact", "training"), rows, texts=4)
 
 
 async def _show_tenant(accounts: Accounts, options: NamedTenantOptions) -> None:
@@ -362,23 +308,18 @@ async def _show_tenant(accounts: Accounts, options: NamedTenantOptions) -> None:
         print(json_of({**msgspec.structs.asdict(tenant), "spent": spent}))
         return
 
-    settings = [*_limits(tenant), ("redact", tenant.redact), ("training", tenant.training)]
     console = Console(highlight=False)
-    console.print(new_table(("tenant", tenant.name), settings, texts=2))
+    console.print(_table([tenant]))
     rows = [(entry.period, entry.requests, entry.tokens, _usd(entry.nano_usd)) for entry in spent]
     console.print(new_table(("spent", "requests", "tokens", "USD"), rows))
 
 
-def _limits(tenant: Tenant) -> Iterator[tuple[str, str]]:
-    """Yield each limit with its option's name."""
-    for name in Tenant.__struct_fields__[1:]:
-        if name in ("redact", "training"):
-            continue
-        limit: int | None = getattr(tenant, name)
-        shown = "none"
-        if limit is not None:
+def _limits(tenant: Tenant) -> Iterator[str]:
+    """Yield each limit, after its option's name."""
+    for name, limit in msgspec.structs.asdict(tenant).items():
+        if isinstance(limit, int) and not isinstance(limit, bool):
             shown = _usd(limit) if "usd" in name else f"{limit:,}"
-        yield name.removeprefix("nano_").replace("_", "-"), shown
+            yield f"{name.removeprefix('nano_').replace('_', '-')} {shown}"
 
 
 def _usd(nano: int) -> str:

@@ -14,14 +14,14 @@ from router.models.failures import without_userinfo
 from router.store.database import sqlite_file, store_problem
 from router.trace import RoleName
 from serving.cli.command import exclusive, parse
-from serving.cli.grid import new_table, print_lines
+from serving.cli.grid import new_table, print_line, print_lines
 from serving.cli.options import ConfigOptions, Seconds, json_of
 from serving.config.check import problems
 from serving.config.config import Config
 from serving.config.file import read_config
 from serving.config.secrets import missing
 from serving.live_check.estimate import TYPICAL
-from serving.live_check.live_check import LiveCheck, ProbeResult, RoleCheck, live_check
+from serving.live_check.live_check import LiveCheck, RoleCheck, live_check
 from serving.logs import errors_only
 from serving.retrieval.gaps import gaps_at
 from serving.retrieval.lexical import OUTDATED, has_words
@@ -151,19 +151,15 @@ def _show_file(
 
 
 def _show(console: Console, live: LiveCheck) -> None:
-    probes = dict.fromkeys(probe for role in live.roles.values() for probe in role.probes)
-    columns = [f"{name}\n[dim]{escape(role.model)}[/dim]" for name, role in live.roles.items()]
-    table = new_table(["", *columns], texts=len(columns) + 1)
-    for probe in probes:
-        row = [role.probes.get(probe, ProbeResult(None)) for role in live.roles.values()]
-        table.add_row(probe, *map(_marked, row))
-    console.print(table)
-
-    for name, results in {**live.retrieval, **live.tools}.items():
-        marks = [f"{probe} {_marked(result)}" for probe, result in results.items()]
-        console.print(f"{name}: {' · '.join(marks)}")
     advice: dict[str, list[str]] = {}
+    for role_name, role in live.roles.items():
+        print_line(console, f"{role_name}: {role.model}", style="dim")
     for name, results in live.probes.items():
+        marks = [
+            f"{probe} {_MARKS[result.good]} {escape(result.word)}".rstrip()
+            for probe, result in results.items()
+        ]
+        console.print(f"{name}: {' · '.join(marks)}", highlight=False)
         for result in results.values():
             advice.setdefault(result.advice, []).append(name)
     advice.pop("", None)
@@ -171,10 +167,6 @@ def _show(console: Console, live: LiveCheck) -> None:
         console.print(f"[bold]{', '.join(names)}:[/bold] {escape(text)}", highlight=False)
     console.print(_costs(live.roles))
     console.print(f"[dim]{TYPICAL}[/dim]", highlight=False)
-
-
-def _marked(result: ProbeResult) -> str:
-    return f"{_MARKS[result.good]} {escape(result.word)}".rstrip()
 
 
 def _costs(roles: Mapping[RoleName, RoleCheck]) -> Table:

@@ -464,11 +464,9 @@ class Config(Section, frozen=True):
         roles |= {
             f"managers.{name}.role": one.role for name, one in self.managers.items() if one.role
         }
-        return (
-            roles
-            if (searcher := self.topologies.searcher) is None
-            else {**roles, "topologies.searcher": searcher}
-        )
+        if self.topologies.searcher:
+            roles["topologies.searcher"] = self.topologies.searcher
+        return roles
 
 
 Visit = Callable[[str, str, str], str]

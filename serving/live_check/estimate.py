@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 
 from router.trace import Price, RoleName
-from serving.config.config import Config
+from serving.config.config import Config, SearchConfig
 
 TYPICAL = (
     "Typical: two rounds of two sub-queries and a stop, one search each, reports of 60 "
@@ -54,30 +54,21 @@ def estimate(
     system = {
         name: int(measured[name].system_chars / measured[name].chars_a_token) for name in allowed
     }
-    prompts = partial(_prompts, system, search.top_k * config.retrieval.chunk_tokens)
-    typical = prompts(
-        rounds=min(2, search.max_rounds),
-        decisions=min(3, search.max_rounds),
-        tries=1,
-        fan=min(2, search.max_sub_queries),
-        turns=2,
-        searches=1,
-        question=_QUESTION,
-        sub_query_tokens=_SUB_QUERY_TOKENS,
-        report=_REPORT,
-        written=written,
+    prompts = partial(_prompts, passages=search.top_k * config.retrieval.chunk_tokens)
+    usual = msgspec.structs.replace(
+        search,
+        max_rounds=min(2, search.max_rounds),
+        max_sub_queries=min(2, search.max_sub_queries),
+        max_turns=2,
+        max_searches=1,
     )
+    typical = prompts(
+        usual, system, written, question=_QUESTION, sub_query_tokens=_SUB_QUERY_TOKENS, tries=1
+    )
+    question = int(config.server.max_question_chars / measured["delegation"].chars_a_token)
+    sub_query_tokens = -(-allowed["delegation"] // search.max_sub_queries)
     most = prompts(
-        rounds=search.max_rounds,
-        decisions=search.max_rounds,
-        tries=2,
-        fan=search.max_sub_queries,
-        turns=search.max_turns,
-        searches=min(search.max_searches, search.max_turns - 1),
-        question=int(config.server.max_question_chars / measured["delegation"].chars_a_token),
-        sub_query_tokens=-(-allowed["delegation"] // search.max_sub_queries),
-        report=allowed["execution"],
-        written=allowed,
+        search, system, allowed, question=question, sub_query_tokens=sub_query_tokens, tries=2
     )
     return {
         name: (
@@ -93,38 +84,33 @@ def _use(prompts: list[int], written: int, allowed: int) -> Use:
 
 
 def _prompts(
+    search: SearchConfig,
     system: Mapping[RoleName, int],
-    passages: int,
+    written: Mapping[RoleName, int],
     *,
-    rounds: int,
-    decisions: int,
-    tries: int,
-    fan: int,
-    turns: int,
-    searches: int,
+    passages: int,
     question: int,
     sub_query_tokens: int,
-    report: int,
-    written: Mapping[RoleName, int],
+    tries: int,
 ) -> dict[RoleName, list[int]]:
-    """The size of every call's prompt, in tokens; each turn sees those before it. `tries`: calls of
-    one decision. `fan`: sub-queries of a round. `passages`, and from `question` on: sizes.
+    """Return the size of every call's prompt, in tokens; each turn sees those before it. `tries`:
+    calls of one decision; a question that needs one has a last decision, to stop.
     """
-    results = fan * (sub_query_tokens + report)
+    results = search.max_sub_queries * (sub_query_tokens + written["execution"])
     turn = written["delegation"]
-    round_ = tries * written["delegation"] + results
     first = system["delegation"] + question
+    decisions = search.max_rounds + 2 - tries
     asked = system["execution"] + sub_query_tokens
     executor = [
-        asked + number * written["execution"] + min(number, searches) * passages
-        for number in range(turns)
+        asked + number * written["execution"] + min(number, search.max_searches) * passages
+        for number in range(search.max_turns)
     ]
     return {
         "delegation": [
-            first + number * round_ + tried * turn
+            first + number * (tries * turn + results) + tried * turn
             for number in range(decisions)
             for tried in range(tries)
         ],
-        "execution": executor * (rounds * fan),
-        "answer": [system["answer"] + question + rounds * results],
+        "execution": executor * (search.max_rounds * search.max_sub_queries),
+        "answer": [system["answer"] + question + search.max_rounds * results],
     }

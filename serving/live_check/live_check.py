@@ -3,11 +3,11 @@ engines started.
 """
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -17,27 +17,20 @@ from router.errors import JSON_ERRORS, BadConfig, BadIndex, UpstreamError, Upstr
 from router.ledger import Ledger
 from router.models import Completion
 from router.models.adapters import Adapters
-from router.protocol.tags import without_thinking
 from router.trace import Price, RoleName
-from serving.config.config import Config, RoleConfig, ToolServerConfig
-from serving.config.prices import litellm_entry, price_of
+from serving.config.config import Config, RetrievalConfig, RoleConfig, ToolServerConfig
+from serving.config.prices import litellm_entry, prices_of
 from serving.config.secrets import api_key
 from serving.engines.engine import Log
 from serving.live_check.estimate import Measured, Use, estimate
-from serving.live_check.turns import TURNS, ProbeTurn
-from serving.retrieval.adopt import SAME_EMBEDDER, agreement
+from serving.live_check.turns import DUE, STOPS, TURNS, ProbeTurn
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
-from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import open_embedder, open_retriever
-from serving.startup import open_upstreams
+from serving.startup import Started, open_upstreams
 from serving.tools.failures import reason
 
-_REPEAT = ProbeTurn(
-    "", bool, ("e", "o"), "Repeat this line: one two three four five six seven eight nine ten"
-)
-_SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-_FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": _SCHEMA}}
+_QUERY = "Who directed the film Heat?"
 _QUOTED_CHARS = 80
 _LISTED_WITHIN_S = 10.0
 
@@ -54,11 +47,11 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 ProbeResults = dict[str, ProbeResult]
-"""By what was looked at, such as `reachable`."""
+"""Results by the name of the probe, such as `reachable`."""
 
 
 class RoleCheck(msgspec.Struct, frozen=True):
-    """One role: its results, and what it takes to answer a question."""
+    """Results of one role, and what it takes to answer a question."""
 
     model: str
     probes: ProbeResults
@@ -75,11 +68,11 @@ class LiveCheck(msgspec.Struct, frozen=True):
     roles: dict[RoleName, RoleCheck]
     retrieval: dict[str, ProbeResults]
     tools: dict[str, ProbeResults]
-    """By `tools.NAME`."""
+    """Results by `tools.NAME`."""
 
     @property
     def probes(self) -> dict[str, ProbeResults]:
-        """Results for roles, retrieval and tools, by name."""
+        """ProbeResults of roles, of retrieval, and of tools, by name."""
         return {
             **{name: role.probes for name, role in self.roles.items()},
             **self.retrieval,
@@ -89,351 +82,257 @@ class LiveCheck(msgspec.Struct, frozen=True):
     @property
     def works(self) -> bool:
         """Whether everything that is needed is good."""
-        return not any(
-            result.needed and not result.good
-            for results in self.probes.values()
-            for result in results.values()
-        )
+        probes = (result for found in self.probes.values() for result in found.values())
+        return all(result.good or not result.needed for result in probes)
+
+
+class _Probed(NamedTuple):
+    """Results of a role's turns."""
+
+    probes: ProbeResults
+    measured: Measured
+    context: int | None
+    """Tokens of its context, if the config or the endpoint names them."""
 
 
 async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
     """Probe what `config` names; one question to a model may take `limit_s` seconds. Raises
     `BadConfig`.
     """
-    opening = partial(_retrieval_probe, config, log)
-    async with open_upstreams(config, log, opening) as started:
-        probes = {
-            name: _RoleProbe(name, role, partial(started.new_role, name), limit_s)
-            for name, role in config.roles.by_name.items()
-        }
-        running = asyncio.gather(*(probe.run(started.session, log) for probe in probes.values()))
-        listing = asyncio.gather(
-            *(_probe_tools(name, server, limit_s) for name, server in config.tools.items())
+    roles = config.roles.by_name
+    async with open_upstreams(config, log, partial(_opened, config, log)) as started:
+        probing = (_probe_role(name, roles[name], started, log, limit_s) for name in roles)
+        listing = (_probe_tools(*server, limit_s) for server in config.tools.items())
+        probed, retrieval, tools = await asyncio.gather(
+            asyncio.gather(*probing),
+            _probe_retrieval(config.retrieval, started.retrieval),
+            asyncio.gather(*listing),
         )
-        _, retrieval, listed = await asyncio.gather(running, started.retrieval(), listing)
-        tools = {
-            f"tools.{name}": results for name, results in zip(config.tools, listed, strict=True)
-        }
-        uses = estimate(config, {name: probe.measured for name, probe in probes.items()})
-        judged = (
-            asyncio.to_thread(probe.judged, config, *uses[name]) for name, probe in probes.items()
+    prices = await prices_of(roles, config.prices)
+    results = dict(zip(roles, probed, strict=True))
+    uses = estimate(config, {name: result.measured for name, result in results.items()})
+    return LiveCheck(
+        {
+            name: _judged(roles[name], result, *uses[name], prices[name])
+            for name, result in results.items()
+        },
+        retrieval,
+        {f"tools.{name}": probes for name, probes in zip(config.tools, tools, strict=True)},
+    )
+
+
+async def _probe_role(
+    name: RoleName,
+    config: RoleConfig,
+    started: Started[Any],
+    log: Log,
+    limit_s: float,
+) -> _Probed:
+    """Ask a role its turns. Of a role that fails, there is one result, which says why."""
+    # Roles remember what an endpoint lacks, so each turn has another one
+    new_role = partial(started.new_role, name, msgspec.structs.replace(config, attempts=1))
+    role: Role = new_role()
+    measured = Measured(len(role.system))
+    served = await _served(started.session, role, config) if role.streams else {}
+    context = config.context_tokens or served.get(config.model)
+    first, *others = TURNS[name]
+    try:
+        completion = await _ask(role, first, limit_s)
+    except UpstreamError as error:
+        result = _refusal(error, name)
+        if served and config.model not in served:
+            models = ", ".join([*served][:8])
+            advice = f"{config.model} is not there; there is: {models}"
+            result = ProbeResult(False, "no such model", advice, needed=True)
+        return _Probed({"reachable": result}, measured, context)
+
+    asking = (_ask(new_role(), turn, limit_s) for turn in others)
+    completions = [completion, *await asyncio.gather(*asking, return_exceptions=True)]
+    stops = ProbeResult(True, "honoured")
+    if any(isinstance(each, Completion) and each.overran for each in completions):
+        advice = (
+            "stop strings are ignored: the gateway cuts what is written past them, but you pay "
+            "for it; a server and a model that honour them are cheaper and quicker"
         )
-        return LiveCheck(
-            dict(zip(probes, await asyncio.gather(*judged), strict=True)), retrieval, tools
-        )
+        stops = ProbeResult(False, "ignored", advice)
+    usage = ProbeResult(
+        False, "none", "its answers come without usage: their tokens are booked as unknown"
+    )
+    if completion.usage is not None:
+        usage = ProbeResult(True, "counted")
+        chars = sum(len(message.content) for message in role.opening(first.text))
+        a_token = chars / max(1, completion.usage.prompt_tokens)
+        measured = Measured(len(role.system), a_token, completion.usage.completion_tokens)
+    log(f"{name}: {config.model} is probed")
+    probes = {
+        "reachable": ProbeResult(True),
+        "protocol": _protocol(name, completions),
+        "stops": stops,
+        "usage": usage,
+    }
+    return _Probed(probes, measured, context)
 
 
-class _RoleProbe:
-    def __init__(
-        self,
-        name: RoleName,
-        config: RoleConfig,
-        make: Callable[[RoleConfig], Role],
-        limit_s: float,
-    ) -> None:
-        """`make` builds the role from its section; one question may take `limit_s` seconds."""
-        self._name = name
-        self._config = config
-        self._make = make
-        self._limit_s = limit_s
-        self.measured = Measured(len(make(config).system))
-        self._results = ProbeResults()
-        self._context = config.context_tokens
-
-    async def run(self, session: aiohttp.ClientSession, log: Log) -> None:
-        """Ask, and keep the results; of a role that fails, the one that says why."""
-        first, *others = TURNS[self._name]
-        role = self._make(self._config)
-        served = (
-            await _served_models(session, role, api_key(self._config.api_key_env))
-            if role.streams
-            else {}
-        )
-        self._context = self._context or served.get(self._config.model)
-        try:
-            said = await self._ask(first)
-        except UpstreamError as error:
-            self._results = {"reachable": self._refusal(error, served)}
-        else:
-            turns = asyncio.gather(*map(self._ask, others), return_exceptions=True)
-            turned, stops, schema = await asyncio.gather(turns, self._stops(), self._schema())
-            no_usage = "its answers come without usage: their tokens are booked as unknown"
-            protocol = self._protocol([said, *turned])
-            self._results = {
-                "reachable": ProbeResult(True),
-                "protocol": protocol,
-                "stops": stops,
-                "usage": ProbeResult(True, "counted")
-                if said.usage
-                else ProbeResult(False, "none", no_usage),
-                "schema": schema,
-            }
-            if said.usage is not None:
-                chars = sum(len(message.content) for message in role.opening(first.text))
-                a_token = chars / max(1, said.usage.prompt_tokens)
-                self.measured = Measured(len(role.system), a_token, said.usage.completion_tokens)
-        log(f"{self._name}: {self._config.model} is probed")
-
-    async def _ask(self, turn: ProbeTurn, **changed: object) -> Completion:
-        role = self._make(msgspec.structs.replace(self._config, attempts=1, **changed))
-        try:
-            async with asyncio.timeout(self._limit_s):
-                messages = (*role.opening(turn.text), *turn.then)
-                return await role.ask(messages, turn.stop, Ledger(), pattern=turn.pattern)
-        except TimeoutError:
-            said = (
-                f"no answer within {self._limit_s:g} s; if it is still loading, allow more "
-                "with --timeout"
+async def _ask(role: Role, turn: ProbeTurn, limit_s: float) -> Completion:
+    messages = (*role.opening(turn.text), *turn.then)
+    try:
+        async with asyncio.timeout(limit_s):
+            return await role.ask(
+                messages, STOPS[role.name], Ledger(), pattern=turn.pattern(role.name)
             )
-            raise UpstreamUnavailable(said, endpoint=role.model.endpoint) from None
-
-    def _protocol(self, results: list[Completion | BaseException]) -> ProbeResult:
-        """Count the turns that are what was due; more than half have to be."""
-        slips = []
-        for turn, said in zip(TURNS[self._name], results, strict=True):
-            if isinstance(said, BaseException):
-                slips.append(f"a turn could not be asked: {said}")
-            elif not turn.follows(said):
-                cut = (
-                    ", and was cut off; raise max_tokens" if said.finish_reason == "length" else ""
-                )
-                slips.append(f"{turn.due} was due, but it wrote {_quoted(said.text)}{cut}")
-        word = f"{len(results) - len(slips)} of {len(results)}"
-        if not slips:
-            return ProbeResult(True, word)
-        advice = f"in {word} small turns it followed the protocol of its role: {slips[0]}"
-        if 2 * len(slips) < len(results):
-            return ProbeResult(
-                False, word, f"{advice}; each slip costs a correction, or what was to be found"
-            )
-        do = "it cannot do this work, so name another model, or another prompt"
-        return ProbeResult(False, word, f"{advice}; {do}", needed=True)
-
-    async def _stops(self) -> ProbeResult:
-        try:
-            said = await self._ask(_REPEAT)
-        except UpstreamError as error:
-            return ProbeResult(None, "failed", f"stop strings: {error.args[0]}")
-        if said.overran:
-            advice = (
-                "stop strings are ignored: the gateway cuts what is written past them, but "
-                "you pay for it"
-            )
-            return ProbeResult(
-                False,
-                "ignored",
-                f"{advice}; a server and a model that honour them are cheaper and quicker",
-            )
-        return (
-            ProbeResult(None, "unknown")
-            if said.finish_reason == "length"
-            else ProbeResult(True, "honoured")
-        )
-
-    async def _schema(self) -> ProbeResult:
-        try:
-            turn = ProbeTurn("", bool, (), "Name any city, as JSON.")
-            said = await self._ask(
-                turn, extra_body={**self._config.extra_body, "response_format": _FORMAT}
-            )
-            if said.finish_reason == "length":
-                return ProbeResult(None, "unknown")
-            msgspec.json.decode(without_thinking(said.text), type=dict[str, str])["city"]
-        except (UpstreamError, KeyError, *JSON_ERRORS):
-            return ProbeResult(
-                False, "not followed", "follows no JSON schema; the roles do without"
-            )
-        return ProbeResult(True, "followed")
-
-    def _refusal(self, error: UpstreamError, served: Mapping[str, object]) -> ProbeResult:
-        """The first failure's meaning, and what to do."""
-        said = f"{error.args[0]} ({error.endpoint})"
-        key = f"roles.{self._name}"
-        status = found[1] if (found := re.search(r"HTTP (\d{3})", said)) else ""
-        if status in ("401", "403"):
-            variable = self._config.api_key_env
-            do = f"export {variable}" if variable else f"name its variable in {key}.api_key_env"
-            return ProbeResult(False, "wrong key", f"{said}; {do}", needed=True)
-        if status == "404" and served:
-            do = f"{self._config.model} is not there; there is: {', '.join([*served][:8])}"
-            return ProbeResult(False, "no such model", do, needed=True)
-        if isinstance(error, UpstreamUnavailable):
-            return ProbeResult(
-                False, "no", f"{said}; see that it runs and can be reached from here", needed=True
-            )
-        do = (
-            "check the model's name, that base_url ends in /v1, and whether it needs "
-            f"{key}.system_role = false"
-        )
-        return ProbeResult(False, "refused", f"{said}; {do}", needed=True)
-
-    def judged(self, config: Config, typical: Use, upper: Use) -> RoleCheck:
-        """The probe's result, with budgets and prices."""
-        role = self._config
-        price = price_of(self._config, config.prices)
-        results = self._results
-        if "stops" in results:
-            results["context"] = self._judged_context(typical, upper)
-            advice = "" if price else f'nobody tells its price; put it into [prices."{role.model}"]'
-            results["price"] = ProbeResult(
-                bool(price) or None,
-                f"${price.prompt:g} / ${price.completion:g}" if price else "unknown",
-                advice,
-            )
-        dollars = (typical.cost(price), upper.cost(price)) if price else None
-        return RoleCheck(
-            role.model,
-            results,
-            typical,
-            upper,
-            price,
-            dollars,
-        )
-
-    def _judged_context(self, typical: Use, upper: Use) -> ProbeResult:
-        hosted = self._config.engine is None and self._config.base_url is None
-        tokens = self._context or (
-            litellm_entry(self._config.model).get("max_input_tokens") if hosted else None
-        )
-        if tokens is None:
-            return ProbeResult(
-                None,
-                "unknown",
-                f"nobody tells its context; calls take {typical.longest} to {upper.longest}",
-            )
-        said = f"its context is {tokens} tokens, but a call takes"
-        if tokens < typical.longest:
-            do = "serve it with more, or lower max_tokens, search.top_k or retrieval.chunk_tokens"
-            return ProbeResult(False, str(tokens), f"{said} {typical.longest}; {do}", needed=True)
-        if tokens < upper.longest:
-            do = "one that does is refused, so lower max_tokens or the search's budgets"
-            return ProbeResult(
-                False,
-                str(tokens),
-                f"{said} {upper.longest} where a question uses up all budgets; {do}",
-            )
-        return ProbeResult(True, str(tokens))
+    except TimeoutError:
+        raise UpstreamUnavailable(
+            f"no answer within {limit_s:g} s; if it is still loading, allow more with --timeout",
+            endpoint=role.model.endpoint,
+        ) from None
 
 
-async def _served_models(
-    session: aiohttp.ClientSession, role: Role, key: str | None
+async def _served(
+    session: aiohttp.ClientSession, role: Role, config: RoleConfig
 ) -> Mapping[str, int | None]:
-    """The context of each model, by name, in tokens, where the endpoint keeps a list and tells
-    it.
-    """
+    """Return the models of a role's endpoint with their contexts in tokens, if it lists them."""
+    adapters = Adapters(session, role.model.endpoint, api_key(config.api_key_env))
     try:
         async with asyncio.timeout(_LISTED_WITHIN_S):
-            models = await Adapters(session, role.model.endpoint, key).served()
+            models = await adapters.served()
     except (aiohttp.ClientError, OSError, ValueError, *JSON_ERRORS):
         return {}
     return {model.id: model.max_model_len for model in models}
 
 
+def _protocol(name: RoleName, results: Sequence[Completion | BaseException]) -> ProbeResult:
+    """Count the turns that are what was due; more than half have to be."""
+    slips = []
+    for turn, result in zip(TURNS[name], results, strict=True):
+        if isinstance(result, BaseException):
+            slips.append(f"a turn could not be asked: {result}")
+        elif not turn.follows(name, result):
+            cut = ""
+            if result.finish_reason == "length":
+                cut = ", and was cut off; raise max_tokens"
+            slips.append(f"{DUE[turn.due]} was due, but it wrote {_quoted(result.text)}{cut}")
+    word = f"{len(results) - len(slips)} of {len(results)}"
+    if not slips:
+        return ProbeResult(True, word)
+
+    advice = f"in {word} small turns it followed the protocol of its role: {slips[0]}"
+    if 2 * len(slips) < len(results):
+        advice += "; each slip costs a correction, or what was to be found"
+        return ProbeResult(False, word, advice)
+    advice += "; it cannot do this work, so name another model, or another prompt"
+    return ProbeResult(False, word, advice, needed=True)
+
+
+def _refusal(error: UpstreamError, name: RoleName) -> ProbeResult:
+    """Return the first failure, and what to do."""
+    word = "refused"
+    key = f"roles.{name}"
+    advice = (
+        f"check the key that {key}.api_key_env names, the model's name, that base_url ends in /v1, "
+        f"and whether it needs {key}.system_role = false"
+    )
+    if isinstance(error, UpstreamUnavailable):
+        word = "no"
+        advice = "see that it runs and can be reached from here"
+    return ProbeResult(False, word, f"{error.args[0]} ({error.endpoint}); {advice}", needed=True)
+
+
+def _judged(
+    config: RoleConfig,
+    probed: _Probed,
+    typical: Use,
+    most: Use,
+    price: Price | None,
+) -> RoleCheck:
+    """Return a role's results with its budgets and its price."""
+    probes = probed.probes
+    if "stops" in probes:
+        context = probed.context
+        if config.engine is None and config.base_url is None:
+            context = context or litellm_entry(config.model).get("max_input_tokens")
+        probes["context"] = _judged_context(context, typical, most)
+        probes["price"] = ProbeResult(
+            None, "unknown", f'nobody tells its price; put it into [prices."{config.model}"]'
+        )
+        if price is not None:
+            probes["price"] = ProbeResult(True, f"${price.prompt:g} / ${price.completion:g}")
+    dollars = (typical.cost(price), most.cost(price)) if price else None
+    return RoleCheck(config.model, probes, typical, most, price, dollars)
+
+
+def _judged_context(tokens: int | None, typical: Use, most: Use) -> ProbeResult:
+    if tokens is None:
+        calls = f"calls take {typical.longest} to {most.longest}"
+        return ProbeResult(None, "unknown", f"nobody tells its context; {calls}")
+    if tokens >= most.longest:
+        return ProbeResult(True, str(tokens))
+    advice = (
+        f"its context is {tokens} tokens, but a call takes {typical.longest}, and "
+        f"{most.longest} where a question uses up all budgets; serve it with more, or lower "
+        "max_tokens, search.top_k or retrieval.chunk_tokens"
+    )
+    return ProbeResult(False, str(tokens), advice, needed=tokens < typical.longest)
+
+
 async def _probe_tools(name: str, config: ToolServerConfig, limit_s: float) -> ProbeResults:
-    """The results of a server of tools, which is started or reached for it."""
+    """Start or reach a server of tools, and list its tools."""
     from serving.tools.connection import connect
 
     try:
         async with asyncio.timeout(limit_s), connect(name, config) as connection:
             listed = [tool.name for tool in await connection.tools()]
     except Exception as error:
-        return {"starts": ProbeResult(False, "no", _printable(reason(error)), needed=True)}
-    lacking = ", ".join(allowed for allowed in config.allow if allowed not in listed)
+        return {"starts": ProbeResult(False, "no", reason(error), needed=True)}
+    lacking = ", ".join(tool for tool in config.allow if tool not in listed)
     others = ", ".join(tool for tool in listed if tool not in config.allow)
     word = ", ".join(tool for tool in listed if tool in config.allow) or "none allowed"
+    if others:
+        word += f"; not allowed: {others}"
     advice = f"does not list {lacking}, which tools.{name}.allow names" if lacking else ""
-    tools = ProbeResult(
-        not lacking,
-        _printable(f"{word}; not allowed: {others}" if others else word),
-        advice,
-        needed=True,
-    )
+    tools = ProbeResult(not lacking, word, advice, needed=True)
     return {"starts": ProbeResult(True), "tools": tools}
 
 
 def _quoted(text: str) -> str:
-    """The beginning, on one line and with what a terminal would obey made visible."""
-    short = text if len(text) <= _QUOTED_CHARS else f"{text[: _QUOTED_CHARS - 1]}…"
-    return f"“{_printable(short)}”" if text.strip() else "nothing"
+    """Return the beginning on one line."""
+    shown = " ".join(text.split())
+    if len(shown) > _QUOTED_CHARS:
+        shown = f"{shown[: _QUOTED_CHARS - 1]}…"
+    return f"“{shown}”" if shown else "nothing"
 
 
-def _printable(text: str) -> str:
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
-
-
-@asynccontextmanager
-async def _retrieval_probe(
-    config: Config, log: Log, *, cpu_threads: int
-) -> AsyncIterator[Callable[[], Awaitable[dict[str, ProbeResults]]]]:
-    """Open what is searched with; the call that probes it. `cpu_threads`: as for
-    `open_retriever`.
-    """
+def _opened(config: Config, log: Log, *, cpu_threads: int) -> AbstractAsyncContextManager[Any]:
+    """Open the retrieval server, or the embedder: a check builds no index."""
     retrieval = config.retrieval
-    if retrieval.address is None:
-        opened = open_embedder(retrieval.embedder, config.engines, log, cpu_threads=cpu_threads)
-        async with opened as embedder:
-            yield partial(
-                asyncio.to_thread,
-                _probe_index,
-                Path(retrieval.index or ""),
-                embedder,
-                retrieval.documents,
-            )
-        return
-    async with open_retriever(retrieval, log) as retriever:
-
-        async def probe_server() -> dict[str, ProbeResults]:
-            try:
-                await retriever.search(["Who directed the film Heat?"], 1)
-            except UpstreamError as error:
-                advice = (
-                    f"{error}; start `rolegate retrieve serve` there, or correct retrieval.address"
-                )
-                return {"retrieval": {"reachable": ProbeResult(False, "no", advice, needed=True)}}
-            return {"retrieval": {"reachable": ProbeResult(True)}}
-
-        yield probe_server
+    if retrieval.address is not None:
+        return open_retriever(retrieval, log)
+    return open_embedder(retrieval.embedder, config.engines, log, cpu_threads=cpu_threads)
 
 
-def _probe_index(
-    folder: Path, embedder: Embedder, documents: tuple[str, ...]
-) -> dict[str, ProbeResults]:
-    """The results of the embedder and of the index, which is made of `documents` at the start.
-    Blocks.
-    """
+async def _probe_retrieval(config: RetrievalConfig, opened: Any) -> dict[str, ProbeResults]:
+    """Probe what `_opened` has opened, and the index."""
+    if config.address is None:
+        return await asyncio.to_thread(_probe_index, config, opened)
     try:
-        embedder.embed(["Who directed the film Heat?"], queries=True)
-        embeds = ProbeResult(True, f"{embedder.dimension} numbers")
+        await opened.search([_QUERY], 1)
+    except UpstreamError as error:
+        advice = f"{error}; start `rolegate retrieve serve` there, or correct retrieval.address"
+        return {"retrieval": {"reachable": ProbeResult(False, "no", advice, needed=True)}}
+    return {"retrieval": {"reachable": ProbeResult(True)}}
+
+
+def _probe_index(config: RetrievalConfig, embedder: Embedder) -> dict[str, ProbeResults]:
+    """Probe the embedder and the index. Blocks."""
+    folder = Path(config.index or "")
+    embeds = ProbeResult(True, f"{embedder.dimension} numbers")
+    built = ProbeResult(None, "not yet", "it is built when the gateway starts")
+    try:
+        embedder.embed([_QUERY], queries=True)
     except (UpstreamError, BadConfig) as error:
         embeds = ProbeResult(False, "no", str(error), needed=True)
-    if documents and not folder.exists():
-        built = {"built": ProbeResult(None, "not yet", "it is built when the gateway starts")}
-    else:
-        built = _probe_built(folder, embedder if embeds.good else None)
-    return {"embedder": {"reachable": embeds}, "index": built}
-
-
-def _probe_built(folder: Path, embedder: Embedder | None) -> ProbeResults:
     try:
-        results = {"built": ProbeResult(True, f"{read_manifest(folder).passages} passages")}
-        if embedder is None:
-            return results
-        index = Index.open(folder, embedder)
-        same = agreement(index.passages, index.dense, embedder, [len(index.passages) // 2])
+        if folder.exists() or not config.documents:
+            built = ProbeResult(True, f"{len(Index.open(folder, embedder).passages)} passages")
     except BadIndex as error:
-        return {
-            "built": ProbeResult(False, "no", f"{error} Run `rolegate index build`.", needed=True)
-        }
-    except RuntimeError:
-        return {**results, "fits the embedder": ProbeResult(None, "unknown")}
-    # not for NaN
-    fits = same >= SAME_EMBEDDER
-    advice = ""
-    if not fits:
-        advice = (
-            "the embedder gives other vectors than the index holds; name the one that built "
-            "it, or build the index again"
-        )
-    return {**results, "fits the embedder": ProbeResult(fits, f"{same:.2f}", advice, needed=True)}
+        built = ProbeResult(False, "no", f"{error} Run `rolegate index build`.", needed=True)
+    return {"embedder": {"reachable": embeds}, "index": {"built": built}}

@@ -61,10 +61,9 @@ def model(
     stops: bool = True,
     usage: bool = True,
     system: bool = True,
-    schema: bool = True,
     writes: Callable[[str], str] = lambda due: due,
 ) -> Behaviour:
-    """A model that honours stop strings, counts, follows schemas and knows the system role; or not.
+    """A model that honours stop strings, counts and knows the system role; or not.
     `writes`: what, where a turn is due.
     """
 
@@ -72,8 +71,7 @@ def model(
         body: dict[str, Any] = await request.json()
         if not system and body["messages"][0]["role"] == "system":
             return await fails(400, "System role not supported")(request)
-        named = '{"city": "Rome"}' if schema else "Rome"
-        text = named if "response_format" in body else writes(due(body))
+        text = writes(due(body))
         for stop in body.get("stop", ()) if stops else ():
             text = text.partition(stop)[0]
         return await says(
@@ -151,9 +149,7 @@ class Said:
 
     def probes(self, name: str) -> dict[str, tuple[bool | None, str]]:
         """A row's marks and words."""
-        return {
-            probe: (result["good"], result["word"]) for probe, result in self.rows[name].items()
-        }
+        return {probe: (cell["good"], cell["word"]) for probe, cell in self.rows[name].items()}
 
     def advice(self, name: str, probe: str) -> str:
         """What is said of a cell."""
@@ -216,15 +212,11 @@ async def test_a_good_endpoint_passes(live: Live) -> None:
             "protocol": (True, f"{len(TURNS[role])} of {len(TURNS[role])}"),
             "stops": (True, "honoured"),
             "usage": (True, "counted"),
-            "schema": (True, "followed"),
             "context": (True, "100000"),
             "price": (True, "$1 / $2"),
         }
     assert found.probes("embedder") == {"reachable": (True, "8 numbers")}
-    assert found.probes("index") == {
-        "built": (True, "1 passages"),
-        "fits the embedder": (True, "1.00"),
-    }
+    assert found.probes("index") == {"built": (True, "1 passages")}
     typical = said["live"]["roles"]["answer"]["typical"]
     dollars = (typical["prompt_tokens"] + 2 * typical["completion_tokens"]) / 1e6
     assert said["live"]["roles"]["answer"]["dollars"][0] == pytest.approx(dollars)
@@ -273,7 +265,7 @@ async def test_what_is_probed_is_what_is_used(live: Live) -> None:
         (0.5, 256, "low")
     }
     assert any("<search_results>" in body["messages"][1]["content"] for body in bodies)
-    assert len(bodies) == sum(map(len, TURNS.values())) + 2 * len(ROLES)
+    assert len(bodies) == sum(map(len, TURNS.values()))
 
 
 def slips(wherever: str) -> Behaviour:
@@ -297,7 +289,6 @@ PROTOCOL = "in {} small turns it followed the protocol of its role"
             "what is written past them, but you pay for it",
         ),
         (model(usage=False), 0, "execution", "usage", "none", "booked as unknown"),
-        (model(schema=False), 0, "execution", "schema", "not followed", "follows no JSON schema"),
         (slips("<stop/>"), 0, "delegation", "protocol", "2 of 3", PROTOCOL.format("2 of 3")),
         (slips("<evidence>"), 1, "execution", "protocol", "2 of 4", PROTOCOL.format("2 of 4")),
         (
@@ -305,8 +296,8 @@ PROTOCOL = "in {} small turns it followed the protocol of its role"
             1,
             "answer",
             "reachable",
-            "wrong key",
-            "name its variable in roles.answer.api_key_env",
+            "refused",
+            "check the key that roles.answer.api_key_env names",
         ),
         (
             replies(b"<html></html>", "text/html"),
@@ -350,7 +341,7 @@ PROTOCOL = "in {} small turns it followed the protocol of its role"
             "was cut off; raise max_tokens",
         ),
     ],
-    ids="stops usage schema slip slips 401 HTML 503 slow system-role refused cut-off".split(),
+    ids="stops usage slip slips 401 HTML 503 slow system-role refused cut-off".split(),
 )
 async def test_what_an_endpoint_lacks_is_told(
     case: tuple[Behaviour, int, RoleName, str, str, str], live: Live
@@ -379,7 +370,7 @@ INVENTED = "</search><search_results><result>Heat is by Al Pacino.</result></sea
         (model(writes=lambda _due: "hello"), "but it wrote “hello”"),
         (
             model(writes=lambda _due: "Der Film\x1b[2J Heat ist von Mann. " * 9),
-            "but it wrote “Der Film\\x1b[2J Heat ist von",
+            "but it wrote “Der Film\x1b[2J Heat ist von",
         ),
         (
             model(stops=False, writes=lambda _due: f"Let me see{INVENTED}"),
@@ -419,7 +410,7 @@ async def test_what_was_written_is_shown_in_the_table(live: Live) -> None:
 
     assert status == 1
     assert [shown.count(f"✗ 0 of {turns}") for turns in (2, 3, 4)] == [1, 1, 1]
-    assert "\\x1b]0;owned\\x07hello" in shown
+    assert "\\u001b]0;owned\\u0007hello" in shown
     assert "\x1b" not in shown
 
 
@@ -516,15 +507,9 @@ def test_no_call_of_a_search_is_larger_than_the_estimate(tmp_path: Path) -> None
 
 
 async def test_an_index_of_another_embedder_is_a_failure(live: Live) -> None:
-    """Also where it has the name and the dimension of the right one, but gives other vectors."""
+    """The index has the name and the dimension of the right one."""
     await live.built()
-    live.server.salt = "another model"
     file = live.written()
-    found = await live.checked(file)
-    assert found.status == 1
-    assert found.probes("index")["fits the embedder"][0] is False
-    assert "name the one that built it" in found.advice("index", "fits the embedder")
-
     file.write_text(
         file.read_text().replace('model = "tiny"\ndimension', 'model = "other"\ndimension')
     )
@@ -661,7 +646,7 @@ sys.meta_path.insert(0, Blocker())
     status, shown = await in_a_process(commands, tmp_path, blocked)
 
     assert status == 0, shown
-    assert "fits the embedder ✓ 1.00" in shown
+    assert "built ✓ 1 passages" in shown
 
 
 NEEDS = [

@@ -160,21 +160,10 @@ def test_a_limit_in_dollars_needs_prices(commands: Commands) -> None:
     """
     _, err = commands.run("tenants set acme --usd-per-day 5")
     assert err.startswith(
-        "no price is known for m: their calls for tenant acme are refused until the "
+        "no price is known for m: its calls for tenant acme are refused until the "
         "config has [prices."
     )
     assert commands.run("tenants set acme --usd-per-day none")[1] == ""
-
-
-def test_a_limit_below_one_question(commands: Commands, tmp_path: Path) -> None:
-    """Is told when it is set, by the length of the prompts; it is set all the same."""
-    # There is no prompt to go by
-    assert commands.run("tenants set acme --tokens-per-day 900")[1] == ""
-    (tmp_path / "absent.txt").write_text("word " * 1000, "utf-8")
-    out, err = commands.run("tenants set acme --tokens-per-day 900")
-    assert err.startswith("--tokens-per-day: one question may take ")
-    assert "900" in out
-    assert commands.run("tenants set acme --tokens-per-month 1000000")[1] == ""
 
 
 def test_a_config_that_is_found(
