@@ -2,7 +2,7 @@
 
 Each run is an `invoke_workflow` span, which is the current span during the run. Its children are a
 `chat` for each attempt of a call, a `retrieval` for each query, and an `invoke_agent` for each
-sub-query, which is the parent of that sub-query's chats and retrievals.
+sub-query, which is the parent of that sub-query's chats.
 """
 
 import json
@@ -123,14 +123,15 @@ class Traces:
         for index in sorted(sub_queries):
             calls = [call for call in run.calls if call.sub_query_index == index]
             execution = executions[index] if index < len(executions) else None
-            queries = {search.query for search in execution.every_search} if execution else set()
-            agent_searches = [
-                search for search in searches if search.query in queries and search.error is None
-            ]
-            searches = [search for search in searches if search not in agent_searches]
-            self._agent(span, execution, calls, agent_searches, contents=contents)
-        calls = [call for call in run.calls if call.sub_query_index is None]
-        self._children(span, calls, searches, contents=contents)
+            self._agent(span, execution, calls, contents=contents)
+        for call in run.calls:
+            if call.sub_query_index is None:
+                self._chat(span, call)
+        for search in searches:
+            text = search.query if contents else None
+            attributes = {"gen_ai.data_source.id": "rolegate", "gen_ai.retrieval.query.text": text}
+            during = (search.began_at, search.ended_at)
+            self._span(span, "retrieval rolegate", during, attributes, search.error)
         _fail(span, None if run.status == "finished" else run.error.partition(":")[0] or run.status)
         span.end()
 
@@ -139,11 +140,12 @@ class Traces:
         run: Span,
         execution: Execution | None,
         calls: Sequence[Call],
-        searches: Sequence[_Search],
         *,
         contents: bool,
     ) -> None:
-        """Make the span of a sub-query. Without an execution, its output was discarded."""
+        """Make the span of a sub-query, and those of its calls. Without an execution, its output
+        was discarded.
+        """
         attributes: _Attributes = {"gen_ai.agent.name": "executor"}
         error: str | None = "wasted"
         if execution is not None:
@@ -151,27 +153,11 @@ class Traces:
             report = "\n".join((execution.report.answer, *execution.report.evidence))
             messages = _messages(execution.sub_query, report) if contents else {}
             attributes = {**attributes, "gen_ai.agent.version": execution.executor, **messages}
-        times = [*map(_times, calls), *((search.began_at, search.ended_at) for search in searches)]
+        times = [*map(_times, calls)]
         during = (min(times)[0], max(ended_at for _, ended_at in times))
         agent = self._span(run, "invoke_agent executor", during, attributes, error)
-        self._children(agent, calls, searches, contents=contents)
-
-    def _children(
-        self,
-        parent: Span,
-        calls: Sequence[Call],
-        searches: Sequence[_Search],
-        *,
-        contents: bool,
-    ) -> None:
-        """Make the spans of calls and searches."""
         for call in calls:
-            self._chat(parent, call)
-        for search in searches:
-            text = search.query if contents else None
-            attributes = {"gen_ai.data_source.id": "rolegate", "gen_ai.retrieval.query.text": text}
-            during = (search.began_at, search.ended_at)
-            self._span(parent, "retrieval rolegate", during, attributes, search.error)
+            self._chat(agent, call)
 
     def _chat(self, parent: Span, call: Call) -> None:
         parts = urlsplit(self._addresses.get(call.deployment) or "")
