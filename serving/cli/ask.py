@@ -3,7 +3,6 @@
 import asyncio
 import re
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -17,32 +16,32 @@ from threading import Thread
 from typing import Annotated, TypeVar, cast
 
 import msgspec
-from msgspec import Meta
 from rich.console import Console
 from rich.markup import escape
 from rolegate.client import Client, GatewayError
 from rolegate.client.requests import ANSWER_S, RequestOptions, SearchOptions, TopologyName
 from rolegate.v1.answer_service_pb2 import AnswerResponse
+from rolegate.v1.usage_pb2 import RoleUsage
 
 from router.access import new_key
 from router.errors import BadRequest, StoreInUse
 from router.trace.identity import SCOPES
 from serving.cli.command import POSITIONAL, exclusive, parse
+from serving.cli.grid import print_line
 from serving.cli.options import (
     CertificateOptions,
     Dollars,
     HostPort,
+    Name,
     Seconds,
     Tokens,
     connection,
 )
-from serving.cli.tables import AnswerView, summed, usage_table
+from serving.cli.tables import AnswerView, usage_table
 from serving.config.file import load_config
 from serving.logs import errors_only
 from serving.terminal import complain
 
-_STARTING_S = 0.3
-"""Pause between two attempts to reach a gateway that is starting."""
 Terms = TypeVar("Terms", bound=SearchOptions)
 
 
@@ -59,7 +58,7 @@ class GatewayOptions(CertificateOptions, frozen=True):
 class TermsOptions(GatewayOptions, frozen=True):
     """Options of a question or a table, which are sent with the request."""
 
-    request_id: Annotated[str, Meta(extra={"metavar": "NAME"})] = ""
+    request_id: Name = ""
     """Name the request; the same name gets the same result again."""
     max_total_tokens: Tokens | None = None
     """Spend at most this many tokens."""
@@ -99,25 +98,18 @@ def reached(options: GatewayOptions, progress: Console) -> Iterator[Client]:
         with progress.status("starting the gateway") as status:
 
             def log(text: str) -> None:
-                progress.print(text, style="dim", markup=False, highlight=False)
+                print_line(progress, text, style="dim")
                 status.update(escape(text))
 
-            deadline = time.monotonic() + options.timeout
-            client: Client | None = None
-            while client is None:
-                try:
-                    gateway = running_gateway(config, "127.0.0.1:0", log, key=key)
-                    address = stack.enter_context(in_background(gateway))
-                    client = Client(address, api_key=sent)
-                except StoreInUse as error:
-                    if error.address:
-                        log(f"asking the gateway at {error.address}, which uses this store")
-                        client = Client(connection(options, error.address))
-                    elif time.monotonic() > deadline:
-                        raise
-                    else:
-                        status.update("waiting for a gateway with this store, which is starting")
-                        time.sleep(_STARTING_S)
+            try:
+                gateway = running_gateway(config, "127.0.0.1:0", log, key=key)
+                address = stack.enter_context(in_background(gateway))
+                client = Client(address, api_key=sent)
+            except StoreInUse as error:
+                if not error.address:
+                    raise
+                log(f"asking the gateway at {error.address}, which uses this store")
+                client = Client(connection(options, error.address))
         yield stack.enter_context(client)
 
 
@@ -146,10 +138,8 @@ def ask(arguments: Sequence[str]) -> int:
     request_options = terms(options, RequestOptions)
     with reached(options, progress) as client:
         try:
-            with progress.status("asking"):
-                stream = client.stream(options.question, options.timeout, **request_options)
-                answer = view.follow(stream)
-            view.show(answer)
+            stream = client.stream(options.question, options.timeout, **request_options)
+            view.show(view.follow(stream))
         except GatewayError as error:
             complain(f"rolegate: {error}")
             return 1
@@ -209,7 +199,7 @@ def chat(arguments: Sequence[str]) -> int:
     progress = Console(stderr=True)
     with reached(options, progress) as client:
         chat = Chat(client, Console(), progress, timeout_s=options.timeout, stream=options.stream)
-        progress.print(_HINT, style="dim", markup=False, highlight=False)
+        print_line(progress, _HINT, style="dim")
         for line in _lines():
             chat.take(line)
     return 0
@@ -232,7 +222,7 @@ class Chat:
         self._progress = progress
         self._timeout_s = timeout_s
         self._stream = stream
-        self._answers: list[AnswerResponse] = []
+        self._usage: list[RoleUsage] = []
         self._last: AnswerResponse | None = None
         """Last answer; None if the last question failed."""
 
@@ -249,9 +239,7 @@ class Chat:
                 case [":help"]:
                     self._say(_HINT)
                 case [":usage"]:
-                    self._out.print(
-                        usage_table(summed(row for answer in self._answers for row in answer.usage))
-                    )
+                    self._out.print(usage_table(self._usage))
                 case [word, *_] if word.startswith(":"):
                     self._say(f"{word} is not a command.\n{_HINT}")
                 case _:
@@ -264,11 +252,10 @@ class Chat:
     def _ask(self, question: str) -> None:
         self._last = None
         view = AnswerView(self._out, self._progress, stream=self._stream, as_json=False)
-        with self._progress.status("asking"):
-            answer = view.follow(self._client.stream(question, self._timeout_s))
+        answer = view.follow(self._client.stream(question, self._timeout_s))
         view.show(answer)
         self._last = answer
-        self._answers.append(answer)
+        self._usage.extend(answer.usage)
 
     def _rate(self, *, accepted: bool, right_answer: str = "") -> None:
         if self._last is None:
@@ -278,7 +265,7 @@ class Chat:
         self._say(f"stored with {self._last.run_id}")
 
     def _say(self, text: str, style: str = "dim") -> None:
-        self._progress.print(text, style=style, markup=False, highlight=False)
+        print_line(self._progress, text, style=style)
 
 
 def _lines() -> Iterator[str]:

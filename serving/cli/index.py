@@ -12,8 +12,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import TaskID
 
 from router.background import background_tasks
 from router.calls import Readiness
@@ -22,8 +20,8 @@ from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
 from router.search.retrieval import WatchedRetriever
 from serving.cli.command import POSITIONAL, Command, run_subcommand
-from serving.cli.grid import counted
-from serving.cli.options import HostPort, Options, json_of
+from serving.cli.grid import counted, print_lines
+from serving.cli.options import File, Folder, HostPort, Name, Options, json_of
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.config.file import load_config
 from serving.engines.engine import cores
@@ -43,11 +41,11 @@ class EmbedderOptions(Options, frozen=True):
 
     embedder_url: Annotated[str, Meta(extra={"metavar": "URL"})] | None = None
     """Embed at this OpenAI-compatible endpoint, http://…/v1 (default: MiniLM in this process)."""
-    embedder_model: Annotated[str, Meta(extra={"metavar": "NAME"})] | None = None
+    embedder_model: Name | None = None
     """Name of the model there."""
     embedder_dimension: int | None = None
     """Numbers in one of its vectors."""
-    embedder_key_env: Annotated[str, Meta(extra={"metavar": "NAME"})] | None = None
+    embedder_key_env: Name | None = None
     """Environment variable that holds the key."""
     query_prefix: str = ""
     """Put this before every query."""
@@ -81,7 +79,7 @@ class BuildOptions(EmbedderOptions, frozen=True, kw_only=True):
     config: Path
     paths: Annotated[tuple[Path, ...], POSITIONAL] = ()
     """Files and folders."""
-    out: Annotated[Path, Meta(extra={"metavar": "DIR"})] | None = None
+    out: Folder | None = None
     """Write the index to this folder; needed with PATHS."""
     chunk_tokens: Annotated[int, Meta(ge=32, le=8192)] = 200
     """Tokens of a passage."""
@@ -99,11 +97,11 @@ class AdoptOptions(EmbedderOptions, frozen=True, kw_only=True):
     Some passages are embedded again, to check that the embedder named here built the index.
     """
 
-    faiss: Annotated[Path, Meta(extra={"metavar": "FILE"})]
+    faiss: File
     """File that faiss.write_index wrote."""
     corpus: Annotated[Path, Meta(extra={"metavar": "FILE.jsonl"})]
     """Rows of the index, in order."""
-    out: Annotated[Path, Meta(extra={"metavar": "DIR"})]
+    out: Folder
     """Write the index to this new folder."""
 
 
@@ -154,15 +152,13 @@ async def _build(options: BuildOptions) -> None:
 
 def _built(config: RetrievalConfig, embedder: Embedder, check: Check) -> Built:
     with progress_bar() as bar:
-        tasks: dict[str, TaskID] = {}
+        task = bar.add_task("")
 
         def show(stage: str, done: int, total: int) -> None:
             check()
             if not total:
                 stage = "waiting for another build of this index"
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage)
-            bar.update(tasks[stage], completed=done, total=total or None)
+            bar.update(task, description=stage, completed=done, total=total or None)
 
         return build_index(
             [Path(place) for place in config.documents],
@@ -181,12 +177,9 @@ def _show(
     *,
     verbose: bool,
 ) -> None:
-    for line in gaps_of(built.manifest, built.entries).lines():
-        console.print(f"[yellow]{escape(line)}[/yellow]", highlight=False)
-    for link in built.files.links:
-        console.print(f"[yellow]not followed:[/yellow] {escape(link)}", highlight=False)
-    for path in built.files.passed_over if verbose else ():
-        console.print(f"passed over: {escape(path)}", highlight=False)
+    lines = gaps_of(built.manifest, built.entries).lines()
+    lines += [f"not followed: {link}" for link in built.files.links]
+    lines += [f"passed over: {path}" for path in built.files.passed_over if verbose]
     others = len(built.files.passed_over)
     passed_over = f", {others} of other kinds passed over" if others else ""
     documents = (
@@ -194,7 +187,7 @@ def _show(
         f"{len(built.skipped)} skipped{passed_over})"
     )
     passages = f"{counted(built.manifest.passages, 'passage')} ({built.embedded} embedded now)"
-    console.out(f"{out}: {documents}, {passages}, {built.manifest.embedder}", highlight=False)
+    print_lines(console, [*lines, f"{out}: {documents}, {passages}, {built.manifest.embedder}"])
 
 
 def _for_programs(built: Built) -> dict[str, object]:
@@ -231,7 +224,7 @@ class RetrieveOptions(EmbedderOptions, frozen=True, kw_only=True):
     "return_scores"} or {"query_list", "k"}.
     """
 
-    index: Annotated[Path, Meta(extra={"metavar": "DIR"})]
+    index: Folder
     """Folder that `index build` wrote."""
     address: HostPort = "127.0.0.1:50552"
     """Listen here for gRPC."""

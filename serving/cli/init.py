@@ -14,7 +14,7 @@ from rich.prompt import Prompt
 
 from router.errors import BadConfig
 from serving.cli.command import CONFIG, parse
-from serving.cli.options import Options
+from serving.cli.options import File, Options, check_new_file
 from serving.config.check import problems
 from serving.config.config import Config
 from serving.config.file import parse_config, preset
@@ -52,7 +52,7 @@ class InitOptions(Options, frozen=True):
     """Numbers in one of its vectors; see its model card."""
     documents: Annotated[tuple[str, ...], Meta(extra={"metavar": "VALUE"})] = ()
     """Files and folders to answer from."""
-    out: Annotated[Path, Meta(extra={"metavar": "FILE"})] = CONFIG
+    out: File = CONFIG
     """Write this file."""
     force: bool = False
     """Overwrite a file that exists."""
@@ -64,14 +64,7 @@ def init(arguments: Sequence[str]) -> int:
     """Ask, write, and print the next steps."""
     options = parse(InitOptions, "init", arguments)
     out = options.out
-    if out.exists() and not options.force:
-        raise BadConfig(
-            f"{out}: exists already; name another file with --out, or overwrite it with --force."
-        )
-    if not out.parent.is_dir():
-        raise BadConfig(
-            f"{out.parent}: no such folder; create it, or name another file with --out."
-        )
+    check_new_file("--out", out, force=options.force)
     config = _write(options, asking=sys.stdin.isatty() and not options.yes)
     print("\n".join(_next_steps(config, out)))
     return 0
@@ -171,16 +164,9 @@ def _fill_embedder(document: dict[str, Any], answers: Mapping[str, str]) -> None
 
 def _next_steps(config: Config, out: Path) -> list[str]:
     roles = config.roles.by_name.values()
-    hosted = any(role.engine is None and role.base_url is None for role in roles)
-    minilm = config.retrieval.embedder.in_process and not config.engines
-    if config.engines:
-        extras = "one-gpu" if hosted else "gpu"
-    else:
-        extras = ",".join(["hosted"] * hosted + ["local"] * (minilm or not hosted))
     keys = {role.api_key_env for role in roles} | {config.retrieval.embedder.api_key_env}
     chosen = "" if out == CONFIG else f" --config {shlex.quote(str(out))}"
     steps = [
-        f"pip install '.[{extras}]'   (where rolegate's pyproject.toml is)",
         *(f"export {key}=…" for key in sorted(filter(None, keys)) if key not in os.environ),
         *(
             []

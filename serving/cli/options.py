@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from google.protobuf.json_format import MessageToDict
@@ -78,9 +78,33 @@ def time_argument(text: str) -> datetime:
 HostPort = Annotated[str, reads(host_port, "HOST:PORT")]
 TenantName = Annotated[str, reads(tenant_name, "NAME")]
 Time = Annotated[datetime, reads(time_argument, "TIME")]
+File = Annotated[Path, Meta(extra={"metavar": "FILE"})]
+Folder = Annotated[Path, Meta(extra={"metavar": "DIR"})]
+Name = Annotated[str, Meta(extra={"metavar": "NAME"})]
 Seconds = Annotated[float, Meta(gt=0, lt=86_400, extra={"metavar": "SECONDS"})]
 Tokens = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Dollars = Annotated[float, Meta(gt=0, lt=2**63 / 1e9, extra={"metavar": "USD"})]
+
+
+def check_new_file(
+    name: str,
+    file: Path,
+    suffixes: Sequence[str] = (),
+    *,
+    force: bool = True,
+) -> None:
+    """Raise `BadConfig` if an option names a file that cannot be written. `force`: it may exist."""
+    problem = ""
+    if suffixes and file.suffix not in suffixes:
+        problem = f"name a file that ends in {' or '.join(suffixes)}."
+    elif not file.parent.is_dir():
+        problem = f"the folder {file.parent} does not exist; create it first."
+    elif file.is_dir():
+        problem = "is a folder; name a file."
+    elif file.exists() and not force:
+        problem = "exists already; name another file, or replace it with --force."
+    if problem:
+        raise BadConfig(f"{name} {file}: {problem}")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,11 +127,11 @@ class JSONConfigOptions(ConfigOptions, frozen=True):
 class CertificateOptions(Options, frozen=True):
     """Options of a connection to a gateway."""
 
-    ca: Annotated[Path, Meta(extra={"metavar": "FILE"})] | None = None
+    ca: File | None = None
     """Use TLS; trust this CA certificate (PEM)."""
-    certificate: Annotated[Path, Meta(extra={"metavar": "FILE"})] | None = None
+    certificate: File | None = None
     """Send this client certificate (PEM)."""
-    key: Annotated[Path, Meta(extra={"metavar": "FILE"})] | None = None
+    key: File | None = None
     """Use this private key of --certificate (PEM)."""
 
 
@@ -150,13 +174,13 @@ def connection(options: CertificateOptions, address: str) -> Connection:
         raise BadConfig(f"--address {address}: {error}") from None
 
 
-def with_client(options: ConnectionOptions, work: Callable[[Client], object]) -> int:
-    """Return the exit status of `work` with a client; 1 and a line with the reason if the gateway
-    refuses.
+def with_client(work: Callable[[Client, Any], object], options: ConnectionOptions) -> int:
+    """Return the exit status of `work` with a client and the options; 1 and a line with the reason
+    if the gateway refuses.
     """
     try:
         with Client(connection(options, options.address)) as client:
-            return int(bool(work(client)))
+            return int(bool(work(client, options)))
     except GatewayError as error:
         complain(f"rolegate: {error}")
         return 1

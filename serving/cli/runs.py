@@ -14,8 +14,7 @@ from rolegate.v1 import run_service_pb2 as pb
 from router.errors import BadRequest
 from router.trace import Conversation, Execution, Run, Trajectory
 from router.trace.run import RunKind, RunStatus
-from router.trace.turns import tool_sums
-from router.trace.values import TableRun, ToolCall
+from router.trace.values import ToolCall
 from serving.cli.command import POSITIONAL, Command, exclusive, run_subcommand
 from serving.cli.grid import print_line
 from serving.cli.options import (
@@ -32,7 +31,6 @@ from serving.cli.tables import (
     calls_table,
     feedback_line,
     runs_table,
-    tools_table,
     usage_table,
 )
 
@@ -136,7 +134,7 @@ def runs(arguments: Sequence[str]) -> int:
         "List, show and change the runs of a running gateway.",
         commands,
         arguments,
-        lambda work, options: with_client(options, lambda client: work(client, options)),
+        with_client,
     )
 
 
@@ -168,56 +166,50 @@ def _show_details(client: Client, details: pb.GetRunResponse, *, prompts: bool) 
     console.print(runs_table([details.run]))
     for name, text in (("request", details.run.request), ("output", details.output)):
         if text:
-            console.print(f"{name}: {text}", markup=False, highlight=False)
+            print_line(console, f"{name}: {text}")
 
     trace = msgspec.json.decode(details.trace_json, type=Run)
     _show_trace(console, trace, prompts=prompts)
     for feedback in details.feedback:
-        console.print(f"feedback: {feedback_line(feedback)}", markup=False, highlight=False)
+        print_line(console, f"feedback: {feedback_line(feedback)}")
 
     if details.calls:
         console.print(calls_table(details.calls))
-    if tools := tool_sums(trace):
-        console.print(tools_table(tools))
     table = None
     if trace.kind == "table" and not trace.redacted:
         table = client.get_table(details.run.run_id)
     if table and table.columns:
-        TableView(console, console, as_json=False).show(table)
+        TableView(console, console, stream=False, as_json=False).show(table)
     elif details.calls:
         console.print(usage_table(details.usage))
     if details.error:
-        console.print(details.error, style="red", markup=False, highlight=False)
+        print_line(console, details.error, style="red")
 
 
 def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
     """Print sub-queries, searches and reports by round; `prompts`: also what each model read
     and wrote.
     """
-    match run.result:
-        case Trajectory() as trajectory:
-            first = 1
-            for number, count in enumerate(trajectory.rounds):
-                print_line(console, f"round {number + 1}")
-                for index, execution in enumerate(trajectory.block(number), first):
-                    _show_execution(console, execution, str(index), prompts=prompts)
-                first += count
-            if prompts and trajectory.delegation:
-                print_line(console, "delegation")
-                _show_messages(console, trajectory.delegation, 2)
-            if prompts and trajectory.answering:
-                print_line(console, "answer")
-                _show_call(console, trajectory.answering, 2)
-        case TableRun() as table:
-            for index, execution in enumerate(table.executions, 1):
-                _show_execution(console, execution, str(index), prompts=prompts)
-            if prompts and table.delegation:
-                print_line(console, "delegation")
-                _show_messages(console, table.delegation, 2)
-        case Execution() as execution:
-            _show_execution(console, execution, "1", prompts=prompts)
-        case Conversation() as conversation if prompts:
-            _show_call(console, conversation, 0)
+    result = run.result
+    executions: Sequence[Execution] = getattr(result, "executions", ())
+    if isinstance(result, Execution):
+        executions = (result,)
+    rounds = list(result.rounds) if isinstance(result, Trajectory) else []
+    starts = {sum(rounds[:number]): number + 1 for number in range(len(rounds))}
+    for index, execution in enumerate(executions):
+        if index in starts:
+            print_line(console, f"round {starts[index]}")
+        _show_execution(console, execution, str(index + 1), prompts=prompts)
+    if not prompts:
+        return
+    if isinstance(result, Conversation):
+        _show_call(console, result, 0)
+    if delegation := getattr(result, "delegation", None):
+        print_line(console, "delegation")
+        _show_messages(console, delegation, 2)
+    if answering := getattr(result, "answering", None):
+        print_line(console, "answer")
+        _show_call(console, answering, 2)
 
 
 def _show_execution(
@@ -297,12 +289,10 @@ def _follow(
     """Show the events of a run, then its result."""
     out = Console()
     progress = Console(stderr=True, quiet=as_json)
-    if is_table:
-        table = TableView(out, progress, as_json=as_json, events=True)
-        table.show(client.with_all_rows(table.follow(events)))
-    else:
-        view = AnswerView(out, progress, stream=True, as_json=as_json)
-        view.show(view.follow(events))
+    kind = TableView if is_table else AnswerView
+    view = kind(out, progress, stream=True, as_json=as_json)
+    result = view.follow(events)
+    view.show(client.with_all_rows(result) if is_table else result)
 
 
 def _cancel(client: Client, options: CancelOptions) -> None:

@@ -25,8 +25,7 @@ class SearchOptions(JSONConnectionOptions, frozen=True, kw_only=True):
 
 def search(arguments: Sequence[str]) -> int:
     """Print the passages, best first."""
-    options = parse(SearchOptions, "search", arguments)
-    return with_client(options, lambda client: _show(client, options))
+    return with_client(_show, parse(SearchOptions, "search", arguments))
 
 
 def _show(client: Client, options: SearchOptions) -> None:

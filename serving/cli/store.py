@@ -10,7 +10,6 @@ from threading import Event
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
 from rich.console import Console
 from rich.progress import SpinnerColumn, TextColumn
 
@@ -22,8 +21,15 @@ from router.store.database import sqlite_file
 from router.trace.export import ExportRow, agent_trajectories, export_row
 from router.trace.run import RunKind, right_answers
 from serving.cli.command import POSITIONAL, Command, parse, run_subcommand
-from serving.cli.grid import counted
-from serving.cli.options import ConfigOptions, JSONConfigOptions, Time, json_of
+from serving.cli.grid import counted, print_lines
+from serving.cli.options import (
+    ConfigOptions,
+    File,
+    JSONConfigOptions,
+    Time,
+    check_new_file,
+    json_of,
+)
 from serving.config.file import read_config
 from serving.files import replacing
 from serving.json_lines import Write, json_lines
@@ -117,8 +123,7 @@ async def _back_up(options: BackupOptions) -> None:
     file = options.file
     if file.exists():
         raise BadConfig(f"{file}: exists already; name another file.")
-    if not file.parent.is_dir():
-        raise BadConfig(f"{file}: the folder {file.parent} does not exist; create it first.")
+    check_new_file("FILE", file)
     async with opened_store(options.config) as database:
         with (
             replacing(file) as unfinished,
@@ -130,17 +135,17 @@ async def _back_up(options: BackupOptions) -> None:
 
 
 def _show_checked(checked: Checked, console: Console) -> None:
-    for problem in checked.problems:
-        console.out(f"{problem.where}: {problem.what}", highlight=False)
-
     verdict = "all is well" if checked.runs else "all is well, but nothing is stored yet"
     if checked.problems:
         verdict = counted(len(checked.problems), "problem")
     runs = counted(checked.runs, "run")
     calls = counted(checked.calls, "call")
-    console.out(
-        f"schema {checked.schema}, {runs}, {calls} and their references: {verdict}",
-        highlight=False,
+    print_lines(
+        console,
+        [
+            *(f"{problem.where}: {problem.what}" for problem in checked.problems),
+            f"schema {checked.schema}, {runs}, {calls} and their references: {verdict}",
+        ],
     )
 
 
@@ -196,7 +201,7 @@ EXPORTS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
 class ExportOptions(ConfigOptions, frozen=True, kw_only=True):
     """Write runs with their traces into a file that `datasets.load_dataset` reads."""
 
-    out: Annotated[Path, Meta(extra={"metavar": "FILE"})]
+    out: File
     """Write this file: FILE.jsonl or FILE.parquet."""
     purpose: Literal["rl"] | None = msgspec.field(default=None, name="for")
     """rl: write each agent of answers with the reward of its run, if it may train."""
@@ -218,7 +223,8 @@ def export(arguments: Sequence[str]) -> int:
     """Export runs into a file."""
     options = parse(ExportOptions, "runs export", arguments)
     errors_only()
-    _check_out(options)
+    suffixes = [".jsonl"] if options.purpose else list(EXPORTS)
+    check_new_file("--out", options.out, suffixes, force=options.force)
     # On SIGTERM, exit in the usual way, which removes the unfinished file
     before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
@@ -231,23 +237,6 @@ def export(arguments: Sequence[str]) -> int:
         signal.signal(signal.SIGTERM, before)
     print(f"{options.out}: {counted(runs, 'run')}")
     return 0
-
-
-def _check_out(options: ExportOptions) -> None:
-    """Raise `BadConfig` if the file cannot be written."""
-    out = options.out
-    suffixes = [".jsonl"] if options.purpose else list(EXPORTS)
-    problem = ""
-    if out.suffix not in suffixes:
-        problem = f"name a file that ends in {' or '.join(suffixes)}."
-    elif not out.parent.is_dir():
-        problem = f"the folder {out.parent} does not exist; create it first."
-    elif out.is_dir():
-        problem = "is a folder; name a file."
-    elif out.exists() and not options.force:
-        problem = "exists already; --force replaces it."
-    if problem:
-        raise BadConfig(f"--out {out}: {problem}")
 
 
 async def _export(options: ExportOptions) -> int:

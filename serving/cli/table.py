@@ -8,12 +8,11 @@ from time import monotonic
 from typing import Annotated
 
 from msgspec import Meta
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 from rich.text import Text
-from rolegate.client import GatewayError, Stream, Table
+from rolegate.client import GatewayError, Table
 from rolegate.client.requests import TABLE_S, TableOptions, TableTopologyName
 from rolegate.client.table import parse_columns, rival_line
 from rolegate.v1 import table_service_pb2 as pb
@@ -23,16 +22,14 @@ from serving.cli.ask import TermsOptions, reached, terms
 from serving.cli.command import POSITIONAL, parse
 from serving.cli.given_rows import GivenRows, read_given_rows
 from serving.cli.grid import counted, new_table, print_line
-from serving.cli.options import Seconds, json_of
-from serving.cli.tables import usage_table, word
+from serving.cli.options import File, Seconds, check_new_file
+from serving.cli.tables import RunView, usage_table, word
 from serving.files import write_atomically
 from serving.logs import errors_only
 from serving.terminal import complain
 
 _FILES = (".md", ".csv", ".tsv", ".xlsx", ".json")
 _ABSENT = {pb.CELL_STATE_MISSING: "·", pb.CELL_STATE_NOT_FOUND: "not found"}
-_MARGIN = 8
-"""Lines of the terminal that live rows leave free."""
 _EVERY_S = 10.0
 """Pause between two progress lines outside of a terminal."""
 
@@ -48,13 +45,13 @@ class FillOptions(TermsOptions, frozen=True, kw_only=True):
     """Describe the rows in plain words: "cities of Vorland"."""
     columns: Annotated[str, Meta(extra={"metavar": "COLUMNS"})]
     """Name columns, keys with *, types or choices after a colon: "city*, founded:integer"."""
-    rows: Annotated[Path, Meta(extra={"metavar": "FILE"})] | None = None
+    rows: File | None = None
     """Fill the empty cells of these rows (CSV or .xlsx); other columns are kept in --out."""
     closed: bool = False
     """Look for no other rows than those of --rows."""
     max_rows: int = 0
     """End with this many rows (0: the gateway's limit)."""
-    out: Annotated[Path, Meta(extra={"metavar": "FILE"})] | None = None
+    out: File | None = None
     """Also write the table to a file: .md, .csv, .tsv, .xlsx or .json."""
     sources: bool = False
     """Add a column with the sources of each column to --out."""
@@ -67,12 +64,13 @@ class FillOptions(TermsOptions, frozen=True, kw_only=True):
 def table(arguments: Sequence[str]) -> int:
     """Fill one table."""
     options = parse(FillOptions, "table", arguments)
-    _check_out(options.out)
+    if options.out:
+        check_new_file("--out", options.out, _FILES)
     columns = _columns(options.columns)
     rows = read_given_rows(options.rows, columns) if options.rows else GivenRows()
     errors_only()
     progress = Console(stderr=True, quiet=options.json)
-    view = TableView(Console(), progress, as_json=options.json)
+    view = TableView(Console(), progress, stream=False, as_json=options.json)
     request_options = terms(options, TableOptions)
     with reached(options, progress) as client:
         try:
@@ -88,14 +86,6 @@ def table(arguments: Sequence[str]) -> int:
         content = filled.to_file(options.out.suffix, sources=options.sources, others=rows.others)
         write_atomically(options.out, content)
     return 0
-
-
-def _check_out(out: Path | None) -> None:
-    """Raise `BadConfig` if no table can be written to `out`."""
-    if out and out.suffix not in _FILES:
-        raise BadConfig(f"--out {out}: name a file that ends in {', '.join(_FILES)}.")
-    if out and not out.parent.is_dir():
-        raise BadConfig(f"--out {out}: the folder {out.parent} does not exist; create it first.")
 
 
 def _columns(text: str) -> Sequence[pb.Column]:
@@ -119,103 +109,57 @@ def _with_lines(text: str, file: Path | None, lines: Sequence[int]) -> str:
     return re.sub(r"\brows\[(\d{1,9})\]", lambda row: f"{file}, line {lines[int(row[1])]}", text)
 
 
-class TableView:
-    """Shows the table of one run."""
+class TableView(RunView):
+    """Shows a run that fills a table."""
 
-    def __init__(
-        self,
-        out: Console,
-        progress: Console,
-        *,
-        as_json: bool,
-        events: bool = False,
-    ) -> None:
-        """`as_json`: print for programs. `events`: print each event, not only the table."""
-        self._out = out
-        self._progress = progress
-        self._as_json = as_json
-        self._events = events
-        self._columns: Sequence[pb.Column] = ()
-        self._rows: dict[str, pb.Row] = {}
-        self._under_way: set[int] = set()
+    doing = "filling"
 
-    def follow(self, stream: Stream[pb.StreamTableResponse]) -> pb.Table:
-        """Show rows as they change, or, outside of a terminal, their count; return the table at the
-        end. Raises `GatewayError`.
+    def __init__(self, *consoles: Console, stream: bool, as_json: bool) -> None:
+        """Take what `RunView` takes."""
+        super().__init__(*consoles, stream=stream, as_json=as_json)
+        self._rows = set[str]()
+        self._under_way = 0
+        self._last = ""
+        self._due = 0.0
+
+    def so_far(self, event: pb.StreamTableResponse) -> str:
+        """Return the number of rows, and the row that changed last; print it now and then where
+        there is no terminal.
         """
-        due = monotonic()
-        with (
-            stream as events,
-            Live(console=self._progress, transient=True, auto_refresh=False) as live,
-        ):
-            for event in events:
-                if self._as_json and self._events:
-                    self._out.out(json_of(event), highlight=False)
-                self._take(event)
-                if self._progress.is_terminal:
-                    live.update(self._so_far(), refresh=True)
-                elif monotonic() >= due:
-                    self._progress.print(self._count, highlight=False)
-                    due = monotonic() + _EVERY_S
-        return event.done
+        self._under_way += event.HasField("sub_query_dispatched") - event.HasField("reported")
+        changed = event.row_changed
+        if changed.HasField("row"):
+            self._rows.add(changed.row_id)
+            self._rows -= {*changed.row.merged_row_ids} - {changed.row_id}
+            self._last = f": {', '.join(cell.value or '·' for cell in changed.row.cells)}"
+        sub_queries = counted(self._under_way, "sub-quer", "y", "ies")
+        line = f"{counted(len(self._rows), 'row')}, {sub_queries} under way{self._last}"
+        if not self.progress.is_terminal and monotonic() >= self._due:
+            print_line(self.progress, line)
+            self._due = monotonic() + _EVERY_S
+        return line
 
-    def _take(self, event: pb.StreamTableResponse) -> None:
-        match event.WhichOneof("event"):
-            case "planned":
-                self._columns = event.planned.columns
-            case "sub_query_dispatched":
-                self._under_way.add(event.sub_query_dispatched.index)
-            case "reported":
-                self._under_way.discard(event.reported.index)
-            case "row_changed" if event.row_changed.HasField("row"):
-                changed = event.row_changed
-                for name in (changed.row_id, *changed.row.merged_row_ids):
-                    self._rows.pop(name, None)
-                self._rows[changed.row_id] = changed.row
-
-    def _so_far(self) -> Group:
-        """Return the rows that changed last, as many as there is room for."""
-        room = max(1, self._progress.height - _MARGIN)
-        grid = _grid(self._columns, list(self._rows.values())[-room:])
-        return Group(grid, self._count)
-
-    @property
-    def _count(self) -> str:
-        rows = counted(len(self._rows), "row")
-        sub_queries = f"{len(self._under_way)} sub-queries"
-        if len(self._under_way) == 1:
-            sub_queries = "1 sub-query"
-        return f"{rows}, {sub_queries} under way"
-
-    def show(self, table: Table) -> None:
+    def show_result(self, table: Table) -> None:
         """Show the table, its doubtful cells and its cost; outside of a terminal, as Markdown."""
         message = table.message
-        if self._as_json:
-            if not self._events:
-                self._out.out(json_of(message), highlight=False)
-            return
-        if self._out.is_terminal:
-            self._out.print(_grid(message.columns, message.rows))
+        if self.out.is_terminal:
+            self.out.print(_grid(message.columns, message.rows))
         else:
-            self._out.out(table.to_markdown(), end="", highlight=False)
+            self.out.out(table.to_markdown(), end="", highlight=False)
         for line in _to_check(message):
-            print_line(self._progress, line, style="yellow")
+            print_line(self.progress, line, style="yellow")
         if message.usage:
-            self._progress.print(usage_table(message.usage))
+            self.progress.print(usage_table(message.usage))
         completeness = message.completeness
         seconds = message.duration.seconds + message.duration.nanos / 1e9
         estimated = ""
         if completeness.estimated_rows > completeness.rows:
             estimated = f", about {completeness.estimated_rows} in all"
-        summary = "0 rows"
-        if completeness.rows:
-            rows = counted(completeness.rows, "row")
-            summary = f"{rows}{estimated}, {completeness.fill_rate:.0%} filled"
+        filled = f", {completeness.fill_rate:.0%} filled" if completeness.rows else ""
+        summary = f"{counted(completeness.rows, 'row')}{estimated}{filled}"
         outcome = word(pb.TableOutcome, message.outcome)
-        if message.outcome == pb.TABLE_OUTCOME_FILLED and not completeness.rows:
-            outcome = "done"
         line = f"{outcome}: {summary}; {message.run_id}, {seconds:.1f} s"
-        print_line(self._progress, line, style="dim")
+        print_line(self.progress, line, style="dim")
 
 
 def _grid(columns: Sequence[pb.Column], rows: Sequence[pb.Row]) -> Grid:

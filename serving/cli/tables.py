@@ -28,19 +28,16 @@ from rolegate.v1.usage_pb2 import Role, RoleUsage
 from rolegate.v1.usage_service_pb2 import UsageRow
 
 from router.edge.rendering import UNSUPPORTED, event_line, missed, sub_answer_from_proto
-from router.trace.turns import ToolSums
-from serving.cli.grid import counted, new_table, print_line
+from serving.cli.grid import new_table, print_line
 from serving.cli.options import json_of
 
 
 def word(kind: EnumTypeWrapper, value: Any) -> str:
-    """Return the name of an enum's value in words, without the enum's own name."""
-    return (
-        kind.Name(value)
-        .removeprefix(kind.Name(0).removesuffix("UNSPECIFIED"))
-        .lower()
-        .replace("_", " ")
-    )
+    """Return the name of an enum's value in words, without the enum's own name. A table is `done`:
+    how far it is filled is another figure.
+    """
+    name = kind.Name(value).removeprefix(kind.Name(0).removesuffix("UNSPECIFIED"))
+    return "done" if name == "FILLED" else name.lower().replace("_", " ")
 
 
 TIMES = {"hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d", "month": "%Y-%m"}
@@ -83,19 +80,6 @@ def labels(row: UsageRow) -> dict[str, str]:
         "version": row.executor_version,
     }
     return known | {"manager": row.usage.manager}
-
-
-def summed(usage: Iterable[RoleUsage]) -> list[RoleUsage]:
-    """Return sums by role, model and manager; what no row knows stays unknown."""
-    groups: dict[tuple[Role, str, str], list[RoleUsage]] = {}
-    for row in usage:
-        groups.setdefault((row.role, row.model, row.manager), []).append(row)
-    sums = [total(rows) for rows in groups.values()]
-    for (role, model, manager), row in zip(groups, sums, strict=True):
-        row.role = role
-        row.model = model
-        row.manager = manager
-    return sums
 
 
 def total(usage: Iterable[RoleUsage]) -> RoleUsage:
@@ -149,23 +133,26 @@ def runs_table(runs: Sequence[Run]) -> Table:
     """Return a line for each run, at most 80 columns wide; requests get the room that is left.
     Kinds and tenants are shown if there are several.
     """
-    kinds = len({run.kind for run in runs}) > 1
-    tenants = len({run.tenant for run in runs}) > 1
-    names = ["run", *(["kind"] if kinds else []), "status", *(["tenant"] if tenants else [])]
-    columns = [Column(name, no_wrap=name != "tenant") for name in (*names, "started UTC", "s")]
-    table = new_table([*columns, "request"], texts=len(names) + 1)
-    table.columns[-1].justify = "left"
-    for run in runs:
-        seconds = run.duration.ToTimedelta().total_seconds()
-        table.add_row(
+    names = ["run", "kind", "status", "tenant", "started UTC", "s", "request"]
+    rows: list[list[Any]] = [
+        [
             run.run_id,
-            *([word(RunKind, run.kind)] if kinds else []),
+            word(RunKind, run.kind),
             _status(run),
-            *([_one_line(run.tenant)] if tenants else []),
+            _one_line(run.tenant),
             run.start_time.ToDatetime(UTC).strftime("%m-%d %H:%M"),
-            f"{seconds:.1f}" if run.HasField("duration") else "",
+            f"{run.duration.ToTimedelta().total_seconds():.1f}" if run.HasField("duration") else "",
             _one_line(run.request),
-        )
+        ]
+        for run in runs
+    ]
+    for index in (3, 1):
+        if len({str(row[index]) for row in rows}) < 2:
+            for row in (names, *rows):
+                del row[index]
+    columns = [Column(name, no_wrap=name not in ("tenant", "request")) for name in names]
+    table = new_table(columns, rows, texts=len(names))
+    table.columns[-2].justify = "right"
     return table
 
 
@@ -199,14 +186,6 @@ def calls_table(calls: Sequence[UpstreamCall]) -> Table:
         )
     texts = ("#", "role", "model", "why", "outcome")
     return new_table((*texts, "prompt", "written", "cost", "s"), rows, texts=len(texts))
-
-
-def tools_table(sums: Iterable[ToolSums]) -> Table:
-    """Return a row for each tool."""
-    rows = [
-        (row.server, row.tool, row.calls, row.failures, f"{row.duration_s:.1f}") for row in sums
-    ]
-    return new_table(("server", "tool", "calls", "failed", "s"), rows, texts=2)
 
 
 def feedback_line(feedback: Feedback) -> str:
@@ -265,15 +244,6 @@ def decisions_table(decisions: Iterable[ExecutorVersionDecision]) -> Table:
     return new_table([*fixed, "why"], rows, texts=len(fixed) + 1)
 
 
-def evidence_line(version: ExecutorVersion) -> str:
-    """Return the evidence that a version is not worse than the active one, and that it is."""
-    ratios = (
-        f"{evidence.measure} {_evidence(evidence.in_favour)} to {_evidence(evidence.against)}"
-        for evidence in version.figures.evidence
-    )
-    return f"evidence for {version.version}, to that against it: {', '.join(ratios)}"
-
-
 def state_of(version: ExecutorVersion) -> str:
     """Return the state of a version in words."""
     state = word(ExecutorVersionState, version.state)
@@ -290,21 +260,15 @@ def _trial_figures(trial: TrialFigures) -> tuple[str, ...]:
     )
 
 
-def _evidence(evidence: float) -> str:
-    if evidence >= 1000:
-        return ">999"
-    return f"{evidence:.2g}" if evidence < 100 else f"{evidence:.0f}"
-
-
 def _time(timestamp: Timestamp) -> str:
     return timestamp.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M")
 
 
-_UNANSWERED = (pb.ANSWER_OUTCOME_NOT_FOUND, pb.ANSWER_OUTCOME_NO_SEARCH)
+class RunView:
+    """Shows one run, on its way and at its end."""
 
-
-class AnswerView:
-    """Shows one run."""
+    doing = "asking"
+    """The work, in a word."""
 
     def __init__(
         self,
@@ -315,45 +279,49 @@ class AnswerView:
         as_json: bool,
     ) -> None:
         """`stream`: show events while the run goes on. `as_json`: print for programs."""
-        self._out = out
-        self._progress = progress
+        self.out = out
+        self.progress = progress
         self._stream = stream
         self._as_json = as_json
-        self._searches: list[pb.SearchDone] = []
 
-    def follow(self, stream: Stream[pb.StreamAnswerResponse]) -> pb.AnswerResponse:
-        """Show events until the run ends; return its answer. Raises `GatewayError`."""
-        with stream as events:
+    def follow(self, stream: Stream[Any]) -> Any:
+        """Show events until the run ends; return its result. Raises `GatewayError`."""
+        with stream as events, self.progress.status(self.doing) as status:
             for event in events:
-                self.on_event(event)
+                status.update(escape(self.so_far(event)))
+                if self._stream and self._as_json:
+                    self.out.out(json_of(event), highlight=False)
+                elif self._stream and (line := event_line(event)):
+                    print_line(self.progress, line, style="dim")
         return event.done
 
-    def on_event(self, event: pb.StreamAnswerResponse) -> None:
-        """Show one event."""
-        if event.WhichOneof("event") == "search_done":
-            self._searches.append(event.search_done)
-        if self._stream and self._as_json:
-            self._print_json(event)
-        elif self._stream and (line := event_line(event)):
-            self._progress.print(line, style="dim", markup=False, highlight=False)
+    def so_far(self, _event: Any) -> str:
+        """Return how far the run is after an event."""
+        return self.doing
 
-    def show(self, answer: pb.AnswerResponse) -> None:
-        """Show the answer, unless it was the last event of streamed JSON."""
+    def show(self, result: Any) -> None:
+        """Show the result, unless it was the last event of streamed JSON."""
         if not self._as_json:
-            self._show_answer(answer)
+            self.show_result(result)
         elif not self._stream:
-            self._print_json(answer)
+            self.out.out(json_of(getattr(result, "message", result)), highlight=False)
 
-    def _print_json(self, message: pb.StreamAnswerResponse | pb.AnswerResponse) -> None:
-        self._out.out(json_of(message), highlight=False)
+    def show_result(self, result: Any) -> None:
+        """Show the result for people."""
+        raise NotImplementedError
 
-    def _show_answer(self, answer: pb.AnswerResponse) -> None:
+
+class AnswerView(RunView):
+    """Shows a run that answers a question."""
+
+    def show_result(self, answer: pb.AnswerResponse) -> None:
+        """Show the answer, with its sub-queries, evidence and cost."""
         outcome = word(AnswerOutcome, answer.outcome)
         sound = answer.outcome == pb.ANSWER_OUTCOME_ANSWERED and not answer.unsupported
         # A panel makes no room for its subtitle
         text = escape(answer.answer.ljust(len(outcome) + 2))
         colour = "green" if sound else "yellow"
-        self._out.print(
+        self.out.print(
             Panel(
                 text,
                 title="answer",
@@ -363,45 +331,33 @@ class AnswerView:
             )
         )
         if answer.unsupported:
-            print_line(self._out, UNSUPPORTED, style="yellow")
+            print_line(self.out, UNSUPPORTED, style="yellow")
         if warning := missed(map(sub_answer_from_proto, answer.results)):
-            print_line(self._out, warning, style="yellow")
+            print_line(self.out, warning, style="yellow")
         for number, result in enumerate(answer.results, 1):
-            print_line(self._out, f"{number}. {result.sub_query} → {result.answer}", style="bold")
+            print_line(self.out, f"{number}. {result.sub_query} → {result.answer}", style="bold")
             if result.shared_from:
                 print_line(
-                    self._out, f"found by {', '.join(result.shared_from)}", indent=3, style="dim"
+                    self.out, f"found by {', '.join(result.shared_from)}", indent=3, style="dim"
                 )
             for point in result.evidence:
                 self._show_point(point)
-        if answer.outcome in _UNANSWERED:
-            self._show_searches()
         if answer.usage:
-            self._out.print(usage_table(answer.usage))
+            self.out.print(usage_table(answer.usage))
         seconds = answer.duration.seconds + answer.duration.nanos / 1e9
-        print_line(self._out, f"{answer.run_id}, {seconds:.1f} s", style="dim")
+        print_line(self.out, f"{answer.run_id}, {seconds:.1f} s", style="dim")
 
     def _show_point(self, point: evidence_pb2.EvidencePoint) -> None:
         """Show the sentences that support a point, and its own words if they differ."""
         quotes = {" ".join(citation.quote.split()) for citation in point.citations}
         if not quotes:
             print_line(
-                self._out,
+                self.out,
                 f"“{point.text}” is in no passage that was found",
                 indent=3,
                 style="yellow",
             )
         elif point.text not in quotes:
-            print_line(self._out, point.text, indent=3)
+            print_line(self.out, point.text, indent=3)
         for citation in point.citations:
-            print_line(self._out, source_line(citation), indent=3, style="cyan")
-
-    def _show_searches(self) -> None:
-        """Show searches that found no answer."""
-        for search in self._searches:
-            passages = counted(len(search.titles), "passage")
-            titles = f" of {', '.join(dict.fromkeys(search.titles))}" if search.titles else ""
-            line = f"searched for “{search.query}”, which found {passages}{titles}"
-            print_line(self._out, line, style="yellow")
-        if not self._searches:
-            print_line(self._out, "nothing was searched for", style="yellow")
+            print_line(self.out, source_line(citation), indent=3, style="cyan")

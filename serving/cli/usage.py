@@ -71,13 +71,8 @@ class ReconcileOptions(JSONConnectionOptions, frozen=True):
 def usage(arguments: Sequence[str]) -> int:
     """Show usage, or compare it with the engines' counters."""
     if arguments[:1] == ["reconcile"]:
-        reconcile_options = parse(ReconcileOptions, "usage reconcile", arguments[1:])
-        return with_client(
-            reconcile_options, lambda client: _reconcile(client, as_json=reconcile_options.json)
-        )
-    options = parse(UsageOptions, "usage", arguments)
-    by = _dimensions(options.by)
-    return with_client(options, lambda client: _show(client, options, by))
+        return with_client(_reconcile, parse(ReconcileOptions, "usage reconcile", arguments[1:]))
+    return with_client(_show, parse(UsageOptions, "usage", arguments))
 
 
 def _dimensions(words: Sequence[str]) -> list[str]:
@@ -89,7 +84,8 @@ def _dimensions(words: Sequence[str]) -> list[str]:
     return names
 
 
-def _show(client: Client, options: UsageOptions, by: Sequence[str]) -> None:
+def _show(client: Client, options: UsageOptions) -> None:
+    by = _dimensions(options.by)
     report = client.usage(
         start=options.since,
         end=options.until,
@@ -125,10 +121,10 @@ def _record(row: pb.UsageRow) -> dict[str, str | int | None]:
     }
 
 
-def _reconcile(client: Client, *, as_json: bool) -> int:
+def _reconcile(client: Client, options: ReconcileOptions) -> int:
     reconciliations = client.reconcile()
     for reconciliation in reconciliations:
-        if as_json:
+        if options.json:
             print(json_of(reconciliation))
         else:
             print("\n".join(_lines(reconciliation)))

@@ -1,14 +1,15 @@
 """`rolegate versions`: list, try, promote and roll back versions of the executor."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from rolegate.client import Client
+from rolegate.client.requests import TriedState
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersion
 
 from serving.cli.command import POSITIONAL, Command, run_subcommand
 from serving.cli.options import JSONConnectionOptions, json_of, show_each, with_client
-from serving.cli.tables import decisions_table, evidence_line, state_of, versions_table
+from serving.cli.tables import decisions_table, state_of, versions_table
 
 _ABOUT = """List, try, promote and roll back versions of the executor.
 
@@ -70,24 +71,12 @@ def versions(arguments: Sequence[str]) -> int:
     """Run one of the subcommands."""
     commands = {
         "list": Command(ListOptions, _list),
-        "register": _action(
-            RegisterOptions, lambda client, options: client.register_version(options.version)
-        ),
-        "shadow": _action(
-            ShadowOptions,
-            lambda client, options: client.set_version_traffic(options.version, "shadow"),
-        ),
-        "canary": Command(CanaryOptions, _start_canary),
-        "off": _action(
-            OffOptions,
-            lambda client, options: client.set_version_traffic(options.version, "registered"),
-        ),
-        "promote": _action(
-            PromoteOptions, lambda client, options: client.promote_version(options.version)
-        ),
-        "rollback": _action(
-            RollbackOptions, lambda client, options: client.roll_back_version(options.version)
-        ),
+        "register": Command(RegisterOptions, _changed(Client.register_version)),
+        "shadow": Command(ShadowOptions, _traffic("shadow")),
+        "canary": Command(CanaryOptions, _traffic("canary")),
+        "off": Command(OffOptions, _traffic("registered")),
+        "promote": Command(PromoteOptions, _changed(Client.promote_version)),
+        "rollback": Command(RollbackOptions, _changed(Client.roll_back_version)),
         "decisions": Command(DecisionsOptions, _decisions),
     }
     return run_subcommand(
@@ -95,19 +84,23 @@ def versions(arguments: Sequence[str]) -> int:
         _ABOUT,
         commands,
         arguments,
-        lambda work, options: with_client(options, lambda client: work(client, options)),
+        with_client,
     )
 
 
-def _action(
-    options: type[VersionOptions], change: Callable[[Client, VersionOptions], ExecutorVersion]
-) -> Command:
-    """Return a command that changes a version and shows its new state."""
-    return Command(options, lambda client, given: _show(change(client, given), given))
+def _changed(change: Callable[[Client, str], ExecutorVersion]) -> Callable[..., None]:
+    """Return the work of a command that changes a version and shows its new state."""
+    return lambda client, options: _show(change(client, options.version), options)
 
 
-def _start_canary(client: Client, options: CanaryOptions) -> None:
-    _show(client.set_version_traffic(options.version, "canary", options.share), options)
+def _traffic(traffic: TriedState) -> Callable[..., None]:
+    """Return the work of a command that sends a version other runs."""
+
+    def change(client: Client, options: Any) -> None:
+        share = getattr(options, "share", 0.0)
+        _show(client.set_version_traffic(options.version, traffic, share), options)
+
+    return change
 
 
 def _show(version: ExecutorVersion, options: VersionOptions) -> None:
@@ -117,9 +110,6 @@ def _show(version: ExecutorVersion, options: VersionOptions) -> None:
 def _list(client: Client, options: ListOptions) -> None:
     versions = client.versions()
     show_each(versions, lambda: versions_table(versions), as_json=options.json)
-    for version in versions:
-        if version.figures.evidence and not options.json:
-            print(evidence_line(version))
 
 
 def _decisions(client: Client, options: DecisionsOptions) -> None:

@@ -47,8 +47,10 @@ def moment(at: float) -> str:
 
 
 def words(name: str | None) -> str:
-    """Return the name of an enum value in words: `not found`."""
-    return (name or "").replace("_", " ")
+    """Return the name of an enum value in words: `not found`. A table is `done`: how far it is
+    filled is another figure.
+    """
+    return "done" if name == "filled" else (name or "").replace("_", " ")
 
 
 FILTERS: dict[str, Callable[..., Any]] = {

@@ -8,7 +8,7 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2, usage_pb2
 
 from router.edge.rendering import event_line
-from serving.cli.tables import AnswerView, summed
+from serving.cli.tables import AnswerView
 
 HEAT = evidence_pb2.Citation(
     passage_id="p1", title="Heat", page=3, quote="Heat is a film by\nMichael Mann."
@@ -16,13 +16,10 @@ HEAT = evidence_pb2.Citation(
 LONG = "Heat is one of the many films that were directed by the American director Michael Mann."
 
 
-def shown(*events: pb.StreamAnswerResponse) -> str:
+def shown(event: pb.StreamAnswerResponse) -> str:
     """The text, without colours."""
     out = Console(file=StringIO(), width=80)
-    view = AnswerView(out, Console(file=StringIO()), stream=False, as_json=False)
-    for event in events:
-        view.on_event(event)
-    view.show(events[-1].done)
+    AnswerView(out, Console(file=StringIO()), stream=False, as_json=False).show(event.done)
     assert isinstance(out.file, StringIO)
     return out.file.getvalue()
 
@@ -38,10 +35,6 @@ def done(
         run_id="run-1", answer="Mann", outcome=outcome, results=[result], **fields
     )
     return pb.StreamAnswerResponse(done=answer)
-
-
-def searched(query: str, *titles: str) -> pb.StreamAnswerResponse:
-    return pb.StreamAnswerResponse(search_done=pb.SearchDone(query=query, titles=titles))
 
 
 def test_evidence_stands_under_its_sub_query() -> None:
@@ -80,20 +73,6 @@ def test_an_answer_that_rests_on_nothing() -> None:
     assert "Unsupported: no retrieved passage holds all of this answer; check it." in text
 
 
-def test_what_was_not_found() -> None:
-    """The searches that were run, and in how many passages of which titles they looked."""
-    events = [
-        searched("Heat director", "Heat", "Thief", "Heat"),
-        searched("Mann", "Heat"),
-        searched("heat"),
-    ]
-    text = shown(*events, done(pb.ANSWER_OUTCOME_NOT_FOUND))
-    assert "searched for “Heat director”, which found 3 passages of Heat, Thief\n" in text
-    assert "searched for “Mann”, which found 1 passage of Heat\n" in text
-    assert "searched for “heat”, which found 0 passages\n" in text
-    assert "check it" not in text
-
-
 def test_what_could_not_be_looked_up() -> None:
     """Is said below the answer, by the sub-query, and on the way."""
     event = done(pb.ANSWER_OUTCOME_ANSWERED)
@@ -102,16 +81,6 @@ def test_what_could_not_be_looked_up() -> None:
     assert "Could not look up: “Who directed Heat?” (retrieval failed).\n" in shown(event)
     reported = pb.StreamAnswerResponse(reported=pb.Reported(index=0, result=event.done.results[0]))
     assert event_line(reported) == "  ← 1. could not be looked up (retrieval failed)"
-
-
-def test_where_nothing_was_searched() -> None:
-    """That is said."""
-    assert "nothing was searched for" in shown(done(pb.ANSWER_OUTCOME_NO_SEARCH))
-
-
-def test_a_found_answer_is_not_cluttered_with_searches() -> None:
-    """They are told on the way, to whom asks for it."""
-    assert "searched" not in shown(searched("Mann", "Heat"), done(pb.ANSWER_OUTCOME_ANSWERED))
 
 
 def test_long_lines_are_indented_throughout() -> None:
@@ -161,20 +130,3 @@ def test_known_usage() -> None:
     assert row in [" ".join(line.split()) for line in first.splitlines()]
     assert row.replace("40", "40 7") in [" ".join(line.split()) for line in second.splitlines()]
     assert ("wasted" in first, "wasted" in second) == (False, True)
-
-
-def test_sums_over_answers() -> None:
-    """By role and model; a sum of unknowns is unknown, and one of a known 0 is 0."""
-    row = usage_pb2.RoleUsage(
-        role=usage_pb2.ROLE_ANSWER, model="m", attempts=1, prompt_tokens=7, cached_tokens=0
-    )
-    other = usage_pb2.RoleUsage(role=usage_pb2.ROLE_ANSWER, model="n", attempts=2, prompt_tokens=1)
-    first, second = summed([row, other, row])
-    assert (first.model, first.attempts, first.prompt_tokens, first.cached_tokens) == (
-        "m",
-        2,
-        14,
-        0,
-    )
-    assert (first.HasField("cached_tokens"), first.HasField("reasoning_tokens")) == (True, False)
-    assert second == other

@@ -61,7 +61,6 @@ def test_without_a_terminal_nothing_is_asked(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
     assert [line.strip() for line in ended.stdout.splitlines()] == [
         "rolegate.toml is written. Next:",
-        "pip install '.[hosted]'   (where rolegate's pyproject.toml is)",
         "export OPENAI_API_KEY=…",
         "rolegate index build",
         "rolegate check --live",
@@ -140,24 +139,6 @@ def test_an_engine_is_given_its_role_s_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "extras"),
-    [
-        (["--preset", "hosted"], "hosted"),
-        (["--preset", "hosted", "--embedder", "minilm"], "hosted,local"),
-        (["--preset", "one-gpu"], "one-gpu"),
-        (["--preset", "local"], "local"),
-        (["--preset", "local", "--embedder", "bge", "--embedder-dimension", "384"], "local"),
-    ],
-)
-def test_the_extra_to_install_is_told(
-    options: list[str], extras: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["init", "--yes", *options]) == 0
-
-    assert f"pip install '.[{extras}]' " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--documents", "nowhere"], "retrieval.documents: there is no file or folder"),
@@ -194,7 +175,7 @@ def test_a_file_that_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixtur
     mine.write_text("mine")
 
     assert main(["init", "--yes"]) == 1
-    assert capsys.readouterr().err.startswith("rolegate: rolegate.toml: exists already; ")
+    assert capsys.readouterr().err.startswith("rolegate: --out rolegate.toml: exists already; ")
     assert main(["init", "--yes", "--force", "--documents", "nowhere"]) == 1
     assert mine.read_text() == "mine"
     assert main(["init", "--yes", "--force"]) == 0

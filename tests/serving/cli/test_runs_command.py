@@ -2,7 +2,6 @@
 
 import json
 import uuid
-from typing import cast
 
 import pytest
 from rich.console import Console, RenderableType
@@ -13,12 +12,10 @@ from rolegate.v1.answer_service_pb2 import AnswerOutcome
 
 from router.protocol import NO_EVIDENCE, Passage
 from router.trace import Conversation, Execution
-from router.trace.export import trace_json
 from router.trace.values import SearchRecord, ToolCall
 from serving.cli.main import main
-from serving.cli.runs import ShowOptions, _show, _show_execution
+from serving.cli.runs import _show_execution
 from serving.cli.tables import calls_table, runs_table
-from tests.router.store.stored import run_with_tools
 from tests.scripted_gateway import DIRECTOR, QUESTION
 
 HEADER = "run status started UTC s request"
@@ -160,11 +157,11 @@ def test_whose_runs_they_are() -> None:
         ),
     ]
     shown = rows(runs_table(runs))
-    assert "run-1 complete running acme 01-01 00:00 [b]?" in shown
-    assert "run-2 execute failed other 01-01 00:00" in shown
+    assert "run-1 complete running acme 01-01 00:00 – [b]?" in shown
+    assert "run-2 execute failed other 01-01 00:00 –" in shown
     runs[0].request = "a word " * 30
     (line,) = (line for line in rows(runs_table(runs[:1])) if line.startswith("run-1"))
-    assert line.startswith("run-1 running 01-01 00:00 a word a word")
+    assert line.startswith("run-1 running 01-01 00:00 – a word a word")
     assert line.endswith("…")
 
 
@@ -242,22 +239,3 @@ def test_calls_of_tools_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
         "called web in 1.2 s “fetch a”: Heat",
         "called web in 60.0 s “fetch b”: it took too long",
     ]
-
-
-class _OneRun:
-    """A gateway whose run has called tools."""
-
-    def run(self, run_id: str, *, trace: bool) -> pb.GetRunResponse:
-        return pb.GetRunResponse(
-            run=pb.Run(run_id=run_id), trace_json=trace_json(run_with_tools(run_id))
-        )
-
-
-def test_calls_of_tools_are_summed_by_server_and_tool(capsys: pytest.CaptureFixture[str]) -> None:
-    """Over executors, workers, and managers asked before; of a call that no tool takes there is
-    no sum.
-    """
-    _show(cast(Client, _OneRun()), ShowOptions(run_id="run-1"))
-    shown = lines(capsys)
-    first = shown.index("server tool calls failed s")
-    assert shown[first + 2 : first + 4] == ["files open 1 0 0.2", "web fetch 2 1 61.5"]

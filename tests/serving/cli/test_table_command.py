@@ -34,7 +34,7 @@ def test_what_is_printed(rolegate: Rolegate, gateway: str) -> None:
     assert (status, out.splitlines()) == (0, MARKDOWN)
     assert err.startswith("0 rows, 0 sub-queries under way\n")
     assert "1 value to check: stated by no passage about the row" in err
-    assert "filled: 2 rows, 100% filled; run-" in err
+    assert "done: 2 rows, 100% filled; run-" in err
 
 
 def test_json(rolegate: Rolegate, gateway: str) -> None:
@@ -97,7 +97,7 @@ def test_what_is_refused(rolegate: Rolegate, dead: str, gateway: str, tmp_path: 
     (tmp_path / "known.csv").write_text("town\nTal\n")
     for options, said in (
         (("--columns", "a*:b"), "must be one of text, integer"),
-        (("--columns", "a*", "--out", "t.xls"), "ends in .md, .csv, .tsv, .xlsx, .json."),
+        (("--columns", "a*", "--out", "t.xls"), "ends in .md or .csv or .tsv or .xlsx or .json."),
         (("--columns", "a*", "--topology", "pair"), "invalid choice: 'pair' (choose from"),
         (
             ("--columns", "a*", "--rows", tmp_path / "known.csv"),
@@ -149,7 +149,7 @@ def row(name: str, *cells: pb.Cell, merged: tuple[str, ...] = ()) -> pb.Row:
 
 
 def test_a_terminal() -> None:
-    """Rows while they change, one that is another's alias no longer; at the end what sources
+    """How many rows there are, one that is another's alias no longer; at the end what sources
     disagree on.
     """
     rival = pb.Claim(
@@ -178,12 +178,12 @@ def test_a_terminal() -> None:
     out, progress = (
         Console(file=StringIO(), width=80, force_terminal=True, color_system=None) for _ in range(2)
     )
-    view = TableView(out, progress, as_json=False)
+    view = TableView(out, progress, stream=False, as_json=False)
     stream: Any = Stream(*events)
     view.show(Table(view.follow(stream)))
     files: list[Any] = [out.file, progress.file]
     shown, on_the_way = (file.getvalue() for file in files)
-    assert "1 row, 1 sub-query under way" in on_the_way
+    assert "1 row, 1 sub-query under way: Bel, 900" in on_the_way
     assert "Bel, founded: 900, or 901 (Annals: “Bel was founded in 901.”)" in on_the_way
     assert "1 value to check: stated by no passage about the row" in on_the_way
     assert "1 value to check: not of the column's type" in on_the_way
@@ -200,6 +200,6 @@ def test_names_of_columns_take_no_hold_of_a_terminal(name: str) -> None:
     console = Console(file=out, force_terminal=True, width=120)
     table = Table(pb.Table(columns=[pb.Column(name=name, key=True)], rows=[row("Bel")]))
     with visible_output():
-        TableView(console, console, as_json=False).show(table)
+        TableView(console, console, stream=False, as_json=False).show(table)
     assert name.replace("\x1b", "\\u001b").replace("\x07", "\\u0007") in out.getvalue()
     assert "\x1b]8" not in out.getvalue()
