@@ -3,11 +3,10 @@
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import wraps
-from operator import attrgetter
 from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack, cast
 
 from rolegate.client import calls
-from rolegate.client.calls import Call, Stubs
+from rolegate.client.calls import Call
 from rolegate.client.connection import Access, Connection
 from rolegate.client.gateway_error import GatewayError, translated
 from rolegate.client.options import P, Result, checked
@@ -74,7 +73,7 @@ def _streamed(
     def method(client: "AsyncClient", /, *args: P.args, **options: P.kwargs) -> AsyncStream[Result]:
         call = make(*args, **options)
         return AsyncStream(
-            client._begin(call, client._stubs, call.timeout_s),
+            call.begin(client._channel, client._connection, call.timeout_s),
             client._connection.address,
             call.result,
         )
@@ -96,7 +95,6 @@ class AsyncClient:
             address = Connection.to(address, **access)
         self._connection = address
         self._channel = address.aio_channel()
-        self._stubs = Stubs(self._channel)
 
     ask = _unary(calls.ask)
     stream = _streamed(calls.stream)
@@ -154,7 +152,8 @@ class AsyncClient:
         begun = time.monotonic()
         try:
             with translated(self._connection.address):
-                return call.result(await self._begin(call, self._stubs, call.timeout_s))
+                response = await call.begin(self._channel, self._connection, call.timeout_s)
+                return call.result(response)
         except GatewayError as error:
             if not (call.repeatable and call.timeout_s and error.connection_broke):
                 raise
@@ -163,8 +162,4 @@ class AsyncClient:
         rest_s = call.timeout_s - (time.monotonic() - begun)
         async with self._connection.aio_channel() as channel:
             with translated(self._connection.address):
-                return call.result(await self._begin(call, Stubs(channel), rest_s))
-
-    def _begin(self, call: Call[Any], stubs: Stubs, timeout_s: float | None) -> Any:
-        method = attrgetter(call.method)(stubs)
-        return method(call.request, timeout=timeout_s, metadata=self._connection.metadata)
+                return call.result(await call.begin(channel, self._connection, rest_s))

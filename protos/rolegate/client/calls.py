@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Generic, Unpack
 
+from google.protobuf.message_factory import GetMessageClass
+
+from rolegate.client.connection import Connection
 from rolegate.client.options import Result
 from rolegate.client.requests import (
     ANSWER_S,
@@ -31,14 +34,8 @@ from rolegate.v1 import executor_version_service_pb2 as version_pb
 from rolegate.v1 import run_service_pb2 as run_pb
 from rolegate.v1 import table_service_pb2 as table_pb
 from rolegate.v1 import usage_service_pb2 as usage_pb
-from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.evidence_pb2 import Passage
-from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
-from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
-from rolegate.v1.run_service_pb2_grpc import RunServiceStub
-from rolegate.v1.table_service_pb2_grpc import TableServiceStub
-from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
 _PAGE = 100
 _ROWS = 1000
@@ -49,30 +46,30 @@ _VERDICTS = {
 }
 
 
-class Stubs:
-    """Stubs of a gateway's services on one channel."""
-
-    def __init__(self, channel: Any) -> None:
-        self.answers = AnswerServiceStub(channel)
-        self.runs = RunServiceStub(channel)
-        self.usage = UsageServiceStub(channel)
-        self.versions = ExecutorVersionServiceStub(channel)
-        self.retrieval = RetrievalServiceStub(channel)
-        self.tables = TableServiceStub(channel)
-
-
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Result]):
     """One call, unary or streamed."""
 
     method: str
-    """Attribute of `Stubs` and its method."""
+    """Method of the service that `request` belongs to."""
     request: Any
     result: Callable[[Any], Result] = lambda response: response
     """Maps a response to what the caller gets."""
     timeout_s: float | None = SHORT_S
     repeatable: bool = False
     """True to retry once if the connection breaks: the `request_id` prevents double spending."""
+
+    def begin(self, channel: Any, connection: Connection, timeout_s: float | None) -> Any:
+        """Begin the call on a channel of the connection. Return gRPC's call."""
+        (service,) = self.request.DESCRIPTOR.file.services_by_name.values()
+        method = service.methods_by_name[self.method]
+        make = channel.unary_stream if method.server_streaming else channel.unary_unary
+        call = make(
+            f"/{service.full_name}/{method.name}",
+            request_serializer=type(self.request).SerializeToString,
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+        return call(self.request, timeout=timeout_s, metadata=connection.metadata)
 
 
 def ask(
@@ -83,7 +80,7 @@ def ask(
     """
     sent = request(answer_pb.AnswerRequest, options, question=question)
     sent.request_id = sent.request_id or str(uuid.uuid4())
-    return Call("answers.Answer", sent, timeout_s=timeout_s, repeatable=True)
+    return Call("Answer", sent, timeout_s=timeout_s, repeatable=True)
 
 
 def stream(
@@ -91,7 +88,7 @@ def stream(
 ) -> Call[answer_pb.StreamAnswerResponse]:
     """Answer a question and stream its events; the last one is `done`, with the whole answer."""
     return Call(
-        "answers.StreamAnswer",
+        "StreamAnswer",
         request(answer_pb.StreamAnswerRequest, options, question=question),
         timeout_s=timeout_s,
     )
@@ -111,7 +108,7 @@ def table(
     sent = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
     sent.request_id = sent.request_id or str(uuid.uuid4())
     return Call(
-        "tables.FillTable",
+        "FillTable",
         sent,
         lambda filled: Table(filled.table),
         timeout_s,
@@ -128,7 +125,7 @@ def stream_table(
 ) -> Call[table_pb.StreamTableResponse]:
     """Fill a table and stream its events; the last one is `done`, whose message `Table` takes."""
     sent = _table_request(table_pb.StreamTableRequest, question, columns, rows, options)
-    return Call("tables.StreamTable", sent, timeout_s=timeout_s)
+    return Call("StreamTable", sent, timeout_s=timeout_s)
 
 
 def begin_table(
@@ -142,7 +139,7 @@ def begin_table(
     """
     sent = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
     sent.detached = True
-    return Call("tables.FillTable", sent, attrgetter("run_id"))
+    return Call("FillTable", sent, attrgetter("run_id"))
 
 
 def _table_request(
@@ -160,14 +157,14 @@ def _table_request(
 def table_page(run_id: str, page_token: str) -> Call[table_pb.GetTableResponse]:
     """Return a page of a run's table; an empty token requests the first page."""
     sent = table_pb.GetTableRequest(run_id=run_id, page_size=_ROWS, page_token=page_token)
-    return Call("tables.GetTable", sent)
+    return Call("GetTable", sent)
 
 
 def search(query: str, top_k: int = 0, timeout_s: float = SHORT_S) -> Call[Sequence[Passage]]:
     """Return the nearest passages, best first. `top_k`: 0 for the server's default."""
     sent = SearchRequest(queries=[query], top_k=top_k)
     return Call(
-        "retrieval.Search",
+        "Search",
         sent,
         lambda response: response.results[0].passages,
         timeout_s,
@@ -178,13 +175,13 @@ def run(run_id: str, *, trace: bool = False) -> Call[run_pb.GetRunResponse]:
     """Return a run, running or ended, with its output, usage, feedback and, if asked for, its
     trace.
     """
-    return Call("runs.GetRun", run_pb.GetRunRequest(run_id=run_id, include_trace=trace))
+    return Call("GetRun", run_pb.GetRunRequest(run_id=run_id, include_trace=trace))
 
 
 def page(page_token: str, wanted: ListFilter) -> Call[run_pb.ListRunsResponse]:
     """Return a page of runs, newest first; an empty token requests the first page."""
     return Call(
-        "runs.ListRuns",
+        "ListRuns",
         request(run_pb.ListRunsRequest, wanted, page_size=_PAGE, page_token=page_token),
     )
 
@@ -201,7 +198,7 @@ def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[E
         return response.table_event if response.HasField("table_event") else response.event
 
     return Call(
-        "runs.WatchRun",
+        "WatchRun",
         run_pb.WatchRunRequest(run_id=run_id, after_event_number=after),
         event,
         timeout_s,
@@ -210,14 +207,14 @@ def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[E
 
 def cancel(run_id: str) -> Call[None]:
     """Cancel a run; does nothing if it has ended."""
-    return Call("runs.CancelRun", run_pb.CancelRunRequest(run_id=run_id), lambda _: None)
+    return Call("CancelRun", run_pb.CancelRunRequest(run_id=run_id), lambda _: None)
 
 
 def feedback(run_id: str, **opinion: Unpack[FeedbackFields]) -> Call[str]:
     """Submit feedback on an answer. Return the feedback's identifier."""
     verdict = _VERDICTS[opinion.pop("accepted", None)]
     sent = request(run_pb.SubmitFeedbackRequest, opinion, run_id=run_id, verdict=verdict)
-    return Call("runs.SubmitFeedback", sent, attrgetter("feedback_id"))
+    return Call("SubmitFeedback", sent, attrgetter("feedback_id"))
 
 
 def export(
@@ -225,18 +222,18 @@ def export(
 ) -> Call[run_pb.ExportRunsResponse]:
     """Stream all ended runs with their traces, oldest first."""
     sent = request(run_pb.ExportRunsRequest, wanted)
-    return Call("runs.ExportRuns", sent, timeout_s=timeout_s)
+    return Call("ExportRuns", sent, timeout_s=timeout_s)
 
 
 def usage(**sums: Unpack[UsageOptions]) -> Call[usage_pb.GetUsageResponse]:
     """Sum tokens and cost over all calls."""
-    return Call("usage.GetUsage", request(usage_pb.GetUsageRequest, sums))
+    return Call("GetUsage", request(usage_pb.GetUsageRequest, sums))
 
 
 def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
     """Compare the ledger with the engines' own counters."""
     return Call(
-        "usage.ReconcileUsage",
+        "ReconcileUsage",
         usage_pb.ReconcileUsageRequest(),
         attrgetter("reconciliations"),
     )
@@ -245,7 +242,7 @@ def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
 def versions() -> Call[Sequence[version_pb.ExecutorVersion]]:
     """Return the executor's versions, newest first."""
     return Call(
-        "versions.ListExecutorVersions",
+        "ListExecutorVersions",
         version_pb.ListExecutorVersionsRequest(),
         attrgetter("versions"),
     )
@@ -254,7 +251,7 @@ def versions() -> Call[Sequence[version_pb.ExecutorVersion]]:
 def register_version(version: str) -> Call[version_pb.ExecutorVersion]:
     """Check a published version, load it and register it."""
     sent = version_pb.RegisterExecutorVersionRequest(version=version)
-    return Call("versions.RegisterExecutorVersion", sent, attrgetter("version"), ANSWER_S)
+    return Call("RegisterExecutorVersion", sent, attrgetter("version"), ANSWER_S)
 
 
 def set_version_traffic(
@@ -267,19 +264,19 @@ def set_version_traffic(
         version=version,
         canary_share=share,
     )
-    return Call("versions.SetExecutorVersionTraffic", sent, attrgetter("version"), ANSWER_S)
+    return Call("SetExecutorVersionTraffic", sent, attrgetter("version"), ANSWER_S)
 
 
 def promote_version(version: str) -> Call[version_pb.ExecutorVersion]:
     """Make a version the active one."""
     sent = version_pb.PromoteExecutorVersionRequest(version=version)
-    return Call("versions.PromoteExecutorVersion", sent, attrgetter("version"), ANSWER_S)
+    return Call("PromoteExecutorVersion", sent, attrgetter("version"), ANSWER_S)
 
 
 def roll_back_version(version: str) -> Call[version_pb.ExecutorVersion]:
     """Take a version out of service. Return the version that is active now."""
     sent = version_pb.RollBackExecutorVersionRequest(version=version)
-    return Call("versions.RollBackExecutorVersion", sent, attrgetter("active"))
+    return Call("RollBackExecutorVersion", sent, attrgetter("active"))
 
 
 def version_decisions(
@@ -289,4 +286,4 @@ def version_decisions(
     first, at most 1000.
     """
     sent = version_pb.ListExecutorVersionDecisionsRequest(version=version, after_number=after)
-    return Call("versions.ListExecutorVersionDecisions", sent, attrgetter("decisions"))
+    return Call("ListExecutorVersionDecisions", sent, attrgetter("decisions"))
