@@ -1,5 +1,5 @@
 """Web pages: runs, usage and versions, served by the OpenAI-compatible server."""
 
-from router.edge.pages.site import Site, identity
+from router.edge.pages.site import Site
 
-__all__ = ["Site", "identity"]
+__all__ = ["Site"]

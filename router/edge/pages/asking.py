@@ -46,5 +46,5 @@ def add_asking(site: Site, asking: Asking) -> None:
             run_id = await asking.ask(question)
         return redirect(f"/ask/{run_id}")
 
-    site.get("/ask", form, section="Ask")
+    site.get("/ask", form)
     site.post("/ask", ask)

@@ -9,9 +9,10 @@ from aiohttp import web
 from cachetools import LRUCache
 from msgspec.structs import replace
 
+from router.access import caller
 from router.background import in_viewer
 from router.edge.pages import timeline
-from router.edge.pages.site import Site, field, identity, redirect
+from router.edge.pages.site import Site, field, redirect
 from router.edge.pages.table import TablePages, number
 from router.edge.rendering import CitedAnswer, cited_answer, progress_line
 from router.edge.status import as_seen_by
@@ -64,8 +65,8 @@ class RunPages:
 
     async def run(self, request: web.Request) -> Run:
         """Return the run of a URL as the user may see it. Raises `NotFound`."""
-        stored = await self._runs.get(request.match_info["run"], identity(request))
-        run = await in_viewer(as_seen_by, stored, identity(request))
+        stored = await self._runs.get(request.match_info["run"], caller())
+        run = await in_viewer(as_seen_by, stored, caller())
         if run.status == "running":
             return replace(run, duration_s=time.time() - run.started_at)
         return run
@@ -150,7 +151,7 @@ class RunPages:
             run.status,
             len(run.events),
             len(run.calls),
-            identity(request).tenant,
+            caller().tenant,
             request.query.get("lane"),
             request.query.get("row"),
         )
@@ -166,12 +167,12 @@ class RunPages:
         run = await self.run(request)
         verdict = {"right": True, "wrong": False}.get(field(request, "verdict"))
         gold, comment = (field(request, name).strip() for name in ("right_answer", "comment"))
-        await self._runs.feedback(Feedback(run.id, verdict, None, gold, comment), identity(request))
+        await self._runs.feedback(Feedback(run.id, verdict, None, gold, comment), caller())
         return redirect(f"/runs/{run.id}#feedback")
 
     async def _cancel(self, request: web.Request) -> web.Response:
         run = await self.run(request)
-        await self._runs.cancel(run.id, identity(request))
+        await self._runs.cancel(run.id, caller())
         return redirect(f"/runs/{run.id}")
 
 

@@ -8,7 +8,8 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
-from router.edge.pages.site import Site, identity, redirect
+from router.access import caller
+from router.edge.pages.site import Site, redirect
 from router.errors import BadRequest
 from router.runs import RunFilter, Runs
 from router.trace.run import RunKind, RunStatus
@@ -51,7 +52,7 @@ def add_runs(site: Site, runs: Runs) -> None:
             if (value := request.query.get(name, "").strip())
         }
         page = request.query.get("page", "")
-        listed_runs = await runs.list(run_filter(asked), _PAGE, page, identity(request))
+        listed_runs = await runs.list(run_filter(asked), _PAGE, page, caller())
         seen = hashlib.sha256(msgspec.json.encode(listed_runs)).hexdigest()[:16]
         if seen == request.query.get("seen"):
             return web.Response(status=204)
@@ -69,7 +70,7 @@ def add_runs(site: Site, runs: Runs) -> None:
         )
 
     site.get("/", first)
-    site.get("/runs", listed, section="Runs")
+    site.get("/runs", listed)
 
 
 def run_filter(asked: dict[str, str]) -> RunFilter:

@@ -45,11 +45,6 @@ _EXPIRED = "This form belongs to another session; go back, reload the page and t
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def identity(request: web.Request) -> Identity:
-    """Return the identity of the user of a page."""
-    return request[_IDENTITY]
-
-
 def field(request: web.Request, name: str) -> str:
     """Return a field of the submitted form; empty if absent."""
     return request[_FORM].get(name, "")
@@ -71,7 +66,6 @@ class Site:
             for file in (_HERE / "static").rglob("*")
             if file.suffix in _TYPES
         }
-        self._sections: list[tuple[str, str, KeyScope]] = []
         self._rendering = Worker("pages")
         self._templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
@@ -93,22 +87,13 @@ class Site:
         self._route("POST", "/sign-in", self._signed_in)
         self._route("POST", "/sign-out", self._sign_out)
 
-    def get(
-        self,
-        path: str,
-        page: Page,
-        *,
-        scope: KeyScope = "ask",
-        section: str = "",
-    ) -> None:
-        """Serve a page at `path` to keys of `scope`. `section`: its name in the navigation."""
-        self._route("GET", path, self._admitting(page, scope))
-        if section:
-            self._sections.append((path, section, scope))
+    def get(self, path: str, page: Page, *, scope: KeyScope = "ask") -> None:
+        """Serve a page at `path` to keys of `scope`."""
+        self._route("GET", path, page, scope)
 
     def post(self, path: str, page: Page, *, scope: KeyScope = "ask") -> None:
         """Serve a form that changes something, at `path` to keys of `scope`."""
-        self._route("POST", path, self._admitting(page, scope))
+        self._route("POST", path, page, scope)
 
     async def render(
         self,
@@ -120,12 +105,8 @@ class Site:
         """Render a page. Templates have `values`, `request`, `identity` (None before sign-in) and
         the CSRF token (`csrf`).
         """
-        user = request.get(_IDENTITY)
-        sections = [
-            (path, name) for path, name, scope in self._sections if user and _opens(user, scope)
-        ]
-        name = request.cookies.get(COOKIE, "")
-        common = {"identity": user, "csrf": self._sessions.token(name), "sections": sections}
+        token = self._sessions.token(request.cookies.get(COOKIE, ""))
+        common = {"identity": request.get(_IDENTITY), "csrf": token}
         page = self._templates.get_template(template)
         # In a thread, as rendering a large page would block the event loop.
         text = await self._rendering(partial(page.render, **common, request=request, **values))
@@ -172,16 +153,14 @@ class Site:
             request, template, status, message=message, next=request.query.get("next", "")
         )
 
-    def _route(self, method: str, path: str, page: Page) -> None:
+    def _route(self, method: str, path: str, page: Page, scope: KeyScope | None = None) -> None:
+        """Serve a page at `path`. `scope`: None needs no key."""
+
         async def handle(request: web.Request) -> web.StreamResponse:
             if method == "POST":
                 await self._check_form(request)
-            return await page(request)
-
-        self.routes.append(web.route(method, path, handle))
-
-    def _admitting(self, page: Page, scope: KeyScope) -> Page:
-        async def admitted(request: web.Request) -> web.StreamResponse:
+            if scope is None:
+                return await page(request)
             user = await self._sessions.identify(request.cookies.get(COOKIE, ""))
             # aiohttp serves each request in its own context, so only its page sees this.
             CALLER.set(user)
@@ -190,7 +169,7 @@ class Site:
             with self._access.serving(user) if self._access else nullcontext():
                 return await page(request)
 
-        return admitted
+        self.routes.append(web.route(method, path, handle))
 
     async def _check_form(self, request: web.Request) -> None:
         """Read the form; check CSRF token and origin. Raises `AccessDenied` and `BadRequest`."""
@@ -250,14 +229,6 @@ class Site:
             charset="utf-8",
             headers=headers,
         )
-
-
-def _opens(user: Identity, scope: KeyScope) -> bool:
-    try:
-        check_scope(user, scope)
-    except AccessDenied:
-        return False
-    return True
 
 
 def _local(path: str) -> str:

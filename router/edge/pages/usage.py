@@ -3,13 +3,13 @@
 import time
 from collections import defaultdict
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from aiohttp import web
 
-from router.access import Accounts, Spent, Tenant
+from router.access import Accounts, Spent, Tenant, caller
 from router.edge.pages.runs import unix_time
-from router.edge.pages.site import Site, identity
+from router.edge.pages.site import Site
 from router.errors import BadRequest
 from router.ledger import UsageQuery
 from router.ledger.usage import Bucket, Dimension, UsageRow, Usages
@@ -26,21 +26,12 @@ _SPANS: dict[str, tuple[float, Bucket]] = {
 _LABELS: dict[Bucket, str] = {"hour": "%d %b %H:00", "day": "%d %b", "month": "%b %Y"}
 
 
-class Left(NamedTuple):
-    """Limit of a tenant, and what was spent of it."""
-
-    tenant: str
-    of: str
-    limit: int
-    spent: int
-
-
 def add_usage(site: Site, usages: Usages, accounts: Accounts) -> None:
     """Add the page."""
 
     async def usage(request: web.Request) -> web.Response:
         asked = request.query
-        user = identity(request)
+        user = caller()
         query, span = _query(asked, user.tenant)
         report = await usages.usage(query)
         tenants = [tenant for tenant in await accounts.tenants() if user.sees(tenant.name)]
@@ -60,7 +51,7 @@ def add_usage(site: Site, usages: Usages, accounts: Accounts) -> None:
             ],
         )
 
-    site.get("/usage", usage, section="Usage")
+    site.get("/usage", usage)
 
 
 def _query(asked: Any, tenant: str | None) -> tuple[UsageQuery, str]:
@@ -108,13 +99,13 @@ def _columns(
     return columns
 
 
-async def _left(accounts: Accounts, tenant: Tenant) -> list[Left]:
-    """Return the limits of a tenant, and what was spent of each."""
+async def _left(accounts: Accounts, tenant: Tenant) -> list[tuple[str, str, int, int]]:
+    """Return the limits of a tenant: its name, the limited thing, the limit, what was spent."""
     now = datetime.now(UTC)
     periods = {"day": f"{now:%Y-%m-%d}", "month": f"{now:%Y-%m}"}
     spent = {entry.period: entry for entry in await accounts.spending(tenant.name)}
     return [
-        Left(tenant.name, f"{what} a {period}", limit, getattr(spent.get(at, Spent(at)), what))
+        (tenant.name, f"{what} a {period}", limit, getattr(spent.get(at, Spent(at)), what))
         for period, at in periods.items()
         for what in ("requests", "tokens", "nano_usd")
         if (limit := getattr(tenant, f"{what}_per_{period}")) is not None

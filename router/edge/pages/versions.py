@@ -30,6 +30,6 @@ def add_versions(site: Site, versions: Versions) -> None:
         await versions.roll_back(field(request, "version"))
         return redirect("/versions")
 
-    site.get("/versions", shown, scope="operate", section="Versions")
+    site.get("/versions", shown, scope="operate")
     site.post("/versions/promote", promote, scope="operate")
     site.post("/versions/roll-back", roll_back, scope="operate")
