@@ -294,7 +294,6 @@ async def _open_runs(
                 executors.routing,
                 lambda: retriever.index_id,
                 keep_s=config.report_cache.keep_s,
-                across_tenants=config.report_cache.across_tenants,
                 counts=reports,
             )
         gateway = _gateway(

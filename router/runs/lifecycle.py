@@ -25,7 +25,7 @@ from router.runs.archive import Archive
 from router.runs.live import LiveRun, LiveRuns
 from router.runs.observers import Observer, Observers
 from router.search import RunContext
-from router.search.context import ANSWERING_SHARE, Sharing
+from router.search.context import ANSWERING_SHARE
 from router.trace import Event, Run, Trajectory
 from router.trace.identity import LOCAL, Identity
 from router.trace.run import RoleSetting, RunKind, RunStatus
@@ -273,7 +273,7 @@ class RunLifecycle:
             live.on_event,
             ledger,
             answering_share=request.answering_share,
-            sharing=_sharing(start, began),
+            sharing=not (start.no_cache or began.redact or start.kind == "shadow"),
         )
         settings = request.settings or self._settings
         return OpenRun(
@@ -404,12 +404,3 @@ async def _in_time(deadline: float) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise OutOfTime("Time ran out before anything began; allow a longer deadline.") from None
-
-
-def _sharing(start: RunStart, began: Admitted) -> Sharing:
-    """Return which runs may use this run's reports. A run that must not train anything must not
-    appear in other tenants' runs either.
-    """
-    if start.no_cache or began.redact or start.kind == "shadow":
-        return "nobody"
-    return "everybody" if began.training else "tenant"

@@ -4,14 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 from router.errors import OutOfTime, UpstreamError
 from router.ledger import Ledger
 from router.trace import Execution
 from router.trace.values import AnswerOutcome, OnEvent, Result
 
-Sharing = Literal["nobody", "tenant", "everybody"]
 ANSWERING_SHARE = 0.2
 """The share of a run's time that is reserved for the answerer."""
 
@@ -53,8 +51,8 @@ class RunContext:
     """When searching ends, which leaves time to answer from what was found."""
     ledger: Ledger
     draft: Draft = field(default_factory=Draft)
-    sharing: Sharing = "nobody"
-    """The runs that may exchange reports with this one: none, its tenant's, or all tenants'."""
+    sharing: bool = False
+    """Whether it uses reports of its tenant's other runs, and gives them its own."""
     reporting: Reporting = Reporting()
     manager: str = ""
     """The manager that a sub-query is for; empty where none is named."""
@@ -94,7 +92,7 @@ class RunContext:
         ledger: Ledger,
         *,
         answering_share: float = ANSWERING_SHARE,
-        sharing: Sharing = "nobody",
+        sharing: bool = False,
     ) -> "RunContext":
         """Return the context of a run that begins now and may take `time_s` seconds."""
         now = asyncio.get_running_loop().time()

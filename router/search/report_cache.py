@@ -17,8 +17,6 @@ from router.trace.values import SearchDone
 
 _MAX_REPORTS = 10_000
 """Max reports kept; the least recently used is evicted first."""
-ANOTHER_TENANT = "another tenant's run"
-"""Replaces the identifier of another tenant's run in a trace."""
 
 
 class Versioned(Executes, Protocol):
@@ -31,8 +29,7 @@ class Versioned(Executes, Protocol):
 class _Key(NamedTuple):
     """Everything that a report depends on and that may differ between runs of one process."""
 
-    tenant: str | None
-    """None for all runs that share with everybody."""
+    tenant: str
     sub_query: str
     version: str
     form: str
@@ -44,7 +41,6 @@ class _Kept:
     """A report with its execution, and the run that paid for it."""
 
     execution: Execution
-    tenant: str
     run_id: str
 
     def given(self, sub_query: str, index: int, context: RunContext) -> Execution:
@@ -52,8 +48,7 @@ class _Kept:
         for search in self.execution.searches:
             titles = tuple(passage.title for passage in search.passages)
             context.on_event(SearchDone(index, search.query, titles))
-        run_id = self.run_id if self.tenant == context.ledger.tenant else ANOTHER_TENANT
-        return replace(self.execution, sub_query=sub_query, shared_from=(run_id,))
+        return replace(self.execution, sub_query=sub_query, shared_from=(self.run_id,))
 
 
 @dataclass(slots=True, eq=False)
@@ -77,17 +72,14 @@ class ReportCache:
         index: Callable[[], str | None],
         *,
         keep_s: float = 300.0,
-        across_tenants: bool = False,
         counts: ReportCounts | None = None,
     ) -> None:
         """`index`: returns the identifier of the current index; None if it is unknown, and then no
-        report is kept. `keep_s`: how long reports are kept, in seconds.
-        `across_tenants`: whether tenants may share with each other. `counts`: kept up to date for
-        metrics.
+        report is kept. `keep_s`: how long reports are kept, in seconds. `counts`: kept up to date
+        for metrics.
         """
         self._executor = executor
         self._index = index
-        self._across_tenants = across_tenants
         self._kept: TTLCache[_Key, _Kept] = TTLCache(
             _MAX_REPORTS, keep_s, lambda: asyncio.get_running_loop().time()
         )
@@ -104,7 +96,7 @@ class ReportCache:
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
         """See `Executor.run`. `shared_from` of the result names the run that paid for it."""
-        if context.sharing == "nobody":
+        if not context.sharing:
             return await self._executor.run(sub_query, index, context)
         key = self._key(sub_query, context)
         kept = self._kept.get(key)
@@ -118,14 +110,12 @@ class ReportCache:
         by_version = context.ledger.worked_on(index) <= {key.version}
         same_index = key.index_id is not None and key.index_id == self._index()
         if execution.outcome == "reported" and by_version and same_index:
-            ledger = context.ledger
-            self._kept[key] = _Kept(execution, ledger.tenant, ledger.run_id)
+            self._kept[key] = _Kept(execution, context.ledger.run_id)
         return execution
 
     def _key(self, sub_query: str, context: RunContext) -> _Key:
-        everybody = self._across_tenants and context.sharing == "everybody"
         return _Key(
-            None if everybody else context.ledger.tenant,
+            context.ledger.tenant,
             normal_question(sub_query),
             self._executor.serving(context),
             context.reporting.form,

@@ -457,7 +457,7 @@ class _Filling:
         """Run one executor."""
         context = dataclasses.replace(self._context, manager=ask.manager)
         if ask.kind == "settle":  # a second opinion must not come from a shared report
-            context = dataclasses.replace(context, sharing="nobody")
+            context = dataclasses.replace(context, sharing=False)
         execution = await self._search.executor.run(self._text(ask), number, context)
         context.on_event(Reported(number, execution))
         return execution

@@ -139,17 +139,13 @@ class SearchConfig(Section, frozen=True):
 
 
 class ReportCacheConfig(Section, frozen=True):
-    """Finished reports for runs that ask the same sub-query again; where decoding is random, with a
-    temperature and without a seed, none is kept.
+    """Finished reports for runs of a tenant that ask the same sub-query again; where decoding is
+    random, with a temperature and without a seed, none is kept.
     """
 
     enabled: bool = True
     keep_s: Pause = 300.0
     """Time for which a finished report is given to others; until the index is swapped, at most."""
-    across_tenants: bool = False
-    """Tenants share with each other; those that keep no texts never do, those that train nobody
-    only within.
-    """
 
 
 class EngineConfig(Section, frozen=True):

@@ -18,7 +18,6 @@ from router.models import Prompt, ScriptedModel
 from router.protocol import Passage
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
 from router.search.agent import ExecutorLimits
-from router.search.context import Sharing
 from router.trace import Call, Event, Trajectory
 from router.trace.values import Reported, RoundStarted, SearchDone, SubQueryDispatched
 from tests.router.clock import Clock, with_clock
@@ -164,8 +163,7 @@ async def compared(*outputs: str, terms: Terms = Terms()) -> Sequence[Call]:
     for early in (True, False):
         events: list[Event] = []
         ledger = Ledger(allowance=Allowance(Budget(terms.tokens)), limited=terms.quota)
-        sharing: Sharing = "tenant" if terms.sharing else "nobody"
-        context = RunContext.lasting(60.0, events.append, ledger, sharing=sharing)
+        context = RunContext.lasting(60.0, events.append, ledger, sharing=terms.sharing)
         pieces = [
             [text[at : at + terms.size] for at in range(0, len(text), terms.size)]
             for text in outputs

@@ -17,8 +17,6 @@ from router.runs import Gateway, RequestOptions, RunLifecycle
 from router.runs.live import LiveRuns
 from router.search import Executor, ReportCache, Retriever, RunContext, Topology
 from router.search.agent import ExecutorLimits
-from router.search.context import Sharing
-from router.search.report_cache import ANOTHER_TENANT
 from router.testing.retriever import FixedRetriever
 from router.trace import Event, Execution
 from router.trace.identity import SCOPES, Identity
@@ -73,7 +71,7 @@ def asking(
     run_id: str,
     tenant: str = "acme",
     *,
-    sharing: Sharing = "everybody",
+    sharing: bool = True,
     time_s: float = 60.0,
     events: list[Event] | None = None,
     tokens: int | None = None,
@@ -166,31 +164,19 @@ async def test_versions_do_not_share() -> None:
     assert (second.executor, second.shared_from) == ("active-2", ())
 
 
-@pytest.mark.parametrize(
-    ("across", "sharing", "source"),
-    [
-        (False, "everybody", ()),
-        (True, "everybody", (ANOTHER_TENANT,)),
-        (True, "tenant", ()),
-    ],
-)
-async def test_tenants_share_only_if_they_may(
-    across: bool, sharing: Sharing, source: tuple[str, ...]
-) -> None:
-    """Never by default; where it is allowed, without telling each other's runs; not with those
-    who share within.
-    """
-    executor = shared(ScriptedModel(finds), across_tenants=across)
+async def test_tenants_do_not_share() -> None:
+    """Each works on its own."""
+    executor = shared(ScriptedModel(finds))
     await executor.run(SUB_QUERY, 0, asking("run-1"))
-    other = await executor.run(SUB_QUERY, 0, asking("run-2", "other", sharing=sharing))
-    assert (other.outcome, other.shared_from) == ("reported", source)
+    other = await executor.run(SUB_QUERY, 0, asking("run-2", "other"))
+    assert (other.outcome, other.shared_from) == ("reported", ())
 
 
 async def test_whoever_shares_with_nobody() -> None:
     """Gets no report of another run's, and gives none."""
     executor = shared(ScriptedModel(finds))
     await executor.run(SUB_QUERY, 0, asking("run-1"))
-    alone = asking("run-2", sharing="nobody")
+    alone = asking("run-2", sharing=False)
     assert (await executor.run(SUB_QUERY, 0, alone)).shared_from == ()
     assert len(alone.ledger.calls) == 2
     assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ("run-1",)
@@ -230,16 +216,14 @@ class Tenants(Kept):
         (Admitted(), False, 0),
         (Admitted(), True, 2),
         (Admitted(redact=True), False, 2),
-        (Admitted(training=False), False, 2),
+        (Admitted(training=False), False, 0),
     ],
 )
 async def test_requests_share_as_far_as_they_may(began: Admitted, fresh: bool, calls: int) -> None:
-    """Not those that ask for fresh work, nor those of tenants whose texts are not kept; whoever
-    trains nobody shares with no other tenant.
-    """
+    """Not those that ask for fresh work, nor those of tenants whose texts are not kept."""
     store = Tenants(began)
     deployment = Deployment()
-    executor = shared(deployment.executor, across_tenants=True)
+    executor = shared(deployment.executor)
     roles = deployment.roles()
     gateway = Gateway(
         topologies={"factorized": Topology(deployment.search(), roles)},
@@ -247,6 +231,6 @@ async def test_requests_share_as_far_as_they_may(began: Admitted, fresh: bool, c
         roles=roles,
         lifecycle=RunLifecycle(store, store, LiveRuns(), {}, 60.0),
     )
-    for tenant in ("first", "second"):
-        await gateway.execute(SUB_QUERY, RequestOptions(Identity(tenant, SCOPES), no_cache=fresh))
+    for _ in range(2):
+        await gateway.execute(SUB_QUERY, RequestOptions(Identity("first", SCOPES), no_cache=fresh))
     assert [len(run.calls) for run in store.runs] == [2, calls]
