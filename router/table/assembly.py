@@ -282,8 +282,8 @@ class Assembly:
             part = next(parts) if column.key else ""
             cells.append(cell if cell.value else Cell(part, cell.state))
 
-        asks = dict.fromkeys(found.ask for found in members if found.ask.row is None)
-        aliases = dict.fromkeys(found.key for found in members if found.key != home)
+        asks = dict.fromkeys(row.ask for row in members if row.ask.row is None)
+        aliases = dict.fromkeys(row.key for row in members if row.key != home)
         return Row(home, tuple(cells), tuple(asks), tuple(aliases), given is not None)
 
 
