@@ -10,6 +10,7 @@ from typing import NamedTuple
 from zipfile import BadZipFile
 
 from openpyxl import load_workbook
+from openpyxl.utils.escape import unescape
 from openpyxl.utils.exceptions import InvalidFileException
 from rolegate.client.text import inert
 from rolegate.v1 import table_service_pb2 as pb
@@ -113,4 +114,4 @@ def _shown(value: object) -> str:
         value = int(value)
     if isinstance(value, datetime) and value.time() == time():
         value = value.date()
-    return "" if value is None else str(value).strip()
+    return "" if value is None else unescape(str(value)).strip()

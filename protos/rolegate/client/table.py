@@ -164,6 +164,8 @@ def _sources(cell: pb.Cell) -> str:
     return "; ".join([*map(source_line, cell.citations), *([f"but {rival}"] if rival else [])])
 
 
+_ESCAPE = re.compile(r"_(?=x[0-9A-Fa-f]{4}_)")
+"""Beginning of an escaped character in a workbook (ECMA-376, ST_Xstring)."""
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?", re.ASCII)
 
 
@@ -174,7 +176,8 @@ def _workbook(columns: Sequence[pb.Column], rows: Iterable[Sequence[str]]) -> by
     sheet = book.create_sheet("Table")
     numeric = [column.type in (pb.COLUMN_TYPE_INTEGER, pb.COLUMN_TYPE_NUMBER) for column in columns]
     for row in rows:
-        cells = [openpyxl.cell.WriteOnlyCell(sheet, visible(text)) for text in row]
+        texts = (_ESCAPE.sub("_x005F_", visible(text)) for text in row)
+        cells = [openpyxl.cell.WriteOnlyCell(sheet, text) for text in texts]
         for cell, number in zip(cells, numeric, strict=False):
             if number and _NUMBER.fullmatch(cell.value):
                 cell.value = float(cell.value)

@@ -13,6 +13,8 @@ _CONTROLS = (
     *range(0x2028, 0x202F),  # line separators and bidirectional controls
     *range(0x2066, 0x206A),
     *range(0xD800, 0xE000),  # surrogates, from file names that are not UTF-8
+    0xFFFE,
+    0xFFFF,  # not characters, and not allowed in XML
 )
 SHOWN = {code: f"\\u{code:04x}" for code in _CONTROLS}
 """Escapes as JSON writes them, so that escaped JSON stays equivalent."""

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from markdown_it import MarkdownIt
 from openpyxl import Workbook, load_workbook
 from rolegate.client import Table
 from rolegate.client.table import parse_columns
+from rolegate.client.text import visible
 from rolegate.v1 import table_service_pb2 as pb
 from rolegate.v1.evidence_pb2 import Citation
 
@@ -270,6 +272,23 @@ def test_a_file_that_was_written_is_read_back(tmp_path: Path, ending: str) -> No
         (FORMULA, "-1"),
         ("Bel", "@x"),
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a\ufffeb", "a\uffffb", "a\x00b", "_x0041_", "_x003D_1+1", "x_x000D_"],
+)
+def test_a_workbook_holds_any_text(tmp_path: Path, text: str) -> None:
+    """XML allows neither U+FFFE nor U+FFFF, and `_x0041_` is an A to spreadsheets."""
+    columns = parse_columns("city*, n")
+    table = pb.Table(columns=columns, rows=[pb.Row(cells=cells("Bel", text))])
+    file = tmp_path / "t.xlsx"
+    file.write_bytes(Table(table).to_file(".xlsx"))
+    shown = load_workbook(file).worksheets[0]["B2"].value
+    as_spreadsheets_read_it = re.sub("_x005F_", "_", shown)
+    assert as_spreadsheets_read_it == visible(text)
+    assert not re.search("_x(?!005F)[0-9A-F]{4}_", shown.replace("_x005F_x", ""))
+    assert read_given_rows(file, columns).values[0]["n"] == visible(text)
 
 
 @pytest.mark.parametrize(
