@@ -41,6 +41,8 @@ _MAX_LIST_CHARS = 4000
 """Limits on the places that may name columns, and on the text read after each, so that the time is
 linear in the question's length.
 """
+_MAX_COLUMNS_CHARS = 40_000
+"""Max length of listed columns, which are read on the event loop."""
 
 
 class Tables(Protocol):
@@ -66,6 +68,15 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
     """
     if not columns:
         return TableRequest(question, _columns_named_in(question))
+    many = columns.count(",") + 1 if isinstance(columns, str) else len(columns)
+    if many > MAX_COLUMNS:
+        raise BadRequest(
+            f"columns: {many} of them, at most {MAX_COLUMNS}; ask for fewer, or twice."
+        )
+    if sum(map(len, columns)) > _MAX_COLUMNS_CHARS:
+        raise BadRequest(
+            f"columns: longer than {_MAX_COLUMNS_CHARS:,} characters; list fewer choices."
+        )
     try:
         request = FillTableRequest(question=question, columns=parse_columns(columns))
     except ValueError as error:

@@ -1,5 +1,6 @@
 """Tables asked for by model, response format, or WideSearch's form, and the columns they have."""
 
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -158,3 +159,16 @@ def test_columns_that_are_named_again_and_again(unit: str) -> None:
 def _read(question: str) -> None:
     with suppress(RolegateError):
         asked_table(question)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    ["a," * 500_000, "," * 1_000_000, ["a"] * 250_000, f"city*,b:{'x|' * 400_000}"],
+    ids=["many", "commas", "list", "choices"],
+)
+def test_listed_columns_are_counted_before_they_are_read(columns: str | list[str]) -> None:
+    """Reading a megabyte of columns held the event loop for seconds."""
+    begun = time.thread_time()
+    with pytest.raises(BadRequest, match=r"^columns: (\d+ of them, at most 64|longer than 40,000)"):
+        asked_table("the cities", columns)
+    assert time.thread_time() - begun < 0.05
