@@ -296,6 +296,7 @@ class _Filling:
         if self._request.closed:  # one turn, and only to word the questions for columns
             rounds = int(any(not (column.key or column.ask) for column in self._schema.columns))
         if not rounds:
+            self._context.on_event(Planned(self._schema.columns))
             await self._work_off()
         for self._round in range(1, rounds + 1):
             searching = await self._turn()

@@ -312,6 +312,19 @@ async def test_an_open_table_that_is_whole(tmp_path: Path) -> None:
     assert shown.endswith("<rows>Kruba</rows><holes>Kruba: founder</holes>")
 
 
+async def test_a_table_that_needs_no_delegator_announces_its_columns(tmp_path: Path) -> None:
+    """Watchers of the running table read its rows by its columns."""
+    columns = (COLUMNS[0], WORDED[1])
+    events = list[Event]()
+    request = TableRequest(QUESTION, columns, (("Kruba", ""),), closed=True)
+    await filled(tmp_path, World(4), request=request, on_event=events.append)
+    planned = [event for event in events if isinstance(event, Planned)]
+    assert [[column.name for column in event.columns] for event in planned] == [
+        [column.name for column in columns]
+    ]
+    assert any(isinstance(event, RowChanged) for event in events)
+
+
 async def test_a_closed_table_with_worded_columns(tmp_path: Path) -> None:
     """Needs no delegator at all."""
     columns = (COLUMNS[0], WORDED[1])
