@@ -53,7 +53,7 @@ _REPORTING_SHARE = 0.05
 _FOLDING_SHARE = 0.1
 """The share of a table's time that is left to build the table from the reports."""
 _SHORT = 4_000
-"""Max characters of passages that are checked faster than a thread starts."""
+"""Max characters of passages and answer that are checked faster than a thread starts."""
 OUT_OF_SCOPE = (
     "not in the demo world: the demo's models know a small fictional world only, and "
     "nothing of {words}. "
@@ -349,6 +349,7 @@ def _out_of_scope(outside: Sequence[str]) -> str:
 
 
 def _read_chars(trajectory: Trajectory) -> int:
-    """Return how many characters of passages a run's executors were shown."""
+    """Return how many characters a run's executors were shown and its answer has."""
     searches = [search for execution in trajectory.executions for search in execution.every_search]
-    return sum(len(passage.text) for search in searches for passage in search.shown)
+    shown = sum(len(passage.text) for search in searches for passage in search.shown)
+    return shown + 4 * len(trajectory.answer)

@@ -53,8 +53,9 @@ _FUNCTION_WORDS = frozenset(
 _CITED_SHARE = 0.75
 """Min share of a point's terms in a passage; executors copy or reword closely."""
 _MAX_CHARS = 300
+_MAX_DOCUMENT_CHARS = 1000
 MAX_CITED = 8
-"""Max characters of a quote, and max passages cited for one point."""
+"""Max characters of a quote and of a document's name, and max passages cited for one point."""
 _MAX_SENTENCES = 64
 _MAX_OF_ALL = 256
 """Max sentences of one point, and of all points together, that are looked up in the passages."""
@@ -239,7 +240,7 @@ def citation(
     return Citation(
         passage.id,
         passage.title[:_MAX_CHARS],
-        passage.document,
+        passage.document[:_MAX_DOCUMENT_CHARS],
         passage.page,
         quote,
     )
