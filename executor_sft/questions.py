@@ -2,16 +2,16 @@
 write.
 """
 
-import math
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from executor_sft.jsonl import read_jsonl
 from router.errors import BadConfig, BadRequest
@@ -147,21 +147,23 @@ class HeldOut:
     """Questions and sub-queries that must not be trained on. Recognizes them in other words, too.
 
     Two texts are near-duplicates if their sets of letter triples have a Jaccard index of at least
-    `_NEAR`. Comparing every pair would take too long, so an index from triples to held-out texts
-    finds the candidates (prefix filtering): each text is indexed under its rarest triples only, as
-    many as two near-duplicates need to share one of them.
+    `_NEAR`. An index from triples to held-out texts gives the number of shared triples of all texts
+    at once.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         by_key = {question_key(text): text for text in texts}
         self._keys = set(by_key)
         self._joined = {_joined(text) for text in by_key.values()}
-        held = [(_triples(text), _numbers(text)) for text in (*by_key.values(), *self._joined)]
-        self._frequencies = Counter(chain.from_iterable(triples for triples, _ in held))
-        self._index: dict[str, list[tuple[frozenset[str], set[str]]]] = {}
-        for triples, numbers in held:
-            for triple in self._rarest(triples):
-                self._index.setdefault(triple, []).append((triples, numbers))
+        held = (*by_key.values(), *self._joined)
+        self._numbers = [_numbers(text) for text in held]
+        triples = [_triples(text) for text in held]
+        self._sizes = np.array([len(own) for own in triples])
+        places: defaultdict[str, list[int]] = defaultdict(list)
+        for place, own in enumerate(triples):
+            for triple in own:
+                places[triple].append(place)
+        self._places = {triple: np.array(own) for triple, own in places.items()}
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "HeldOut":
@@ -186,18 +188,17 @@ class HeldOut:
         if 2 * sum(len(word) == 1 for word in words) > len(words):
             text = joined  # most letters are separated by spaces
         triples = _triples(text)
+        places = [self._places[triple] for triple in triples if triple in self._places]
+        if not places:
+            return None
+        shared = np.bincount(np.concatenate(places), minlength=len(self._sizes))
+        near = shared >= _NEAR * (self._sizes + len(triples) - shared)
         numbers = _numbers(text)
-        for triple in self._rarest(triples):
-            for held, held_numbers in self._index.get(triple, ()):
-                comparable = numbers <= held_numbers or held_numbers <= numbers
-                if comparable and len(triples & held) >= _NEAR * len(triples | held):
-                    return "near"
-        return None
-
-    def _rarest(self, triples: frozenset[str]) -> list[str]:
-        """Return the rarest triples, as many as two near-duplicates need to share one of them."""
-        ordered = sorted(triples, key=lambda triple: (self._frequencies[triple], triple))
-        return ordered[: len(ordered) - math.ceil(_NEAR * len(ordered)) + 1]
+        comparable = (
+            numbers <= self._numbers[place] or self._numbers[place] <= numbers
+            for place in np.flatnonzero(near)
+        )
+        return "near" if any(comparable) else None
 
 
 def question_key(text: str) -> str:
