@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from executor_sft.command import Count, StepOptions, show
+from executor_sft.command import StepOptions, show
 from executor_sft.filter import RESULT as SAMPLES
 from executor_sft.filter import FilteredSample, Stratum
 from executor_sft.jsonl import read_jsonl
@@ -64,8 +64,6 @@ class Options(StepOptions, frozen=True, kw_only=True):
     """the folder of `rolegate sft filter`"""
     model: Path
     """the student's folder, with its tokenizer"""
-    max_length: Count = 4096
-    """max tokens of a row; a longer one is an error"""
     thinking: bool | None = None
     """true or false, as set for the role in the config"""
     system_role: bool = True
@@ -217,7 +215,7 @@ class ServedTokens:
 def run(options: Options) -> int:
     """Run the step and return the exit status."""
     need("sft", *NEEDED)
-    settings = options.settings("max_length", "thinking", "system_role")
+    settings = options.settings("thinking", "system_role")
     inputs = {"filtered": options.filtered, **tokenizer_files(options.model)}
     step = Step.begin(options.out, "dataset", inputs, settings)
     if (manifest := step.finished) is None:
@@ -227,7 +225,11 @@ def run(options: Options) -> int:
             system_role=options.system_role,
         )
         rows, turns = rows_of(read_samples(options.filtered), tokens)
-        _check(rows, turns, options.max_length)
+        if not rows:
+            raise BadConfig(
+                "Nothing to learn: no turn that passed the filter searched or reported "
+                f"(turns: {dict(turns)}); look at the tables of `rolegate sft filter`."
+            )
         write_json_lines(options.out / RESULT, rows)
         figures = {
             "rows": len(rows),
@@ -236,6 +238,7 @@ def run(options: Options) -> int:
             "as_returned": sum(row.as_returned for row in rows),
             "prompt_tokens": sum(len(row.prompt_ids) for row in rows),
             "completion_tokens": sum(len(row.completion_ids) for row in rows),
+            "longest": max(len(row.input_ids) for row in rows),
         }
         manifest = step.finish(figures, [RESULT])
     show(manifest.figures, as_json=options.json)
@@ -332,17 +335,3 @@ def _as_served(execution: Execution, turn: int) -> bool:
     """
     whole = not any(search.dropped_passages for search in execution.searches)
     return whole or turn in (0, len(execution.conversation.outputs) - 1)
-
-
-def _check(rows: Sequence[TrainingRow], turns: Counter[str], max_length: int) -> None:
-    if not rows:
-        raise BadConfig(
-            "Nothing to learn: no turn that passed the filter searched or reported "
-            f"(turns: {dict(turns)}); look at the tables of `rolegate sft filter`."
-        )
-    if long := [len(row.input_ids) for row in rows if len(row.input_ids) > max_length]:
-        raise BadConfig(
-            f"{len(long)} of {len(rows)} rows are longer than {max_length} tokens, the longest has "
-            f"{max(long)}; raise --max-length, or show fewer or shorter passages. Rows are never "
-            "cut, as they would lose the report."
-        )

@@ -240,6 +240,7 @@ def test_the_step_writes_rows_and_figures(tmp_path: Path) -> None:
         assert tuple(masked) == made.completion_ids
     figures = manifest.figures
     assert figures["as_returned"] == 0
+    assert figures["longest"] == max(len(row.input_ids) for row in rows)
     assert (figures["rows"], figures["trajectories"]) == (5, 2)
     assert figures["turns"] == {"search": 3, "report": 2, "malformed": 1}
     assert figures["completion_tokens"] == sum(len(row.completion_ids) for row in rows)
@@ -281,15 +282,6 @@ def test_the_engines_own_tokens_are_taken_where_they_are_the_same_text(tmp_path:
         other = Completion(search("Heat"), "stop", tokens=strange)
         (made, _), _ = rows_of(filtered(executed(other, REPORT)), tokens)
         assert made == first
-
-
-def test_no_row_is_cut(tmp_path: Path) -> None:
-    """Rows that are too long are counted, and nothing is written."""
-    lengths = [
-        len(row.input_ids) for row in rows_of(filtered(executed(*TWO)), ServedTokens(MINI))[0]
-    ]
-    why = f"2 of 3 rows are longer .* the longest has {max(lengths)}"
-    refused(tmp_path, [executed(*TWO)], ["--max-length", min(lengths)], why)
 
 
 @pytest.mark.parametrize(

@@ -378,8 +378,6 @@ async def test_from_a_file_of_tables_to_rows(rolegate: Rolegate, tmp_path: Path)
         MINI,
         "--out",
         tmp_path / "data",
-        "--max-length",
-        9999,
     )
     rows = read_rows(tmp_path / "data" / "rows.jsonl")
     samples = list(read_samples(tmp_path / "kept"))
