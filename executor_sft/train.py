@@ -23,6 +23,7 @@ from msgspec import Meta
 from executor_sft.command import Count, StepOptions, show
 from executor_sft.dataset import RESULT as ROWS
 from executor_sft.dataset import TrainingRow, read_rows, tokenizer_files
+from executor_sft.jsonl import read_json
 from executor_sft.step import Step, digest_of, read_manifest
 from router.errors import BadConfig
 from serving.cli.command import POSITIONAL
@@ -101,15 +102,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 def load_recipe(name: str) -> Recipe:
     """Load a shipped recipe by name, or a TOML file by path. Raises `BadConfig`."""
     path = Path(name) if name.endswith(".toml") else _SHIPPED / f"{name}.toml"
-    try:
-        return msgspec.toml.decode(path.read_bytes(), type=Recipe)
-    except FileNotFoundError:
-        known = ", ".join(sorted(file.stem for file in _SHIPPED.glob("*.toml")))
-        raise BadConfig(
-            f"recipe {name}: does not exist; name a TOML file, or one of: {known}."
-        ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: {error}") from None
+    known = ", ".join(sorted(file.stem for file in _SHIPPED.glob("*.toml")))
+    advice = f"name a TOML file with a recipe's keys, or one of: {known}"
+    return read_json(path, Recipe, advice, msgspec.toml.decode)
 
 
 def run(options: Options) -> int:
@@ -158,9 +153,7 @@ def _train(
         "base": base.resolve().name,
         "base_sha256": base_sha256(base),
     }
-    files = [
-        path.relative_to(step.folder).as_posix() for path in sorted((step.folder / MODEL).iterdir())
-    ]
+    files = [f"{MODEL}/{path.name}" for path in sorted((step.folder / MODEL).iterdir())]
     step.finish(figures, [*files, LOSS])
     shutil.rmtree(checkpoints)
 
@@ -209,8 +202,8 @@ def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
     if longest > min(recipe.max_length, positions):
         raise BadConfig(
             f"{model}: the longest row has {longest} tokens; the recipe's max_length is "
-            f"{recipe.max_length} and the model's limit is {positions}; make a data set of "
-            "shorter rows, or raise max_length."
+            f"{recipe.max_length} and the model's limit is {positions}; raise max_length, or show "
+            "fewer or shorter passages. Rows are never cut, as they would lose the report."
         )
     highest = max(max(row.input_ids) for row in rows)
     if highest >= base.config.vocab_size:

@@ -28,7 +28,7 @@ from tests.executor_sft.traces import MINI, ONE, RIGHT, rollout, sample, write_l
             "nobody",
             str(MINI),
             {"question": "Who?", "answer": "Me"},
-            "recipe nobody: does not exist",
+            r"nobody\.toml: cannot be read",
         ),
         ("mini", "nowhere", {"question": "Who?", "answer": "Me"}, "nowhere: has no tokenizer"),
         ("mini", str(MINI), {"question": "Who?"}, "held_out.jsonl:1: no right answer"),

@@ -279,7 +279,7 @@ def test_the_shipped_recipes() -> None:
     assert (paper.schedule, paper.warm_up_ratio, paper.weight_decay) == ("cosine", 0.03, 0.01)
     assert (paper.precision, paper.max_length) == ("bf16", 4096)
     assert (mini.method, mini.rank, mini.target_modules) == ("lora", 32, "all-linear")
-    with pytest.raises(BadConfig, match=r"recipe maxi: .*mini, paper-qwen3-1\.7b"):
+    with pytest.raises(BadConfig, match=r"maxi\.toml: .*mini, paper-qwen3-1\.7b"):
         load_recipe("maxi")
 
 
