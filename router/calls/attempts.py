@@ -285,21 +285,23 @@ async def affordable(
     """Return `take(tokens, worst(tokens), waits=…)` for the largest output limit up to `max_tokens`
     that the budget has room for. Raises `BudgetExhausted`.
     """
-    least = min_output_tokens(max_tokens)
+    min_tokens = min_output_tokens(max_tokens)
     waits = True
     while True:
         try:
             return await take(max_tokens, worst(max_tokens), waits=waits)
         except BudgetExhausted as error:
             left = error.left
-            if left is None or max_tokens <= least:
+            if left is None or max_tokens <= min_tokens:
                 raise
             # Reservations of others have been waited for once.
             waits = not error.contended
-        fewer = range(least, max_tokens)
+        fewer = range(min_tokens, max_tokens)
         max_tokens = max(
-            least,
-            least - 1 + bisect_left(fewer, True, key=lambda tokens: not left.holds(worst(tokens))),
+            min_tokens,
+            min_tokens
+            - 1
+            + bisect_left(fewer, True, key=lambda tokens: not left.holds(worst(tokens))),
         )
 
 

@@ -70,9 +70,9 @@ def check_sizes(message: Message, at: str = "") -> None:
     """
     for field, value in message.ListFields():
         name = f"{at}{field.name}"
-        most = _MOST.get(field.name, _MAX_REPEATED)
-        if field.is_repeated and len(value) > most:
-            raise BadRequest(f"{name} has {len(value)} entries; at most {most} are allowed.")
+        limit = _MOST.get(field.name, _MAX_REPEATED)
+        if field.is_repeated and len(value) > limit:
+            raise BadRequest(f"{name} has {len(value)} entries; at most {limit} are allowed.")
         if field.message_type is not None:
             for position, item in enumerate(value if field.is_repeated else [value]):
                 check_sizes(item, f"{name}[{position}]." if field.is_repeated else f"{name}.")

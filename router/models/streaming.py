@@ -269,9 +269,9 @@ class StreamedReply:
             text = ""
             finish_reason = "length"
         elif not self._thinks and not self._wrote and not self._calls:
-            whole = "".join(self._reasoning)
-            text, finish_reason = end_at_stop(whole, self._stop, finish_reason, self._matched)
-            self._writes_on = len(text) < len(whole)
+            reasoning = "".join(self._reasoning)
+            text, finish_reason = end_at_stop(reasoning, self._stop, finish_reason, self._matched)
+            self._writes_on = len(text) < len(reasoning)
         elif unclosed and not self._opened:
             text = ""
         else:

@@ -190,9 +190,9 @@ def _asked(strings: Sequence[QuotedString], partial: bool) -> list[str]:
     """Return the strings of a list or under a key for questions; without any, all strings that end
     in a question mark.
     """
-    whole = [string for string in strings if string.closed or not partial]
-    named = [_unwrapped(string.text) for string in whole if _names_questions(string.key)]
-    return named or [string.text for string in whole if string.text.rstrip().endswith("?")]
+    complete = [string for string in strings if string.closed or not partial]
+    named = [_unwrapped(string.text) for string in complete if _names_questions(string.key)]
+    return named or [string.text for string in complete if string.text.rstrip().endswith("?")]
 
 
 def _unwrapped(text: str) -> str:

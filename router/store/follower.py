@@ -129,8 +129,8 @@ class Follower:
         await self._follow()
 
         # A place after the last segment says that the folder may be empty.
-        least = Position() if self._changes else Position(self._log.end.segment + 1)
-        await self._keep_place(on_disk=True, min_place=least)
+        min_place = Position() if self._changes else Position(self._log.end.segment + 1)
+        await self._keep_place(on_disk=True, min_place=min_place)
         return not self._changes
 
     async def delete_segments(self, needed: int) -> None:

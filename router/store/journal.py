@@ -392,12 +392,12 @@ class LogJournal:
 
     async def _recover(self) -> None:
         """Read what the last owner of the log has left, and close its runs."""
-        interrupted, whole = await Follower(self._database, self._log).recover()
+        interrupted, complete = await Follower(self._database, self._log).recover()
         self._unfinished = {run.start.id: run for run in interrupted if run.resumable}
         self._forget_unfinished()
         await self._read_settings()
         if self._members:
-            await self._members.book_leases(complete=whole)
+            await self._members.book_leases(complete=complete)
         else:
             self._quotas.tallies.update(await self._database.read(_spent))
             await self._names.read()

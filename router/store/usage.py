@@ -66,15 +66,17 @@ class SQLUsages:
 
         groups = [group for group in groups if not group.nothing]
         reported = [group for group in groups if group.counted in ("reported", "lower_bound")]
-        least = Tokens(
+        lower_bound = Tokens(
             sum(group.read for group in reported), sum(group.wrote for group in reported)
         )
-        most = Tokens(
+        upper_bound = Tokens(
             sum(group.read if group in reported else group.prompt_bound for group in groups),
             sum(group.wrote if group.exact else group.max_tokens for group in groups),
         )
-        whole = sum(group.calls for group in groups if group.outcome in COMPLETE_OUTCOMES)
-        return LedgerSum(whole, tuple(uncertain[:_LISTED]), least, most, complete)
+        completed_calls = sum(group.calls for group in groups if group.outcome in COMPLETE_OUTCOMES)
+        return LedgerSum(
+            completed_calls, tuple(uncertain[:_LISTED]), lower_bound, upper_bound, complete
+        )
 
 
 def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
@@ -89,14 +91,14 @@ def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
     last = int(end // _HOUR_S)
     pieces = [(start, first * _HOUR_S), (last * _HOUR_S, end)] if first <= last else [(start, end)]
     hours = USAGE_HOURS.c
-    whole = select(*(hours[name] for name in _COLUMNS)).where(
+    whole_hours = select(*(hours[name] for name in _COLUMNS)).where(
         hours.hour >= first, hours.hour < last
     )
     runs = select(func.count()).where(RUNS.c.started_at >= start, RUNS.c.started_at < end)
     if query.tenant is not None:
-        whole = whole.where(hours.tenant == storable(query.tenant))
+        whole_hours = whole_hours.where(hours.tenant == storable(query.tenant))
         runs = runs.where(RUNS.c.tenant == storable(query.tenant))
-    parts = [whole]
+    parts = [whole_hours]
     for begun, ended in pieces:
         if begun < ended:
             hour = int(begun // _HOUR_S)

@@ -165,13 +165,13 @@ def _dates(text: str) -> Iterator[tuple[str, str]]:
                 continue
             month, day = small
         try:
-            whole = date(int(year), int(month or 1), int(day or 1)).isoformat()
+            day_text = date(int(year), int(month or 1), int(day or 1)).isoformat()
         except ValueError:
             continue
         if day:
-            yield written, whole
+            yield written, day_text
         else:
-            yield written, whole[: 7 if month else 4]
+            yield written, day_text[: 7 if month else 4]
 
 
 _SCHEME = re.compile(r"https?://", re.IGNORECASE)

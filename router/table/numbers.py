@@ -150,9 +150,9 @@ def _decimal(written: str) -> Decimal | None:
     if len(digits) > _MAX_DIGITS or (several and not grouped):
         return None
     at = len(digits) if grouped else max(digits.rfind("."), digits.rfind(",")) % (len(digits) + 1)
-    whole = re.sub("[.,]", "", digits[:at])
+    integer = re.sub("[.,]", "", digits[:at])
     part = digits[at + 1 :]
-    return Decimal(f"{whole}.{part}").scaleb(int(scale or 0), _EXACT)
+    return Decimal(f"{integer}.{part}").scaleb(int(scale or 0), _EXACT)
 
 
 def only_number(text: str, column: Column) -> str | None:

@@ -159,8 +159,8 @@ def _cited(passages: Iterable[Passage], golds: Sequence[str]) -> Iterable[Citati
     for passage in passages:
         reading = read(passage.text)
         place = next((place for wanted in golds for place in reading.places(wanted)), None)
-        whole = "".join((fold(passage.title), *reading.folded)).replace("  ", " ")
+        text = "".join((fold(passage.title), *reading.folded)).replace("  ", " ")
         if place is not None:
             yield citation(passage, reading.sentences[place])
-        elif any(wanted in whole for wanted in golds):
+        elif any(wanted in text for wanted in golds):
             yield citation(passage, passage.title)

@@ -255,10 +255,10 @@ def _excerpts(text: str) -> list[tuple[str, str]]:
     pieces = list[tuple[str, str]]()
     for start in range(0, max(1, len(text) - _MAX_CHARS // 2), _MAX_CHARS // 2):
         piece = text[start : start + _MAX_CHARS - 2]
-        whole = start + len(piece) == len(text)
+        reaches_end = start + len(piece) == len(text)
         if start:
             piece = "…" + _FIRST_WORD.sub("", piece)
-        if not whole:
+        if not reaches_end:
             piece = _LAST_WORD.sub("", piece) + "…"
         pieces.append((piece, fold(piece)))
     return pieces
