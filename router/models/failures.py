@@ -136,11 +136,13 @@ _NAMED = re.compile(
     "|(?P<_504>time.?out|deadline)|(?P<_401>authentication|unauthori|invalid.?(?:api.?key|token))"
     "|(?P<_402>billing|payment|insufficient.?(?:balance|credit))|(?P<_403>permission|"
     "forbidden|access.?denied)"
-    "|(?P<_404>[a-z_]*not.?found)|(?P<_413>[a-z_]*too.?large)|(?P<_400>invalid|"
+    r"|(?P<_404>\b\w*?not.?found)|(?P<_413>\b\w*?too.?large)|(?P<_400>invalid|"
     "bad.?request|unsupported|unprocess|content)",
     re.IGNORECASE,
 )
 """Names of failures, each under the HTTP status that it stands for."""
+_LONGEST_NAME = 200
+"""Max characters of a failure's code, and of its type, that are read."""
 _LONGEST_PAUSE_S = 86_400.0
 
 ForeignError = aiohttp.ClientError | HttpProcessingError | httptools.HttpParserError | OSError
@@ -220,9 +222,10 @@ class Upstream:
         """Return the error that a reply with status 200 reports, by its code or kind; an unknown
         one counts as the server's failure.
         """
-        named = _NAMED.search(f"{code} {kind}")
+        code = str(code)[:_LONGEST_NAME]
+        named = _NAMED.search(f"{code} {str(kind)[:_LONGEST_NAME]}")
         status = int(named.lastgroup[1:]) if named and named.lastgroup else _BROKEN
-        if isinstance(code, int) or (code and code.isdecimal()):
+        if code.isdecimal():
             number = int(code)
             if number == _TOO_LARGE or number in _UNAVAILABLE or number in _REFUSED:
                 status = number
