@@ -61,22 +61,23 @@ def role_configs(config: Config) -> dict[TopologyName, RoleConfig]:
 
     single = topologies.single_agent.prompt
     alone = topologies.no_retrieval.prompt
-    found: dict[TopologyName, RoleConfig] = {
+    configs: dict[TopologyName, RoleConfig] = {
         "single_agent": as_well(roles.answer, single or str(_PROMPTS / "agent.txt")),
         "no_retrieval": as_well(roles.answer, alone or str(_PROMPTS / "no_retrieval.txt")),
         "homogeneous": as_well(
             roles.execution, roles.execution.prompt, structured=roles.execution.structured
         ),
     }
-    return found if topologies.searcher is None else {**found, "searcher": topologies.searcher}
+    return configs if topologies.searcher is None else {**configs, "searcher": topologies.searcher}
 
 
 def manager_configs(config: Config) -> dict[str, RoleConfig]:
     """The role of each manager: its own, or the delegator's model with a prompt for managers."""
     other = replace(config.roles.delegation, prompt=str(_PROMPTS / "manager.txt"), fallbacks=())
-    found = {name: (one.role or other, one.prompt) for name, one in config.managers.items()}
+    configs = {name: (one.role or other, one.prompt) for name, one in config.managers.items()}
     return {
-        name: replace(role, prompt=prompt or role.prompt) for name, (role, prompt) in found.items()
+        name: replace(role, prompt=prompt or role.prompt)
+        for name, (role, prompt) in configs.items()
     }
 
 
@@ -91,12 +92,12 @@ def new_managers(
     without tools. `report`: reads a manager's report. `with_tools`: the workers of the others, by
     the manager's name.
     """
-    most = config.search.max_sub_queries
+    max_sub_queries = config.search.max_sub_queries
     return Managers(
         [
             Manager(
                 name,
-                Delegator(roles[name], most, report=report),
+                Delegator(roles[name], max_sub_queries, report=report),
                 with_tools.get(name, workers),
                 one.max_rounds,
                 one.max_workers,
@@ -280,9 +281,11 @@ def new_tables(
         early_dispatch=early,
         width=limits.width,
     )
-    most = own.wide_single.max_tokens or max(role.sampling.max_tokens for role in (shown, writer))
+    max_tokens = own.wide_single.max_tokens or max(
+        role.sampling.max_tokens for role in (shown, writer)
+    )
     alone = _in_tables(
-        roles["delegation"], replace(own.wide_single, max_tokens=most), "wide_single"
+        roles["delegation"], replace(own.wide_single, max_tokens=max_tokens), "wide_single"
     )
     everybodys = single_agent_limits(executor_limits(search), rounds, a_round)
     single = SingleAgent(alone, retriever, everybodys, SINGLE_WRITER, require_evidence=needed)

@@ -324,5 +324,5 @@ def _limits(tenant: Tenant) -> Iterator[str]:
 
 def _usd(nano: int) -> str:
     """Return dollars exactly, with at least two decimals."""
-    whole, _, rest = f"{Decimal(nano) / _NANO:.9f}".partition(".")
-    return f"{int(whole):,}.{rest.rstrip('0'):0<2}"
+    dollars, _, rest = f"{Decimal(nano) / _NANO:.9f}".partition(".")
+    return f"{int(dollars):,}.{rest.rstrip('0'):0<2}"

@@ -25,12 +25,12 @@ _NO_SEARCHER = "needs engine or base_url; hosted models cannot continue their ow
 
 def problems(config: Config) -> list[str]:
     """Everything that is wrong; nothing where the configuration can be used."""
-    found = []
+    problem_lines = []
 
     def check(key: str, mark: str, text: str) -> str:
         fits, advice = _TEXTS[mark]
         if not fits(text):
-            found.append(f"{key}: {advice.format(text)}")
+            problem_lines.append(f"{key}: {advice.format(text)}")
         return text
 
     visit_texts(config, check)
@@ -40,10 +40,10 @@ def problems(config: Config) -> list[str]:
     }
     roles: dict[str, RoleConfig | None] = {**config.called_roles, **others}
     rules = [
-        (wrong, key + at, said)
+        (wrong, key + at, problem)
         for key, role in roles.items()
         if role
-        for wrong, at, said in _role(key, role, config)
+        for wrong, at, problem in _role(key, role, config)
     ]
     rules += [
         *_server(config),
@@ -52,13 +52,13 @@ def problems(config: Config) -> list[str]:
         *_versions(config),
         *_retrieval(config),
     ]
-    found += [f"{key}: {said}" for wrong, key, said in rules if wrong]
+    problem_lines += [f"{key}: {said}" for wrong, key, said in rules if wrong]
     if tls := config.server.tls:
         try:
             tls.for_http()
         except BadConfig as error:
-            found.append(str(error))
-    return found
+            problem_lines.append(str(error))
+    return problem_lines
 
 
 def _is_store(url: str) -> bool:
@@ -131,8 +131,8 @@ def _server(config: Config) -> _Rules:
     )
     for model, price in config.prices.items():
         for field in price.impossible:
-            said = f"must be 0 to {MAX_DOLLARS:,}, in dollars for a million tokens."
-            yield True, f"prices.{model!r}.{field}", said
+            problem = f"must be 0 to {MAX_DOLLARS:,}, in dollars for a million tokens."
+            yield True, f"prices.{model!r}.{field}", problem
 
 
 def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
@@ -171,11 +171,11 @@ def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
 
 
 def _tables(config: Config) -> _Rules:
-    said = (
+    problem = (
         "a table of so many rows could not be filled; it takes one of table.max_tasks for "
         "each, or more."
     )
-    yield config.table.max_rows > config.table.max_tasks, "table.max_rows", said
+    yield config.table.max_rows > config.table.max_tasks, "table.max_rows", problem
 
 
 def _tools(config: Config) -> _Rules:
@@ -217,8 +217,8 @@ def _versions(config: Config) -> _Rules:
             start,
             "a provider loads no adapters; give roles.execution an engine, or leave it out.",
         )
-        said = f"needs engines.{executor.engine}.adapter_rank, the rank of its adapter or more."
-        yield engine and engine.adapter_rank is None, start, said
+        problem = f"needs engines.{executor.engine}.adapter_rank, the rank of its adapter or more."
+        yield engine and engine.adapter_rank is None, start, problem
 
 
 def _retrieval(config: Config) -> _Rules:
@@ -228,9 +228,9 @@ def _retrieval(config: Config) -> _Rules:
     for field in (
         ("model", "dimension", "query_prefix", "passage_prefix") if embedder.in_process else ()
     ):
-        found = getattr(embedder, field)
+        value = getattr(embedder, field)
         yield (
-            found,
+            value,
             f"{key}.{field}",
             "is for an embedder elsewhere; name its engine or base_url too.",
         )
@@ -246,8 +246,8 @@ def _retrieval(config: Config) -> _Rules:
         "give either engine (a table of engines) or base_url.",
     )
     known = embedder.engine in (None, *config.engines)
-    said = f"no table engines.{embedder.engine}"
-    yield not known, f"{key}.engine", f"{said}; add it, or name a base_url."
+    problem = f"no table engines.{embedder.engine}"
+    yield not known, f"{key}.engine", f"{problem}; add it, or name a base_url."
     alike = (retrieval.address is None) == (retrieval.index is None)
     yield (
         alike,

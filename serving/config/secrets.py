@@ -12,22 +12,22 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
     """Things that lack, each with its key and what to do; nothing is called. `also`: further
     roles by their keys.
     """
-    found: list[str] = []
+    names: list[str] = []
     for key, role in {**config.called_roles, **also}.items():
-        found += key_problems(f"{key}.api_key_env", role.api_key_env)
+        names += key_problems(f"{key}.api_key_env", role.api_key_env)
     for key, server in ((f"tools.{name}", server) for name, server in config.tools.items()):
         for variable in server.headers.values():
-            found += key_problems(f"{key}.headers", variable)
-        found += [
+            names += key_problems(f"{key}.headers", variable)
+        names += [
             f"{key}.env: {_NOT_SET.format(variable)}"
             for variable in server.env
             if variable not in os.environ
         ]
-    found += key_problems("retrieval.embedder.api_key_env", config.retrieval.embedder.api_key_env)
+    names += key_problems("retrieval.embedder.api_key_env", config.retrieval.embedder.api_key_env)
     for key, module in _needs(config, also):
         if not _is_installed(module):
-            found.append(f"{key}: needs the package {module}; run: {missing_extra(module)}")
-    return found
+            names.append(f"{key}: needs the package {module}; run: {missing_extra(module)}")
+    return names
 
 
 def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str, str]]:

@@ -67,13 +67,13 @@ def estimate(
     )
     question = int(config.server.max_question_chars / measured["delegation"].chars_a_token)
     sub_query_tokens = -(-allowed["delegation"] // search.max_sub_queries)
-    most = prompts(
+    upper = prompts(
         search, system, allowed, question=question, sub_query_tokens=sub_query_tokens, tries=2
     )
     return {
         name: (
             _use(typical[name], written[name], most_written),
-            _use(most[name], most_written, most_written),
+            _use(upper[name], most_written, most_written),
         )
         for name, most_written in allowed.items()
     }

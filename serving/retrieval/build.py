@@ -114,7 +114,7 @@ def build_index(
     nothing can be read, `BadIndex` if `out` contains anything else, and what `embedder` raises; the
     index is then unchanged.
     """
-    found = find_sources(places)
+    files = find_sources(places)
     is_new = not out.exists()
     check_place(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def build_index(
                 chunk_tokens=chunk_tokens,
                 progress=progress,
             )
-            return build.run(_outside(out, found))
+            return build.run(_outside(out, files))
         except OSError as error:
             if error.errno not in _DISK_FULL:
                 raise

@@ -66,8 +66,8 @@ async def child_process(
     async def read() -> None:
         with received, suppress(asyncio.IncompleteReadError):
             while True:
-                line, whole = await _line(stdout)
-                if message := _message(line, complete=whole):
+                line, complete = await _line(stdout)
+                if message := _message(line, complete=complete):
                     # Read to the end of the output even when the client has stopped listening
                     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                         await received.send(message)
