@@ -29,7 +29,7 @@ from router.ledger import Ledger
 RuleSet = Literal["official", "strict"]
 Row = dict[str, str]
 """Cells by column."""
-_LEAST = 1e-9
+_MIN_SCORE = 1e-9
 _SHOWN = 500
 
 
@@ -273,4 +273,4 @@ def _ratios(right: float, ours: int, theirs: int) -> tuple[float, float, float]:
     precision = right / ours if ours else 0.0
     recall = right / theirs if theirs else 0.0
     both = precision + recall
-    return precision, recall, 2 * precision * recall / both if both > _LEAST else 0.0
+    return precision, recall, 2 * precision * recall / both if both > _MIN_SCORE else 0.0

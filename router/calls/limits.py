@@ -12,7 +12,7 @@ from router.models import Message
 
 _SHARE = 0.2
 _RESERVE = 10.0
-_MOST = 100.0
+_MAX_BALANCE = 100.0
 
 
 class RetryBudget:
@@ -25,7 +25,7 @@ class RetryBudget:
 
     def called(self) -> None:
         """Count a call."""
-        self.balance = min(self.balance + _SHARE, _MOST)
+        self.balance = min(self.balance + _SHARE, _MAX_BALANCE)
 
     def spend(self) -> bool:
         """Return whether a retry may be made, and count it."""

@@ -8,7 +8,7 @@ from router.errors import BadRequest
 
 _LONGEST_NAME = 1024
 _MAX_REPEATED = 1024
-_MOST = {"rows": 10_000, "values": 64}
+_MAX_ENTRIES = {"rows": 10_000, "values": 64}
 """Max given rows, and values per row."""
 LARGE = 1 << 16
 """Size in bytes from which a request is checked in a thread, so as not to block the event loop."""
@@ -70,7 +70,7 @@ def check_sizes(message: Message, at: str = "") -> None:
     """
     for field, value in message.ListFields():
         name = f"{at}{field.name}"
-        limit = _MOST.get(field.name, _MAX_REPEATED)
+        limit = _MAX_ENTRIES.get(field.name, _MAX_REPEATED)
         if field.is_repeated and len(value) > limit:
             raise BadRequest(f"{name} has {len(value)} entries; at most {limit} are allowed.")
         if field.message_type is not None:

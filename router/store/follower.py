@@ -38,7 +38,7 @@ _SQLITE = "log"
 _START = Position()
 _LEISURE_S = 0.5
 """Time for which changes are collected, unless a reader waits for them."""
-_MOST = 256
+_MAX_BATCH = 256
 """Max changes in a transaction."""
 _READING_S = 5.0
 """Max wait of a reader until the database has what was acknowledged."""
@@ -218,7 +218,7 @@ class Follower:
     async def _follow(self) -> None:
         """Write all waiting changes. Raises `StoreFailed`."""
         self._hurry.clear()
-        while (batch := self._ready(_MOST)) or (self._commits and self._commits.waiting):
+        while (batch := self._ready(_MAX_BATCH)) or (self._commits and self._commits.waiting):
             await self._write(batch)
             for _ in batch:
                 self._changes.popleft()
@@ -239,8 +239,8 @@ class Follower:
         return list(takewhile(ready, islice(self._changes, limit)))
 
     async def _write_all(self, changes: Sequence[Change]) -> None:
-        for first in range(0, len(changes), _MOST):
-            await self._write(changes[first : first + _MOST])
+        for first in range(0, len(changes), _MAX_BATCH):
+            await self._write(changes[first : first + _MAX_BATCH])
 
     async def _write(self, batch: Sequence[Change]) -> None:
         """Write changes in one transaction. If one of them cannot be written, write each alone, and

@@ -20,7 +20,7 @@ _NAMES = {
     "answer": "Answerer",
     "judge": "Judge",
 }
-_LEAST = 3.0
+_MIN_WIDTH = 3.0
 """Min width of a bar, to be visible."""
 
 
@@ -181,8 +181,8 @@ def _bar(
     length: float,
     decisions: Sequence[Call],
 ) -> Bar:
-    start = min(max(0.0, call.started_at - run.started_at) / length * SCALE, SCALE - _LEAST)
-    width = min(max(call.duration_s / length * SCALE, _LEAST), SCALE - start)
+    start = min(max(0.0, call.started_at - run.started_at) / length * SCALE, SCALE - _MIN_WIDTH)
+    width = min(max(call.duration_s / length * SCALE, _MIN_WIDTH), SCALE - start)
     early = any(
         decision.started_at < call.started_at < decision.started_at + decision.duration_s
         for decision in decisions
