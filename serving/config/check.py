@@ -52,7 +52,7 @@ def problems(config: Config) -> list[str]:
         *_versions(config),
         *_retrieval(config),
     ]
-    problem_lines += [f"{key}: {said}" for wrong, key, said in rules if wrong]
+    problem_lines += [f"{key}: {problem}" for wrong, key, problem in rules if wrong]
     if tls := config.server.tls:
         try:
             tls.for_http()

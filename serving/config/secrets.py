@@ -12,22 +12,22 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
     """Things that lack, each with its key and what to do; nothing is called. `also`: further
     roles by their keys.
     """
-    names: list[str] = []
+    lacking: list[str] = []
     for key, role in {**config.called_roles, **also}.items():
-        names += key_problems(f"{key}.api_key_env", role.api_key_env)
+        lacking += key_problems(f"{key}.api_key_env", role.api_key_env)
     for key, server in ((f"tools.{name}", server) for name, server in config.tools.items()):
         for variable in server.headers.values():
-            names += key_problems(f"{key}.headers", variable)
-        names += [
+            lacking += key_problems(f"{key}.headers", variable)
+        lacking += [
             f"{key}.env: {_NOT_SET.format(variable)}"
             for variable in server.env
             if variable not in os.environ
         ]
-    names += key_problems("retrieval.embedder.api_key_env", config.retrieval.embedder.api_key_env)
+    lacking += key_problems("retrieval.embedder.api_key_env", config.retrieval.embedder.api_key_env)
     for key, module in _needs(config, also):
         if not _is_installed(module):
-            names.append(f"{key}: needs the package {module}; run: {missing_extra(module)}")
-    return names
+            lacking.append(f"{key}: needs the package {module}; run: {missing_extra(module)}")
+    return lacking
 
 
 def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str, str]]:
