@@ -193,79 +193,49 @@ class ChatOptions(GatewayOptions, frozen=True):
 
 
 def chat(arguments: Sequence[str]) -> int:
-    """Ask until the input ends."""
+    """Ask until the input ends. Show errors; Ctrl-C ends the running question only."""
     options = parse(ChatOptions, "chat", arguments)
     errors_only()
     progress = Console(stderr=True)
+    view = AnswerView(Console(), progress, stream=options.stream, as_json=False)
+    usage: list[RoleUsage] = []
+    last: AnswerResponse | None = None
+
+    def say(text: str, style: str = "dim") -> None:
+        print_line(progress, text, style=style)
+
     with reached(options, progress) as client:
-        chat = Chat(client, Console(), progress, timeout_s=options.timeout, stream=options.stream)
-        print_line(progress, _HINT, style="dim")
+        say(_HINT)
         for line in _lines():
-            chat.take(line)
+            try:
+                match re.sub("^/", ":", line).split(maxsplit=1):
+                    case []:
+                        pass
+                    case [":good" | ":bad", *_] if last is None:
+                        say("there is no last answer to rate", "yellow")
+                    case [(":good" | ":bad") as verdict, *right] if last is not None:
+                        client.feedback(
+                            last.run_id,
+                            accepted=verdict == ":good",
+                            right_answer="".join(right),
+                        )
+                        say(f"stored with {last.run_id}")
+                    case [":help"]:
+                        say(_HINT)
+                    case [":usage"]:
+                        view.out.print(usage_table(usage))
+                    case [word, *_] if word.startswith(":"):
+                        say(f"{word} is not a command.\n{_HINT}")
+                    case _:
+                        last = None
+                        last = view.follow(client.stream(line, options.timeout))
+                        view.show(last)
+                        usage.extend(last.usage)
+            except GatewayError as error:
+                say(str(error), "red")
+            except KeyboardInterrupt:
+                say("cancelled", "yellow")
     return 0
-
-
-class Chat:
-    """Asks questions of one gateway, and sends feedback on its answers."""
-
-    def __init__(
-        self,
-        client: Client,
-        out: Console,
-        progress: Console,
-        *,
-        timeout_s: float,
-        stream: bool,
-    ) -> None:
-        self._client = client
-        self._out = out
-        self._progress = progress
-        self._timeout_s = timeout_s
-        self._stream = stream
-        self._usage: list[RoleUsage] = []
-        self._last: AnswerResponse | None = None
-        """Last answer; None if the last question failed."""
-
-    def take(self, line: str) -> None:
-        """Ask a question or run a command. Show errors; Ctrl-C ends this line only."""
-        try:
-            match re.sub("^/", ":", line).split(maxsplit=1):
-                case []:
-                    pass
-                case [":good"]:
-                    self._rate(accepted=True)
-                case [":bad", *right]:
-                    self._rate(accepted=False, right_answer="".join(right))
-                case [":help"]:
-                    self._say(_HINT)
-                case [":usage"]:
-                    self._out.print(usage_table(self._usage))
-                case [word, *_] if word.startswith(":"):
-                    self._say(f"{word} is not a command.\n{_HINT}")
-                case _:
-                    self._ask(line)
-        except GatewayError as error:
-            self._say(str(error), "red")
-        except KeyboardInterrupt:
-            self._say("cancelled", "yellow")
-
-    def _ask(self, question: str) -> None:
-        self._last = None
-        view = AnswerView(self._out, self._progress, stream=self._stream, as_json=False)
-        answer = view.follow(self._client.stream(question, self._timeout_s))
-        view.show(answer)
-        self._last = answer
-        self._usage.extend(answer.usage)
-
-    def _rate(self, *, accepted: bool, right_answer: str = "") -> None:
-        if self._last is None:
-            self._say("there is no last answer to rate", "yellow")
-            return
-        self._client.feedback(self._last.run_id, accepted=accepted, right_answer=right_answer)
-        self._say(f"stored with {self._last.run_id}")
-
-    def _say(self, text: str, style: str = "dim") -> None:
-        print_line(self._progress, text, style=style)
 
 
 def _lines() -> Iterator[str]:

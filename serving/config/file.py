@@ -21,10 +21,6 @@ from router.errors import BadConfig
 from serving.config.check import problems
 from serving.config.config import (
     Config,
-    EngineConfig,
-    ManagerConfig,
-    Section,
-    ToolServerConfig,
     visit_texts,
 )
 
@@ -36,12 +32,6 @@ _ALIKE = 0.75
 """The least `difflib` ratio of a key and its misspelling: `kynd` and `kind`, but not
 `max_turns` and `max_tokens`.
 """
-_NAMED: dict[str, type[Section]] = {
-    "engines": EngineConfig,
-    "tools": ToolServerConfig,
-    "managers": ManagerConfig,
-}
-"""Sections of which there may be several, each with a name."""
 _RANGES = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 _KINDS = {
     "int": "a whole number",
@@ -139,8 +129,8 @@ def plain_error(message: str, tables: dict[str, Any]) -> str:
     place = where.strip("`").lstrip(".")
     key = place
     section, named, rest = place.partition("[...]")
-    if named and section in _NAMED:
-        key = f"{section}.{_bad_entry(tables[section], _NAMED[section])}{rest}"
+    if named and isinstance(kind := _kind(f"{section}["), StructType):
+        key = f"{section}.{_bad_entry(tables[section], kind.cls)}{rest}"
     if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", text):
         return f"{_joined(key, unknown[1])}: unknown field; {_instead(unknown[1], place, key)}"
     if missing := re.fullmatch(r"Object missing required field `(.+)`", text):
@@ -200,7 +190,7 @@ def _kind(place: str) -> Type:
     return kind
 
 
-def _bad_entry(entries: dict[str, Any], section: type[Section]) -> str:
+def _bad_entry(entries: dict[str, Any], section: type) -> str:
     """The name of the first entry of a table of sections that cannot be read; msgspec does not
     tell it.
     """
