@@ -21,7 +21,7 @@ RULES = (
     (r"\bCoroutine\[Any, Any, (\w+)\]", r"\1"),
     (r"\bAsync(Client|Stream|Iterator)\b", r"\1"),
     (r"\b__a(iter|enter|exit)__\b", r"__\1__"),
-    (r"\baio_channel\b", "channel"),
+    (r"\bgrpc\.aio\b", "grpc"),
 )
 """Patterns and their replacements, applied in order."""
 

@@ -505,7 +505,7 @@ async def _listening(
     server = Server(
         gateway,
         *runs.services,
-        tables=tables,
+        tables,
         access=access,
         tls=tls,
         readiness=readiness,

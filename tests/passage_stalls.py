@@ -101,7 +101,7 @@ async def scene() -> AsyncIterator[Served]:
             gateway(folder, Poison(), *models, answering)
         )
         runs = Runs(archive, LiveRuns())
-        server = Server(filling, None, RunServicer(runs), tables=TableServicer(filling, runs))
+        server = Server(filling, None, RunServicer(runs), TableServicer(filling, runs))
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)
         door = HTTPServer(openai_app(filling), 0.0)

@@ -111,7 +111,7 @@ async def scene() -> AsyncIterator[Served]:
             filling,
             RetrievalServicer(world),
             RunServicer(runs),
-            tables=TableServicer(filling, runs),
+            TableServicer(filling, runs),
         )
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)

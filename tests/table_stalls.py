@@ -129,7 +129,7 @@ async def scene() -> AsyncIterator[Served]:
         )
         live = filling._lifecycle._live
         runs = Runs(archive, live)
-        server = Server(filling, None, RunServicer(runs), tables=TableServicer(filling, runs))
+        server = Server(filling, None, RunServicer(runs), TableServicer(filling, runs))
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)
         site = Site()

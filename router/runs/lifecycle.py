@@ -184,7 +184,7 @@ class RunLifecycle:
             log_fields = {"run_id": start.id, "tenant": tenant, "request_id": start.request_id}
             with (
                 bound_contextvars(**{name: value for name, value in log_fields.items() if value}),
-                self._live.running(start.id, start.kind, start.tenant, on_event) as live,
+                self._live.running(start.id, start.tenant, on_event) as live,
             ):
                 self._observer.run_began()
                 live.on_event(RunStarted(start.id))

@@ -9,7 +9,6 @@ import structlog
 
 from router.errors import RunCancelled
 from router.trace import Event, Run
-from router.trace.run import RunKind
 from router.trace.values import OnEvent
 
 _log = structlog.get_logger("gateway")
@@ -23,7 +22,6 @@ class LiveRun:
     def __init__(
         self,
         run_id: str,
-        kind: RunKind,
         tenant: str,
         task: asyncio.Task[Any],
         on_event: OnEvent,
@@ -32,7 +30,6 @@ class LiveRun:
         watchers.
         """
         self.run_id = run_id
-        self.kind = kind
         self.tenant = tenant
         self._on_event = on_event
         self.events: list[Event] = []
@@ -134,14 +131,13 @@ class LiveRuns:
     def running(
         self,
         run_id: str,
-        kind: RunKind,
         tenant: str,
         on_event: OnEvent = lambda _event: None,
     ) -> Iterator[LiveRun]:
         """Register a run that the current task works on, while the context is open."""
         task = asyncio.current_task()
         assert task is not None
-        live = self._runs[run_id] = LiveRun(run_id, kind, tenant, task, on_event)
+        live = self._runs[run_id] = LiveRun(run_id, tenant, task, on_event)
         try:
             yield live
         finally:

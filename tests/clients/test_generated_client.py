@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Coroutine
 class AsyncClient:
     async def runs(self) -> AsyncIterator[int]:
         async for run in self.pages:
-            yield await self.aio_channel(run)
+            yield await self.channel(grpc.aio, run)
 '''
     generated = blocking(source)
     assert "async" not in generated.partition('"""\n\n')[2].lower()

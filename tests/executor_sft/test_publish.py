@@ -171,7 +171,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[str]:
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
     versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0, 10_000))
     await versions.ensure_base("mini-executor")
-    server = Server(None, None, versions=ExecutorVersionServicer(versions))
+    server = Server(None, None, ExecutorVersionServicer(versions))
     yield f"127.0.0.1:{await server.start('127.0.0.1:0')}"
     await server.drain(0)
     await database.close()

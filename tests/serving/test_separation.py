@@ -184,7 +184,7 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
             SQLUsages(database), Reconciler({"scripted": None}, NoCounts(), SQLUsages(database))
         ),
         ExecutorVersionServicer(Versions(SQLVersionBook(database), _load)),
-        tables=TableServicer(ScriptedTables(lifecycle), Runs(archive, live)),
+        TableServicer(ScriptedTables(lifecycle), Runs(archive, live)),
         access=Access(accounts),
     )
     port = await server.start("127.0.0.1:0")

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import wraps
 from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack, cast
 
+import grpc
+
 from rolegate.client import calls
 from rolegate.client.calls import Call
 from rolegate.client.connection import Access, Connection
@@ -94,7 +96,7 @@ class AsyncClient:
         if not isinstance(address, Connection):
             address = Connection.to(address, **access)
         self._connection = address
-        self._channel = address.aio_channel()
+        self._channel = address.channel(grpc.aio)
 
     ask = _unary(calls.ask)
     stream = _streamed(calls.stream)
@@ -149,10 +151,11 @@ class AsyncClient:
 
     async def _call(self, call: Call[Result]) -> Result:
         """Make a unary call; a repeatable one a second time if the connection broke."""
+        connection = self._connection
         begun = time.monotonic()
         try:
-            with translated(self._connection.address):
-                response = await call.begin(self._channel, self._connection, call.timeout_s)
+            with translated(connection.address):
+                response = await call.begin(self._channel, connection, call.timeout_s)
                 return call.result(response)
         except GatewayError as error:
             if not (call.repeatable and call.timeout_s and error.connection_broke):
@@ -160,6 +163,6 @@ class AsyncClient:
 
         # On a new connection, as the channel may not have noticed yet that its own is dead.
         rest_s = call.timeout_s - (time.monotonic() - begun)
-        async with self._connection.aio_channel() as channel:
-            with translated(self._connection.address):
-                return call.result(await call.begin(channel, self._connection, rest_s))
+        async with connection.channel(grpc.aio) as channel:
+            with translated(connection.address):
+                return call.result(await call.begin(channel, connection, rest_s))

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack, cast
 
+import grpc
+
 from rolegate.client import calls
 from rolegate.client.calls import Call
 from rolegate.client.connection import Access, Connection
@@ -95,7 +97,7 @@ class Client:
         if not isinstance(address, Connection):
             address = Connection.to(address, **access)
         self._connection = address
-        self._channel = address.channel()
+        self._channel = address.channel(grpc)
 
     ask = _unary(calls.ask)
     stream = _streamed(calls.stream)
@@ -149,10 +151,11 @@ class Client:
 
     def _call(self, call: Call[Result]) -> Result:
         """Make a unary call; a repeatable one a second time if the connection broke."""
+        connection = self._connection
         begun = time.monotonic()
         try:
-            with translated(self._connection.address):
-                response = call.begin(self._channel, self._connection, call.timeout_s)
+            with translated(connection.address):
+                response = call.begin(self._channel, connection, call.timeout_s)
                 return call.result(response)
         except GatewayError as error:
             if not (call.repeatable and call.timeout_s and error.connection_broke):
@@ -160,5 +163,5 @@ class Client:
 
         # On a new connection, as the channel may not have noticed yet that its own is dead.
         rest_s = call.timeout_s - (time.monotonic() - begun)
-        with self._connection.channel() as channel, translated(self._connection.address):
-            return call.result(call.begin(channel, self._connection, rest_s))
+        with connection.channel(grpc) as channel, translated(connection.address):
+            return call.result(call.begin(channel, connection, rest_s))

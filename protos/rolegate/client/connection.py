@@ -4,7 +4,7 @@ import ipaddress
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import grpc
 
@@ -73,17 +73,13 @@ class Connection:
             address, credentials, (("authorization", f"Bearer {api_key}"),) if api_key else ()
         )
 
-    def channel(self) -> grpc.Channel:
-        """Open a channel for blocking calls."""
+    def channel(self, module: Any = grpc) -> Any:
+        """Open a channel of gRPC's `module`: for blocking calls, or `grpc.aio` for the running
+        event loop.
+        """
         if self.credentials is None:
-            return grpc.insecure_channel(self.address, _OPTIONS)
-        return grpc.secure_channel(self.address, self.credentials, _OPTIONS)
-
-    def aio_channel(self) -> grpc.aio.Channel:
-        """Open a channel on the running event loop."""
-        if self.credentials is None:
-            return grpc.aio.insecure_channel(self.address, _OPTIONS)
-        return grpc.aio.secure_channel(self.address, self.credentials, _OPTIONS)
+            return module.insecure_channel(self.address, _OPTIONS)
+        return module.secure_channel(self.address, self.credentials, _OPTIONS)
 
 
 def _pem(given: object) -> bytes | None:

@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
-from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
 
 from router.access import Access
 from router.background import background_tasks
@@ -19,9 +18,6 @@ from router.edge.grpc.services import (
     AnswerServicer,
     CompletionServicer,
     ExecutionServicer,
-    ExecutorVersionServicer,
-    RunServicer,
-    UsageServicer,
 )
 from router.edge.grpc.table_service import TableServicer
 from router.edge.limits import Limits
@@ -36,20 +32,16 @@ class Server:
     def __init__(
         self,
         gateway: Gateway | None,
-        retrieval: RetrievalServiceServicer | None,
-        runs: RunServicer | None = None,
-        usage: UsageServicer | None = None,
-        versions: ExecutorVersionServicer | None = None,
-        *,
-        tables: TableServicer | None = None,
+        *servicers: Any,
         access: Access | None = None,
         tls: TLS | None = None,
         readiness: Readiness | None = None,
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """`access`: None admits every caller to every method. `readiness`: state of dependencies,
-        for the health service. `limits`: None for the defaults.
+        """`gateway`: serves answers, completions and executions. `servicers`: those of the other
+        services. `access`: None admits every caller to every method. `readiness`: state of
+        dependencies, for the health service. `limits`: None for the defaults.
         """
         limits = limits or Limits()
         self._server = grpc.aio.server(
@@ -59,18 +51,14 @@ class Server:
         self._access = access
         self._tls = tls
         self._gateway = gateway
-        self._tables = tables
+        self._detached = [each.detached for each in servicers if isinstance(each, TableServicer)]
         self._health = health.aio.HealthServicer()
         self._readiness = readiness or Readiness()
         self._tasks = AsyncExitStack()
         _add(self._health, self._server)
-        servicers: list[Any] = [runs, usage, versions, tables, retrieval]
         if gateway is not None:
-            servicers += [
-                AnswerServicer(gateway),
-                CompletionServicer(gateway),
-                ExecutionServicer(gateway),
-            ]
+            of_gateway = AnswerServicer, CompletionServicer, ExecutionServicer
+            servicers += tuple(kind(gateway) for kind in of_gateway)
         self._names = [_add(servicer, self._server) for servicer in servicers if servicer]
         reflection.enable_server_reflection(
             [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
@@ -121,8 +109,8 @@ class Server:
                 await self._gateway.settled()
 
     async def _stop(self, grace_s: float) -> None:
-        detached = [self._tables.detached.drain(grace_s)] if self._tables else []
-        await asyncio.gather(self._server.stop(grace_s), *detached)
+        ending = (detached.drain(grace_s) for detached in self._detached)
+        await asyncio.gather(self._server.stop(grace_s), *ending)
 
 
 def _add(servicer: Any, server: grpc.aio.Server) -> str:

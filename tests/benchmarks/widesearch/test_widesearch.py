@@ -194,7 +194,7 @@ async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
         real,
         archive,
     ):
-        server = Server(real, None, tables=TableServicer(real, Runs(archive, LiveRuns())))
+        server = Server(real, None, TableServicer(real, Runs(archive, LiveRuns())))
         address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
         options = Options(tasks=folder, address=address, runs=2, no_judge=True, out=out)
         try:
@@ -245,7 +245,7 @@ async def test_what_a_gateway_is_asked_for(tmp_path: Path) -> None:
     store = Kept()
     live = LiveRuns()
     script = ScriptedTables(RunLifecycle(store, store, live, {}, 60.0), ())
-    server = Server(None, None, tables=TableServicer(script, Runs(store, live)))
+    server = Server(None, None, TableServicer(script, Runs(store, live)))
     address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
     try:
         await measure(

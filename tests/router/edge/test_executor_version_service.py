@@ -38,7 +38,7 @@ async def stub_over(
     database = await Database.open(f"sqlite:///{folder / 'versions.db'}")
     versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0, 10_000))
     await versions.ensure_base(BASE)
-    server = Server(None, None, versions=ExecutorVersionServicer(versions))
+    server = Server(None, None, ExecutorVersionServicer(versions))
     async with served(server) as channel:
         yield ExecutorVersionServiceStub(channel), database
     await database.close()

@@ -108,7 +108,7 @@ async def test_many_look_at_one_large_run() -> None:
     keep(store, large())
     runs = Runs(store, live)
     tables: Any = None
-    server = Server(None, None, RunServicer(runs), tables=TableServicer(tables, runs))
+    server = Server(None, None, RunServicer(runs), TableServicer(tables, runs))
     async with served(server) as channel:
         stub = TableServiceStub(channel)
         pages = await asyncio.gather(

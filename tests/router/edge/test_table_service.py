@@ -67,7 +67,7 @@ class Wired:
         live = LiveRuns()
         self.script = ScriptedTables(RunLifecycle(self.store, self.store, live, {}, 60.0))
         runs = Runs(self.store, live)
-        self.server = Server(None, None, RunServicer(runs), tables=TableServicer(self.script, runs))
+        self.server = Server(None, None, RunServicer(runs), TableServicer(self.script, runs))
 
 
 @asynccontextmanager
@@ -469,7 +469,7 @@ async def test_tables_of_a_real_gateway(tmp_path: Path) -> None:
     columns = [pb.Column(name=name, key=name == "city") for name in ("city", "founder", "founded")]
     async with gateway(tmp_path, world) as (real, archive):
         servicer = TableServicer(real, Runs(archive, LiveRuns()))
-        async with served(Server(real, None, tables=servicer)) as channel:
+        async with served(Server(real, None, servicer)) as channel:
             stub: TableServiceAsyncStub = TableServiceStub(channel)
             filled = await stub.FillTable(pb.FillTableRequest(question=ALL_CITIES, columns=columns))
             again = await stub.GetTable(pb.GetTableRequest(run_id=filled.run_id))

@@ -85,7 +85,7 @@ def whole_server(
             KeptUsages(store),
             reconciling([Reconciliation("a provider", "unknown", "it has no counters")]),
         ),
-        tables=TableServicer(
+        TableServicer(
             ScriptedTables(RunLifecycle(store, store, live, {}, 60.0), script),
             Runs(store, live),
             access,

@@ -45,7 +45,7 @@ async def whole(folder: Path) -> pb.Table:
         archive,
     ):
         tables = TableServicer(undisturbed, Runs(archive, LiveRuns()))
-        async with served(Server(undisturbed, None, tables=tables)) as channel:
+        async with served(Server(undisturbed, None, tables)) as channel:
             stub: TableServiceAsyncStub = TableServiceStub(channel)
             return (
                 await stub.FillTable(pb.FillTableRequest(question=QUESTION, columns=COLUMNS))
@@ -73,7 +73,7 @@ async def test_a_killed_run(
         await filling
     async with gateway(url, WORLD, limits=LIMITS, delegator=lead(WORLD, 2)) as (second, archive):
         runs = Runs(archive, LiveRuns())
-        server = Server(second, None, RunServicer(runs), tables=TableServicer(second, runs))
+        server = Server(second, None, RunServicer(runs), TableServicer(second, runs))
         port = await server.start("127.0.0.1:0")
         async with connected(port) as channel:
             stub: TableServiceAsyncStub = TableServiceStub(channel)

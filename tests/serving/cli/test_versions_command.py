@@ -40,7 +40,7 @@ async def address(database: Database) -> AsyncIterator[str]:
     """Where versions are served; the base is active."""
     versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0, 10_000))
     await versions.ensure_base(BASE)
-    server = Server(None, None, versions=ExecutorVersionServicer(versions))
+    server = Server(None, None, ExecutorVersionServicer(versions))
     yield f"127.0.0.1:{await server.start('127.0.0.1:0')}"
     await server.drain(0)
 
