@@ -99,8 +99,8 @@ def figure(wanted: Wanted, measured: Mapping[str, Sequence[Round]]) -> Figure:
         part = wanted.metric([numerator[number] for number in chosen])
         if denominator is None:
             return part
-        whole = wanted.metric([denominator[number] for number in chosen])
-        return part / whole if whole else 0.0
+        denominator_value = wanted.metric([denominator[number] for number in chosen])
+        return part / denominator_value if denominator_value else 0.0
 
     every = range(len(numerator))
     value = of_rounds(every)

@@ -333,5 +333,5 @@ def _as_served(execution: Execution, turn: int) -> bool:
     """Return True if the trace has all that the model saw in a turn; passages that were dropped
     later are missing from it.
     """
-    whole = not any(search.dropped_passages for search in execution.searches)
-    return whole or turn in (0, len(execution.conversation.outputs) - 1)
+    complete = not any(search.dropped_passages for search in execution.searches)
+    return complete or turn in (0, len(execution.conversation.outputs) - 1)

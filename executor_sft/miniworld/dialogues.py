@@ -193,9 +193,9 @@ class DialogueWriter:
             zip(sub_query.searches, sub_query.gold_passages, strict=True)
         ):
             last = number == len(sub_query.searches) - 1 and self._rng.random() < 0.3
-            found = self._shown(gold, sub_query, entity, passages)
+            passages_shown = self._shown(gold, sub_query, entity, passages)
             turns.append(DialogueTurn("search", f"<search>{prompts.request(query)}</search>"))
-            turns.append(DialogueTurn("user", prompts.documents(found, last)))
+            turns.append(DialogueTurn("user", prompts.documents(passages_shown, last)))
         return [*turns, DialogueTurn("report", report_text(sub_query.report))]
 
     def alone(self, passages: int) -> Dialogue:
@@ -209,9 +209,9 @@ class DialogueWriter:
         ]
         for sub_query in question.sub_queries:
             for query, gold in zip(sub_query.searches, sub_query.gold_passages, strict=True):
-                found = self._shown(gold, sub_query, None, passages)
+                passages_shown = self._shown(gold, sub_query, None, passages)
                 turns.append(DialogueTurn("search", f"<search>{prompts.request(query)}</search>"))
-                turns.append(DialogueTurn("user", prompts.documents(found, False)))
+                turns.append(DialogueTurn("user", prompts.documents(passages_shown, False)))
         pairs = [(sub_query, sub_query.report) for sub_query in question.sub_queries]
         return [*turns, DialogueTurn("answer", answer_text(question, pairs))]
 

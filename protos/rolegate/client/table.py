@@ -191,10 +191,10 @@ def _workbook(columns: Sequence[pb.Column], rows: Iterable[Sequence[str]]) -> by
 
 def joined(pages: Sequence[pb.Table]) -> Table:
     """Join the pages of a table."""
-    whole = pb.Table()
-    whole.CopyFrom(pages[0])
+    table = pb.Table()
+    table.CopyFrom(pages[0])
     for page in pages[1:]:
-        whole.rows.extend(page.rows)
-        whole.markdown += "".join(page.markdown.splitlines(keepends=True)[2:])  # without the header
-    whole.next_page_token = ""
-    return Table(whole)
+        table.rows.extend(page.rows)
+        table.markdown += "".join(page.markdown.splitlines(keepends=True)[2:])  # without the header
+    table.next_page_token = ""
+    return Table(table)
