@@ -7,8 +7,9 @@ only a reply without any readable output is an error.
 import json
 import re
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin
 
@@ -94,6 +95,10 @@ class CallReply(msgspec.Struct, frozen=True, gc=False):
     function: FunctionReply | None = None
 
 
+_MAX_ITEMS = 256
+"""Max items of a list that are read; a reply has one output with a few parts and calls."""
+_MAX_ODD = 16
+"""Max items of a list with an unreadable item that are read, as each costs more."""
 _THINKING = re.compile("think|reason|thought")
 """Marks the type of a content part as reasoning."""
 
@@ -118,7 +123,8 @@ class MessageReply(msgspec.Struct, frozen=True, gc=False):
         texts: list[str] = []
         thoughts = [self.reasoning or self.reasoning_content or self.thinking or ""]
         refusals = [self.refusal or ""]
-        for part in self.content if isinstance(self.content, list) else [self.content]:
+        parts = self.content if isinstance(self.content, list) else [self.content]
+        for part in parts[:_MAX_ITEMS]:
             fields = part if isinstance(part, dict) else {"text": part}
             thinks = _THINKING.search(str(fields.get("type")))
             (thoughts if thinks else texts).append(_part_text(fields.get("text")))
@@ -130,7 +136,8 @@ class MessageReply(msgspec.Struct, frozen=True, gc=False):
 def _part_text(value: Any) -> str:
     """Return the text of a content part's field; Mistral's thoughts have parts themselves."""
     if isinstance(value, list):
-        return "".join(str(part.get("text", "")) for part in value if isinstance(part, dict))
+        parts = (part for part in value[:_MAX_ITEMS] if isinstance(part, dict))
+        return "".join(str(part.get("text", "")) for part in parts)
     return value if isinstance(value, str) else ""
 
 
@@ -166,9 +173,9 @@ class Calls:
     def __bool__(self) -> bool:
         return bool(self._calls)
 
-    def add(self, pieces: Iterable[CallReply]) -> None:
+    def add(self, pieces: Sequence[CallReply]) -> None:
         """Add the next pieces."""
-        for piece in pieces:
+        for piece in pieces[:_MAX_ITEMS]:
             self._add(piece)
 
     def _add(self, piece: CallReply) -> None:
@@ -381,7 +388,7 @@ class ChatReply(msgspec.Struct, frozen=True, gc=False):
     @property
     def choice(self) -> Choice | None:
         """The only output that was asked for."""
-        for choice in self.choices or ():
+        for choice in (self.choices or ())[:_MAX_ITEMS]:
             if choice.index == 0:
                 return choice
         return self.choices[0] if self.choices else None
@@ -414,21 +421,24 @@ def _readable_reply(raw: Any) -> ChatReply:
     return reply
 
 
+_fields = cache(msgspec.structs.fields)
+
+
 def readable(kind: Any, raw: Any) -> Any:
     """Return `raw` as a `kind` without the parts that do not convert; None if nothing is left."""
-    with suppress(msgspec.ValidationError):
-        return msgspec.convert(raw, kind)
     for inner in get_args(kind) if isinstance(kind, UnionType) else (kind,):
         if isinstance(raw, list) and get_origin(inner) is tuple:
-            items = (readable(get_args(inner)[0], item) for item in raw)
+            items = (readable(get_args(inner)[0], item) for item in raw[:_MAX_ODD])
             return tuple(item for item in items if item is not None)
         if isinstance(raw, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             values = {
                 field.name: readable(field.type, raw[field.name])
-                for field in msgspec.structs.fields(inner)
+                for field in _fields(inner)
                 if field.name in raw
             }
             return inner(**{name: value for name, value in values.items() if value is not None})
+    with suppress(msgspec.ValidationError):
+        return msgspec.convert(raw, kind)
     return None
 
 

@@ -1,6 +1,7 @@
 """Any reply from which text can be read is read; whatever else is in it is ignored."""
 
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from router.models import Completion, Message, Prompt, Sampling
 from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import LiteLLMModel, close_clients
 from router.models.openai_client import OpenAIHTTP
+from router.models.openai_wire import read_replies
+from router.models.streaming import StreamedReply
 from router.testing.openai_server import (
     DONE,
     MODEL,
@@ -221,6 +224,53 @@ async def test_values_in_one_event(
             await streamed(model, PROMPT)
     else:
         assert (await streamed(model, PROMPT)).text == "ab"
+
+
+NULLS = b"null," * 200_000
+ODD = (
+    b'{"index":"x","delta":{"tool_calls":['
+    + b'{"index":[],"function":{"name":1}},' * 500
+    + b"7]}},"
+)
+LISTS: dict[str, bytes] = {
+    "choices": b'{"index":"x"},' * 60_000 + b"7",
+    "choices null": NULLS + b"7",
+    "calls null": b'{"delta":{"tool_calls":[' + NULLS + b"7]}}",
+    "calls and an odd one": b'{"delta":{"tool_calls":[' + b"{}," * 200_000 + b'{"index":1.5}]}}',
+    "calls": b'{"delta":{"tool_calls":[' + b"{}," * 300_000 + b"{}]}}",
+    "parts": b'{"delta":{"content":[' + b"1," * 400_000 + b"1]}}",
+    "parts of a part": b'{"delta":{"content":[{"thinking":[' + b"{}," * 300_000 + b"{}]}]}}",
+    "calls of choices": ODD * 60 + b"7",
+}
+
+
+@pytest.mark.parametrize("choices", LISTS.values(), ids=LISTS.keys())
+def test_long_lists_are_read_in_part(choices: bytes) -> None:
+    """Items after the first hundreds, or the first of a list with odd ones, cost no time; what
+    stands before them is read.
+    """
+    calls = b'{"delta":{"content":"ab","tool_calls":[null]},"finish_reason":"x"},'
+    body = b'{"choices":[' + calls + choices + b"]}"
+    prefix = b'{"choices":[' + choices + b"]}"
+    begun = time.thread_time()
+    streamed_reply = StreamedReply(Prompt((), Sampling()))
+    for reply in (*read_replies(body), *read_replies(prefix)):
+        streamed_reply.take(reply)
+    streamed_reply.end()
+    assert time.thread_time() - begun < 0.2
+    (reply,) = read_replies(body)
+    assert reply.choice
+    assert reply.choice.content.content == "ab"
+
+
+@pytest.mark.timing
+def test_small_odd_events() -> None:
+    """Reading one takes far less than a millisecond, as many come in one step."""
+    event = b'{"choices":[{"index":"q","delta":{"content":5},"message":[]}],"usage":5}'
+    begun = time.thread_time()
+    for _ in range(1000):
+        read_replies(event)
+    assert time.thread_time() - begun < 0.25
 
 
 @pytest.fixture
