@@ -22,26 +22,12 @@ _TEXTS = frozenset(
 class Limits:
     """Limits of the gRPC and HTTP servers."""
 
-    message_bytes: int = 3 << 19
-    """Max size of a gRPC request."""
-    streams: int = 1000
-    """Max concurrent calls on one gRPC connection."""
-    pending: int = 10_000
-    """Max calls waiting for the event loop, over all gRPC connections."""
-    accepting_s: float = 600.0
-    """Max time a gRPC call waits for the event loop (gRPC's default: 30 seconds)."""
     connections: int = 4096
     """Max open connections; further ones are closed."""
     connections_per_address: int = 1024
     """Max HTTP connections of one address; an IPv6 /64 network counts as one."""
     opening_s: float = 20.0
     """Timeout of the TLS and HTTP/2 handshake, and of an HTTP request's head and body."""
-    ping_s: float = 10.0
-    """Min interval of a client's keepalive pings; more frequent ones end the connection."""
-    silent_s: float = 60.0
-    """Idle time after which a client is pinged; without an answer its connection is closed."""
-    age_s: float = 3600.0
-    """Max age of a gRPC connection for new calls, so that clients spread over added gateways."""
     reading_s: float = 60.0
     """Max time a client takes to read one message of a stream."""
 
@@ -49,18 +35,23 @@ class Limits:
     def grpc_options(self) -> dict[str, int]:
         """The limits as gRPC channel arguments."""
         return {
-            "grpc.max_receive_message_length": self.message_bytes,
-            "grpc.max_concurrent_streams": self.streams,
+            "grpc.max_receive_message_length": 3 << 19,
+            # Calls on one connection
+            "grpc.max_concurrent_streams": 1000,
             "grpc.max_allowed_incoming_connections": self.connections,
-            # Above these, gRPC drops random new calls without an error.
-            "grpc.server.max_pending_requests": self.pending,
-            "grpc.server.max_pending_requests_hard_limit": self.pending,
-            "grpc.server_max_unrequested_time_in_server": int(self.accepting_s),
-            "grpc.server_handshake_timeout_ms": _ms(self.opening_s),
-            "grpc.http2.min_ping_interval_without_data_ms": _ms(self.ping_s),
+            # Calls that wait for the event loop, over all connections. Above these, gRPC drops
+            # random new calls without an error, and after its default of 30 s.
+            "grpc.server.max_pending_requests": 10_000,
+            "grpc.server.max_pending_requests_hard_limit": 10_000,
+            "grpc.server_max_unrequested_time_in_server": 600,
+            "grpc.server_handshake_timeout_ms": int(self.opening_s * 1000),
+            # More frequent pings of a client end its connection.
+            "grpc.http2.min_ping_interval_without_data_ms": 10_000,
             "grpc.keepalive_permit_without_calls": 1,
-            "grpc.keepalive_time_ms": _ms(self.silent_s),
-            "grpc.max_connection_age_ms": _ms(self.age_s),
+            # An idle client is pinged, and without an answer its connection is closed.
+            "grpc.keepalive_time_ms": 60_000,
+            # New calls need a new connection, so that clients spread over added gateways.
+            "grpc.max_connection_age_ms": 3_600_000,
         }
 
 
@@ -82,7 +73,3 @@ def check_sizes(message: Message, at: str = "") -> None:
                 raise BadRequest(
                     f"{name} has {length} characters; at most {_LONGEST_NAME} are allowed."
                 )
-
-
-def _ms(seconds: float) -> int:
-    return int(seconds * 1000)

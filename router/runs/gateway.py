@@ -122,11 +122,6 @@ class Gateway:
         self._vocabulary = vocabulary
         self._on_answered = on_answered
 
-    @property
-    def topologies(self) -> tuple[TopologyName, ...]:
-        """The configured ways to answer."""
-        return tuple(self._topologies)
-
     async def answer(
         self,
         question: str,

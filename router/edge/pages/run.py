@@ -189,7 +189,6 @@ def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict
     return {
         "run": run,
         "outcome": outcome_of(run) or run.status,
-        "topology": getattr(run.result, "topology", ""),
         "cited": cited,
         "sources": timeline.sources(cited.citations, timeline.passages_of(run)) if cited else (),
         "lanes": lanes,
@@ -201,12 +200,5 @@ def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict
         "ticks": timeline.ticks(run),
         "spent": UsageSums(**sums_of(run.calls)),
         "tools": tool_sums(run),
-        "versions": sorted(
-            {
-                lane.execution.executor
-                for lane in lanes
-                if lane.execution and lane.execution.executor
-            }
-        ),
         "table": TablePages.view(run, query) if tabular else None,
     }
