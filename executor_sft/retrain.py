@@ -128,7 +128,7 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
     evaluate.run(evaluation)
     yield "evaluate", _worse(evaluation.out)
     version = publish.publish(training.out, config, evaluation.out / evaluate.RESULT)
-    status = with_client(options, lambda client: publish.try_version(client, version))
+    status = with_client(lambda client, _: publish.try_version(client, version), options)
     yield "publish", "the gateway refused it." if status else ""
 
 

@@ -182,7 +182,7 @@ def taken_in(config: Path, trained: Path, address: str, evaluation: Path | None 
     """Publish, and let the gateway try it."""
     folder = publish(trained, load_config(config), evaluation)
     options = ConnectionOptions(address=address)
-    return with_client(options, lambda client: try_version(client, folder))
+    return with_client(lambda client, _: try_version(client, folder), options)
 
 
 async def test_a_running_gateway_takes_it_in(config: Path, trained: Path, gateway: str) -> None:
