@@ -2,7 +2,7 @@
 fold of these records.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -71,49 +71,80 @@ class AgentWork(NamedTuple):
     conversation: Conversation | None
 
 
-def work_of(run: Run) -> Iterator[AgentWork]:
-    """Yield the known agents of a run, managers' workers included; each leader comes before its
+_Searches = tuple[SearchRecord, ...]
+_Changed = tuple[Conversation | None, _Searches]
+_Change = Callable[[AgentWork, _Searches], _Changed]
+"""Returns what takes the place of an agent's conversation and searches."""
+_Led = TypeVar("_Led", Trajectory, TableRun)
+
+
+def work_of(run: Run) -> list[AgentWork]:
+    """Return the known agents of a run, managers' workers included; each leader comes before its
     agents.
     """
-    match run.result:
-        case Trajectory() | TableRun() as result:
-            yield from _led(result)
-        case Execution() as execution:
-            yield from _worked(0, execution)
-        case Conversation() as conversation:
-            role = run.calls[0].role if run.calls else "answer"
-            yield AgentWork(AgentId(role), None, conversation)
-        case None:
-            for event in run.events:
-                if isinstance(event, Reported) and event.execution:
-                    yield from _worked(event.index, event.execution)
+    works = list[AgentWork]()
+
+    def note(work: AgentWork, searches: _Searches) -> _Changed:
+        works.append(work)
+        return work.conversation, searches
+
+    if run.result is None:
+        for event in run.events:
+            if isinstance(event, Reported) and event.execution:
+                _changed_execution(event.index, event.execution, DELEGATOR, note)
+    _changed(run.result, note, AgentId(run.calls[0].role if run.calls else "answer"))
+    return works
 
 
-def _led(
-    result: Trajectory | TableRun,
+def _changed(result: Result | None, change: _Change, alone: AgentId) -> Result | None:
+    """Return a result with the work of each agent changed. `alone`: the agent of a conversation."""
+    match result:
+        case Trajectory():
+            return _changed_lead(result, change)
+        case TableRun():
+            return _changed_lead(result, change)
+        case Execution():
+            return _changed_execution(0, result, DELEGATOR, change)
+        case Conversation():
+            return change(AgentWork(alone, None, result), ())[0]
+    return None
+
+
+def _changed_lead(
+    led: _Led,
+    change: _Change,
     lead: AgentId = DELEGATOR,
     own: Execution | None = None,
-) -> Iterator[AgentWork]:
-    yield AgentWork(lead, own, result.delegation)
-    for number, execution in enumerate(result.executions):
-        yield from _worked(number, execution, lead)
-    if isinstance(result, Trajectory) and result.answering:
-        yield AgentWork(AgentId("answer"), None, result.answering)
+) -> _Led:
+    fields = dict[str, object]()
+    searches: _Searches = led.searches if isinstance(led, Trajectory) else ()
+    fields["delegation"], searches = change(AgentWork(lead, own, led.delegation), searches)
+    fields["executions"] = tuple(
+        _changed_execution(number, execution, lead, change)
+        for number, execution in enumerate(led.executions)
+    )
+    if isinstance(led, Trajectory):
+        fields["searches"] = searches
+        if led.answering:
+            fields["answering"], _ = change(AgentWork(AgentId("answer"), None, led.answering), ())
+    return replace(led, **fields)
 
 
-def _worked(
+def _changed_execution(
     number: int,
     execution: Execution,
-    lead: AgentId = DELEGATOR,
-) -> Iterator[AgentWork]:
-    if execution.before:
-        yield from _worked(number, execution.before, lead)
+    lead: AgentId,
+    change: _Change,
+) -> Execution:
+    before = execution.before and _changed_execution(number, execution.before, lead, change)
     if execution.work:
         manager = AgentId("delegation", number, execution.manager)
-        yield from _led(execution.work, manager, execution)
-    else:
-        agent = AgentId("execution", number).within(lead)
-        yield AgentWork(agent, execution, execution.conversation)
+        work = _changed_lead(execution.work, change, manager, execution)
+        return replace(execution, before=before, work=work)
+    agent = AgentId("execution", number).within(lead)
+    own = AgentWork(agent, execution, execution.conversation)
+    conversation, searches = change(own, execution.searches)
+    return replace(execution, before=before, conversation=conversation, searches=searches)
 
 
 class ToolSums(NamedTuple):
@@ -180,8 +211,6 @@ class Asked(msgspec.Struct, frozen=True, array_like=True, tag=4):
 TraceRecord = Turn | Searched | Decided | Asked
 _RECORDED = Completion("", "told by the turns")
 """A placeholder in a conversation for the messages and outputs that the turn records hold."""
-_Work = tuple[Conversation, tuple[SearchRecord, ...]]
-_Led = TypeVar("_Led", Trajectory, TableRun)
 
 
 class Turns:
@@ -265,93 +294,41 @@ class Turns:
 
     def without(self, run: Run) -> Run:
         """Return the run without what the records hold."""
-        return replace(
-            run, result=self._mapped(run.result, self._left_out), events=brief(run.events)
-        )
+        result = _changed(run.result, self._left_out, self._alone)
+        return replace(run, result=result, events=brief(run.events))
 
     def within(self, run: Run) -> Run:
         """Return the complete run; the inverse of `without`."""
-        result = self._mapped(run.result, self._put_in)
+        result = _changed(run.result, self._put_in, self._alone)
         return replace(run, result=result, events=with_executions(run.events, result))
 
-    def _recorded(self, agent: AgentId) -> _Work:
+    @property
+    def _alone(self) -> AgentId:
+        """The only agent of a run whose result is a conversation."""
+        return next(iter(self._turns), DELEGATOR)
+
+    def _recorded(self, agent: AgentId) -> tuple[Conversation, _Searches]:
         outputs = tuple(output for _, output in self._turns.get(agent, ()))
         searches = tuple(self._searches.get(agent, ()))
         return Conversation(self._shown(agent), outputs), searches
 
-    def _left_out(
-        self,
-        agent: AgentId,
-        work: _Work,
-    ) -> _Work:
-        conversation, searches = work
-        recorded, recorded_searches = self._recorded(agent)
+    def _left_out(self, work: AgentWork, searches: _Searches) -> _Changed:
+        conversation = work.conversation
+        recorded, recorded_searches = self._recorded(work.agent)
         count = len(recorded.messages)
-        complete = count and conversation.messages[:count] == recorded.messages
-        if complete and (conversation.outputs, searches) == (recorded.outputs, recorded_searches):
+        if (
+            conversation
+            and count
+            and conversation.messages[:count] == recorded.messages
+            and (conversation.outputs, searches) == (recorded.outputs, recorded_searches)
+        ):
             return Conversation(conversation.messages[count:], (_RECORDED,)), ()
-        return work
+        return conversation, searches
 
-    def _put_in(
-        self,
-        agent: AgentId,
-        work: _Work,
-    ) -> _Work:
-        conversation, _ = work
-        if conversation.outputs != (_RECORDED,):
-            return work
-        recorded, searches = self._recorded(agent)
+    def _put_in(self, work: AgentWork, searches: _Searches) -> _Changed:
+        conversation = work.conversation
+        if conversation is None or conversation.outputs != (_RECORDED,):
+            return conversation, searches
+        recorded, recorded_searches = self._recorded(work.agent)
         messages = recorded.messages + conversation.messages
-        return Conversation(messages, recorded.outputs), searches
-
-    def _mapped(
-        self,
-        result: Result | None,
-        change: Callable[[AgentId, _Work], _Work],
-    ) -> Result | None:
-        """Return the result with the conversation and the searches of each agent changed."""
-
-        def mapped_execution(
-            number: int,
-            execution: Execution,
-            lead: AgentId,
-        ) -> Execution:
-            agent = AgentId("execution", number).within(lead)
-            conversation, searches = change(agent, (execution.conversation, execution.searches))
-            manager = AgentId("delegation", number, execution.manager)
-            return replace(
-                execution,
-                conversation=conversation,
-                searches=searches,
-                work=execution.work and mapped(execution.work, manager),
-                before=execution.before and mapped_execution(number, execution.before, lead),
-            )
-
-        def mapped(led: _Led, lead: AgentId) -> _Led:
-            fields = dict[str, object]()
-            fields["executions"] = tuple(
-                mapped_execution(number, execution, lead)
-                for number, execution in enumerate(led.executions)
-            )
-            searches: tuple[SearchRecord, ...] = ()
-            if isinstance(led, Trajectory):
-                searches = led.searches
-            if led.delegation:
-                fields["delegation"], searches = change(lead, (led.delegation, searches))
-            if isinstance(led, Trajectory):
-                fields["searches"] = searches
-                if led.answering:
-                    fields["answering"], _ = change(AgentId("answer"), (led.answering, ()))
-            return replace(led, **fields)
-
-        match result:
-            case Trajectory():
-                return mapped(result, DELEGATOR)
-            case TableRun():
-                return mapped(result, DELEGATOR)
-            case Execution():
-                return mapped_execution(0, result, DELEGATOR)
-            case Conversation() if len(self._turns) == 1:
-                (agent,) = self._turns
-                return change(agent, (result, ()))[0]
-        return result
+        return Conversation(messages, recorded.outputs), recorded_searches
