@@ -98,7 +98,7 @@ class Table:
 
     def to_csv(self) -> str:
         """Return CSV with a header (RFC 4180); no value can act as a spreadsheet formula."""
-        return csv_text([self.columns, *self.rows])
+        return self.to_file(".csv").decode()
 
     def to_file(
         self,

@@ -50,8 +50,7 @@ class TablePages:
             "is_contradicted": is_contradicted,
             "columns": table.schema.columns,
             "rows": list(enumerate(table.rows))[first : first + _PAGE],
-            "before": max(0, first - _PAGE) if first else None,
-            "after": first + _PAGE if first + _PAGE < len(table.rows) else None,
+            "first": first,
             "known": known,
         }
 

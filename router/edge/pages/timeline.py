@@ -34,11 +34,6 @@ class Bar(msgspec.Struct, frozen=True):
     early: bool
     """True if dispatched before the delegator (or manager) finished its turn."""
 
-    @property
-    def kind(self) -> str:
-        """`completed`, `wasted`, or `failed`."""
-        return self.call.outcome if self.call.outcome in ("completed", "wasted") else "failed"
-
 
 class Lane(msgspec.Struct, frozen=True):
     """Agent of the run, with its calls over time."""
@@ -70,11 +65,6 @@ class Lane(msgspec.Struct, frozen=True):
         """Usage of its calls."""
         return UsageSums(**sums_of([bar.call for bar in self.bars]))
 
-    @property
-    def retries(self) -> int:
-        """Number of repeated calls."""
-        return sum(bar.call.purpose not in ("first", "shadow") for bar in self.bars)
-
 
 class QuotedPassage(msgspec.Struct, frozen=True):
     """Citation with its passage, split at the quoted sentence."""
@@ -98,7 +88,7 @@ def lanes(run: Run) -> tuple[Lane, ...]:
         ).append(call)
     begun = {agent.sub_query_index for agent in (*known, *calls)}
     waiting = (AgentId("execution", number) for number in asked if number not in begun)
-    length = _length(run)
+    length = length_s(run)
     run_lanes = list[Lane]()
     for agent in sorted(dict.fromkeys((*known, *calls, *waiting)), key=_rank):
         _, execution, conversation = known.get(agent, (agent, None, None))
@@ -128,9 +118,10 @@ def lanes(run: Run) -> tuple[Lane, ...]:
     return tuple(run_lanes)
 
 
-def ticks(run: Run) -> tuple[float, ...]:
-    """Return times along the lanes, in seconds since the start."""
-    return tuple(_length(run) * part / 4 for part in range(5))
+def length_s(run: Run) -> float:
+    """Return the duration of a run with all its calls, in seconds."""
+    ends = (call.started_at + call.duration_s - run.started_at for call in run.calls)
+    return max(run.duration_s, *ends, 1e-3)
 
 
 def passages_of(run: Run) -> Mapping[str, Passage]:
@@ -168,11 +159,6 @@ def _number(agent: AgentId) -> int:
 
 def _rank(agent: AgentId) -> tuple[bool, int]:
     return agent.role in ("answer", "judge"), _number(agent)
-
-
-def _length(run: Run) -> float:
-    ends = (call.started_at + call.duration_s - run.started_at for call in run.calls)
-    return max(run.duration_s, *ends, 1e-3)
 
 
 def _bar(
