@@ -342,7 +342,7 @@ class TelemetryConfig(Section, frozen=True):
     otlp: URL | None = None
     """The receiver of traces, by OTLP over gRPC, such as http://127.0.0.1:4317. Absent: nowhere."""
     contents: bool = False
-    """Traces hold questions, sub-queries, queries and answers; never those of tenants that keep
+    """Traces hold questions, sub-queries and answers; never those of tenants that keep
     no texts.
     """
 

@@ -10,7 +10,6 @@ from aiohttp import web
 from router.background import background_tasks
 from router.calls import Upstreams
 from router.edge.http.server import HTTPServer
-from router.errors import BadConfig
 from router.runs import Admission, Observer
 from router.runs.observers import Observers
 from router.search.report_cache import ReportCounts
@@ -79,15 +78,12 @@ async def _metrics(
 
 @asynccontextmanager
 async def _traces(endpoint: str, contents: bool, watched: Watched) -> AsyncIterator[Observer]:
-    try:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError:
-        raise BadConfig(
-            "telemetry.otlp: OpenTelemetry is not installed; install rolegate[otlp]."
-        ) from None
+    # Its extra is checked before a gateway starts
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
     from serving.telemetry.traces import Traces
 
     provider = TracerProvider(

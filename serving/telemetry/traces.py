@@ -8,10 +8,9 @@ sub-query, which is the parent of that sub-query's chats.
 import json
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from opentelemetry.context import Context, attach, get_value, set_value
+from opentelemetry.context import Context, attach
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import (
     Span,
@@ -28,10 +27,6 @@ from router.trace.call import COMPLETE_OUTCOMES
 from router.trace.export import output_of
 from router.trace.values import TableRun
 
-_SEARCHES = "rolegate-searches"
-"""Context key of a run's searches. Their spans are made at its end, when it is known whether their
-texts may be stored.
-"""
 _caller: ContextVar[Context | None] = ContextVar("caller", default=None)
 """Trace context of the current request."""
 
@@ -45,15 +40,6 @@ _USAGE = {
 _Attributes = Mapping[str, str | int | float | None]
 
 
-class _Search(NamedTuple):
-    """A search of a run; times are Unix time in seconds."""
-
-    query: str
-    began_at: float
-    ended_at: float
-    error: str | None
-
-
 class Traces:
     """An `Observer` that makes spans, in the trace of a request's `traceparent` if it has one."""
 
@@ -61,8 +47,8 @@ class Traces:
         self, provider: TracerProvider, addresses: Mapping[str, str | None], *, contents: bool
     ) -> None:
         """`provider`: receives the spans; the caller closes it. `addresses`: base URLs by
-        deployment. `contents`: put questions, queries and answers into spans, except for private
-        runs.
+        deployment. `contents`: put questions, sub-queries and answers into spans, except for
+        private runs.
         """
         self._tracer = provider.get_tracer("rolegate")
         self._addresses = addresses
@@ -79,7 +65,7 @@ class Traces:
         """Start the span of the run and make it the current one."""
         caller = _caller.get() or Context()
         span = self._tracer.start_span("invoke_workflow rolegate", caller)
-        attach(set_value(_SEARCHES, [], set_span_in_context(span, caller)))
+        attach(set_span_in_context(span, caller))
 
     def searched(
         self,
@@ -88,16 +74,17 @@ class Traces:
         duration_s: float,
         error: str | None,
     ) -> None:
-        """Record a search for the end of the run."""
-        searches = get_value(_SEARCHES)
-        if isinstance(searches, list):
-            searches.append(_Search(query, began_at, began_at + duration_s, error))
+        """Make the span of a search, without its text: a run may be private."""
+        run = get_current_span()
+        if run.is_recording():
+            during = (began_at, began_at + duration_s)
+            attributes = {"gen_ai.data_source.id": "rolegate"}
+            self._span(run, "retrieval rolegate", during, attributes, error)
 
     def run_ended(self, run: Run, *, private: bool) -> None:
-        """Make the spans of the run's calls, searches and sub-queries, and end its span."""
+        """Make the spans of the run's calls and sub-queries, and end its span."""
         span = get_current_span()
-        searches = get_value(_SEARCHES)
-        if not isinstance(searches, list):
+        if not span.is_recording():
             return
         attach(Context())
         contents = self._contents and not private
@@ -127,11 +114,6 @@ class Traces:
         for call in run.calls:
             if call.sub_query_index is None:
                 self._chat(span, call)
-        for search in searches:
-            text = search.query if contents else None
-            attributes = {"gen_ai.data_source.id": "rolegate", "gen_ai.retrieval.query.text": text}
-            during = (search.began_at, search.ended_at)
-            self._span(span, "retrieval rolegate", during, attributes, search.error)
         _fail(span, None if run.status == "finished" else run.error.partition(":")[0] or run.status)
         span.end()
 

@@ -128,5 +128,4 @@ async def test_attributes(tmp_path: Path) -> None:
     assert {span.name for span in with_contents if QUESTION in str(span)} == {
         "invoke_workflow rolegate",
         "invoke_agent executor",
-        "retrieval rolegate",
     }
