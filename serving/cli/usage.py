@@ -149,11 +149,6 @@ def _lines(reconciliation: pb.Reconciliation) -> list[str]:
 
 
 def _compared(tokens: pb.ReconciledTokens) -> str:
-    """Compare both counts; say by how much the engine's is outside the ledger's range."""
+    """Return both counts, of the ledger as a range."""
     upper = f" to {tokens.ledger_max:,}" if tokens.ledger_max != tokens.ledger else ""
-    text = f"engine {tokens.engine:,}, ledger {tokens.ledger:,}{upper}"
-    if tokens.engine < tokens.ledger:
-        return f"{text}: the engine counted {tokens.ledger - tokens.engine:,} fewer"
-    if tokens.engine > tokens.ledger_max:
-        return f"{text}: the engine counted {tokens.engine - tokens.ledger_max:,} more"
-    return text
+    return f"engine {tokens.engine:,}, ledger {tokens.ledger:,}{upper}"

@@ -199,8 +199,8 @@ async def test_reconcile(capsys: pytest.CaptureFixture[str]) -> None:
     async with served(Told(), EQUAL, different) as address:
         assert await asyncio.to_thread(main, ["usage", "reconcile", *address]) == 1
         assert capsys.readouterr().out.splitlines()[-2:] == [
-            "  prompt tokens: engine 1,300, ledger 1,000 to 1,200: the engine counted 100 more",
-            "  completion tokens: engine 4, ledger 5 to 9: the engine counted 1 fewer",
+            "  prompt tokens: engine 1,300, ledger 1,000 to 1,200",
+            "  completion tokens: engine 4, ledger 5 to 9",
         ]
         assert await asyncio.to_thread(main, ["usage", "reconcile", "--json", *address]) == 1
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
