@@ -16,7 +16,7 @@ BENCHMARKS = {
     "mini": ("mini", "exact match on a held-out mini world, and which role loses answers"),
     "retrieval": (
         "retrieval",
-        "gold evidence found by dense, lexical and fused retrieval; search under load",
+        "gold evidence found by dense, lexical and fused retrieval",
     ),
     "datasets": ("datasets.command", "describe, check, sample and convert public data sets"),
     "sweep": (
@@ -35,7 +35,7 @@ BENCHMARKS = {
     ),
     "filtering": (
         "filtering",
-        "train executors with the filter, without it, and on gold; its precision and recall",
+        "train executors with the filter, without it, and on gold",
     ),
     "loop": (
         "loop",

@@ -91,8 +91,6 @@ class SettingTimes(Setting, frozen=True, kw_only=True):
 class Figures(msgspec.Struct, frozen=True):
     """Rows of all settings; the usual case is 4 sub-queries at 50 tokens per second."""
 
-    questions: int
-    """Questions per setting, asked with and without early dispatch."""
     rows: list[SettingTimes]
 
 
@@ -123,7 +121,7 @@ async def measure(options: Options) -> Figures:
     pairs: dict[Setting, list[list[float]]] = {}
     for setting, pair_s in zip(asked, seconds, strict=True):
         pairs.setdefault(setting, []).append(pair_s)
-    return Figures(options.questions, [_row(setting, times) for setting, times in pairs.items()])
+    return Figures([_row(setting, times) for setting, times in pairs.items()])
 
 
 def _settings(options: Options) -> list[Setting]:
