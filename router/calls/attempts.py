@@ -20,7 +20,7 @@ import msgspec
 
 from router.amount import NOTHING, Amount
 from router.calls.limits import MESSAGE_TOKENS, PromptCounts, RoleHealth
-from router.calls.replicas import Replica, chosen
+from router.calls.replicas import Replica, choose, chosen
 from router.calls.timeouts import Timeouts
 from router.errors import (
     BudgetExhausted,
@@ -242,14 +242,8 @@ class Attempts:
         if not stay:
             key = "\0".join(message.content for message in self.prompt.messages[:2])
         tokens = self.caller.prompt_bound // BYTES_PER_TOKEN
-        return await chosen(
-            self.replicas,
-            key,
-            tokens,
-            stay=stay,
-            avoid=self._failed,
-            until=self.until,
-        )
+        choice = partial(choose, self.replicas, key, tokens, stay=stay, avoid=self._failed)
+        return await chosen(choice, self.until)
 
 
 def _pause_s(error: UpstreamError, number: int) -> float | None:

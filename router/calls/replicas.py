@@ -184,21 +184,13 @@ def choose(
     return home if stay else min((home, *candidates), key=load)
 
 
-async def chosen(
-    replicas: Sequence[Replica],
-    key: str,
-    prompt_tokens: int,
-    *,
-    stay: bool,
-    avoid: Collection[str] = (),
-    until: float,
-) -> Replica:
-    """Repeat `choose` for up to two seconds, until `until` in the event loop's time."""
+async def chosen(choice: Callable[[], Replica], until: float) -> Replica:
+    """Repeat a `choose` for up to two seconds, until `until` in the event loop's time."""
     clock = asyncio.get_running_loop().time
     until = min(until, clock() + _LONGEST_WAIT_S)
     while True:
         try:
-            return choose(replicas, key, prompt_tokens, stay=stay, avoid=avoid)
+            return choice()
         except UpstreamUnavailable as error:
             pause_s = (error.retry_after_s or 0.0) * random.uniform(1.0, 1.25)
             if clock() + pause_s > until:

@@ -154,17 +154,7 @@ class OpenAIHTTP:
 
     async def complete(self, prompt: Prompt) -> Completion:
         """See `Model`."""
-        return await self._ask(prompt, None)
-
-    async def stream(
-        self,
-        prompt: Prompt,
-        on_delta: OnDelta,
-        *,
-        live: bool = True,
-    ) -> Completion:
-        """See `Model`."""
-        return await self._ask(prompt, on_delta, live=live)
+        return await self.stream(prompt, None)
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         """Return vLLM's count (`POST /tokenize`) of the prompt, chat template included, and the
@@ -194,14 +184,14 @@ class OpenAIHTTP:
                 return msgspec.json.decode(reply.body, type=_Tokens).count
         return None
 
-    async def _ask(
+    async def stream(
         self,
         prompt: Prompt,
         on_delta: OnDelta | None,
         *,
         live: bool = True,
     ) -> Completion:
-        """Return the output, streamed if `on_delta` is given.
+        """See `Model`. Without `on_delta`, the output is not streamed.
 
         A stream is asked for its usage, with every chunk if possible, as a stream that is left
         early needs it. If the endpoint refuses an option or patterns, the request is repeated

@@ -1,5 +1,7 @@
 """Which replica a call goes to."""
 
+from functools import partial
+
 import pytest
 
 from router.calls import Replica
@@ -67,12 +69,12 @@ def test_all_are_to_be_left_alone() -> None:
             replica.endpoint.breaker.open()
         until = clock.time() + 0.9
         with pytest.raises(UpstreamUnavailable, match=r"not called for 1\.0 s") as failed:
-            await chosen(there, "q", 1, stay=True, until=until)
+            await chosen(partial(choose, there, "q", 1, stay=True), until)
         assert failed.value.retry_after_s == 1.0
         for replica in there:
             replica.endpoint.breaker.open()
             replica.endpoint.breaker.open()
         with pytest.raises(UpstreamUnavailable, match=r"not called for 4\.0 s"):
-            await chosen(there, "q", 1, stay=True, until=float("inf"))
+            await chosen(partial(choose, there, "q", 1, stay=True), float("inf"))
 
     with_clock(main)
