@@ -185,6 +185,23 @@ class Model(Protocol):
         """
 
 
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_HALF = re.compile("[\ud800-\udfff]")
+_MAX_PAIRS = 1000
+"""Max surrogate pairs of a text that are joined; readers of JSON join them already."""
+
+
+def encodable(text: str) -> str:
+    """Return a text that every Unicode encoding can represent: surrogate pairs are joined, and
+    single surrogates become U+FFFD.
+    """
+    return text if text.isascii() else _HALF.sub("\ufffd", _PAIR.sub(_joined, text, _MAX_PAIRS))
+
+
+def _joined(pair: re.Match[str]) -> str:
+    return pair[0].encode("utf-16", "surrogatepass").decode("utf-16")
+
+
 def largest(earlier: Usage | None, later: Usage | None) -> Usage | None:
     """Return the larger of each count, as a stream's usage never shrinks."""
     if earlier is None or later is None:

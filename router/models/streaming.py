@@ -4,7 +4,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from router.models.model import Completion, Delta, OnDelta, Prompt, Usage, end_at_stop
+from router.models.model import Completion, Delta, OnDelta, Prompt, Usage, encodable, end_at_stop
 from router.models.openai_wire import (
     CALL_BEGIN,
     FILTERED,
@@ -214,11 +214,12 @@ class StreamedReply:
             text, thought, refusal = content.parts
             self._refusal += refusal
             self._null &= content.content is None
+        text = text[: 2 * self._room]
         if not text.isascii() or self._half:
             text = self._half + text
             self._half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
-            text = _valid(text[: len(text) - len(self._half)])
-        return text, thought if thought.isascii() else _valid(thought)
+            text = encodable(text[: len(text) - len(self._half)])
+        return text, encodable(thought[: 2 * self._room])
 
     def _count(self, usage: UsageReply) -> None:
         """Keep the latest usage, unless it counts less than an earlier one or is unreadable."""
@@ -305,9 +306,9 @@ class StreamedReply:
             if self._thoughts.revoked:
                 self._revoke(self._thoughts)
         if self._half:
-            rest += _valid(self._half)
+            rest += encodable(self._half)
         if self._calls:
-            rest = _valid(self._calls.text(cut=cut)[len(CALL_BEGIN) :])
+            rest = encodable(self._calls.text(cut=cut)[len(CALL_BEGIN) :])
         rest = rest[: self._room]
         self._chars += len(rest)
         return rest, thought, thinking
@@ -353,8 +354,3 @@ class StreamedReply:
             )
         self._texts.append(text)
         self._reasoning.append(reasoning)
-
-
-def _valid(text: str) -> str:
-    """Return a text with surrogate pairs joined, and single surrogates replaced by U+FFFD."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

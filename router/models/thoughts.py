@@ -15,18 +15,18 @@ An output arrives in pieces, so a possible start of a mark at the end of a piece
 """
 
 import re
+from itertools import islice
 
 _NAME = (
-    r"(?:[^\W_]{1,12}[:|_]|ant)?(?:(?:chain_of_)?th(?:ink(?:ing)?|oughts?)|reason(?:ing|"
+    r"(?:[^\W_]{1,12}+[:|_](?:of_)?|ant)?(?:(?:chain_of_)?th(?:ink(?:ing)?|oughts?)|reason(?:ing|"
     r"s)?|reflect(?:ion)?|analysis|scratchpad"
-    r"|(?:inner_)?monologue|cot)(?:[:_]\w{0,64})?(?:\s[^<>◁▷]{0,80})?\s{0,3}[/|]?[>▷]"
+    r"|(?:inner_)?monologue|cot)(?:[:_]\w{0,64}+)?(?:\s[^<>◁▷]{0,84}+|[/|])?[>▷]"
 )
 _AFTER_ANGLE = (
-    rf"(?P<open>(?!\|?\w{{1,40}}_end\|)\s{{0,3}}\|?{_NAME}|\|channel>|unused94>|"
-    rf"\|(?:START_THINKING|begin_of_thought|inner_prefix)\|>)"
-    rf"|(?P<close>\|(?=\w{{1,40}}_end\|){_NAME}|\s{{0,3}}\|?/\s{{0,3}}\|?{_NAME}|"
-    rf"channel\|>|unused95>"
-    r"|\|(?:END_THINKING|end_of_thought|inner_suffix)\|>)"
+    rf"(?P<open>(?!\|?(?:end_|\w{{1,40}}_end\|))\s{{0,3}}\|?{_NAME}|\|channel>|unused94>|"
+    rf"\|inner_prefix\|>)"
+    rf"|(?P<close>\|(?=\w{{1,40}}_end\|){_NAME}|\s{{0,3}}\|?(?:/\s{{0,3}}\|?|end_){_NAME}|"
+    rf"channel\|>|unused95>|\|inner_suffix\|>)"
     r"|\|(?:(?P<head>start|begin|channel|constrain)|(?P<message>message|content)"
     r"|(?P<end>end|return|call|eo[mst]|(?:START|END)_\w{1,20}|(?:begin|"
     r"end)_of_(?:solution|text)))\|>"
@@ -35,12 +35,13 @@ _BRACKETS = (
     r"(?<=\[)(?:(?P<opens>THINK(?:ING)?\])|(?P<closes>/THINK(?:ING)?\])|(?P<ends>END FINAL "
     r"RESPONSE\]))"
 )
-_MARKS = rf"(?=[\s|/]{{0,8}}\w)(?:(?<=[<◁])(?:{_AFTER_ANGLE})|{_BRACKETS}"
-_MARK = re.compile(rf"[<◁\[]{_MARKS})", re.IGNORECASE)
+_MARKS = (
+    r"[<◁\[](?=[\s|/]{0,8}\w)"
+    rf"(?:(?<=[<◁])(?=[^<>◁▷]{{1,200}}+[>▷])(?:{_AFTER_ANGLE})|{_BRACKETS})"
+)
+_MARK = re.compile(_MARKS, re.IGNORECASE)
 _IN_WORDS = re.compile(
-    rf"[<◁\[ah]{_MARKS}"
-    r"|(?P<closed>(?<=a)ssistantfinal|(?<=h)ere(?:'s| is) my response:|(?<=\[)BEGIN "
-    r"FINAL RESPONSE\]))",
+    rf"{_MARKS}|(?P<closed>assistantfinal|here(?:'s| is) my response:|\[BEGIN FINAL RESPONSE\])",
     re.IGNORECASE,
 )
 """All marks, and words that close a thought which words have opened."""
@@ -66,6 +67,9 @@ _LINE = 200
 """Characters before an opening mark that may show it to be a mention."""
 _MAX_MARKS = 256
 """Max marks of one output that are read."""
+_BRACKET = re.compile(r"[<◁\[]")
+_MAX_BRACKETS = 8_192
+"""Max brackets of one output that are read as marks, as each may take some microseconds."""
 _NO_ANSWER = re.compile("analysis|commentary|think|thought|to=")
 """Marks the head of a harmony message as reasoning."""
 _MENTION = re.compile(r"[^\s>][ \t]+\Z")
@@ -85,6 +89,7 @@ class Thoughts:
         self.opened = opened
         self._begins = True
         self._marks = 0
+        self._brackets = 0
         self._plain = False
         self._depth = 0
         self._unsure: list[str] | None = None
@@ -125,7 +130,7 @@ class Thoughts:
             self._begin(window)
         position = 0
         hold: int | None = None
-        for mark in self._mark.finditer(window):
+        for mark in self._mark.finditer(window, 0, self._end_of_marks(window)):
             self._marks += 1
             if self._marks > _MAX_MARKS:
                 break
@@ -147,8 +152,16 @@ class Thoughts:
             hold = max(position, self._part(window, position))
         self._put(window[position:hold])
         self._held = window[hold:]
+        self._brackets += _brackets(window[:hold])
         self._plain = not (self._depth or self._held or self._begins)
         return "".join(self._texts), "".join(self._thoughts)
+
+    def _end_of_marks(self, window: str) -> int:
+        """Return the position after which no brackets are read as marks."""
+        left = max(0, _MAX_BRACKETS - self._brackets)
+        if _brackets(window) <= left:
+            return len(window)
+        return next(islice(_BRACKET.finditer(window), left, None)).start()
 
     def _begin(self, window: str) -> None:
         """Decide whether the output begins with a thought."""
@@ -223,3 +236,7 @@ class Thoughts:
         self.revoked = True
         self._thoughts += self._texts
         self._texts = []
+
+
+def _brackets(text: str) -> int:
+    return sum(map(text.count, "<[◁"))

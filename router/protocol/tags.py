@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from router.models.model import encodable
 from router.models.thoughts import Thoughts
 
 _LONGEST = 300_000
 """Max characters of a turn that are parsed."""
-_ENTITY = re.compile("&(?:amp|lt|gt|quot|#39|#x27);")
+_ENTITIES = ("&lt;", "&gt;", "&quot;", "&#39;", "&#x27;", "&amp;")
+"""Entities that are unescaped, in this order: the last one's character may begin another."""
 
 
 class Block(NamedTuple):
@@ -43,23 +45,14 @@ def unescape(text: str) -> str:
     """Undo `escape`, and the entities for quotes that models add; other entities stay, such as
     `&copy=` in a URL.
     """
-    return _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
+    for entity in _ENTITIES:
+        text = text.replace(entity, html.unescape(entity))
+    return text
 
 
 def readable(text: str) -> str:
     """Return unescaped text that every Unicode encoding can represent."""
     return encodable(unescape(text))
-
-
-def encodable(text: str) -> str:
-    """Return the text with halves of surrogate pairs replaced, as no encoding can represent
-    them.
-    """
-    return (
-        text
-        if text.isascii()
-        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    )
 
 
 def one_line(text: str) -> str:

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from router.models.model import encodable
 from router.protocol.evidence import NO_EVIDENCE, Report
 from router.protocol.sub_queries import own_text, quoted_strings, search_blocks
 from router.protocol.tags import (
     Block,
     Malformed,
     blocks,
-    encodable,
     one_line,
     without_thinking,
 )

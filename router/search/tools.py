@@ -11,9 +11,8 @@ from typing import Any, Protocol
 import msgspec
 
 from router.errors import JSON_ERRORS
-from router.models.model import Function
+from router.models.model import Function, encodable
 from router.protocol import Passage
-from router.protocol.tags import encodable
 
 _MAX_DESCRIPTION = 1000
 _MAX_PARAMETERS = 10_000

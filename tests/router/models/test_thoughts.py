@@ -1,6 +1,7 @@
 """Reasoning is told apart from text in every spelling, whole and in any pieces."""
 
 import json
+import time
 from collections.abc import Iterable
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from router.models import Message, Prompt, Sampling
 from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
+from router.models.openai_wire import ChatReply, Choice, MessageReply
+from router.models.streaming import StreamedReply
 from router.models.thoughts import Thoughts
 from router.testing.openai_server import (
     DONE,
@@ -41,6 +44,19 @@ FORMS = {
         f"{name}_start": f"<|{name}_start|>{THOUGHT}<|{name}_end|>{SEARCH}"
         for name in ("think", "thought", "cot", "reasoning")
     },
+    **{
+        f"{begin} {end}": f"{begin}{THOUGHT}{end}{SEARCH}"
+        for begin, end in (
+            ("<|START_THINKING|>", "<|END_THINKING|>"),
+            ("<think>", "<|end_think|>"),
+            ("<|begin_think|>", "<|end_thinking|>"),
+            ("<|begin_of_thought|>", "<|end_of_thought|>"),
+            ("<|begin_thought|>", "<|end_thought|>"),
+            ("<think>", "<end_think>"),
+            ("<start_of_reasoning>", "<end_of_reasoning>"),
+        )
+    },
+    "only closed by its end": f"{THOUGHT}<|END_THINKING|>{SEARCH}",
     "Mistral": f"[THINK]{THOUGHT}[/THINK]{SEARCH}",
     "Kimi": f"◁think▷{THOUGHT}◁/think▷{SEARCH}",
     "Cohere": (
@@ -123,6 +139,44 @@ async def test_no_thought_is_text(
     openai_server.plays(streams(*pieces, end_event(), DONE))
     told = await streamed(OpenAIHTTP(pool, openai_server.base_url, MODEL), PROMPT)
     assert told.text.removeprefix("I look.").strip() == SEARCH
+
+
+UNITS = (
+    "</answe",
+    "_<|_1_",
+    "<|_1_>",
+    "<",
+    "<think" + " " * 84,
+    "<|a_end|",
+    "<td>a</td>",
+    "\ud83d",
+    "a",
+)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("unit", UNITS, ids=repr)
+def test_one_long_piece(unit: str) -> None:
+    """A piece as long as an event may be is read in a step of the event loop."""
+    delta = MessageReply((unit * 900_000)[:900_000] if len(unit) > 1 else unit * 170_000)
+    chunk = ChatReply((Choice(delta=delta, finish_reason="stop"),))
+
+    def seconds() -> float:
+        reply = StreamedReply(Prompt((), Sampling(max_tokens=16_000), stop=("</x>",)))
+        begun = time.thread_time()
+        reply.take(chunk)
+        reply.end()
+        return time.thread_time() - begun
+
+    assert min(seconds() for _ in range(3)) < 0.05
+
+
+def test_marks_beyond_the_brackets_that_are_looked_at() -> None:
+    """In an output with many brackets the later ones are text, in any pieces."""
+    for many, end in ((8_000, "a"), (9_000, "<think>x</think>a")):
+        form = "[" * many + "\n<think>x</think>a"
+        assert told_apart([form]) == "[" * many + "\n" + end
+        assert told_apart(form[at : at + 7] for at in range(0, len(form), 7)).endswith("\n" + end)
 
 
 def test_marks_beyond_those_that_are_looked_at() -> None:

@@ -1,5 +1,7 @@
 """Tags, and text that is never mistaken for one."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,6 +52,13 @@ def test_quotes_that_a_model_escaped_are_unescaped() -> None:
 
 def test_unescaping_happens_once() -> None:
     assert unescape("&amp;lt;") == "&lt;"
+
+
+def test_many_entities_are_unescaped_in_milliseconds() -> None:
+    text = "&lt;" * 250_000
+    begun = time.thread_time()
+    assert unescape(text) == "<" * 250_000
+    assert time.thread_time() - begun < 0.1
 
 
 def test_one_line_is_unescaped_and_can_be_encoded() -> None:

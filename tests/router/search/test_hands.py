@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from router.errors import ContextTooLong, ToolFailed
 from router.models import Prompt, ScriptedModel
-from router.models.model import Answer
+from router.models.model import Answer, encodable
 from router.protocol import Passage, prompts
-from router.protocol.tags import encodable, escape
+from router.protocol.tags import escape
 from router.search import Executor, Retriever
 from router.search.agent import ExecutorLimits
 from router.search.tools import Tool, ToolOutput, offered, passages_of
