@@ -96,12 +96,6 @@ class CallCache:
         return [groups[key] for key in sorted(groups)]
 
 
-_LATER_FIELDS = ("unstopped", "raw")
-"""Fields of a prompt that are in its key only when set, so that the keys and seeds of older caches
-stay valid.
-"""
-
-
 class CachedModel:
     """A model whose completed calls are cached. `variant`: request options that are sent with the
     prompt, as JSON.
@@ -124,9 +118,8 @@ class CachedModel:
     async def complete(self, prompt: Prompt) -> Completion:
         """Return the cached completion. Raises the model's errors and `StoreFailed`."""
         fields = msgspec.structs.asdict(msgspec.structs.replace(prompt, request_id=""))
-        for name in _LATER_FIELDS:
-            if not fields[name]:
-                del fields[name]
+        if not prompt.unstopped:
+            del fields["unstopped"]  # so that the keys and seeds of older caches stay valid
         request = msgspec.json.encode(fields)
         key = hashlib.sha256(self._variant + b"\n" + request).hexdigest()
         # Derive a seed from each request: one seed would give all calls the same noise

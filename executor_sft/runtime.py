@@ -30,6 +30,7 @@ from router.table import WideSearch
 from router.trace import RoleName
 from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig
+from serving.config.prices import price_of
 from serving.config.secrets import api_key, missing
 from serving.engines.engine import Log
 from serving.engines.loading import MAX_LOADED
@@ -38,14 +39,11 @@ from serving.retrieval.opening import open_retriever
 from serving.roles import new_role
 from serving.startup import start_engines
 from serving.topologies import (
-    ROLE_OF,
     manager_configs,
     new_executor,
     new_host,
     new_search,
-    new_topology,
     new_wide_search,
-    role_configs,
 )
 
 BASE = "base"
@@ -98,7 +96,14 @@ class Runtime:
             if self.temperature is not None:
                 changes["temperature"] = self.temperature
         config = msgspec.structs.replace(config, **changes)
-        role = new_role(name, config, self.pool, self.engines, upstreams=self.upstreams)
+        role = new_role(
+            name,
+            config,
+            self.pool,
+            self.engines,
+            price=price_of(config, self.config.prices),
+            upstreams=self.upstreams,
+        )
         # The student learns from these outputs, so structured outputs must not constrain them.
         # Replies are not streamed, so the first token may take as long as the whole call.
         timeouts = Timeouts(config.call_timeout_s, config.call_timeout_s)
@@ -137,32 +142,24 @@ class Runtime:
         return new_wide_search(self.config, self._others, executor)
 
     def topology(self, name: TopologyName, executor: Executor | None = None) -> Topology:
-        """Return a topology with its roles. `executor`: that of `factorized` and `host`; None for
-        the config's. Raises `BadConfig` if the topology is not set up.
+        """Return a topology with its roles. `executor`: None for the config's. Raises `BadConfig`
+        if a manager has tools.
         """
+        executor = executor or self.executor()
         roles = self._others
-        if name == "factorized" or (name == "host" and self.config.managers):
-            executor = executor or self.executor()
-            roles["execution"] = executor.role(self.context())
-            if name == "factorized":
-                return Topology(self.search(executor), roles)
-            for manager, section in self.config.managers.items():
-                if section.tools:
-                    raise BadConfig(
-                        f"managers.{manager}.tools: only a gateway runs tools; remove it here."
-                    )
-            managers = {
-                manager: self.role("delegation", config)
-                for manager, config in manager_configs(self.config).items()
-            }
-            return new_host(self.config, roles, managers, executor)
-        described = role_configs(self.config)
-        if name not in described:
-            raise BadConfig(
-                f"topology {name}: is not set up; add [topologies.{name}] to the config."
-            )
-        own = self.role(ROLE_OF[name], described[name])
-        return new_topology(name, self.config, roles, own, self.retriever)
+        roles["execution"] = executor.role(self.context())
+        if name == "factorized":
+            return Topology(self.search(executor), roles)
+        for manager, section in self.config.managers.items():
+            if section.tools:
+                raise BadConfig(
+                    f"managers.{manager}.tools: only a gateway runs tools; remove it here."
+                )
+        managers = {
+            manager: self.role("delegation", config)
+            for manager, config in manager_configs(self.config).items()
+        }
+        return new_host(self.config, roles, managers, executor)
 
     @property
     def _others(self) -> dict[RoleName, Role]:

@@ -67,7 +67,6 @@ from serving.topologies import (
     new_host,
     new_search,
     new_tables,
-    new_topology,
     new_worker,
 )
 
@@ -89,14 +88,13 @@ class _Upstream:
     endpoints: Upstreams
     new_role: Callable[..., Role]
     roles: dict[RoleName, Role]
-    baselines: dict[TopologyName, Role]
     managers: dict[str, Role]
     tools: ToolPool
 
     @property
     def deployments(self) -> dict[str, str | None]:
         """Deployments, each with the base URL of its engine; None for a provider's."""
-        return deployments(self.roles, self.baselines, self.managers)
+        return deployments(self.roles, self.managers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +217,7 @@ async def _open_upstream(
             await check_access(started.retrieval)
         endpoints = Upstreams()
         new = partial(started.new_role, upstreams=endpoints)
-        roles, baselines, managers = await all_roles(config, new)
+        roles, managers = await all_roles(config, new)
         yield _Upstream(
             readiness,
             WatchedRetriever(started.retrieval, readiness),
@@ -228,7 +226,6 @@ async def _open_upstream(
             endpoints,
             new,
             roles,
-            baselines,
             managers,
             tools,
         )
@@ -299,7 +296,6 @@ async def _open_runs(
         gateway = _gateway(
             config,
             upstream,
-            retriever,
             executor,
             lifecycle=lifecycle,
             trials=executors.trials,
@@ -329,7 +325,6 @@ async def _open_runs(
 def _gateway(
     config: Config,
     upstream: _Upstream,
-    retriever: Retriever,
     executor: Executes,
     *,
     lifecycle: RunLifecycle,
@@ -337,35 +332,27 @@ def _gateway(
 ) -> Gateway:
     roles = upstream.roles
     vocabulary = config.search.vocabulary
-    baselines = {
-        name: new_topology(name, config, roles, role, retriever)
-        for name, role in upstream.baselines.items()
-    }
     worker = replace(roles["execution"], executor_version=None)  # not a version of the executor
     with_tools: dict[str, Executes] = {
         name: new_worker(config, worker, None, upstream.tools.view(manager.tools), manager=name)
         for name, manager in config.managers.items()
         if manager.tools
     }
+    topologies: dict[TopologyName, Topology] = {
+        "factorized": Topology(new_search(config.search, roles, executor), roles)
+    }
     if upstream.managers:
-        baselines["host"] = new_host(config, roles, upstream.managers, executor, with_tools)
+        topologies["host"] = new_host(config, roles, upstream.managers, executor, with_tools)
+    tables, table_roles = new_tables(
+        config, roles, executor, upstream.managers, with_tools=with_tools
+    )
     return Gateway(
-        topologies={
-            "factorized": Topology(new_search(config.search, roles, executor), roles),
-            **baselines,
-        },
+        topologies=topologies,
         executor=executor,
         roles=roles,
         lifecycle=lifecycle,
-        tables=new_tables(
-            config,
-            roles,
-            executor,
-            retriever,
-            upstream.managers,
-            with_tools=with_tools,
-        ),
-        table_limits=config.table,
+        tables=tables,
+        table_roles=table_roles,
         max_question_chars=config.server.max_question_chars,
         vocabulary=Vocabulary.parse(Path(vocabulary).read_text("utf-8")) if vocabulary else None,
         on_answered=trials.consider,

@@ -15,11 +15,10 @@ from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import LiteLLMModel
 from router.models.openai_client import OpenAIHTTP
 from router.trace import Price, RoleName
-from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig
 from serving.config.prices import prices_of
 from serving.config.secrets import api_key
-from serving.topologies import ROLE_OF, manager_configs, role_configs
+from serving.topologies import manager_configs
 
 _INTERVAL = 8
 """Tokens that our own engines send at a time where nobody follows a stream live."""
@@ -27,25 +26,13 @@ _INTERVAL = 8
 
 async def all_roles(
     config: Config, new: Callable[..., Role]
-) -> tuple[dict[RoleName, Role], dict[TopologyName, Role], dict[str, Role]]:
-    """The three roles, those that set baselines apart, and managers', which do not share the health
-    of what they stand for.
-    """
+) -> tuple[dict[RoleName, Role], dict[str, Role]]:
+    """The three roles, and managers', which do not share the delegator's health."""
     usual = config.roles.by_name
-    own = role_configs(config)
     managing = manager_configs(config)
     prices = await prices_of(usual, config.prices)
-    own_prices = await prices_of(own, config.prices)
     managers_prices = await prices_of(managing, config.prices)
     roles = {name: new(name, role, price=prices[name]) for name, role in usual.items()}
-    baselines = {
-        name: replace(
-            new(ROLE_OF[name], role, price=own_prices[name]),
-            executor_version=None,  # it is no version of the executor
-            health=RoleHealth(role.max_in_flight),
-        )
-        for name, role in own.items()
-    }
     managers = {
         name: replace(
             new("delegation", role, price=managers_prices[name]),
@@ -53,7 +40,7 @@ async def all_roles(
         )
         for name, role in managing.items()
     }
-    return _with_fallbacks(config, roles), baselines, managers
+    return _with_fallbacks(config, roles), managers
 
 
 def new_role(

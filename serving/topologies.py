@@ -1,4 +1,4 @@
-"""Topologies of a config: the three roles, and the baselines that they are compared with."""
+"""Topologies of a config: the three roles, with managers between them or without."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -12,63 +12,20 @@ from router.protocol.turns import ExecutionTurn
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
 from router.search.agent import Agent, ExecutorLimits
 from router.search.delegator import HOST_STOP
-from router.search.executor import EXECUTOR, SEARCH_R1, Executes
+from router.search.executor import Executes
 from router.search.managers import Manager, Managers
-from router.search.single_agent import SingleAgent, single_agent_limits
 from router.search.tools import Tools
-from router.table import TableTopology, WideSearch
+from router.table import WideSearch
 from router.table.filling import EXECUTOR_OF_TABLES, TABLE_FORM
 from router.table.table_delegation import STOP
 from router.table.table_text import parse_table_turn
-from router.table.writing import SINGLE_WRITER, WrittenTables
 from router.trace import RoleName
-from router.trace.table import TableTopologyName
 from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig, SearchConfig, TableRoleConfig
 
-ROLE_OF: dict[TopologyName, RoleName] = {
-    "single_agent": "delegation",
-    "homogeneous": "execution",
-    "searcher": "execution",
-    "no_retrieval": "delegation",
-}
-"""As which role, in the ledger and the trace, the model works that sets a baseline apart."""
 _TABLE_CHARS = 100_000
 """Max characters of a report on a table; a model's max tokens limit its rows."""
 _PROMPTS = Path(__file__).parent / "prompts" / "full"
-
-
-def role_configs(config: Config) -> dict[TopologyName, RoleConfig]:
-    """The role that sets each baseline apart, of those that are set up; all but `searcher` always
-    are.
-
-    The main agent's model is the delegator's, with its sampling and its thinking; it may write as
-    much as the delegator or the answerer. So may the homogeneous executor, which has the executor's
-    prompt.
-    """
-    roles = config.roles
-    topologies = config.topologies
-
-    def as_well(other: RoleConfig, prompt: str, **changes: bool) -> RoleConfig:
-        max_tokens = max(roles.delegation.max_tokens, other.max_tokens)
-        return replace(
-            roles.delegation,
-            prompt=prompt,
-            max_tokens=max_tokens,
-            fallbacks=(),
-            **changes,
-        )
-
-    single = topologies.single_agent.prompt
-    alone = topologies.no_retrieval.prompt
-    configs: dict[TopologyName, RoleConfig] = {
-        "single_agent": as_well(roles.answer, single or str(_PROMPTS / "agent.txt")),
-        "no_retrieval": as_well(roles.answer, alone or str(_PROMPTS / "no_retrieval.txt")),
-        "homogeneous": as_well(
-            roles.execution, roles.execution.prompt, structured=roles.execution.structured
-        ),
-    }
-    return configs if topologies.searcher is None else {**configs, "searcher": topologies.searcher}
 
 
 def manager_configs(config: Config) -> dict[str, RoleConfig]:
@@ -162,32 +119,6 @@ def _with_instructions(role: Role, text: str) -> Role:
     return dataclasses.replace(role, system=f"{role.system}\n\n{text}", fallbacks=fallbacks)
 
 
-def new_topology(
-    name: TopologyName,
-    config: Config,
-    roles: Mapping[RoleName, Role],
-    own: Role,
-    retriever: Retriever,
-) -> Topology:
-    """A baseline. `roles`: delegation and answer at least. `own`: made of its config in
-    `role_configs`.
-    """
-    search = config.search
-    limits = executor_limits(config.search)
-    if ROLE_OF[name] == "delegation":
-        agent_limits = single_agent_limits(limits, search.max_rounds, search.max_sub_queries)
-        searched = retriever if name == "single_agent" else None
-        agent = SingleAgent(own, searched, agent_limits, require_evidence=search.require_evidence)
-        return Topology(agent, {"delegation": own})
-    executor = Executor(own, retriever, limits, SEARCH_R1 if name == "searcher" else EXECUTOR)
-    every: dict[RoleName, Role] = {
-        "delegation": roles["delegation"],
-        "execution": own,
-        "answer": roles["answer"],
-    }
-    return Topology(new_search(search, every, executor, name), every)
-
-
 def new_executor(
     config: Config,
     role: Role,
@@ -244,21 +175,11 @@ def new_tables(
     config: Config,
     roles: Mapping[RoleName, Role],
     executor: Executes,
-    retriever: Retriever,
     managing: Mapping[str, Role] = {},
     *,
     with_tools: Mapping[str, Executes] = {},
-) -> dict[TableTopologyName, TableTopology]:
-    """The ways to fill a table: by the roles of the search, with managers where there are any, and
-    those to compare with, which have as many turns and executors, or as many turns and searches as
-    all of these.
-    """
-    search = config.search
-    limits = config.table
-    own = config.topologies
-    early = search.early_dispatch
-    needed = search.require_evidence
-    execution = _in_tables(roles["execution"], config.roles.table_execution)
+) -> tuple[WideSearch, dict[str, Role]]:
+    """The search that fills tables, with managers where there are any, and its roles."""
     in_tables = (_PROMPTS / "table_manager.txt").read_text("utf-8").strip()
     managing = {
         name: _with_instructions(role, in_tables)
@@ -268,52 +189,19 @@ def new_tables(
         new_managers(config, managing, executor, parse_table_turn, with_tools) if managing else None
     )
     wide = new_wide_search(config, roles, executor, managers)
-    rounds = min(limits.max_rounds, limits.max_tasks)
-    a_round = max(1, limits.max_tasks // limits.max_rounds)
-    shown = _in_tables(roles["delegation"], own.wide_written_delegation, "wide_written_delegation")
-    writer = _in_tables(roles["answer"], own.wide_written_answer, "wide_written_answer")
-    written = FactorizedSearch(
-        Delegator(shown, a_round),
-        executor,
-        Answerer(writer, stop=()),
-        max_rounds=rounds,
-        require_evidence=needed,
-        early_dispatch=early,
-        width=limits.width,
-    )
-    max_tokens = own.wide_single.max_tokens or max(
-        role.sampling.max_tokens for role in (shown, writer)
-    )
-    alone = _in_tables(
-        roles["delegation"], replace(own.wide_single, max_tokens=max_tokens), "wide_single"
-    )
-    everybodys = single_agent_limits(executor_limits(search), rounds, a_round)
-    single = SingleAgent(alone, retriever, everybodys, SINGLE_WRITER, require_evidence=needed)
-    by_written: dict[RoleName, Role] = {
-        "delegation": shown,
+    execution = _in_tables(roles["execution"], config.roles.table_execution)
+    return wide, {
+        "delegation": wide.delegator.role,
         "execution": execution,
-        "answer": writer,
-    }
-    return {
-        "wide": TableTopology(
-            wide, {"delegation": wide.delegator.role, "execution": execution, **_named(managing)}
-        ),
-        "wide_written": TableTopology(
-            WrittenTables(written, writer, "wide_written", rounds * a_round), by_written
-        ),
-        "wide_single": TableTopology(
-            WrittenTables(single, alone, "wide_single"), {"delegation": alone}
-        ),
+        **_named(managing),
     }
 
 
-def _in_tables(role: Role, config: TableRoleConfig, prompt: str = "") -> Role:
-    """The role with its prompt for tables, and its fallbacks likewise. `prompt`: the name of
-    the shipped one.
-    """
-    path = Path(config.prompt or _PROMPTS / f"{prompt or f'table_{role.name}'}.txt")
+def _in_tables(role: Role, config: TableRoleConfig) -> Role:
+    """The role with its prompt for tables, and its fallbacks likewise."""
+    path = Path(config.prompt or _PROMPTS / f"table_{role.name}.txt")
     sampling = replace(role.sampling, max_tokens=config.max_tokens or role.sampling.max_tokens)
-    fallbacks = tuple(_in_tables(other, config, prompt) for other in role.fallbacks)
+    fallbacks = tuple(_in_tables(other, config) for other in role.fallbacks)
     system = path.read_text("utf-8").strip()
     return dataclasses.replace(role, system=system, sampling=sampling, fallbacks=fallbacks)
 

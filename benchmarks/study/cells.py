@@ -1,24 +1,23 @@
-"""Cells of a sweep: configurations with their models, limits and budgets."""
+"""Cells of a sweep: configurations with their models and limits."""
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks.study.plan import Plan, StudyModel
+from benchmarks.baselines.single_agent import PROMPTS, role_alone
+from benchmarks.study.plan import Pairs, Plan, StudyModel
 from executor_sft.runtime import adapter_name
 from executor_sft.step import config_settings, digest_of
 from router.errors import BadConfig
-from router.trace.values import TopologyName
 from serving.config.check import problems
 from serving.config.config import Config, RoleConfig
-from serving.config.file import load_config, preset
-from serving.files import sha256_of
-from serving.topologies import ROLE_OF, manager_configs, role_configs
+from serving.config.file import load_config
+from serving.topologies import manager_configs
 
 _ENDPOINT = ("engine", "base_url", "api_key_env", "replicas", "fallbacks", "extra_body")
 """Keys that belong to a model's endpoint and not to its role."""
@@ -28,14 +27,20 @@ class SweepCell(msgspec.Struct, frozen=True):
     """Configuration of a sweep."""
 
     name: str
-    topology: TopologyName
+    pairs: Pairs
+    """Pairs that it is one of."""
     backbone: str
     """Name of a model of the plan, like `executor`."""
     executor: str | None
     config: Config
-    """Config with the cell's models and limits."""
+    """Config with the cell's models."""
     adapter: Path | None
     """Adapter on the model of `roles.execution`; None for that model without one."""
+
+    @property
+    def topology(self) -> str:
+        """Return the way to answer."""
+        return self.pairs.topology
 
     @property
     def folder(self) -> str:
@@ -53,43 +58,30 @@ class SweepCell(msgspec.Struct, frozen=True):
         """Return the roles that work in the cell, in the order of their work; managers come last,
         as `managers.NAME`.
         """
+        if self.executor is None:
+            prompt = self.pairs.prompt or str(PROMPTS / f"{self.topology}.txt")
+            return {"delegation": role_alone(self.config, prompt)}
         roles = dict[str, RoleConfig](self.config.roles.by_name.items())
-        topology = self.topology
-        if topology == "factorized":
-            return roles
-        if topology == "host":
-            return roles | {
-                f"managers.{name}": role for name, role in manager_configs(self.config).items()
-            }
-        own = role_configs(self.config)[topology]
-        if ROLE_OF[topology] == "delegation":
-            return {"delegation": own}
-        return roles | {"execution": own}
-
-    @property
-    def roles_and_judge(self) -> dict[str, RoleConfig]:
-        """Return the roles, and the judge if the config has one."""
-        judge = self.config.distillation.judge
-        return self.roles | ({"judge": judge} if judge else {})
+        if self.topology == "host":
+            managers = manager_configs(self.config)
+            roles |= {f"managers.{name}": role for name, role in managers.items()}
+        return roles
 
     @property
     def engines(self) -> frozenset[str]:
         """Return the names of the engines that the cell needs."""
         return frozenset(role.engine for role in self.roles.values() if role.engine)
 
-    def settings(self, weights: Callable[[str], str]) -> dict[str, object]:
-        """Return everything that its calls depend on, as JSON. `weights`: `weights_of`, cached."""
-        roles = self.roles_and_judge
-        config = self.config
-        engines = {
-            name: config.engines[role.engine].path for name, role in roles.items() if role.engine
-        }
+    @property
+    def settings(self) -> dict[str, object]:
+        """Return everything that its calls depend on, as JSON."""
         in_cell = {f"{name}, here": role for name, role in self.roles.items()}
+        judge = self.config.distillation.judge
         return {
             "topology": self.topology,
             "adapter": self.adapter and digest_of(self.adapter / "adapter_model.safetensors"),
-            "weights": {name: weights(path) for name, path in engines.items()},
-            **config_settings(config, {"judge": roles.get("judge"), **in_cell}),
+            "engines": {name: self.config.engines[name].path for name in sorted(self.engines)},
+            **config_settings(self.config, {"judge": judge, **in_cell}),
         }
 
 
@@ -97,7 +89,7 @@ def cells_of(plan: Plan) -> list[SweepCell]:
     """Return all cells, each once, in the order of the plan. Raises `BadConfig` if a model does not
     fit its role.
     """
-    config = load_config(Path(plan.config) if plan.config else preset(plan.preset or ""))
+    config = load_config(Path(plan.config))
     # The plan names the adapters
     versions = msgspec.structs.replace(config.versions, start=None)
     config = msgspec.structs.replace(config, versions=versions)
@@ -108,38 +100,17 @@ def cells_of(plan: Plan) -> list[SweepCell]:
             raise BadConfig(
                 "pairs: topology host: the config has no managers; add [managers.NAME]."
             )
-        choices = product(
-            plan.max_turns or (config.search.max_turns,), pairs.backbone, pairs.executor or (None,)
-        )
-        for turns, backbone, executor in choices:
+        for backbone, executor in product(pairs.backbone, pairs.executor or (None,)):
             name = f"{backbone} + {executor}" if executor else backbone
             if pairs.topology != "factorized":
                 name = f"{pairs.topology}: {name}"
-            if turns != config.search.max_turns:
-                name += f", K={turns}"
-            if name not in cells:
-                adapter = plan.models[executor].adapter if executor else None
-                own = _with_models(
-                    _with_turns(config, turns), plan, name, backbone, None if adapter else executor
-                )
-                folder = Path(adapter) if adapter else None
-                cells[name] = SweepCell(
-                    name,
-                    pairs.topology,
-                    backbone,
-                    executor,
-                    own,
-                    folder,
-                )
+            adapter = plan.models[executor].adapter if executor else None
+            own = _with_models(config, plan, name, backbone, None if adapter else executor)
+            cell = SweepCell(
+                name, pairs, backbone, executor, own, Path(adapter) if adapter else None
+            )
+            cells.setdefault(name, cell)
     return list(cells.values())
-
-
-def _with_turns(config: Config, turns: int) -> Config:
-    """Return the config with a limit of executor turns."""
-    search = config.search
-    if turns != search.max_turns:
-        search = msgspec.structs.replace(search, max_turns=turns, max_searches=turns - 1)
-    return msgspec.structs.replace(config, search=search)
 
 
 def _with_models(
@@ -150,15 +121,11 @@ def _with_models(
     executor: str | None,
 ) -> Config:
     """Return the config with the models of a cell."""
+    models = {"delegation": backbone} | ({"execution": executor} if executor else {})
     roles = {
-        "delegation": _in_role(
-            config.roles.delegation, plan.models[backbone], "delegation", backbone
-        )
+        role: _in_role(getattr(config.roles, role), plan.models[name], name)
+        for role, name in models.items()
     }
-    if executor:
-        roles["execution"] = _in_role(
-            config.roles.execution, plan.models[executor], "execution", executor
-        )
     config = msgspec.structs.replace(config, roles=msgspec.structs.replace(config.roles, **roles))
     for problem in problems(config):
         raise BadConfig(f"{cell}: {problem}")
@@ -168,20 +135,16 @@ def _with_models(
 def _in_role(
     role: RoleConfig,
     model: StudyModel,
-    role_name: str,
     name: str,
 ) -> RoleConfig:
     """Return the role with this model."""
-    settings: dict[str, Any] = model.settings | (
-        model.delegation if role_name == "delegation" else model.execution
-    )
-    described = msgspec.to_builtins(role)
-    if settings.get("model", role.model) != role.model:
+    described: dict[str, Any] = msgspec.to_builtins(role)
+    if model.settings.get("model", role.model) != role.model:
         described = {key: value for key, value in described.items() if key not in _ENDPOINT}
     try:
-        return msgspec.convert(described | settings, RoleConfig)
+        return msgspec.convert(described | model.settings, RoleConfig)
     except msgspec.ValidationError as error:
-        raise BadConfig(f"models.{name}.{role_name}: {error}") from None
+        raise BadConfig(f"models.{name}.settings: {error}") from None
 
 
 def engine_groups(cells: Sequence[SweepCell], at_once: int) -> list[list[SweepCell]]:
@@ -197,15 +160,3 @@ def engine_groups(cells: Sequence[SweepCell], at_once: int) -> list[list[SweepCe
         else:
             groups.append([cell])
     return groups
-
-
-def weights_of(path: str) -> str:
-    """Return the SHA-256 over config and weights in a model's folder, or `path` itself if it is not
-    a folder. Takes seconds per GB. Raises `OSError`.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return path
-    files = sorted(file for name in ("config.json", "*.safetensors") for file in folder.glob(name))
-    lines = "".join(f"{sha256_of(file)}  {file.name}\n" for file in files)
-    return hashlib.sha256(lines.encode()).hexdigest()

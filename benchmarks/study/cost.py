@@ -6,6 +6,7 @@ frontier model's, 4,758 of 7,577, in TBSS Fig. 3). Other roles spend the same, a
 is assumed to answer as well; idle machines and training are not counted.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -14,7 +15,6 @@ import msgspec
 from msgspec import Meta
 
 from benchmarks import harness
-from benchmarks.study.spending import tokens
 from executor_sft.command import show
 from executor_sft.jsonl import read_json
 from router.errors import BadConfig
@@ -106,7 +106,10 @@ def _dollars(row: dict[str, Any]) -> float | None:
 
 
 def _costs(rows: list[RoleTotal]) -> Costs:
-    return Costs(rows, dollars(rows), tokens(rows, "execution") / max(1, tokens(rows)))
+    spent = Counter[str]()
+    for row in rows:
+        spent[row.role] += row.prompt_tokens + row.completion_tokens
+    return Costs(rows, dollars(rows), spent["execution"] / max(1, spent.total()))
 
 
 async def _booked(url: str) -> tuple[int, list[RoleTotal]]:

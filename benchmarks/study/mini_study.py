@@ -8,8 +8,8 @@ study in its folder.
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from benchmarks import harness
 from benchmarks.study import report, sweep
@@ -18,13 +18,15 @@ from executor_sft.miniworld.compositional import CompositionalWorld, Kind
 from executor_sft.miniworld.export import export, write_config, write_corpus
 from executor_sft.miniworld.world import World
 from router.errors import BadConfig
-from serving.config.config import Config, EngineConfig
+from serving.config.config import EngineConfig
 from serving.config.file import load_config, preset
 
 SIZES = ("small", "medium", "large")
 """From the smallest to the largest."""
 MODELS = Path(__file__).resolve().parent / "models"
 _WEIGHTS = "model.safetensors"
+_ALONE = "shipped:prompts/mini/agent.txt"
+"""Prompt with which the models learned to work alone."""
 _BYTES = 2
 """Bytes per parameter in a file."""
 
@@ -40,19 +42,23 @@ class Options(harness.Options, frozen=True, kw_only=True):
     models: Annotated[Path, Meta(description="folder with small, medium and large")] = MODELS
 
 
-def measure(options: Options) -> sweep.Figures:
-    """Write worlds and plan, run the sweep without asking for its cost, and write the report."""
+async def measure(options: Options) -> sweep.Figures:
+    """Write worlds and plan, run the sweep, and write the report."""
     plan = write_study(options)
     results = plan.parent / "results"
-    figures = sweep.measure(sweep.Options(plan=plan, out=results, yes=True))
+    figures = await sweep.measure(sweep.Options(plan=plan, out=results))
     report.measure(report.Options(results=results, out=plan.parent / "report"))
     return figures
 
 
-def _write_sweep(config: Config, options: Options, plan: Plan) -> Path:
-    """Write the worlds, the config over them and the plan; return the plan's file. All worlds share
-    one index, because their names differ.
+def write_study(options: Options) -> Path:
+    """Write worlds, the config over them and the plan; return the plan's file. All worlds share one
+    index, because their names differ. Raises `BadConfig` if a model is missing.
     """
+    config = load_config(preset("mini"))
+    models = options.models.resolve()
+    largest = SIZES[-1]
+    parameters = {size: _parameters(models / size) for size in SIZES}
     work = options.work.resolve()
     folders = [work / f"world-{seed}" for seed in options.worlds]
     # Files of one index need different names
@@ -64,55 +70,32 @@ def _write_sweep(config: Config, options: Options, plan: Plan) -> Path:
         else:
             export(World(seed, "test"), folder, options.questions, folder.name)
         (folder / "corpus.jsonl").replace(corpus)
-    retrieval = msgspec.structs.replace(
-        config.retrieval, documents=tuple(map(str, corpora)), index=str(work / "index")
-    )
-    config = msgspec.structs.replace(
-        config,
-        retrieval=retrieval,
-        search=msgspec.structs.replace(config.search, vocabulary=None),
-        server=msgspec.structs.replace(config.server, store=f"sqlite:///{work}/runs.db"),
-        versions=msgspec.structs.replace(config.versions, start=None),
-    )
-    write_config(config, work / "rolegate.toml")
-    plan = msgspec.structs.replace(
-        plan,
-        config="rolegate.toml",
-        questions=tuple(f"{folder.name}/questions.jsonl" for folder in folders),
-        rollouts=options.rollouts,
-        temperature=0.3,
-        attribution=True,
-        concurrency=32,
-    )
-    write_config(plan, work / "sweep.toml")
-    return work / "sweep.toml"
 
-
-def write_study(options: Options) -> Path:
-    """Write worlds, config and plan; return the plan's file. Raises `BadConfig` if a model is
-    missing.
-    """
-    config = load_config(preset("mini"))
-    models = options.models.resolve()
-    largest = SIZES[-1]
-    parameters = {size: _parameters(models / size) for size in SIZES}
     backbone = config.engines["backbone"]
     engines = {
         size: EngineConfig(path=str(models / size), arguments=backbone.arguments) for size in SIZES
     }
     execution, answer = (
-        msgspec.structs.replace(role, engine=largest, model=largest)
+        replace(role, engine=largest, model=largest)
         for role in (config.roles.execution, config.roles.answer)
     )
-    config = msgspec.structs.replace(
+    config = replace(
         config,
-        roles=msgspec.structs.replace(config.roles, execution=execution, answer=answer),
+        roles=replace(config.roles, execution=execution, answer=answer),
         engines={"backbone": backbone, **engines},
-        distillation=msgspec.structs.replace(config.distillation, teacher=None),
+        distillation=replace(config.distillation, teacher=None),
+        retrieval=replace(
+            config.retrieval, documents=tuple(map(str, corpora)), index=str(work / "index")
+        ),
+        search=replace(config.search, vocabulary=None),
+        server=replace(config.server, store=f"sqlite:///{work}/runs.db"),
+        versions=replace(config.versions, start=None),
     )
+    write_config(config, work / "rolegate.toml")
     plan = Plan(
         title="Capacity in miniature",
-        questions=(),
+        config="rolegate.toml",
+        questions=tuple(f"{folder.name}/questions.jsonl" for folder in folders),
         models={
             size: StudyModel(settings={"model": size, "engine": size}, parameters=parameters[size])
             for size in SIZES
@@ -121,10 +104,14 @@ def write_study(options: Options) -> Path:
             Pairs(backbone=SIZES, executor=(largest,)),
             Pairs(backbone=(largest,), executor=SIZES),
             *(Pairs(backbone=(size,), executor=(size,)) for size in SIZES[:-1]),
-            Pairs(backbone=SIZES, topology="single_agent"),
+            Pairs(backbone=SIZES, topology="single_agent", prompt=_ALONE),
         ),
+        rollouts=options.rollouts,
+        temperature=0.3,
+        concurrency=32,
     )
-    return _write_sweep(config, options, plan)
+    write_config(plan, work / "sweep.toml")
+    return work / "sweep.toml"
 
 
 def _parameters(model: Path) -> float:

@@ -24,11 +24,7 @@ class StudyModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """
 
     settings: dict[str, Any] = {}
-    """Keys of `[roles.*]` in every role."""
-    delegation: dict[str, Any] = {}
-    """More keys as backbone or single agent."""
-    execution: dict[str, Any] = {}
-    """More keys as executor."""
+    """Keys of `[roles.*]` in every role; a model whose roles differ has a name for each."""
     adapter: str | None = None
     """Folder of a LoRA adapter on the model of the config's `[roles.execution]`."""
     parameters: float | None = None
@@ -42,12 +38,10 @@ class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     backbone: Annotated[tuple[str, ...], Meta(min_length=1)]
     executor: tuple[str, ...] = ()
-    """Empty in topologies without executor, and in `homogeneous`, where the backbone's model
-    executes.
-    """
-    topology: Literal["factorized", "host", "homogeneous", "single_agent", "no_retrieval"] = (
-        "factorized"
-    )
+    """Empty where the backbone's model works alone."""
+    topology: Literal["factorized", "host", "single_agent", "no_retrieval"] = "factorized"
+    prompt: str | None = None
+    """File with the system prompt of a model that works alone; absent for the shipped one."""
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -57,12 +51,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Files of questions, in any format that `rolegate bench datasets` reads."""
     models: dict[ModelName, StudyModel]
     pairs: Annotated[tuple[Pairs, ...], Meta(min_length=1)]
-    config: str | None = None
-    """Config of everything that does not vary: answerer, judge, retrieval, budgets, engines,
-    prices.
+    config: str
+    """Config of everything that does not vary: answerer, judge, retrieval, limits, engines, prices;
+    such as `shipped:presets/mini.toml`.
     """
-    preset: str | None = None
-    """Name of a shipped config, instead of `config`."""
     title: str = ""
     rollouts: Count = 4
     """Rollouts per question (mean@k)."""
@@ -72,12 +64,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Seed of the first rollout; each next rollout adds 1."""
     temperature: float | None = None
     """Temperature of all roles but the judge; None for the config's."""
-    max_turns: tuple[Count, ...] = ()
-    """Limits of executor turns; each pair runs with each limit. Empty for the config's."""
-    attribution: bool = False
-    """Trace wrong answers to the role that lost them, where a question has a gold decomposition."""
-    pilot: Annotated[int, Meta(ge=0)] = 5
-    """Questions that each pair answers before the cost of the sweep is estimated."""
     concurrency: Count = 8
     """Concurrent questions."""
     engines_at_once: Count = 3
@@ -95,13 +81,11 @@ def read_plan(path: Path) -> Plan:
         raise BadConfig(f"{path}: {where.strip('`').lstrip('.') or 'the file'}: {text}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path}: not TOML: {error}") from None
-    if (plan.config is None) == (plan.preset is None):
-        raise BadConfig(f"{path}: config: give either config or preset.")
     for name, model in plan.models.items():
-        if model.adapter and (model.settings or model.execution or model.delegation):
+        if model.adapter and model.settings:
             raise BadConfig(
                 f"{path}: models.{name}: an adapter uses the model of [roles.execution]; "
-                "remove its other keys."
+                "remove its settings."
             )
     for number, pairs in enumerate(plan.pairs):
         if problem := _problem(pairs, plan):
@@ -125,23 +109,23 @@ def _problem(pairs: Pairs, plan: Plan) -> str | None:
 def _resolved(plan: Plan, base: Path) -> Plan:
     absolute = partial(located, base)
 
-    def settings(given: dict[str, Any]) -> dict[str, Any]:
-        prompt = given.get("prompt")
-        return given | {"prompt": absolute(prompt)} if isinstance(prompt, str) else given
+    def resolved(model: StudyModel) -> StudyModel:
+        settings = model.settings
+        if isinstance(prompt := settings.get("prompt"), str):
+            settings = settings | {"prompt": absolute(prompt)}
+        adapter = model.adapter and absolute(model.adapter)
+        return msgspec.structs.replace(model, settings=settings, adapter=adapter)
 
-    models = {
-        name: msgspec.structs.replace(
-            model,
-            settings=settings(model.settings),
-            delegation=settings(model.delegation),
-            execution=settings(model.execution),
-            adapter=model.adapter and absolute(model.adapter),
-        )
-        for name, model in plan.models.items()
-    }
-    questions = tuple(map(absolute, plan.questions))
-    config = plan.config and absolute(plan.config)
-    return msgspec.structs.replace(plan, questions=questions, config=config, models=models)
+    return msgspec.structs.replace(
+        plan,
+        questions=tuple(map(absolute, plan.questions)),
+        config=absolute(plan.config),
+        models={name: resolved(model) for name, model in plan.models.items()},
+        pairs=tuple(
+            msgspec.structs.replace(pairs, prompt=pairs.prompt and absolute(pairs.prompt))
+            for pairs in plan.pairs
+        ),
+    )
 
 
 def questions_of(plan: Plan) -> list[BenchmarkQuestion]:

@@ -1,14 +1,13 @@
 """The paper's tables and figures (TBSS 4) from a sweep, with costs and losses by role.
 
-The report is written as Markdown and HTML with PNG figures, and as JSON. The paper's own figures
-follow ours, in separate tables.
+The report is written as Markdown with PNG figures, and as JSON. The paper's own figures follow
+ours, in separate tables.
 """
 
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from markdown_it import MarkdownIt
 from msgspec import Meta
 
 from benchmarks import harness
@@ -25,12 +24,6 @@ _PUBLISHED = (
     'From the paper "Think Big, Search Small" (TBSS). Other models, other questions and '
     "another corpus: compare "
     "shapes, not numbers."
-)
-_HEAD = (
-    "<!doctype html><meta charset='utf-8'><title>Study</title><style>body { font: 15px "
-    "sans-serif; margin: 2em auto; "
-    "max-width: 75em } td, th { padding: 3px 9px; border-bottom: 1px solid #ddd } img { "
-    "max-width: 100% }</style>\n"
 )
 
 
@@ -72,9 +65,7 @@ def measure(options: Options) -> Figures:
     ]
     text += [table.markdown() for table in published_tables()]
     page = "\n\n".join(text)
-    html = MarkdownIt("commonmark", {"html": False}).enable("table").render(page)
     write_atomically(folder / "report.md", page.encode())
-    write_atomically(folder / "report.html", (_HEAD + html).encode())
     return Figures(str(folder / "report.md"))
 
 

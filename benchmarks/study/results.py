@@ -1,39 +1,23 @@
 """Results of a sweep: rows in a file that survives kills, and what a report reads of them."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.study.plan import Plan
-from benchmarks.study.spending import merged
-from executor_sft.jsonl import JsonlFile, read_json, read_jsonl
+from executor_sft.jsonl import read_json, read_jsonl
 from executor_sft.step import write_json
 from router.errors import BadConfig
-from router.trace.call import RoleTotal
+from router.trace import RoleName
+from router.trace.attribution import Loss
+from router.trace.call import RoleTotal, added
 
 RESULTS = "results.jsonl"
 PLAN = "plan.json"
-_ADVICE = "remove this line; the same sweep makes it again"
-Loss = Literal["delegation", "retrieval", "reading", "answering"]
-
-
-class AnswerLoss(msgspec.Struct, frozen=True):
-    """Role that lost a wrong answer: the first one whose correct work would have saved it.
-
-    Delegation, if the answer is right with gold sub-queries. If it is right with gold reports, the
-    executor lost it: retrieval, if no passage shown has the first answer that it missed, else
-    reading. Otherwise answering.
-    """
-
-    lost_by: Loss
-    with_gold_sub_queries: str
-    """Answer from the executor's reports on gold sub-queries."""
-    with_gold_reports: str
+ADVICE = "remove this line; the same sweep makes it again"
 
 
 class QuestionResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +26,8 @@ class QuestionResult(msgspec.Struct, frozen=True, kw_only=True):
     cell: str
     topology: str
     backbone: str
-    executor: str | None
-    max_turns: int
-    """Turn limit of the executor (K in TBSS 4.1)."""
+    executor: str
+    """Empty for a model that works alone."""
     dataset: str
     question_id: str
     question: str
@@ -59,20 +42,15 @@ class QuestionResult(msgspec.Struct, frozen=True, kw_only=True):
     accepted: bool | None
     """Verdict of the judge; None if it was not asked or its reply was unreadable."""
     searches: tuple[int, ...]
-    """Searches of each executor run."""
+    """Searches of each executor run; a single agent counts as one run."""
     spent: tuple[RoleTotal, ...]
     """Cost of the answer, by role and model."""
-    checking: tuple[RoleTotal, ...]
-    """Cost of judging and attributing it, without calls that another row paid for."""
-    checked: tuple[str, ...]
-    """Keys of the calls in `checking`; each is in one row only."""
     latency_s: float | None
     """Latency of the whole run, at the sweep's concurrency; None if any of its calls came from the
     call cache.
     """
-    attribution: AnswerLoss | None
-    """None for right answers, without attribution, and without a gold decomposition."""
-    seed: int
+    lost_by: Loss | None
+    """Role that lost a wrong answer; None for right answers, and if unknown."""
     index: str | None
     """Id of the retriever's index; None if unknown."""
 
@@ -80,53 +58,6 @@ class QuestionResult(msgspec.Struct, frozen=True, kw_only=True):
     def right(self) -> bool:
         """Return the judge's verdict, or exact match without one."""
         return self.exact_match if self.accepted is None else self.accepted
-
-
-class RowFile:
-    """File of finished rows, to which rows are appended."""
-
-    def __init__(self, file: JsonlFile[QuestionResult]) -> None:
-        """Read the rows. Raises `BadConfig` for a line that is not a row."""
-        self._file = file
-        self._indexes = set[str | None]()
-        self.done: set[tuple[str, str, int]] = set()
-        """Cell, question id and rollout of each row."""
-        self.booked: set[str] = set()
-        """Keys of all calls in `checking` of the rows."""
-        for row in file:
-            self._note(row)
-
-    @classmethod
-    @contextmanager
-    def open(cls, folder: Path) -> Iterator["RowFile"]:
-        """Open the file of a folder; a torn last line is removed. Raises `BadConfig`."""
-        with closing(JsonlFile(folder / RESULTS, QuestionResult, _ADVICE)) as file:
-            yield cls(file)
-
-    def append(self, row: QuestionResult) -> None:
-        """Append a row. Raises `StoreFailed`."""
-        self._file.append(row)
-        self._note(row)
-
-    def check_index(self, index: str | None) -> None:
-        """Raise `BadConfig` if rows were made with another index."""
-        if others := self._indexes - {index}:
-            raise BadConfig(
-                f"{self._file.path}: its rows come from index {others.pop()!r}, but the index is "
-                f"now {index!r}; use the former index, or start in a new folder."
-            )
-
-    def _note(self, row: QuestionResult) -> None:
-        self.done.add((row.cell, row.question_id, row.rollout))
-        self.booked.update(row.checked)
-        self._indexes.add(row.index)
-
-
-def read_rows(path: Path) -> Iterator[QuestionResult]:
-    """Yield the rows of a file, without an incomplete last line. Raises `BadConfig` with file and
-    line.
-    """
-    return (row for _, row in read_jsonl(path, QuestionResult, _ADVICE, growing=True))
 
 
 class KeptPlan(msgspec.Struct, frozen=True):
@@ -148,13 +79,8 @@ def write_plan(
 ) -> None:
     """Write `plan.json` into the folder of a sweep."""
     parameters = {name: model.parameters for name, model in plan.models.items()}
-    kept = KeptPlan(
-        plan.title,
-        tuple(question.id for question in questions),
-        plan.rollouts,
-        tuple(cells),
-        parameters,
-    )
+    question_ids = tuple(question.id for question in questions)
+    kept = KeptPlan(plan.title, question_ids, plan.rollouts, tuple(cells), parameters)
     write_json(folder / PLAN, kept)
 
 
@@ -165,30 +91,27 @@ class CellRows(msgspec.Struct, frozen=True, dict=True):
     topology: str
     backbone: str
     executor: str
-    """Executor; the backbone's model in a homogeneous pair, empty without an executor."""
-    max_turns: int
     rows: tuple[QuestionResult, ...]
-
-    @property
-    def pair(self) -> bool:
-        """Return whether a backbone delegates to an executor of our protocol."""
-        return self.topology in ("factorized", "homogeneous")
 
     @cached_property
     def spent(self) -> list[RoleTotal]:
-        """Return the totals of all rows, without judging and attributing."""
-        return merged(one for row in self.rows for one in row.spent)
+        """Return the totals of all rows by role, model and manager, in the order of their first
+        appearance.
+        """
+        groups: dict[tuple[str, ...], list[RoleTotal]] = {}
+        for row in self.rows:
+            for total in row.spent:
+                groups.setdefault((total.role, total.model, total.manager), []).append(total)
+        return [msgspec.structs.replace(group[0], **added(group)) for group in groups.values()]
 
-
-class RoleSweep(msgspec.Struct, frozen=True):
-    """Pairs with one model fixed in its role while the other role varies."""
-
-    fixed: str
-    max_turns: int
-    cells: dict[str, CellRows]
-    """Cells by the model of the varied role, in the order of the plan: at least two, all with
-    `max_turns`.
-    """
+    def tokens(self, role: RoleName | None = None) -> float:
+        """Return the mean prompt and completion tokens per question, of one role or of all."""
+        spent = (
+            total.prompt_tokens + total.completion_tokens
+            for total in self.spent
+            if role in (None, total.role)
+        )
+        return sum(spent) / len(self.rows)
 
 
 class Study(msgspec.Struct, frozen=True):
@@ -207,37 +130,29 @@ class Study(msgspec.Struct, frozen=True):
         )
 
     @property
-    def places(self) -> dict[str, int]:
-        """Return the position of each model in the plan."""
-        return {name: number for number, name in enumerate(self.plan.parameters)}
-
-    def labelled(self, model: str, max_turns: int) -> str:
-        """Return a model's name, with its turn limit if the sweep has several."""
-        several = len({cell.max_turns for cell in self.cells}) > 1
-        return f"{model}, K={max_turns}" if several else model
-
-    def sweeps(self, *, backbones: bool) -> list[RoleSweep]:
-        """Return the backbones of each executor, or else the executors of each backbone. Each turn
-        limit is a separate sweep. Sweeps with the most models come first; among equals, the
-        smallest executor or the largest backbone.
+    def pairs(self) -> list[CellRows]:
+        """Return the cells in which a backbone delegates to executors, without managers, in the
+        order of their models.
         """
-        places = self.places
-        groups: dict[tuple[str, int], dict[str, CellRows]] = {}
-        for cell in filter(lambda cell: cell.pair, self.cells):
-            fixed = cell.executor if backbones else cell.backbone
-            varied = cell.backbone if backbones else cell.executor
-            group = groups.setdefault((fixed, cell.max_turns), {})
-            if varied not in group or cell.topology == "factorized":
-                group[varied] = cell
+        places = {name: number for number, name in enumerate(self.plan.parameters)}
+        pairs = [cell for cell in self.cells if cell.topology == "factorized"]
+        return sorted(pairs, key=lambda cell: (places[cell.backbone], places[cell.executor]))
 
-        sign = 1 if backbones else -1
-        return [
-            RoleSweep(*key, dict(sorted(group.items(), key=lambda item: places[item[0]])))
-            for key, group in sorted(
-                groups.items(), key=lambda item: (-len(item[1]), sign * places[item[0][0]])
-            )
-            if len(group) > 1
-        ]
+    def sweeps(self, *, backbones: bool) -> list[tuple[str, dict[str, CellRows]]]:
+        """Return the backbones of each executor, or else the executors of each backbone: the fixed
+        model, and at least two cells by the model that varies. Sweeps with the most models come
+        first; among equals, the smallest executor or the largest backbone.
+        """
+        groups: dict[str, dict[str, CellRows]] = {name: {} for name in self.plan.parameters}
+        for cell in self.pairs:
+            if backbones:
+                groups[cell.executor][cell.backbone] = cell
+            else:
+                groups[cell.backbone][cell.executor] = cell
+        found = [(fixed, cells) for fixed, cells in groups.items() if len(cells) > 1]
+        if not backbones:
+            found.reverse()
+        return sorted(found, key=lambda sweep: -len(sweep[1]))
 
 
 def read_study(folder: Path) -> Study:
@@ -245,7 +160,7 @@ def read_study(folder: Path) -> Study:
     plan = read_json(folder / PLAN, KeptPlan, "name the folder of a sweep made by this release")
     asked = frozenset(plan.question_ids)
     rows: dict[str, list[QuestionResult]] = {name: [] for name in plan.cells}
-    for row in read_rows(folder / RESULTS):
+    for _, row in read_jsonl(folder / RESULTS, QuestionResult, ADVICE, growing=True):
         # The plan may have become smaller
         if row.cell in rows and row.rollout < plan.rollouts and row.question_id in asked:
             rows[row.cell].append(row)
@@ -255,16 +170,8 @@ def read_study(folder: Path) -> Study:
     return Study(plan, cells)
 
 
-def _cell(name: str, rows: list[QuestionResult]) -> CellRows:
+def _cell(name: str, rows: Iterable[QuestionResult]) -> CellRows:
     """Return the rows of a cell, in an order that does not depend on their speed."""
-    first = rows[0]
-    executor = first.executor or (first.backbone if first.topology == "homogeneous" else "")
     ordered = sorted(rows, key=lambda row: (row.dataset, row.question_id, row.rollout))
-    return CellRows(
-        name,
-        first.topology,
-        first.backbone,
-        executor,
-        first.max_turns,
-        tuple(ordered),
-    )
+    first = ordered[0]
+    return CellRows(name, first.topology, first.backbone, first.executor, tuple(ordered))

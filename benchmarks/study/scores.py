@@ -1,7 +1,7 @@
 """Scores of a cell: means over questions of means over rollouts (mean@k), with standard errors."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -55,17 +55,12 @@ def compared(
     )
 
 
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indexes of the Pareto-optimal `(cost, score)` points, in the order of cost. Of
-    equal points, all are returned.
-    """
-    front: list[int] = []
-    for index, (cost, score) in sorted(
-        enumerate(points), key=lambda item: (item[1][0], -item[1][1])
-    ):
-        best = points[front[-1]] if front else None
-        if best is None or score > best[1] or (cost, score) == best:
-            front.append(index)
+def pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the Pareto-optimal `(cost, score)` points, each once, in the order of cost."""
+    front: list[tuple[float, float]] = []
+    for cost, score in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or score > front[-1][1]:
+            front.append((cost, score))
     return front
 
 

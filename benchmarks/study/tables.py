@@ -4,7 +4,7 @@ losses and intervals of differences. Published figures are in separate tables.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 from statistics import quantiles
 from typing import get_args
@@ -12,11 +12,11 @@ from typing import get_args
 import msgspec
 
 from benchmarks.study.report_table import ReportTable, ReportValue
-from benchmarks.study.results import CellRows, Loss, QuestionResult, Study
+from benchmarks.study.results import CellRows, QuestionResult, Study
 from benchmarks.study.scores import compared, metrics_of, micro
-from benchmarks.study.spending import merged, tokens
 from executor_sft.rollout import search_counts
 from router.ledger.usage import dollars
+from router.trace.attribution import Loss
 from router.trace.call import layer_of
 
 _SCORES = (
@@ -28,12 +28,10 @@ _COSTS = (
     "used result. A dash is unknown, not zero. Latency at the sweep's concurrency, without "
     "rollouts that used the call cache."
 )
-_TOKENS = "Ours, per question. Judging and attributing are separate, and in no other table."
+_TOKENS = "Ours, per question, without judging."
 _LOSSES = (
-    "Ours. A wrongly answered question is asked again with gold sub-queries, then with gold "
-    "reports. If the answer is then right, the replaced role lost it: with gold reports, "
-    "retrieval if no passage shown has the first answer that the executor missed, else reading. "
-    "Shares are of the wrong answers whose question has a gold decomposition."
+    "Ours. The role that lost a wrong answer, by where in the run the right one occurs. Shares are "
+    "of the wrong answers for which that shows it."
 )
 _DIFFERENCES = (
     "Ours, in points of 100; intervals from a bootstrap over questions, paired by question."
@@ -54,38 +52,22 @@ def published_tables() -> tuple[ReportTable, ...]:
 def tables_of(study: Study) -> list[ReportTable]:
     """Return all tables with rows, the most important ones first."""
     of = ReportTable.of
+    title_1 = "Table 1: from a single agent to main and sub-agent of the same model"
+    title_4 = "Table 4: searches of each executor run"
+    title_5 = "Table 5: the same executors under several backbones"
+    differences = _differences(study)
     tables = (
         of("scores", "Scores by data set", _scores(study), note=_SCORES),
         of("costs", "What an answer costs", _costs(study), note=_COSTS, digits=4),
-        of(
-            "table-1",
-            "Table 1: from a single agent to main and sub-agent of the same model",
-            _table_1(study),
-        ),
+        of("table-1", title_1, _table_1(study)),
         *_tables_2_and_3(study),
-        of(
-            "table-4",
-            "Table 4: searches of each executor run",
-            _table_4(study),
-            note="Ours.",
-            digits=3,
-        ),
-        of("table-5", "Table 5: the same executors under several backbones", _table_5(study)),
+        of("table-4", title_4, _table_4(study), note="Ours.", digits=3),
+        of("table-5", title_5, _table_5(study)),
         of("tokens", "Tokens and money by layer", _tokens(study), note=_TOKENS, digits=3),
         of("losses", "Which role loses wrong answers", _losses(study), note=_LOSSES, digits=1),
-        of(
-            "differences",
-            "Differences with their intervals",
-            _differences(study),
-            note=_DIFFERENCES,
-        ),
+        of("differences", "Differences with their intervals", differences, note=_DIFFERENCES),
     )
     return [table for table in tables if table.rows]
-
-
-def executor_tokens(cell: CellRows) -> float:
-    """Return the mean executor tokens per question."""
-    return tokens(cell.spent, "execution") / len(cell.rows)
 
 
 def _score_columns(cell: CellRows, cells: Iterable[CellRows]) -> _Row:
@@ -126,8 +108,7 @@ def _costs(study: Study) -> Iterator[_Row]:
     """Yield money, tokens and time per question."""
     for cell in study.cells:
         money = dollars(cell.spent)
-        spent = tokens(cell.spent)
-        wasted = sum(total.wasted_tokens for total in cell.spent)
+        wasted = sum(total.wasted_tokens for total in cell.spent) / len(cell.rows)
         right = sum(row.right for row in cell.rows)
         known_s = [row.latency_s for row in cell.rows if row.latency_s is not None]
         cuts = quantiles(known_s, n=20, method="inclusive") if len(known_s) > 1 else [None] * 19
@@ -135,9 +116,9 @@ def _costs(study: Study) -> Iterator[_Row]:
             "pair": cell.name,
             "dollars an answer": None if money is None else money / len(cell.rows),
             "dollars a right answer": money / right if money is not None and right else None,
-            "executor tokens": executor_tokens(cell),
-            "tokens": spent / len(cell.rows),
-            "wasted, %": 100 * wasted / spent if spent else None,
+            "executor tokens": cell.tokens("execution"),
+            "tokens": cell.tokens(),
+            "wasted, %": 100 * wasted / cell.tokens() if cell.tokens() else None,
             "median latency, s": cuts[9],
             "95th percentile, s": cuts[18],
         }
@@ -145,22 +126,17 @@ def _costs(study: Study) -> Iterator[_Row]:
 
 def _table_1(study: Study) -> Iterator[_Row]:
     """Yield a single agent and a factorized pair of the same model."""
-    alone = {
-        (cell.backbone, cell.max_turns): cell
-        for cell in study.cells
-        if cell.topology == "single_agent"
-    }
-    places = study.places
-    pairs = [cell for cell in study.cells if cell.pair and cell.backbone == cell.executor]
-    pairs.sort(key=lambda cell: (places[cell.backbone], cell.max_turns))
+    alone = {cell.backbone: cell for cell in study.cells if cell.topology == "single_agent"}
     both = [
-        (alone[key], cell) for cell in pairs if (key := (cell.backbone, cell.max_turns)) in alone
+        (alone[pair.backbone], pair)
+        for pair in study.pairs
+        if pair.backbone == pair.executor and pair.backbone in alone
     ]
     names = metrics_of(row for cells in both for cell in cells for row in cell.rows)
     for single, pair in both:
         scores = {name: (micro(single.rows, name), micro(pair.rows, name)) for name in names}
         yield {
-            "model": study.labelled(_executor(pair), pair.max_turns),
+            "model": pair.backbone,
             **{f"single {name}": before for name, (before, _) in scores.items()},
             **{f"factorized {name}": after for name, (_, after) in scores.items()},
             **{
@@ -171,18 +147,16 @@ def _table_1(study: Study) -> Iterator[_Row]:
 
 
 def _tables_2_and_3(study: Study) -> Iterator[ReportTable]:
-    for table, capacity, varied, fixed in (
+    for table, capacity, varied, constant in (
         (2, "delegation", "backbone", "executor"),
         (3, "execution", "executor", "backbone"),
     ):
-        for number, sweep in enumerate(study.sweeps(backbones=table == 2), 1):
-            cells = sweep.cells.values()
+        for number, (fixed, cells) in enumerate(study.sweeps(backbones=table == 2), 1):
             rows = (
-                {varied: model, **_score_columns(cell, cells)}
-                for model, cell in sweep.cells.items()
+                {varied: model, **_score_columns(cell, cells.values())}
+                for model, cell in cells.items()
             )
-            label = study.labelled(sweep.fixed, sweep.max_turns)
-            title = f"Table {table}: {capacity} capacity, with {label} as {fixed}"
+            title = f"Table {table}: {capacity} capacity, with {fixed} as {constant}"
             key = f"table-{table}-{number}" if number > 1 else f"table-{table}"
             yield ReportTable.of(key, title, rows)
 
@@ -204,36 +178,22 @@ def _table_4(study: Study) -> Iterator[_Row]:
 
 def _table_5(study: Study) -> Iterator[_Row]:
     """Yield executors that have several backbones."""
-    pairs = [cell for cell in study.cells if cell.pair]
-    places = study.places
-    under: dict[tuple[str, int], set[str]] = {}
-    for cell in pairs:
-        under.setdefault((cell.executor, cell.max_turns), set()).add(cell.backbone)
-    shown = [cell for cell in pairs if len(under[cell.executor, cell.max_turns]) > 1]
-    shown.sort(key=lambda cell: (places[cell.backbone], cell.max_turns, places[cell.executor]))
+    backbones = Counter(cell.executor for cell in study.pairs)
+    shown = [cell for cell in study.pairs if backbones[cell.executor] > 1]
     for cell in shown if len({cell.executor for cell in shown}) > 1 else ():
-        known: _Row = {
-            "backbone": study.labelled(cell.backbone, cell.max_turns),
-            "executor": _executor(cell),
-        }
+        known: _Row = {"backbone": cell.backbone, "executor": cell.executor}
         yield known | _score_columns(cell, shown)
 
 
 def _tokens(study: Study) -> Iterator[_Row]:
     for cell in study.cells:
-        checking = merged(chain.from_iterable(row.checking for row in cell.rows))
         count = len(cell.rows)
-        totals = [
-            (", ".join(filter(None, (layer_of(total), total.manager))), total)
-            for total in cell.spent
-        ]
-        totals += [(f"{total.role}, to check", total) for total in checking]
-        for role, total in totals:
+        for total in cell.spent:
             money = dollars([total])
             cached = total.cached_tokens
             yield {
                 "pair": cell.name,
-                "role": role,
+                "role": ", ".join(filter(None, (layer_of(total), total.manager))),
                 "model": total.model,
                 "calls": total.attempts / count,
                 "prompt tokens": total.prompt_tokens / count,
@@ -247,7 +207,7 @@ def _tokens(study: Study) -> Iterator[_Row]:
 def _losses(study: Study) -> Iterator[_Row]:
     for cell in study.cells:
         wrong = [row for row in cell.rows if not row.right]
-        lost = Counter(row.attribution.lost_by for row in wrong if row.attribution)
+        lost = Counter(row.lost_by for row in wrong if row.lost_by)
         if traced := lost.total():
             known: _Row = {
                 "pair": cell.name,
@@ -263,14 +223,11 @@ def _differences(study: Study) -> Iterator[_Row]:
         for metric in ("EM", "Judge"):
             both = all(metric in metrics_of(cell.rows) for cell in (old, new))
             if both and (difference := compared(new.rows, old.rows, metric)):
-                points: _Row = {
+                yield {
+                    "pair": new.name,
+                    "compared with": old.name,
+                    "score": metric,
                     "difference": 100 * difference.mean,
                     "from": 100 * difference.low,
                     "to (95 %)": 100 * difference.high,
                 }
-                yield {"pair": new.name, "compared with": old.name, "score": metric, **points}
-
-
-def _executor(pair: CellRows) -> str:
-    """Return the executor's name, which tells homogeneous pairs from factorized ones."""
-    return f"{pair.executor} (homogeneous)" if pair.topology == "homogeneous" else pair.executor

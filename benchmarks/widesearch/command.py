@@ -1,26 +1,30 @@
 """Scores of tables on WideSearch tasks, or tasks in their format, by the benchmark's own rules and
 by stricter ones.
 
-Responses come from a file; with --address, a gateway is asked for those that the file lacks. Over N
-responses to a task, Avg@N is the mean, Max@N the best score, and Pass@N whether any is fully right.
+Responses come from a file. A gateway with --address, or the models of --config with --topology
+wide_written or wide_single, are asked for those that the file lacks. Over N responses to a task,
+Avg@N is the mean, Max@N the best score, and Pass@N whether any is fully right.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, closing, nullcontext
+from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
-from rolegate.client import AsyncClient, GatewayError, Table
-from rolegate.client.requests import TABLE_S, TableTopologyName
+from rolegate.client import AsyncClient, GatewayError
+from rolegate.client.requests import TABLE_S
 from rolegate.client.text import csv_text
+from rolegate.v1 import table_service_pb2 as pb
 from rolegate.v1.usage_pb2 import Role
 
 from benchmarks import harness
+from benchmarks.baselines.written_tables import Writing, writing, written_table
 from benchmarks.load import in_flight
 from benchmarks.study.report_table import ReportTable, ReportValue
 from benchmarks.widesearch.scoring import CellJudge, RuleSet, TableScores, scores_of
@@ -35,8 +39,9 @@ from benchmarks.widesearch.tasks import (
 from executor_sft.evaluate import paired_difference
 from executor_sft.jsonl import JsonlFile
 from executor_sft.runtime import Runtime, open_runtime
-from router.errors import BadRequest
+from router.errors import BadRequest, UpstreamError
 from router.table.table_text import to_markdown
+from router.trace.call import totals
 from router.trace.table import Column
 from serving.config.file import load_config
 from serving.dependencies import need
@@ -45,12 +50,10 @@ from serving.terminal import complain
 
 _NO_TABLE = {"MALFORMED_OUTPUT", "OUT_OF_TIME", "BUDGET_EXHAUSTED"}
 """Reasons of gateway errors that count as a response without a table; a retry would be unfair."""
+_FENCED = "```markdown\n{}```"
 PAGE = "report.md"
-PICTURE = "report.png"
 _METRICS = [name for name in TableScores.__struct_fields__ if name != "why"]
-_DRAWN = {"success": "#1b7837", "row_f1": "#b2182b", "item_f1": "#2166ac"}
 _FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {"Avg": fmean, "Max": max}
-_BAR_WIDTH = 0.27
 _NOTE = "Means over tasks, in points of 100, with 95 % intervals by a bootstrap over tasks."
 
 
@@ -63,15 +66,17 @@ class Options(harness.Options, frozen=True, kw_only=True):
         | None
     ) = None
     address: Annotated[str, Meta(description="HOST:PORT of a gateway to ask")] | None = None
-    topology: Annotated[TableTopologyName, Meta(description="topology of the tables")] = "wide"
+    topology: Annotated[
+        Literal["wide", Writing], Meta(description="who fills tables; all but wide need --config")
+    ] = "wide"
     against: Annotated[Path, Meta(description="other responses to compare with")] | None = None
     runs: Annotated[int, Meta(ge=1, description="responses per task")]
     judge: Annotated[bool, Meta(description="ask distillation.judge of --config")] = False
     no_judge: Annotated[bool, Meta(description="compare by equality what a judge would judge")] = (
         False
     )
-    judge_of: Annotated[Path, Meta(description="config of the judge")] | None = msgspec.field(
-        name="config", default=None
+    models: Annotated[Path, Meta(description="config of the judge and the models")] | None = (
+        msgspec.field(name="config", default=None)
     )
     out: Annotated[Path, Meta(description="folder of the report")] = Path("widesearch")
     in_flight: Annotated[int, Meta(ge=1, description="concurrent tables or judged responses")] = 4
@@ -101,20 +106,23 @@ class Figures(msgspec.Struct, frozen=True):
 
 async def measure(options: Options) -> Figures:
     """Ask, score, and write the report. Raises `RolegateError` and `GatewayError`."""
-    if options.judge == options.no_judge or options.judge != bool(options.judge_of):
+    written = options.topology != "wide"
+    if options.judge == options.no_judge or (options.judge or written) != bool(options.models):
         raise BadRequest(
-            "give --no-judge, or --judge with --config, whose distillation.judge is asked."
+            "give --no-judge, or --judge with --config, whose distillation.judge is asked; "
+            "wide_written and wide_single need --config, too."
         )
-    if not (options.address or options.responses):
+    if written and options.address:
+        raise BadRequest(
+            "a gateway fills tables as wide only; give no --topology, or no --address."
+        )
+    if not (options.address or options.responses or written):
         raise BadRequest("nothing to score; give --responses FILE, or --address HOST:PORT.")
-    need("widesearch", "dateparser", "matplotlib", "pandas")
+    need("widesearch", "dateparser", "pandas")
     tasks = read_tasks(options.tasks)
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
     file = options.responses or out / f"responses.{options.topology}.jsonl"
-    if options.address:
-        await _ask(options.address, tasks, file, options)
-    responses = read_responses(file, tasks, options.runs)
     compared = read_responses(options.against, tasks, options.runs) if options.against else {}
 
     async def score(asked: tuple[Task, int, Mapping[str, Sequence[Response]]]) -> ScoredResponse:
@@ -127,15 +135,20 @@ async def measure(options: Options) -> Figures:
         return ScoredResponse(task, run, scores, response.tokens)
 
     opened: AbstractAsyncContextManager[Runtime | None] = nullcontext()
-    if options.judge_of:
-        opened = open_runtime(
-            load_config(options.judge_of), complain, cache=out / "judgements.jsonl"
-        )
+    if options.models:
+        opened = open_runtime(load_config(options.models), complain, cache=out / "calls.jsonl")
     async with opened as runtime:
+        if options.address:
+            async with AsyncClient(options.address) as client:
+                await _ask(partial(_from_gateway, client, options.timeout), tasks, file, options)
+        elif runtime and options.topology != "wide":
+            ask = partial(_from_models, runtime, options.topology, options.timeout)
+            await _ask(ask, tasks, file, options)
+        responses = read_responses(file, tasks, options.runs)
         judge = CellJudge(runtime.judge.role if runtime and runtime.judge else None)
         if options.judge and judge.role is None:
             raise BadRequest(
-                f"{options.judge_of}: has no [distillation.judge]; add it, or give --no-judge."
+                f"{options.models}: has no [distillation.judge]; add it, or give --no-judge."
             )
         runs = list(product(tasks, range(options.runs)))
         scored = await in_flight(
@@ -151,7 +164,7 @@ async def measure(options: Options) -> Figures:
         )
     how = "with a judge" if options.judge else "without a judge: equal cells are right"
     tables = [*tables_of(scored, options.runs, others), *token_tables(scored)]
-    asked = f" by {options.topology}" if options.address else ""
+    asked = f" by {options.topology}" if options.address or written else ""
     write_report(
         out, f"WideSearch{asked}: {len(tasks):,} tasks, N = {options.runs}, {how}", tables, scored
     )
@@ -164,40 +177,35 @@ def shown(figures: dict[str, Any]) -> None:
 
 
 async def _ask(
-    address: str,
+    ask: Callable[[Task, int], Awaitable[Response]],
     tasks: Sequence[Task],
     file: Path,
     options: Options,
 ) -> None:
-    """Ask for the responses that the file lacks, and append them. Raises `BadRequest` if questions
-    failed, and `GatewayError` if no gateway answers.
+    """Ask for the responses that the file lacks, by task and number of the run, and append them.
+    Raises `BadRequest` if questions failed, and `GatewayError` if no gateway answers.
     """
     failed: list[str] = []
 
-    async def ask(task: Task) -> None:
+    async def attempt(asked: tuple[Task, int]) -> None:
+        task, run = asked
         try:
-            table = await client.table(
-                task.query, columns_of(task), (), options.timeout, topology=options.topology
-            )
-        except GatewayError as error:
-            if error.connection_broke:
+            kept.append(await ask(task, run))
+        except (GatewayError, UpstreamError) as error:
+            if isinstance(error, GatewayError) and error.connection_broke:
                 raise
-            if error.reason not in _NO_TABLE:
-                complain(f"{task.instance_id}: {error}")
-                failed.append(task.instance_id)
-                return
-            kept.append(Response(task.instance_id, None))
-        else:
-            text = to_markdown([Column(name) for name in table.columns], table.rows)
-            kept.append(Response(task.instance_id, f"```markdown\n{text}```", _tokens(table)))
+            complain(f"{task.instance_id}: {error}")
+            failed.append(task.instance_id)
 
     with closing(JsonlFile(file, Response, RESPONSE)) as kept:
         done = Counter(line.instance_id for line in kept)
         left = [
-            task for run in range(options.runs) for task in tasks if done[task.instance_id] <= run
+            (task, run)
+            for run in range(options.runs)
+            for task in tasks
+            if done[task.instance_id] <= run
         ]
-        async with AsyncClient(address) as client:
-            await in_flight(ask, left, options.in_flight, "asking")
+        await in_flight(attempt, left, options.in_flight, "asking")
     if failed:
         raise BadRequest(
             f"{len(failed):,} of {len(left):,} questions failed; "
@@ -205,14 +213,35 @@ async def _ask(
         )
 
 
-def _tokens(table: Table) -> dict[str, int]:
-    """Return the prompt and completion tokens of all models, by role."""
-    spent = Counter[str]()
+async def _from_gateway(client: AsyncClient, timeout_s: float, task: Task, _run: int) -> Response:
+    columns = [
+        pb.Column(name=column.name, key=column.key, type=f"COLUMN_TYPE_{column.type.upper()}")
+        for column in columns_of(task)
+    ]
+    try:
+        table = await client.table(task.query, columns, (), timeout_s)
+    except GatewayError as error:
+        if error.reason in _NO_TABLE:
+            return Response(task.instance_id, None)
+        raise
+    text = to_markdown([Column(name) for name in table.columns], table.rows)
+    tokens = Counter[str]()
     for usage in table.message.usage:
-        spent[Role.Name(usage.role).removeprefix("ROLE_").lower()] += (
-            usage.prompt_tokens + usage.completion_tokens
-        )
-    return spent
+        role = Role.Name(usage.role).removeprefix("ROLE_").lower()
+        tokens[role] += usage.prompt_tokens + usage.completion_tokens
+    return Response(task.instance_id, _FENCED.format(text), tokens)
+
+
+async def _from_models(
+    runtime: Runtime, topology: Writing, timeout_s: float, task: Task, run: int
+) -> Response:
+    loop = writing(runtime.sampled(run), topology)
+    context = runtime.context(timeout_s)
+    text = await written_table(loop, task.query, columns_of(task), context)
+    tokens = Counter[str]()
+    for total in totals(context.ledger.calls):
+        tokens[total.role] += total.prompt_tokens + total.completion_tokens
+    return Response(task.instance_id, text and _FENCED.format(text), tokens)
 
 
 def tables_of(
@@ -305,13 +334,8 @@ def write_report(
     tables: Sequence[ReportTable],
     scored: Sequence[ScoredResponse],
 ) -> None:
-    """Write the tables as Markdown, a figure, and the scores of each response as CSV."""
-    _draw(folder / PICTURE, title, {table.key: table for table in tables})
-    page = [
-        f"# {title}",
-        f"![Bars are Avg@N, marks Max@N]({PICTURE})",
-        *(table.markdown() for table in tables),
-    ]
+    """Write the tables as Markdown, and the scores of each response as CSV."""
+    page = [f"# {title}", *(table.markdown() for table in tables)]
     write_atomically(folder / PAGE, "\n\n".join(page).encode())
     lines: list[Sequence[object]] = [
         ["instance_id", "language", "size", "rows", "run", "rules", *TableScores.__struct_fields__]
@@ -324,32 +348,3 @@ def write_report(
             for rules, scores in response.scores.items()
         )
     write_atomically(folder / "scores.csv", csv_text(lines).encode())
-
-
-def _draw(path: Path, title: str, tables: Mapping[str, ReportTable]) -> None:
-    from benchmarks.study.pictures import new_figure, saved  # needs matplotlib
-
-    figure = new_figure(11, 4.2)
-    for panel, rules in enumerate(get_args(RuleSet), 1):
-        average = tables[f"{rules}-Avg"]
-        best = tables[f"{rules}-Max"]
-        axes = figure.add_subplot(1, 2, panel, title=average.title, ylabel="points")
-        for place, (metric, color) in enumerate(_DRAWN.items()):
-            column = average.columns.index(metric)
-            at = [_BAR_WIDTH * place + group for group in range(len(average.rows))]
-            axes.bar(
-                at,
-                [100 * row[column].mean for row in average.rows],
-                _BAR_WIDTH,
-                color=color,
-                label=metric,
-            )
-            axes.plot(at, [100 * row[column].mean for row in best.rows], "_", color="black")
-        axes.set_xticks(
-            [_BAR_WIDTH + group for group in range(len(average.rows))],
-            [row[0] for row in average.rows],
-        )
-        axes.tick_params(axis="x", labelrotation=30)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=7)
-    figure.suptitle(title, fontsize=9)
-    saved(figure, path)

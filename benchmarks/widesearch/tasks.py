@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rolegate.v1.table_service_pb2 import Column
 
 from benchmarks.widesearch.cell_rules import PREPROCESS, Criterion, Metric, Preprocess
 from benchmarks.widesearch.table_text import Table, Unreadable, norm_column, read_csv
 from executor_sft.jsonl import read_jsonl
 from router.errors import BadCorpus
+from router.trace.table import Column, ColumnType
 
 RESPONSE = 'write {"instance_id": …, "response": …} on each line'
 _TASK = "a task has instance_id, query, language and evaluation, which is JSON in a string"
@@ -113,21 +113,19 @@ def _with_gold(task: Task, where: str, folder: Path) -> Task:
     return msgspec.structs.replace(task, keys=evaluation.unique_columns, rules=rules, gold=gold)
 
 
-_TYPES: dict[tuple[Metric, ...], str] = {
-    ("number_near",): "NUMBER",
-    ("date_near",): "DATE",
-    ("url_match",): "URL",
+_TYPES: dict[tuple[Metric, ...], ColumnType] = {
+    ("number_near",): "number",
+    ("date_near",): "date",
+    ("url_match",): "url",
 }
 
 
 def columns_of(task: Task) -> list[Column]:
-    """Return the columns to ask a gateway for. A column with a single metric has the type of that
-    metric; others are text.
+    """Return the columns to ask for. A column with a single metric has the type of that metric;
+    others are text.
     """
     return [
-        Column(
-            name=name, key=name in task.keys, type=f"COLUMN_TYPE_{_TYPES.get(rule.metric, 'TEXT')}"
-        )
+        Column(name, _TYPES.get(rule.metric, "text"), name in task.keys)
         for name, rule in task.rules.items()
     ]
 

@@ -84,7 +84,6 @@ class Role:
         sub_query_index: int | None = None,
         pattern: str | None = None,
         tools: tuple[Function, ...] = (),
-        raw: bool = False,
         until: float = math.inf,
         on_text: OnText | None = None,
         on_delta: Callable[[Delta], None] | None = None,
@@ -92,7 +91,7 @@ class Role:
         """Return the model's next turn, or the first fallback's if the model is unavailable.
 
         `pattern`: regular expression for the output, if the endpoint supports it. `tools`: for
-        native tool calls. `raw`: see `Prompt`. `until`: deadline in the event loop's time; no retry
+        native tool calls. `until`: deadline in the event loop's time; no retry
         pauses beyond it. `on_text`, `on_delta`: see `Attempts`. Raises `BudgetExhausted`, and the
         model's `UpstreamError` with this role's name, once all attempts and fallbacks have failed.
         """
@@ -110,9 +109,7 @@ class Role:
                     self.health.fallbacks += 1
                     purpose = "fallback"
 
-                prompt = msgspec.structs.replace(
-                    role._prompt(messages, stop, pattern), tools=tools, raw=raw
-                )
+                prompt = msgspec.structs.replace(role._prompt(messages, stop, pattern), tools=tools)
                 attempts = role._attempts(prompt, sub_query_index, ledger, purpose)
                 attempts.until = until
                 attempts.on_text = on_text

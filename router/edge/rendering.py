@@ -15,7 +15,7 @@ from router.edge.run_table import run_table
 from router.protocol.tags import without_thinking
 from router.table.table_text import to_markdown
 from router.trace import Conversation, Execution, Run, Trajectory
-from router.trace.citation import Citation, cite_answer
+from router.trace.citation import Citation
 from router.trace.export import output_of
 from router.trace.values import Reported, TableRun
 
@@ -122,19 +122,15 @@ async def cited_answer(run: Run) -> CitedAnswer:
         return CitedAnswer(run.id, "completed", without_thinking(output_of(run)).strip(), (), ())
     if isinstance(result, Trajectory):
         executions = result.executions
-        searches = result.searches
         answer = result.answer
     else:
         assert isinstance(result, Execution)
         executions = (result,)
-        searches = ()
         answer = result.report.answer
     citations: dict[Citation, None] = {}
     for execution in executions:
         for cited in await in_worker(execution.citations, execution.report.evidence):
             citations.update(dict.fromkeys(cited))
-    for search in searches:
-        citations.update(dict.fromkeys(await in_worker(cite_answer, answer, search.shown)))
     return CitedAnswer(
         run.id,
         result.outcome,

@@ -121,10 +121,7 @@ _DECLINED = re.compile(
     re.IGNORECASE,
 )
 """Words of providers whose content filter declines a prompt."""
-_OMITTED = (
-    "temperature|top_p|seed|stop|stream_options|chat_template_kwargs|add_generation_prompt|"
-    "continue_final_message"
-)
+_OMITTED = "temperature|top_p|seed|stop|stream_options|chat_template_kwargs"
 _PARAMETER = re.compile(
     rf"\b({_OMITTED})\b"
     rf"|(?:parameter|argument|field)s?(?: supplied)?[: ]{{1,2}}['\"`]?(?!{_OMITTED})(\w+_\w+)"

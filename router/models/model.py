@@ -58,8 +58,6 @@ class Prompt(msgspec.Struct, frozen=True):
     """
     unstopped: bool = False
     """Whether stop strings are not sent, because the endpoint stops at them within reasoning."""
-    raw: bool = False
-    """Whether thoughts stay in the text; otherwise they become reasoning."""
 
     @property
     def texts(self) -> tuple[Message, ...]:

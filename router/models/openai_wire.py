@@ -458,8 +458,7 @@ def chat_body(
     extra: Mapping[str, Any] | None = None,
     omit: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the request for `prompt`, ready for JSON, without unset fields. A last message of the
-    assistant is continued.
+    """Return the request for `prompt`, ready for JSON, without unset fields.
 
     `options`: stream options. `interval`: tokens per event of vLLM's stream. `thinking`: vLLM's
     `enable_thinking` for the chat template; None leaves it unset. `extra`: further fields, which
@@ -478,8 +477,6 @@ def chat_body(
         "chat_template_kwargs": None if thinking is None else {"enable_thinking": thinking},
         "structured_outputs": None if prompt.pattern is None else {"regex": prompt.pattern},
     }
-    if prompt.messages and prompt.messages[-1].role == "assistant":
-        body |= {"add_generation_prompt": False, "continue_final_message": True}
     for name, value in (extra or {}).items():
         if name not in _OURS:
             merges = isinstance(value, Mapping) and isinstance(body.get(name), Mapping)

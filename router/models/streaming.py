@@ -89,7 +89,7 @@ class StreamedReply:
         self._thinks = thinks
         self._stops = bool(prompt.stop) and not prompt.unstopped
         self._cut = StopCut(prompt.stop)
-        self._thoughts = None if prompt.raw else Thoughts(opened=opened)
+        self._thoughts = Thoughts(opened=opened)
         self._opened = opened
         self.opened = False
         """True if the chat template opened a thought, as far as the output shows."""
@@ -174,9 +174,8 @@ class StreamedReply:
         text, thought = self._read(content)
         if text:
             self._wrote = True
-            if self._thoughts:
-                text, more = self._separated(self._thoughts, text, bool(thought))
-                thought += more
+            text, more = self._separated(self._thoughts, text, bool(thought))
+            thought += more
         if content.tool_calls:
             text += "" if self._calls else CALL_BEGIN
             self._calls.add(content.tool_calls)
@@ -297,14 +296,10 @@ class StreamedReply:
         """Return the text and thoughts that were held back, and whether a thought is open. `cut`:
         the length limit ended the output.
         """
-        rest = ""
-        thought = ""
-        thinking = False
-        if self._thoughts:
-            rest, thought = self._thoughts.end(cut=cut)
-            thinking = self._thoughts.open
-            if self._thoughts.revoked:
-                self._revoke(self._thoughts)
+        rest, thought = self._thoughts.end(cut=cut)
+        thinking = self._thoughts.open
+        if self._thoughts.revoked:
+            self._revoke(self._thoughts)
         if self._half:
             rest += encodable(self._half)
         if self._calls:

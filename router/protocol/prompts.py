@@ -12,7 +12,6 @@ from router.protocol.tags import element, escape, without_thinking
 
 NO_OUTPUT = "(no output)"
 LAST_SEARCH = "No searches are left. Write the report now."
-LAST_ANSWER = "No searches are left. Write the answer now."
 CORRECT_DELEGATION = (
     "That was neither a <search> block nor a stop. Write one <search> block that holds "
     "one question or a JSON list of "
@@ -27,19 +26,6 @@ CORRECT_REPORT = (
 REPORT = (
     "Report now, by what was found: <answer>…</answer> and then <evidence>…</evidence> with "
     "one to three short points."
-)
-CORRECT_AGENT = (
-    "Write either one <search>query</search> block and nothing else, or the answer of "
-    "the question as "
-    "<answer>…</answer>."
-)
-CORRECT_SEARCHER = (
-    "\nThat was not a valid action. To search, I put the query between <search> and "
-    "</search>. To give the final "
-    "answer, I put it between <answer> and </answer>. Let me try again.\n"
-)
-LAST_SEARCHER = (
-    "\nThere are no searches left. I put the final answer between <answer> and </answer> now.\n"
 )
 ACCESS = (
     "Each document has a <name>. To read more of one that a search has named, write "
@@ -104,37 +90,6 @@ def documents(
         for index, passage in enumerate(passages)
     )
     return f"<documents>{shown}</documents>" + (f"\n{LAST_SEARCH}" if last else "")
-
-
-def agent_documents(passages: Sequence[Passage], last: bool) -> str:
-    """Return a single agent's view of one search; `last` asks for the answer."""
-    return documents(passages, last=False) + (f"\n{LAST_ANSWER}" if last else "")
-
-
-def information(passages: Sequence[Passage], _last: bool) -> str:
-    """Return a Search-R1 model's view of one search, as in its training: titles in quotes, numbered
-    from 1 (Search-R1, arXiv 2503.09516). It is not told when no search is left.
-    """
-    shown = "".join(
-        f'Doc {number}(Title: "{escape(passage.title)}") {escape(passage.text)}\n'
-        for number, passage in enumerate(passages, 1)
-    )
-    return f"\n\n<information>{shown.strip()}</information>\n\n"
-
-
-def searcher_request(instructions: str, sub_query: str) -> str:
-    """Return a Search-R1 model's user turn: its prompt, then the question with one question
-    mark.
-    """
-    return f"{instructions} Question: {escape(sub_query.rstrip(' ?'))}?\n"
-
-
-def continued(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the conversation for models that write everything in one turn, into which results are
-    inserted: all messages after the first become one assistant message, which the model continues.
-    """
-    rest = "".join(message.content for message in messages[1:])
-    return (messages[0], Message("assistant", rest)) if rest else (messages[0],)
 
 
 def search_results(

@@ -71,7 +71,7 @@ def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
     the report before the name, if there is one.
     """
     own, cut = own_text(text, cut=cut)
-    searches, search = _search(own, cut)
+    searches, search = first_search(own, cut)
     if search:
         own = own[: search[0]]
         cut = False
@@ -128,7 +128,7 @@ def parse_action_turn(
     return Malformed("nothing to look for in the document")
 
 
-def _search(own: str, cut: bool) -> tuple[bool, tuple[int, SearchTurn] | None]:
+def first_search(own: str, cut: bool) -> tuple[bool, tuple[int, SearchTurn] | None]:
     """Return whether there is any search block, and the first search that has a query, with its
     position.
     """
@@ -188,23 +188,6 @@ def _split(body: str) -> list[str]:
         elif not line.endswith(":"):
             items.append([line])
     return [" ".join(item) for item in items]
-
-
-def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
-    """Parse the turn of a model that answers instead of reporting, by the same rule; its report has
-    no evidence.
-    """
-    own, cut = own_text(text, cut=cut)
-    searches, search = _search(own, cut)
-    answers = [block for block in blocks(own, "answer") if block.closed or not cut]
-    first = next((block for block in answers if one_line(block.body)), None)
-    if first and (search is None or (first.closed and first.start < search[0])):
-        return ReportTurn(Report(one_line(first.body), ()))
-    if search:
-        return search[1]
-    if searches:
-        return Malformed("no complete query in the search block")
-    return Malformed("the answer is empty" if answers else "neither a search block nor an answer")
 
 
 _FENCE = re.compile(r"```(?:json|text|plaintext|markdown|xml|html)?", re.IGNORECASE)

@@ -7,7 +7,7 @@ import msgspec
 
 from router.trace import Run
 from router.trace.run import Feedback, RunKind, RunStatus
-from router.trace.table import TableOutcome, TableTopologyName
+from router.trace.table import TableOutcome
 from router.trace.values import AnswerOutcome, TopologyName
 
 MAX_LISTED_CHARS = 500
@@ -63,7 +63,7 @@ class RunFilter(msgspec.Struct, frozen=True):
     only for ASCII letters.
     """
     outcome: AnswerOutcome | TableOutcome | None = None
-    topology: TopologyName | TableTopologyName | None = None
+    topology: TopologyName | None = None
     executor_version: str | None = None
     """Worked in the run; versions behind shared reports do not count."""
     unsupported: bool = False

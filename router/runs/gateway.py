@@ -29,7 +29,7 @@ from router.runs.support import is_supported
 from router.search import RunContext, Topology
 from router.search.executor import Executes
 from router.search.loop import settings_of
-from router.table import TableLimits, TableRequest, TableTopology
+from router.table import TableRequest, WideSearch
 from router.trace import (
     Conversation,
     RoleName,
@@ -37,7 +37,7 @@ from router.trace import (
     Trajectory,
 )
 from router.trace.identity import SHADOW
-from router.trace.table import Schema, TableTopologyName
+from router.trace.table import Schema
 from router.trace.values import (
     NOT_FOUND,
     OnEvent,
@@ -101,22 +101,22 @@ class Gateway:
         executor: Executes,
         roles: Mapping[RoleName, Role],
         lifecycle: RunLifecycle,
-        tables: Mapping[TableTopologyName, TableTopology] = {},
-        table_limits: TableLimits | None = None,
+        tables: WideSearch | None = None,
+        table_roles: Mapping[Any, Role] = {},
         max_question_chars: int = 4000,
         vocabulary: Vocabulary | None = None,
         on_answered: Callable[[Run], None] = lambda _run: None,
     ) -> None:
-        """`topologies`: the ways to answer, which include `factorized`. `tables`: the ways to fill
-        tables. `vocabulary`: all words that questions may use; None for models that know the
-        language. `on_answered`: called with every answered run whose texts are stored and may be
-        learnt from.
+        """`topologies`: the ways to answer, which include `factorized`. `tables`: fills tables,
+        with the roles `table_roles`. `vocabulary`: all words that questions may use; None for
+        models that know the language. `on_answered`: called with every answered run whose texts are
+        stored and may be learnt from.
         """
         self._topologies = topologies
         self._executor = executor
         self._roles = roles
         self._tables = tables
-        self._table_limits = table_limits or TableLimits()
+        self._table_roles = table_roles
         self._lifecycle = lifecycle
         self._max_question_chars = max_question_chars
         self._vocabulary = vocabulary
@@ -178,24 +178,17 @@ class Gateway:
         """
         request, options = await self._lifecycle.resumed("table", request, options)
         question = self.readable("question", request.question)
-        limits = self._table_limits
+        assert self._tables is not None
+        limits = self._tables.limits
         request = replace(await in_worker(request.checked, limits), question=question)
-        if request.topology not in self._tables:
-            raise BadConfig(
-                f"topology {request.topology}: is not set up here; use wide, or leave it out."
-            )
-        chosen = self._tables[request.topology]
-        self._check_prices(options, chosen.roles)
-        settings = settings_of(chosen.roles)
-        topology = request.topology
+        self._check_prices(options, self._table_roles)
         opened = RunRequest(
             "table",
             question,
             request,
-            settings,
+            settings_of(self._table_roles),
             _FOLDING_SHARE,
-            topology,
-            limits.timeout_s,
+            timeout_s=limits.timeout_s,
         )
         async with self._lifecycle.open(opened, options, on_event) as run:
             if isinstance(run, Run):
@@ -203,10 +196,10 @@ class Gateway:
             context = run.context
             if self._vocabulary and self._vocabulary.outside(question):
                 context.draft.result = TableRun(
-                    Schema(request.columns), request.rows, outcome="out_of_scope", topology=topology
+                    Schema(request.columns), request.rows, outcome="out_of_scope"
                 )
             else:
-                table_run = await chosen.filling.run(request, context)
+                table_run = await self._tables.run(request, context)
                 if error := _table_failure(table_run, context):
                     raise error
         return run.stored
@@ -275,9 +268,8 @@ class Gateway:
 
     def _topology(self, name: TopologyName) -> Topology:
         if name not in self._topologies:
-            table = "managers.NAME" if name == "host" else f"topologies.{name}"
             raise BadConfig(
-                f"topology {name}: is not set up here; add [{table}] to the gateway's config."
+                f"topology {name}: is not set up here; add [managers.NAME] to the gateway's config."
             )
         return self._topologies[name]
 

@@ -42,11 +42,7 @@ def is_supported(question: str, trajectory: Trajectory) -> bool:
     """Return whether the names and numbers of an answer occur in evidence that a passage contains,
     or in the question. A verdict such as yes needs any evidence; "not known" needs none.
     """
-    grounds = [
-        f"{passage.title} {passage.text}"
-        for search in trajectory.searches
-        for passage in search.shown
-    ]
+    grounds = list[str]()
     for execution in trajectory.executions:
         points = execution.report.evidence
         for point, cited in zip(points, execution.citations(points), strict=True):

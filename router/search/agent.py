@@ -1,6 +1,4 @@
-"""A model that searches, reads and writes in turns, within one context: the common part of
-executors and single agents.
-"""
+"""A model that searches, reads and writes in turns, within one context."""
 
 import dataclasses
 import time
@@ -73,12 +71,6 @@ class Form:
     """The reply to any other turn before the first search; empty if the model may answer without
     one.
     """
-    persists: bool = False
-    """True to correct malformed turns while turns are left; False to stop after two in a row."""
-    raw: bool = False
-    """True if the model writes everything as a single turn, into which results are inserted
-    (Search-R1).
-    """
 
 
 def _with_actions(form: Form, *, tools: bool) -> Form:
@@ -105,7 +97,6 @@ class ContextWindow:
         self.tools: dict[str, tuple[Tool, Function]] | None = None
         """The tools by the names that the model may write; None until they are listed."""
         self.corrected = False
-        self.gave_up = False
         self._documents: list[tuple[int, bool]] = []
         """For each search, the position of its message, and whether it asks for the report."""
         self._rate = _TOKENS_PER_CHARACTER
@@ -126,22 +117,16 @@ class ContextWindow:
         self.outputs.append(output)
         if output.usage is not None:
             self._rate = output.usage.prompt_tokens / max(1, self._characters)
-        text = output.text if self._form.raw else prompts.shown_turn(output.text)
-        self.messages += (Message("assistant", text),)
+        self.messages += (Message("assistant", prompts.shown_turn(output.text)),)
 
     def add_user_turn(self, text: str) -> None:
         """Add a user turn."""
         self.messages += (Message("user", text),)
 
     def correct(self, text: str) -> None:
-        """Tell the model what is wanted. The second time in a row it has given up, unless its form
-        persists.
-        """
-        if self.corrected and not self._form.persists:
-            self.gave_up = True
-        else:
-            self.corrected = True
-            self.add_user_turn(text)
+        """Tell the model what is wanted."""
+        self.corrected = True
+        self.add_user_turn(text)
 
     def offer(self, tools: dict[str, tuple[Tool, Function]], text: str) -> None:
         """Let the model call `tools`, which `text` describes in the system prompt."""
@@ -238,26 +223,21 @@ class Agent:
 
     def begin(self, text: str) -> ContextWindow:
         """Open a conversation about a question or sub-query."""
-        opening = self.role.opening(prompts.request(text))
-        if self.form.raw:  # the prompt is the beginning of the user's turn
-            opening = (Message("user", prompts.searcher_request(self.role.system, text)),)
-        return ContextWindow(opening, self.form)
+        return ContextWindow(self.role.opening(prompts.request(text)), self.form)
 
     def goes_on(self, work: ContextWindow) -> bool:
         """Return whether another turn may lead to a report."""
-        return (
-            work.report is None and not work.gave_up and len(work.outputs) < self.limits.max_turns
-        )
+        return work.report is None and len(work.outputs) < self.limits.max_turns
 
     async def turn(
         self,
         work: ContextWindow,
         context: RunContext,
-        index: int | None = None,
+        index: int,
         purpose: Purpose = "first",
     ) -> None:
-        """Take the next turn. `index`: the number of the sub-query; None for the question itself.
-        Raises `BudgetExhausted` and `UpstreamError`.
+        """Take the next turn. `index`: the number of the sub-query. Raises `BudgetExhausted` and
+        `UpstreamError`.
         """
         if self._has_actions and work.tools is None:
             await self._equip(work)
@@ -306,7 +286,7 @@ class Agent:
         self,
         work: ContextWindow,
         context: RunContext,
-        index: int | None,
+        index: int,
         query: str,
         look: _Look,
     ) -> None:
@@ -318,7 +298,7 @@ class Agent:
         context.ledger.searched(agent, search)
         work.documents(search, last=not self._may_search(work, searches=1, turns=1))
         titles = tuple(passage.title for passage in search.passages)
-        context.on_event(SearchDone(-1 if index is None else index, query, titles))
+        context.on_event(SearchDone(index, query, titles))
 
     async def _search(self, query: str, ignored: int) -> SearchRecord:
         assert self._retriever is not None
@@ -377,7 +357,7 @@ class Agent:
         context: RunContext,
         *,
         until: float,
-        index: int | None = None,
+        index: int,
         purpose: Purpose = "first",
     ) -> Completion:
         """Get the model's next output. Passages are dropped, one at a time, until its context holds
@@ -386,8 +366,7 @@ class Agent:
         role = self.role
         form = self.form
         # No stop string in a correction: one that the model met while reasoning would be met again.
-        # But a raw turn must not continue with invented results.
-        stop = form.stop if form.raw or not work.corrected else ()
+        stop = () if work.corrected else form.stop
         if work.corrected:
             purpose = "correction"
         tools: tuple[Function, ...] = ()
@@ -403,15 +382,13 @@ class Agent:
             sub_query_index=index,
             pattern=pattern,
             tools=tools,
-            raw=form.raw,
             until=until,
         )
         if role.context_tokens is not None:
             work.fit(role.context_tokens, role.sampling.max_tokens)
         while True:
-            messages = prompts.continued(work.messages) if form.raw else work.messages
             try:
-                output = await asked(messages, stop, context.ledger, purpose=purpose)
+                output = await asked(work.messages, stop, context.ledger, purpose=purpose)
             except ContextTooLong:
                 if not work.drop():
                     raise

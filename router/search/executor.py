@@ -1,20 +1,17 @@
 """The executor: searches for one sub-query and reports (TBSS 3.1)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
-from router.background import in_worker
 from router.calls import Role
 from router.errors import BudgetExhausted, UpstreamError
-from router.protocol import NO_EVIDENCE, Report, parse_turn, prompts
-from router.protocol.turns import MAX_POINTS, parse_agent_turn
+from router.protocol import NO_EVIDENCE, parse_turn, prompts
 from router.search.agent import Agent, ExecutorLimits, Form
 from router.search.context import RunContext
 from router.search.retrieval import Retriever
 from router.search.tools import Tools
 from router.trace import Execution
-from router.trace.citation import cite_answer
-from router.trace.values import ExecutionOutcome, SearchRecord
+from router.trace.values import ExecutionOutcome
 
 STOP = ("</search>", "</evidence>")
 EXECUTOR = Form(
@@ -24,15 +21,6 @@ EXECUTOR = Form(
     prompts.CORRECT_REPORT,
     prompts.LAST_SEARCH,
     prompts.CORRECT_SEARCH,
-    persists=True,
-)
-SEARCH_R1 = Form(
-    parse_agent_turn,
-    ("</search>", "</answer>"),
-    prompts.information,
-    prompts.CORRECT_SEARCHER,
-    prompts.LAST_SEARCHER,
-    raw=True,
 )
 
 
@@ -58,10 +46,6 @@ class Executes(Protocol):
 class Executor:
     """Works on one sub-query at a time, in a fresh context. One instance serves any number of
     concurrent runs.
-
-    With the form `SEARCH_R1` its model was trained to plan, search and answer alone. It may answer
-    without a search and writes no evidence, so its report quotes the sentences of its passages that
-    hold the answer, if any.
     """
 
     def __init__(
@@ -69,7 +53,6 @@ class Executor:
         role: Role,
         retriever: Retriever | None,
         limits: ExecutorLimits,
-        form: Form = EXECUTOR,
         *,
         forms: Mapping[str, Agent] = {},
         tools: Tools | None = None,
@@ -78,15 +61,13 @@ class Executor:
         reports, by the name in `Reporting.form`; a form that is missing here is served by the
         default agent.
         """
-        self._agent = Agent(role, retriever, limits, form, tools)
+        self._agent = Agent(role, retriever, limits, EXECUTOR, tools)
         self._forms = forms
 
     @property
     def report_tokens(self) -> int:
-        """Max tokens of a report; quoted sentences count one token per character."""
-        agent = self._agent
-        quoted = MAX_POINTS * agent.limits.report_chars if agent.form.raw else 0
-        return agent.role.sampling.max_tokens + quoted
+        """Max tokens of a report."""
+        return self._agent.role.sampling.max_tokens
 
     def role(self, _context: RunContext) -> Role:
         """Return its role, which is the same in every run."""
@@ -125,8 +106,6 @@ class Executor:
         if work.report is not None:
             report = work.report
             outcome = "escalated" if report.escalate_to else "reported"
-            if agent.form.raw:
-                report = await in_worker(_cited, report, tuple(work.searches))
             report = report.within(agent.limits.report_chars)
         elif outcome == "no_report" and not work.searches:
             # It never searched, so this is no honest "nothing found".
@@ -140,10 +119,3 @@ class Executor:
             work.conversation,
             version,
         )
-
-
-def _cited(report: Report, searches: Iterable[SearchRecord]) -> Report:
-    """Return a report without tags, with the passage sentences that it rests on as evidence."""
-    shown = (passage for search in searches for passage in search.shown)
-    points = dict.fromkeys(citation.quote for citation in cite_answer(report.answer, shown))
-    return Report(report.answer, tuple(points)[:MAX_POINTS])

@@ -229,7 +229,7 @@ def found_by(run: Run | None) -> dict[str, object]:
     return {
         "status": run.status if run else "running",
         "outcome": result.outcome if result else "",
-        "topology": result.topology if result else "",
+        "topology": result.topology if isinstance(result, Trajectory) else "",
         "unsupported": run is not None and run.unsupported,
         "answer": output_of(run)[:MAX_LISTED_CHARS].replace("\0", "\ufffd") if run else "",
         "nano_usd": sum_known([call.nano_usd for call in run.calls]) if run else None,

@@ -4,13 +4,12 @@ them.
 
 from router.table.assembly import Table
 from router.table.cost import table_cost
-from router.table.filling import TableLimits, TableRequest, TableTopology, WideSearch, table_of
+from router.table.filling import TableLimits, TableRequest, WideSearch, table_of
 
 __all__ = [
     "Table",
     "TableLimits",
     "TableRequest",
-    "TableTopology",
     "WideSearch",
     "table_cost",
     "table_of",

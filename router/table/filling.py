@@ -17,18 +17,17 @@ queue: executors at work finish, and the run ends with the table that there is.
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from math import inf
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
 from router.background import in_worker, task_group
-from router.calls import Role
 from router.errors import BadRequest, BudgetExhausted, UpstreamError
 from router.protocol import NO_EVIDENCE
 from router.protocol.decision import Dispatch
@@ -45,7 +44,7 @@ from router.table.cell_value import is_mistyped, row_key
 from router.table.schema import checked_rows, checked_schema, question
 from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution
-from router.trace.table import Ask, AskKind, Column, RowKey, Schema, TableOutcome, TableTopologyName
+from router.trace.table import Ask, AskKind, Column, RowKey, Schema, TableOutcome
 from router.trace.values import (
     Planned,
     Reported,
@@ -113,7 +112,6 @@ class TableRequest(msgspec.Struct, frozen=True):
     """Whether the table has only the known rows."""
     max_rows: int = 0
     """Max rows; 0 for the limit of the configuration."""
-    topology: TableTopologyName = "wide"
 
     def checked(self, limits: TableLimits) -> "TableRequest":
         """Return the request with normalized values. Raises `BadRequest`."""
@@ -135,16 +133,8 @@ class TableRequest(msgspec.Struct, frozen=True):
 
 
 def table_of(run: TableRun) -> Table:
-    """Return the table of a run.
-
-    If a model wrote the table, only its text is folded, and its values are checked against all
-    passages that the run found.
-    """
-    reports = list(zip(run.asks, run.executions, strict=True))
-    if run.topology != "wide":
-        searches = chain.from_iterable(execution.every_search for execution in run.executions)
-        ask, written = reports[-1]
-        reports = [(ask, replace(written, searches=tuple(searches)))]
+    """Return the table of a run."""
+    reports = zip(run.asks, run.executions, strict=True)
     return assemble(
         run.schema, run.given, reports, asks_per_cell=run.asks_per_cell, max_rows=run.max_rows
     )
@@ -165,21 +155,6 @@ def _size(execution: Execution) -> int:
     return sum(
         len(passage.text) for passage in passages
     ) + _ROW_CHARS * execution.report.answer.count("\n")
-
-
-class Filling(Protocol):
-    """A way to fill tables."""
-
-    async def run(self, request: TableRequest, context: RunContext) -> TableRun:
-        """Fill the table of a checked request. Raises `UpstreamError`."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TableTopology:
-    """A way to fill tables, with the roles that it calls."""
-
-    filling: Filling
-    roles: Mapping[Any, Role]
 
 
 class WideSearch:

@@ -10,7 +10,7 @@ from router.protocol import Passage, normal_answer
 from router.protocol.scoring import holds
 from router.trace.citation import Citation, citation, read
 from router.trace.run import Run
-from router.trace.turns import DELEGATOR, AgentId, work_of
+from router.trace.turns import AgentId, work_of
 from router.trace.values import SearchRecord, Trajectory
 
 Loss = Literal[
@@ -75,7 +75,7 @@ def attribute(
         if _any_holds([execution.report.answer, *execution.report.evidence], golds)
     ]
     reported = [execution for _, execution in reports]
-    seen = _seen(DELEGATOR, result.searches, folded)
+    seen = list[Sighting]()
     for agent, execution in works:
         seen += _seen(agent, execution.searches, folded)
     seen.sort(key=lambda sighting: sighting.where == "dropped")

@@ -13,7 +13,6 @@ from cachetools import LRUCache, cached
 from router.folding import (
     apart,
     fold,
-    sought,
     terms,
 )
 from router.protocol import Passage
@@ -143,21 +142,6 @@ def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citati
             parts = [_cited(sentence, shown) for sentence in stated]
         citations.append(list(dict.fromkeys(chain(*parts))) if all(parts) else [])
     return citations
-
-
-def cite_answer(answer: str, passages: Iterable[Passage]) -> list[Citation]:
-    """Return the first sentence of each passage that contains `answer`, in the order of the
-    passages.
-    """
-    wanted = sought(answer)
-    citations = list[Citation]()
-    for passage in _different(passages):
-        reading = read(passage.text)
-        for place in reading.places(wanted)[:1]:
-            citations.append(
-                citation(passage, reading.sentences[place], lambda _, folded: wanted in folded)
-            )
-    return citations[:MAX_CITED]
 
 
 def _different(passages: Iterable[Passage]) -> Iterable[Passage]:

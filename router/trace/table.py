@@ -70,7 +70,6 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
         return kind, self.discovery, self.attempt, self.row or (), self.columns, self.manager
 
 
-TableTopologyName = Literal["wide", "wide_written", "wide_single"]
 TableOutcome = Literal[
     "filled",
     "rounds_exhausted",

@@ -117,16 +117,13 @@ def _changed_lead(
     own: Execution | None = None,
 ) -> _Led:
     fields = dict[str, object]()
-    searches: _Searches = led.searches if isinstance(led, Trajectory) else ()
-    fields["delegation"], searches = change(AgentWork(lead, own, led.delegation), searches)
+    fields["delegation"], _ = change(AgentWork(lead, own, led.delegation), ())
     fields["executions"] = tuple(
         _changed_execution(number, execution, lead, change)
         for number, execution in enumerate(led.executions)
     )
-    if isinstance(led, Trajectory):
-        fields["searches"] = searches
-        if led.answering:
-            fields["answering"], _ = change(AgentWork(AgentId("answer"), None, led.answering), ())
+    if isinstance(led, Trajectory) and led.answering:
+        fields["answering"], _ = change(AgentWork(AgentId("answer"), None, led.answering), ())
     return replace(led, **fields)
 
 

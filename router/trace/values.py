@@ -15,7 +15,6 @@ from router.trace.table import (
     RowKey,
     Schema,
     TableOutcome,
-    TableTopologyName,
 )
 
 ExecutionOutcome = Literal[
@@ -165,7 +164,7 @@ class SearchDone(msgspec.Struct, frozen=True, gc=False, tag=True):
     """A search returned."""
 
     index: int
-    """The number of the sub-query; -1 if the main agent itself searched."""
+    """The number of the sub-query."""
     query: str
     titles: tuple[str, ...]
     """Best first."""
@@ -247,9 +246,7 @@ def says_not_found(answer: str) -> bool:
     return answer.casefold().rstrip(" .!") in ("", "not found", NOT_FOUND)
 
 
-TopologyName = Literal[
-    "factorized", "host", "single_agent", "homogeneous", "searcher", "no_retrieval"
-]
+TopologyName = Literal["factorized", "host"]
 
 AnswerOutcome = Literal[
     "answered",
@@ -276,11 +273,6 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
     delegation: Conversation | None = None
     answering: Conversation | None = None
     topology: TopologyName = "factorized"
-    """How it was answered. Without executors, `delegation` is the main agent's whole
-    conversation.
-    """
-    searches: tuple[SearchRecord, ...] = ()
-    """Searches of the main agent itself."""
     unsupported: bool = False
     """True if the answer has names or numbers that no evidence in a passage supports."""
 
@@ -333,7 +325,6 @@ class TableRun(msgspec.Struct, frozen=True, tag=True):
     """One for each of `asks`."""
     delegation: Conversation | None = None
     outcome: TableOutcome = "filled"
-    topology: TableTopologyName = "wide"
     asks_per_cell: int = 2
     """Max executors that look for a cell."""
     max_rows: int = 2000

@@ -122,7 +122,7 @@ class AskOptions(TermsOptions, frozen=True, kw_only=True):
     question: Annotated[str, POSITIONAL]
     """The question, in plain words."""
     topology: TopologyName | None = None
-    """Choose who searches and answers; all but factorized are for comparison (docs/study.md)."""
+    """Choose host for managers between the delegator and executors (docs/operating.md)."""
     stream: bool = False
     """Show rounds, sub-queries and searches as they happen."""
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 from rich.text import Text
 from rolegate.client import GatewayError, Table
-from rolegate.client.requests import TABLE_S, TableOptions, TableTopologyName
+from rolegate.client.requests import TABLE_S, TableOptions
 from rolegate.client.table import parse_columns, rival_line
 from rolegate.v1 import table_service_pb2 as pb
 
@@ -57,8 +57,6 @@ class FillOptions(TermsOptions, frozen=True, kw_only=True):
     """Add a column with the sources of each column to --out."""
     timeout: Seconds = TABLE_S
     """End the run after this time."""
-    topology: TableTopologyName | None = None
-    """Choose who fills it; all but wide are for comparison (docs/widesearch.md)."""
 
 
 def table(arguments: Sequence[str]) -> int:

@@ -20,7 +20,6 @@ _NO_THINKING = (
     "works with engine or base_url only; say it in the provider's own words in extra_body, such as "
     'extra_body = {reasoning_effort = "low"}.'
 )
-_NO_SEARCHER = "needs engine or base_url; hosted models cannot continue their own turn."
 
 
 def problems(config: Config) -> list[str]:
@@ -167,7 +166,6 @@ def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
         "only the roles of the search have any.",
     )
     yield key.removeprefix("roles.") in role.fallbacks, ".fallbacks", "names the role itself."
-    yield key == "topologies.searcher" and hosted, "", _NO_SEARCHER
 
 
 def _tables(config: Config) -> _Rules:

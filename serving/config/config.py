@@ -56,8 +56,6 @@ Omitted = Literal[
     "stop",
     "stream_options",
     "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
 ]
 """A parameter of a request that an endpoint can do without."""
 
@@ -383,13 +381,6 @@ class ToolServerConfig(Section, frozen=True):
     """Max characters of an output; the rest is cut off. A call with a much longer output fails."""
 
 
-class AgentConfig(Section, frozen=True):
-    """A main agent that works alone: the model of `roles.delegation`, with its sampling."""
-
-    prompt: File | None = None
-    """The file that holds the system prompt; absent for the shipped one."""
-
-
 class ManagerConfig(Section, frozen=True):
     """A manager, who stands between the delegator and executors in the topology `host`, and in
     tables: it splits a step, lets workers look, checks what comes back, and reports.
@@ -411,25 +402,6 @@ class ManagerConfig(Section, frozen=True):
     """Turns in which it may dispatch workers."""
 
 
-class TopologiesConfig(Section, frozen=True):
-    """Baselines that a request may choose instead of the three roles; for comparisons."""
-
-    single_agent: AgentConfig = AgentConfig()
-    """It searches and answers by itself."""
-    no_retrieval: AgentConfig = AgentConfig()
-    """It answers from what it knows."""
-    searcher: RoleConfig | None = None
-    """A Search-R1 model in the executor's place, on an engine or at an address of vLLM's. Its
-    `prompt`, such as `shipped:prompts/full/searcher.txt`, begins the user's turn; its chat template
-    must leave `<think>` where it is.
-    """
-    wide_written_delegation: TableRoleConfig = TableRoleConfig()
-    wide_written_answer: TableRoleConfig = TableRoleConfig()
-    """It writes the table."""
-    wide_single: TableRoleConfig = TableRoleConfig()
-    """The delegator's model alone."""
-
-
 class Config(Section, frozen=True):
     """Everything."""
 
@@ -445,7 +417,6 @@ class Config(Section, frozen=True):
     distillation: DistillationConfig = DistillationConfig()
     tools: dict[str, ToolServerConfig] = {}
     telemetry: TelemetryConfig = TelemetryConfig()
-    topologies: TopologiesConfig = TopologiesConfig()
     managers: dict[str, ManagerConfig] = {}
     """By name; what names none goes to the first."""
     prices: dict[str, Price] = {}
@@ -457,12 +428,9 @@ class Config(Section, frozen=True):
     def called_roles(self) -> dict[str, RoleConfig]:
         """All that a gateway calls, by their keys."""
         roles = {f"roles.{name}": role for name, role in self.roles.by_name.items()}
-        roles |= {
+        return roles | {
             f"managers.{name}.role": one.role for name, one in self.managers.items() if one.role
         }
-        if self.topologies.searcher:
-            roles["topologies.searcher"] = self.topologies.searcher
-        return roles
 
 
 Visit = Callable[[str, str, str], str]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.study.results import PLAN, RESULTS, AnswerLoss, KeptPlan, QuestionResult
+from benchmarks.study.results import PLAN, RESULTS, KeptPlan, QuestionResult
 from router.trace.call import RoleTotal
 
 MODELS = {"small": 1e9, "middle": 4e9, "large": 30e9}
@@ -32,7 +32,6 @@ def row(question: str = "q1", **fields: object) -> QuestionResult:
         "topology": "factorized",
         "backbone": "large",
         "executor": "small",
-        "max_turns": 3,
         "dataset": "films",
         "question_id": question,
         "question": "Where?",
@@ -46,11 +45,8 @@ def row(question: str = "q1", **fields: object) -> QuestionResult:
         "accepted": True,
         "searches": (1,),
         "spent": (total(),),
-        "checking": (),
-        "checked": (),
         "latency_s": 1.0,
-        "attribution": None,
-        "seed": 0,
+        "lost_by": None,
         "index": "index-1",
     }
     return QuestionResult(**(known | fields))  # type: ignore[arg-type]
@@ -106,12 +102,12 @@ def _answered(backbone: str, executor: str | None, number: int, rollout: int) ->
         cell=f"{backbone} + {executor}" if executor else f"single_agent: {backbone}",
         topology="factorized" if executor else "single_agent",
         backbone=backbone,
-        executor=executor,
+        executor=executor or "",
         dataset="films" if number % 2 else "books",
         rollout=rollout,
         exact_match=right,
         f1=float(right),
         accepted=right,
-        attribution=None if right or not executor else AnswerLoss(lost_by, "Paris", "Paris"),  # type: ignore[arg-type]
+        lost_by=None if right or not executor else lost_by,
         spent=spent,
     )

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.study.cells import cells_of, engine_groups, weights_of
+from benchmarks.study.cells import cells_of, engine_groups
 from benchmarks.study.plan import questions_of, read_plan
 from benchmarks.study.sweep import begin, begin_cell
 from router.errors import BadConfig, BadCorpus
 
 ROLE = 'model = "m"\nprompt = "prompt.txt"\nbase_url = "http://127.0.0.1:9/v1"\n'
 MODELS = """[models.big]
-settings = { model = "B", base_url = "http://127.0.0.1:8/v1", temperature = 0.5 }
-execution = { max_tokens = 7 }
+settings = { model = "B", base_url = "http://127.0.0.1:8/v1", temperature = 0.5, max_tokens = 7 }
 [models.small]
 """
 PAIRS = '[[pairs]]\nbackbone = ["big", "small"]\nexecutor = ["small"]\n'
@@ -35,14 +34,13 @@ def test_models_stand_in_their_roles(tmp_path: Path) -> None:
     """Missing keys of a model are the role's, but a model with another name has its own
     endpoint.
     """
-    more = (
-        '[[pairs]]\nbackbone = ["big"]\ntopology = "homogeneous"\n[[pairs]]\nbackbone = ["small"]\n'
-    )
+    alone = '[[pairs]]\nbackbone = ["big"]\ntopology = "single_agent"\n'
+    more = f'{alone}prompt = "prompt.txt"\n[[pairs]]\nbackbone = ["small"]\n'
     cells = cells_of(read_plan(write(tmp_path, PAIRS + more + 'executor = ["big"]\n')))
     assert [cell.name for cell in cells] == [
         "big + small",
         "small + small",
-        "homogeneous: big",
+        "single_agent: big",
         "small + big",
     ]
     big = cells[0].roles["delegation"]
@@ -51,22 +49,11 @@ def test_models_stand_in_their_roles(tmp_path: Path) -> None:
     assert (small.model, small.base_url) == ("m", "http://127.0.0.1:9/v1")
     assert big.prompt == str(tmp_path / "prompt.txt")
     assert cells[3].roles["execution"].max_tokens == 7
-    assert (cells[2].roles["execution"].model, cells[2].roles["delegation"].model) == ("B", "B")
+    (lone,) = cells[2].roles.values()
+    assert (lone.model, lone.prompt) == ("B", str(tmp_path / "prompt.txt"))
+    (shipped,) = cells_of(read_plan(write(tmp_path, alone)))
+    assert Path(shipped.roles["delegation"].prompt).name == "single_agent.txt"
     assert cells[0].roles["answer"] == cells[1].roles["answer"]
-
-
-def test_limits_of_turns_are_cells(tmp_path: Path) -> None:
-    """Each pair has a cell for each turn limit; names show limits other than the config's."""
-    cells = cells_of(read_plan(write(tmp_path, head=f"{HEAD}max_turns = [3, 4]\n")))
-    limits = [
-        (cell.name, cell.config.search.max_turns, cell.config.search.max_searches) for cell in cells
-    ]
-    assert limits == [
-        ("big + small", 3, 2),
-        ("small + small", 3, 2),
-        ("big + small, K=4", 4, 3),
-        ("small + small, K=4", 4, 3),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -79,16 +66,15 @@ def test_limits_of_turns_are_cells(tmp_path: Path) -> None:
         ("", MODELS, f"{HEAD}pairs = []\n", "pairs: Expected `array` of length >= 1"),
         (PAIRS, MODELS, f"{HEAD}rollout = 3\n", "unknown field `rollout`"),
         (PAIRS, MODELS, f"{HEAD}rollouts = 0\n", "rollouts: Expected `int` >= 1"),
-        (PAIRS, MODELS, f"{HEAD}pilot = -1\n", "pilot: Expected `int` >= 0"),
         (
             PAIRS,
             MODELS.replace("small", "' '"),
             HEAD,
             "Expected `str` matching regex .*in `..models`",
         ),
-        (PAIRS, MODELS, "", "config: give either config or preset"),
+        (PAIRS, MODELS, "", "missing required field `config`"),
         (PAIRS, MODELS, "rollouts =\n", "not TOML"),
-        (BIG, MODELS.replace("max_tokens", "most"), HEAD, "models.big.execution: .*`most`"),
+        (BIG, MODELS.replace("max_tokens", "most"), HEAD, "models.big.settings: .*`most`"),
         (BIG, MODELS.replace("7", "0"), HEAD, "max_tokens"),
     ],
 )
@@ -137,30 +123,24 @@ def test_engines_that_run_together(tmp_path: Path) -> None:
     assert [len(group) for group in engine_groups(cells, 1)] == [1, 1, 1, 1]
 
 
-def test_other_weights_under_the_same_name_are_another_sweep(tmp_path: Path) -> None:
-    """Other weights are refused, also in the same folder; the same weights may move."""
+def test_other_models_under_the_same_name_are_another_sweep(tmp_path: Path) -> None:
+    """A cell that has begun keeps its engine's model."""
     models = '[models.own]\nsettings = { model = "own", engine = "own" }\n'
     file = write(tmp_path, '[[pairs]]\nbackbone = ["own"]\nexecutor = ["own"]\n', models)
     (tmp_path / "q.jsonl").write_text('{"id": "1", "question": "Who?", "answer": "me"}\n')
     config = (tmp_path / "config.toml").read_text()
 
-    def start(name: str, weights: bytes) -> None:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text("{}")
-        (folder / "model.safetensors").write_bytes(weights)
-        (tmp_path / "config.toml").write_text(f'{config}[engines.own]\npath = "{folder}"\n')
+    def start(path: str) -> None:
+        (tmp_path / "config.toml").write_text(f'{config}[engines.own]\npath = "{path}"\n')
         plan = read_plan(file)
         (cell,) = cells_of(plan)
-        _, settings = begin(tmp_path / "out", plan, [cell])
-        begin_cell(tmp_path / "out", cell, settings)
+        begin(tmp_path / "out", plan, [cell])
+        begin_cell(tmp_path / "out", cell)
 
-    start("a", b"weights")
-    start("moved", b"weights")
-    for name in ("another", "a"):
-        with pytest.raises(BadConfig, match=r"begun with settings\.weights\.delegation"):
-            start(name, b"trained anew")
-    assert weights_of("owner/name") == "owner/name"
+    start("owner/one")
+    start("owner/one")
+    with pytest.raises(BadConfig, match=r"begun with settings\.engines\.own"):
+        start("owner/other")
 
 
 def test_an_adapter_stands_beside_the_demos_model(tmp_path: Path) -> None:
@@ -170,7 +150,8 @@ def test_an_adapter_stands_beside_the_demos_model(tmp_path: Path) -> None:
     models = '[models.plain]\n[models.distilled]\nadapter = "shipped:models/executor-000001"\n'
     models += '[models.teacher]\nsettings = { model = "mini-teacher", engine = "teacher" }\n'
     pairs = '[[pairs]]\nbackbone = ["plain"]\nexecutor = ["plain", "distilled", "teacher"]\n'
-    cells = cells_of(read_plan(write(tmp_path, pairs, models, 'preset = "mini"\n')))
+    mini = 'config = "shipped:presets/mini.toml"\n'
+    cells = cells_of(read_plan(write(tmp_path, pairs, models, mini)))
     assert [cell.version for cell in cells] == [None, "executor-000001", None]
     assert [sorted(cell.engines) for cell in cells] == [["backbone", "executor"]] * 2 + [
         ["backbone", "teacher"]
@@ -182,6 +163,6 @@ def test_an_adapter_stands_beside_the_demos_model(tmp_path: Path) -> None:
                 tmp_path,
                 pairs.replace('"plain"]\nexec', '"distilled"]\nexec'),
                 models,
-                'preset = "mini"\n',
+                mini,
             )
         )

@@ -1,12 +1,11 @@
-"""Scores, their errors, sums of roles and estimates; each figure worked out by hand."""
+"""Scores, their errors and sums of roles; each figure worked out by hand."""
 
 import math
 
 import pytest
 
+from benchmarks.study.results import CellRows
 from benchmarks.study.scores import compared, metrics_of, micro, pareto_front
-from benchmarks.study.spending import merged
-from benchmarks.study.sweep import estimates
 from router.ledger.usage import dollars
 from tests.benchmarks.study_rows import row, total
 
@@ -51,13 +50,15 @@ def test_compared_by_question() -> None:
     ("points", "front"),
     [
         ([], []),
-        ([(1, 1), (2, 2), (3, 1.5), (4, 3)], [0, 1, 3]),
-        ([(1, 1), (1, 2)], [1]),
-        ([(1, 2), (2, 2)], [0]),
-        ([(1, 2), (1, 2)], [0, 1]),
+        ([(1, 1), (2, 2), (3, 1.5), (4, 3)], [(1, 1), (2, 2), (4, 3)]),
+        ([(1, 1), (1, 2)], [(1, 2)]),
+        ([(1, 2), (2, 2)], [(1, 2)]),
+        ([(1, 2), (1, 2)], [(1, 2)]),
     ],
 )
-def test_the_pareto_front(points: list[tuple[float, float]], front: list[int]) -> None:
+def test_the_pareto_front(
+    points: list[tuple[float, float]], front: list[tuple[float, float]]
+) -> None:
     """A point is on the front if no other is better in one value and at least equal in the
     other.
     """
@@ -68,7 +69,9 @@ def test_sums_of_roles() -> None:
     """Unknown values are left out of sums; the cost is then unknown, not lower."""
     one = total(tokens=100, cached_tokens=40)
     other = total(tokens=50, attempts_without_cost=1, nano_usd=None)
-    (both,) = merged([one, other])
+    cell = CellRows("a", "factorized", "b", "e", (row(spent=(one,)), row(spent=(other,))))
+    (both,) = cell.spent
+    assert (cell.tokens("execution"), cell.tokens("answer")) == (75, 0)
     assert (both.attempts, both.prompt_tokens, both.cached_tokens, both.nano_usd) == (
         2,
         150,
@@ -77,26 +80,3 @@ def test_sums_of_roles() -> None:
     )
     assert dollars([one]) == pytest.approx(1e-4)
     assert dollars([both]) is None
-
-
-def test_an_estimate_goes_by_the_pilot() -> None:
-    """Two rollouts took 100 tokens each, and three are left. Of a pair without any row nobody knows
-    what it takes, nor of a role whose endpoint does not count; then the sum is not known either.
-    """
-    done = {"one": [row("a"), row("b")]}
-    known, everything = estimates(done, {"one": 3, "done": 0})
-    for one in (known, everything):
-        assert (one.prompt_tokens, one.completion_tokens) == (300, 0)
-        assert one.dollars == pytest.approx(3e-4)
-    first, *others = estimates(done, {"one": 3, "other": 4})
-    assert first == known
-    assert [(one.prompt_tokens, one.dollars) for one in others] == [(None, None)] * 2
-    uncounted = row(
-        spent=(total(tokens=0, attempts_without_usage=1, attempts_without_cost=1, nano_usd=None),)
-    )
-    for unknown in estimates({"one": [uncounted]}, {"one": 3}):
-        assert (unknown.prompt_tokens, unknown.completion_tokens, unknown.dollars) == (
-            None,
-            None,
-            None,
-        )

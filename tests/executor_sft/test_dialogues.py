@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.baselines.single_agent import SingleAgent
 from executor_sft.miniworld.dialogues import Dialogue, DialogueTurn, DialogueWriter, RolePrompts
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import MiniQuestion, SubQuery
@@ -21,7 +22,6 @@ from router.protocol.tags import unescape
 from router.protocol.turns import ReportTurn, SearchTurn, parse_answer
 from router.search import Executor, RunContext, answerer, delegator, executor
 from router.search.agent import ExecutorLimits
-from router.search.single_agent import SingleAgent
 from router.testing.retriever import FixedRetriever
 
 _DOCUMENT = re.compile(r'<document index="\d+"><title>(.*?)</title><text>(.*?)</text></document>')
@@ -251,8 +251,8 @@ async def test_a_single_agent_is_shown_what_it_was_trained_on(
         single = SingleAgent(role, FixedRetriever(dict(zip(queries, found, strict=True))), limits)
         context = RunContext.lasting(60.0, lambda event: None, Ledger())
         result = await single.run(unescape(dialogue[1].text), context)
-        assert result.delegation is not None
-        assert result.delegation.messages == tuple(
+        assert result.answering is not None
+        assert result.answering.messages == tuple(
             Message(turn.role, turn.text)  # type: ignore[arg-type]
             for turn in dialogue
         )

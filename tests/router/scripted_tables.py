@@ -49,7 +49,7 @@ class ScriptedTables:
         schema = Schema(request.columns)
         assembly = Assembly(schema, request.rows)
         rows = dict[RowKey, object]()
-        asked = RunRequest("table", request.question, request, topology=request.topology)
+        asked = RunRequest("table", request.question, request)
         async with self._lifecycle.open(asked, options, on_event) as run:
             if isinstance(run, Run):
                 return run

@@ -22,12 +22,8 @@ SHORT_S = 30.0
 """Default deadline of calls without models, in seconds."""
 TriedState = Literal["registered", "shadow", "canary"]
 """States of an executor version that can be set; a registered one gets no traffic."""
-TopologyName = Literal[
-    "factorized", "host", "single_agent", "homogeneous", "searcher", "no_retrieval"
-]
-"""Search topology: the three roles, or one of the baselines."""
-TableTopologyName = Literal["wide", "wide_written", "wide_single"]
-"""Search topology of a table: delegator and executors, or one of the baselines."""
+TopologyName = Literal["factorized", "host"]
+"""Search topology: the three roles, or managers between them."""
 
 
 _WIRE_NAMES = {"start": "start_time", "end": "end_time", "by": "group_by"}
@@ -58,8 +54,6 @@ class RequestOptions(SearchOptions, total=False):
 class TableOptions(SearchOptions, total=False):
     """Options of a table."""
 
-    topology: TableTopologyName
-    """Search topology."""
     closed: bool
     """Search for no further rows than the given ones."""
     max_rows: int

@@ -17,10 +17,6 @@ class Topology(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TOPOLOGY_UNSPECIFIED: _ClassVar[Topology]
     TOPOLOGY_FACTORIZED: _ClassVar[Topology]
-    TOPOLOGY_SINGLE_AGENT: _ClassVar[Topology]
-    TOPOLOGY_HOMOGENEOUS: _ClassVar[Topology]
-    TOPOLOGY_SEARCHER: _ClassVar[Topology]
-    TOPOLOGY_NO_RETRIEVAL: _ClassVar[Topology]
     TOPOLOGY_HOST: _ClassVar[Topology]
 
 class AnswerOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -35,10 +31,6 @@ class AnswerOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ANSWER_OUTCOME_BUDGET_EXHAUSTED: _ClassVar[AnswerOutcome]
 TOPOLOGY_UNSPECIFIED: Topology
 TOPOLOGY_FACTORIZED: Topology
-TOPOLOGY_SINGLE_AGENT: Topology
-TOPOLOGY_HOMOGENEOUS: Topology
-TOPOLOGY_SEARCHER: Topology
-TOPOLOGY_NO_RETRIEVAL: Topology
 TOPOLOGY_HOST: Topology
 ANSWER_OUTCOME_UNSPECIFIED: AnswerOutcome
 ANSWER_OUTCOME_ANSWERED: AnswerOutcome

@@ -25,13 +25,6 @@ class ColumnType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COLUMN_TYPE_BOOLEAN: _ClassVar[ColumnType]
     COLUMN_TYPE_CHOICE: _ClassVar[ColumnType]
 
-class TableTopology(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    TABLE_TOPOLOGY_UNSPECIFIED: _ClassVar[TableTopology]
-    TABLE_TOPOLOGY_WIDE: _ClassVar[TableTopology]
-    TABLE_TOPOLOGY_WIDE_WRITTEN: _ClassVar[TableTopology]
-    TABLE_TOPOLOGY_WIDE_SINGLE: _ClassVar[TableTopology]
-
 class TableOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TABLE_OUTCOME_UNSPECIFIED: _ClassVar[TableOutcome]
@@ -69,10 +62,6 @@ COLUMN_TYPE_DATE: ColumnType
 COLUMN_TYPE_URL: ColumnType
 COLUMN_TYPE_BOOLEAN: ColumnType
 COLUMN_TYPE_CHOICE: ColumnType
-TABLE_TOPOLOGY_UNSPECIFIED: TableTopology
-TABLE_TOPOLOGY_WIDE: TableTopology
-TABLE_TOPOLOGY_WIDE_WRITTEN: TableTopology
-TABLE_TOPOLOGY_WIDE_SINGLE: TableTopology
 TABLE_OUTCOME_UNSPECIFIED: TableOutcome
 TABLE_OUTCOME_FILLED: TableOutcome
 TABLE_OUTCOME_ROUNDS_EXHAUSTED: TableOutcome
@@ -120,7 +109,7 @@ class GivenRow(_message.Message):
     def __init__(self, values: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FillTableRequest(_message.Message):
-    __slots__ = ("question", "columns", "rows", "closed", "max_rows", "request_id", "budget", "no_cache", "topology", "detached", "resume_run_id")
+    __slots__ = ("question", "columns", "rows", "closed", "max_rows", "request_id", "budget", "no_cache", "detached", "resume_run_id")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -129,7 +118,6 @@ class FillTableRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     NO_CACHE_FIELD_NUMBER: _ClassVar[int]
-    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     DETACHED_FIELD_NUMBER: _ClassVar[int]
     RESUME_RUN_ID_FIELD_NUMBER: _ClassVar[int]
     question: str
@@ -140,10 +128,9 @@ class FillTableRequest(_message.Message):
     request_id: str
     budget: _budget_pb2.Budget
     no_cache: bool
-    topology: TableTopology
     detached: bool
     resume_run_id: str
-    def __init__(self, question: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[GivenRow, _Mapping]]] = ..., closed: _Optional[bool] = ..., max_rows: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[TableTopology, str]] = ..., detached: _Optional[bool] = ..., resume_run_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, question: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[GivenRow, _Mapping]]] = ..., closed: _Optional[bool] = ..., max_rows: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., detached: _Optional[bool] = ..., resume_run_id: _Optional[str] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("value", "support", "citations", "sub_query_index")
@@ -244,7 +231,7 @@ class FillTableResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
 
 class StreamTableRequest(_message.Message):
-    __slots__ = ("question", "columns", "rows", "closed", "max_rows", "request_id", "budget", "no_cache", "topology", "resume_run_id")
+    __slots__ = ("question", "columns", "rows", "closed", "max_rows", "request_id", "budget", "no_cache", "resume_run_id")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -253,7 +240,6 @@ class StreamTableRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     NO_CACHE_FIELD_NUMBER: _ClassVar[int]
-    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     RESUME_RUN_ID_FIELD_NUMBER: _ClassVar[int]
     question: str
     columns: _containers.RepeatedCompositeFieldContainer[Column]
@@ -263,9 +249,8 @@ class StreamTableRequest(_message.Message):
     request_id: str
     budget: _budget_pb2.Budget
     no_cache: bool
-    topology: TableTopology
     resume_run_id: str
-    def __init__(self, question: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[GivenRow, _Mapping]]] = ..., closed: _Optional[bool] = ..., max_rows: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[TableTopology, str]] = ..., resume_run_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, question: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[GivenRow, _Mapping]]] = ..., closed: _Optional[bool] = ..., max_rows: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., resume_run_id: _Optional[str] = ...) -> None: ...
 
 class StreamTableResponse(_message.Message):
     __slots__ = ("event_number", "run_started", "round_started", "planned", "sub_query_dispatched", "search_done", "reported", "row_changed", "usage_counted", "done")

@@ -23,7 +23,7 @@ from router.ledger.reconciliation import Reconciliation
 from router.runs.archive import RunSummary, shortened
 from router.trace import Call, Event, Execution, Run, Trajectory
 from router.trace.call import totals
-from router.trace.citation import Citation, cite_answer
+from router.trace.citation import Citation
 from router.trace.export import outcome_of, output_of, trace_json
 from router.trace.run import Feedback
 from router.trace.table import RowKey
@@ -150,8 +150,6 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
         bytes_left -= result.ByteSize()
         results.append(result)
         cited.update(dict.fromkeys(chain.from_iterable(citations)))
-    for search in run.result.searches:
-        cited.update(dict.fromkeys(await in_worker(cite_answer, run.result.answer, search.shown)))
     return to_proto(
         pb.AnswerResponse,
         run.result,

@@ -13,7 +13,7 @@ from router.edge.pages.site import Site, redirect
 from router.errors import BadRequest
 from router.runs import RunFilter, Runs
 from router.trace.run import RunKind, RunStatus
-from router.trace.table import TableOutcome, TableTopologyName
+from router.trace.table import TableOutcome
 from router.trace.values import AnswerOutcome, TopologyName
 
 _PAGE = 50
@@ -22,7 +22,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "status": get_args(RunStatus),
     "outcome": tuple(dict.fromkeys((*get_args(AnswerOutcome), *get_args(TableOutcome)))),
     "kind": get_args(RunKind),
-    "topology": (*get_args(TopologyName), *get_args(TableTopologyName)),
+    "topology": get_args(TopologyName),
     "feedback": ("good", "bad", "any"),
 }
 _OTHERS = (

@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 
 from router.protocol import Passage
-from router.trace import Call, Conversation, Execution, Run, Trajectory
+from router.trace import Call, Conversation, Execution, Run
 from router.trace.call import UsageSums, sums_of
 from router.trace.citation import Citation
 from router.trace.turns import DELEGATOR, AgentId, work_of
-from router.trace.values import SearchRecord, SubQueryDispatched
+from router.trace.values import SubQueryDispatched
 
 SCALE = 1000
 """Length of a lane, in its units."""
@@ -46,7 +47,6 @@ class Lane(msgspec.Struct, frozen=True):
     execution: Execution | None = None
     """Its execution; None for other roles, and while it works."""
     conversation: Conversation | None = None
-    searches: tuple[SearchRecord, ...] = ()
 
     @property
     def name(self) -> str:
@@ -96,9 +96,6 @@ def lanes(run: Run) -> tuple[Lane, ...]:
         dispatched = None if agent.worker is not None else asked.get(_number(agent))
         lead = AgentId("delegation", *agent[1:3]) if agent.worker is not None else DELEGATOR
         decisions = calls.get(lead, []) if run.kind == "answer" else []
-        searches = execution.searches if execution else ()
-        if agent == DELEGATOR and isinstance(run.result, Trajectory):
-            searches = run.result.searches
         if own or execution or conversation or dispatched:
             source = execution or dispatched
             sub_query = source.sub_query if source else ""
@@ -112,7 +109,6 @@ def lanes(run: Run) -> tuple[Lane, ...]:
                     dispatched.round if dispatched else 0,
                     execution,
                     conversation,
-                    searches,
                 )
             )
     return tuple(run_lanes)
@@ -126,11 +122,9 @@ def length_s(run: Run) -> float:
 
 def passages_of(run: Run) -> Mapping[str, Passage]:
     """Return all passages retrieved in a run, by identifier."""
-    main = run.result.searches if isinstance(run.result, Trajectory) else ()
-    searches = (
-        search for _, execution, _ in work_of(run) if execution for search in execution.searches
-    )
-    return {passage.id: passage for search in (*main, *searches) for passage in search.passages}
+    executions = (execution for _, execution, _ in work_of(run) if execution)
+    searches = chain.from_iterable(execution.searches for execution in executions)
+    return {passage.id: passage for search in searches for passage in search.passages}
 
 
 def sources(

@@ -87,7 +87,6 @@ def test_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     page = (out / "report.md").read_text("utf-8")
     assert page.startswith("# WideSearch: 2 tasks, N = 2, without a judge: equal cells are right\n")
     assert page in capsys.readouterr().out
-    assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
     with (out / "scores.csv").open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert len(rows) == 8
@@ -231,9 +230,7 @@ async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
 
 
 async def test_what_a_gateway_is_asked_for(tmp_path: Path) -> None:
-    """The task's columns and keys, with types where the metric tells one, of the topology that
-    is named.
-    """
+    """The task's columns and keys, with types where the metric tells one, and nothing else."""
     rules = (
         JUDGED,
         number(0.1),
@@ -252,7 +249,6 @@ async def test_what_a_gateway_is_asked_for(tmp_path: Path) -> None:
             Options(
                 tasks=folder,
                 address=address,
-                topology="wide_single",
                 runs=1,
                 no_judge=True,
                 out=tmp_path / "out",
@@ -261,7 +257,7 @@ async def test_what_a_gateway_is_asked_for(tmp_path: Path) -> None:
     finally:
         await server.drain(1.0)
     (request,) = script.requests
-    assert (request.question, request.topology) == ("List them.", "wide_single")
+    assert request.question == "List them."
     kinds = [(column.name, column.key, column.type) for column in request.columns]
     assert kinds == [
         ("a", True, "text"),
@@ -310,7 +306,7 @@ async def test_a_judge_of_a_config(tmp_path: Path) -> None:
             responses=file,
             runs=1,
             judge=True,
-            judge_of=tmp_path / "config.toml",
+            models=tmp_path / "config.toml",
             out=tmp_path / "out",
         )
         found = await measure(options)
@@ -336,7 +332,7 @@ async def test_a_config_without_a_judge(folder: Path, tmp_path: Path) -> None:
     file = responses(folder, ("t1", HALF), ("t2", RIGHT))
     config = tmp_path / "config.toml"
     options = Options(
-        tasks=folder, responses=file, runs=1, judge=True, judge_of=config, out=tmp_path / "out"
+        tasks=folder, responses=file, runs=1, judge=True, config=config, out=tmp_path / "out"
     )
     with pytest.raises(
         BadRequest, match=r"config.toml: has no \[distillation.judge\]; add it, or give --no-judge"

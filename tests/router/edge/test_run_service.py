@@ -193,9 +193,7 @@ async def test_what_tools_said_of_their_failures_is_the_operator_s_alone() -> No
     managed = Execution(
         "Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work, before=before
     )
-    result = Trajectory(
-        "", "no_search", (own, managed), (2,), searches=(_failing("main"), SearchRecord("Heat", ()))
-    )
+    result = Trajectory("", "no_search", (own, managed), (2,))
     run = Run(
         "run-1",
         "answer",
@@ -230,9 +228,9 @@ async def test_what_tools_said_of_their_failures_is_the_operator_s_alone() -> No
                 traces[identity] = [one.trace_json for one in each] + [
                     one.trace_json for one in exported
                 ]
-    assert [trace.count("/etc/") for trace in traces[LOCAL]] == [4, 3, 1] * 2
+    assert [trace.count("/etc/") for trace in traces[LOCAL]] == [3, 3, 1] * 2
     assert [trace.count("/etc/") for trace in traces[ACME]] == [0] * 6
-    assert [trace.count('"error":"failed"') for trace in traces[ACME]] == [4, 3, 1] * 2
+    assert [trace.count('"error":"failed"') for trace in traces[ACME]] == [3, 3, 1] * 2
     assert "/etc/" not in str(as_seen_by(run, ACME).events)
     assert as_seen_by(run, LOCAL) is run
 

@@ -114,7 +114,7 @@ async def test_a_table() -> None:
     assert (table.completeness.estimated_rows, table.completeness.rows_seen_once) == (3, 1)
     assert table.markdown.splitlines()[3] == "| Krurou | Ana | 1200 |"
     (asked,) = services.script.requests
-    assert (asked.question, asked.rows, asked.topology) == (QUESTION, (("Tal", "Cy", ""),), "wide")
+    assert (asked.question, asked.rows) == (QUESTION, (("Tal", "Cy", ""),))
 
 
 async def test_rivals() -> None:

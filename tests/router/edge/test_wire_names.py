@@ -23,7 +23,6 @@ from router.trace.table import (
     Schema,
     Support,
     TableOutcome,
-    TableTopologyName,
 )
 from router.trace.values import AnswerOutcome, ExecutionOutcome, TableRun, TopologyName
 from router.versions.book import VersionState
@@ -44,8 +43,6 @@ from tests.router.store.stored import run
         (table_pb.ColumnType, ColumnType),
         (table_pb.Support, Support),
         (table_pb.TableOutcome, TableOutcome),
-        (table_pb.TableTopology, TableTopologyName),
-        (table_pb.TableTopology, client_requests.TableTopologyName),
         (usage_pb2.Role, RoleName),
         (usage_service_pb2.ReconciliationVerdict, ReconciliationVerdict),
         (usage_service_pb2.UsageBucket, Bucket),

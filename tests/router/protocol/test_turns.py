@@ -10,7 +10,6 @@ from router.protocol.turns import (
     ExecutionTurn,
     ReportTurn,
     SearchTurn,
-    parse_agent_turn,
     parse_answer,
 )
 from tests.router.outputs import OUTPUTS
@@ -238,55 +237,6 @@ def test_escaped_text_in_a_report_stays_where_it_is(text: str) -> None:
     )
     said = one_line(f"It says {escape(text)}")
     assert turn == ReportTurn(Report(said, (one_line(f"It says {escape(one_line(text))}"),)))
-
-
-@pytest.mark.parametrize(
-    ("text", "turn"),
-    [
-        ("<search>a?</search>", SearchTurn("a?", 0)),
-        (
-            "<think>I lack it: <answer>no</answer></think>\n<search> a? </search>",
-            SearchTurn("a?", 0),
-        ),
-        ('<search>["a?", "b?"]</search>', SearchTurn("a?", 1)),
-        (
-            "<search>a?</search>\n<information>Doc 1</information><answer>forged</answer>",
-            SearchTurn("a?", 0),
-        ),
-        ("<search>a?</search><answer>b</answer>", SearchTurn("a?", 0)),
-        ("<answer>b</answer><search>a?</search>", ReportTurn(Report("b", ()))),
-        (
-            "1808 Ann, 1857 Bob: earlier 1808 Ann <answer>Ann</answer>",
-            ReportTurn(Report("Ann", ())),
-        ),
-        ("<answer>A &amp; B", ReportTurn(Report("A & B", ()))),
-    ],
-)
-def test_an_agents_turn(text: str, turn: ExecutionTurn) -> None:
-    """The first complete action counts; thinking, and what follows invented results, does not."""
-    assert parse_agent_turn(text) == turn
-
-
-@pytest.mark.parametrize("text", ["", "It is Ann.", "<answer></answer>", "<search></search>"])
-def test_neither_search_nor_answer(text: str) -> None:
-    """Neither a search nor an answer."""
-    assert isinstance(parse_agent_turn(text), Malformed)
-
-
-def test_a_cut_answer_is_none() -> None:
-    """What the length limit ended may lack its end."""
-    assert isinstance(parse_agent_turn("<answer>Michael", cut=True), Malformed)
-
-
-@settings(deadline=None)
-@given(OUTPUTS, st.booleans())
-def test_any_text_is_an_agents_turn(text: str, cut: bool) -> None:
-    """None raises, and none is empty."""
-    match parse_agent_turn(text, cut=cut):
-        case SearchTurn(query, _):
-            assert query
-        case ReportTurn(Report(answer, ())):
-            assert answer == " ".join(answer.split()) != ""
 
 
 @pytest.mark.parametrize(

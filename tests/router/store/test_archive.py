@@ -345,7 +345,7 @@ SAID = {
         (RunFilter(outcome="answered"), "1"),
         (RunFilter(outcome="filled"), ""),
         (RunFilter(topology="factorized"), "14"),
-        (RunFilter(topology="searcher"), ""),
+        (RunFilter(topology="host"), ""),
         (RunFilter(executor_version="executor-000002"), "25"),
         (RunFilter(executor_version="executor-000002", text="%"), "5"),
         (RunFilter(feedback="good"), "1"),

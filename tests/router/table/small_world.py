@@ -22,12 +22,10 @@ from router.search import Answerer, Delegator, Executor, FactorizedSearch, Repor
 from router.search.agent import Agent, ExecutorLimits
 from router.search.executor import Executes
 from router.search.managers import Managers
-from router.search.single_agent import SingleAgent, single_agent_limits
 from router.store import Database, LogJournal, SQLArchive
-from router.table import TableLimits, TableRequest, TableTopology, WideSearch
+from router.table import TableLimits, TableRequest, WideSearch
 from router.table.filling import EXECUTOR_OF_TABLES, TABLE_FORM
 from router.table.table_delegation import STOP
-from router.table.writing import SINGLE_WRITER, WrittenTables
 from router.trace import RoleName
 from router.trace.run import RoleSetting
 from router.trace.table import Column
@@ -243,16 +241,6 @@ async def gateway(
     )
     names = outer.names if isinstance(outer, Managers) else ()
     wide = WideSearch(lead_role, outer, limits, early_dispatch=early, managers=names)
-    written = FactorizedSearch(
-        Delegator(roles["delegation"], 100),
-        executes,
-        Answerer(roles["answer"], stop=()),
-        max_rounds=limits.max_rounds,
-        early_dispatch=early,
-        width=limits.width,
-    )
-    alone = single_agent_limits(ExecutorLimits(), limits.max_rounds, 10)
-    single = SingleAgent(roles["delegation"], world, alone, SINGLE_WRITER)
     settings = {name: RoleSetting(name, "0" * 64) for name in roles}
     try:
         async with LogJournal.writing(database) as journal:
@@ -266,22 +254,8 @@ async def gateway(
                     executor=executes,
                     roles=roles,
                     lifecycle=lifecycle,
-                    tables={
-                        "wide": TableTopology(wide, roles),
-                        "wide_written": TableTopology(
-                            WrittenTables(
-                                written, roles["answer"], "wide_written", limits.max_tasks
-                            ),
-                            roles,
-                        ),
-                        "wide_single": TableTopology(
-                            WrittenTables(
-                                single, roles["delegation"], "wide_single", limits.max_tasks
-                            ),
-                            roles,
-                        ),
-                    },
-                    table_limits=limits,
+                    tables=wide,
+                    table_roles=roles,
                 ),
                 archive,
             )

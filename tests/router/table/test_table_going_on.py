@@ -12,11 +12,9 @@ from router.models import Completion, Delta, OnDelta, Prompt, ScriptedModel
 from router.runs import Gateway, RequestOptions, RunFilter
 from router.table import TableLimits, TableRequest, table_of
 from router.trace import Run
-from router.trace.table import TableTopologyName
 from router.trace.values import TableRun
 from tests.router.deployment import HeldModel
 from tests.router.table.small_world import REQUEST, Reader, World, gateway, lead
-from tests.router.table.test_writing import alone, asked_for, leads, table_in
 
 LIMITS = TableLimits(width=3)
 NAMED = RequestOptions(request_id="mine")
@@ -174,40 +172,6 @@ async def test_what_was_begun_early(tmp_path: Path, agrees: bool) -> None:
         run = await fill(second, RequestOptions(resume=run_id))
     assert table(run) == table(whole)
     assert (len(run.calls) < len(whole.calls)) == agrees
-
-
-@pytest.mark.parametrize(
-    ("topology", "held", "free"),
-    [
-        *(
-            ("wide_written", *at)
-            for at in (("delegator", 1), ("executor", 3), ("executor", 25), ("answerer", 0))
-        ),
-        *(("wide_single", "delegator", free) for free in (0, 2, 12)),
-    ],
-)
-async def test_one_that_a_model_writes(
-    tmp_path: Path, topology: TableTopologyName, held: str, free: int
-) -> None:
-    """Is gone on with likewise, by the run that is named."""
-
-    def said() -> dict[str, Any]:
-        main = leads(world()) if topology == "wide_written" else alone(world())
-        return {"delegator": main, "executor": Reader(slow=3), "answerer": ScriptedModel(table_in)}
-
-    request = asked_for(topology)
-    async with gateway(tmp_path / "whole", world(), **said(), limits=LIMITS) as (undisturbed, _):
-        whole = await fill(undisturbed, request=request)
-    left, run_id = await killed(
-        tmp_path, held, said() | {held: HeldModel(said()[held], free)}, request
-    )
-    async with gateway(left, world(), **said(), limits=LIMITS) as (second, archive):
-        interrupted = await archive.load(run_id)
-        run = await fill(second, RequestOptions(resume=run_id))
-        stored = await archive.load(run.id)
-    assert table(run) == table(stored) == table(whole)
-    ended = sum(call.outcome == "completed" for call in interrupted.calls)
-    assert ended + len(run.calls) == len(whole.calls)
 
 
 async def test_a_table_is_no_answer(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from benchmarks.baselines.single_agent import PROMPTS as WRITTEN
 from router.protocol.decision import Dispatch, Stop, parse_decision
 from router.protocol.turns import ReportTurn, SearchTurn
 from router.table.assembly import assemble
@@ -61,19 +62,19 @@ def test_those_of_baselines() -> None:
     """Rounds and a stop; tables, read as they are meant; the request is as it will be."""
     columns = LIGHTS.columns[0], LIGHTS.columns[2], LIGHTS.columns[4]
     decisions = [
-        parse_decision(text, limit=20) for text in turns(PROMPTS / "wide_written_delegation.txt")
+        parse_decision(text, limit=20) for text in turns(WRITTEN / "wide_written_delegation.txt")
     ]
     assert [type(each) for each in decisions] == [Dispatch, Dispatch, Stop]
     for name, rows, shown in (
         ("wide_written_answer", (("Aldsay Beacon", "1864", ""), ("Skerry Lamp", "", "")), columns),
         ("wide_single", (("Aldsay Beacon", "1864"), ("Skerry Lamp", "")), columns[:2]),
     ):
-        *searches, table = map(parse_table_turn, turns(PROMPTS / f"{name}.txt"))
+        *searches, table = map(parse_table_turn, turns(WRITTEN / f"{name}.txt"))
         assert all(isinstance(each, SearchTurn) for each in searches)
         assert isinstance(table, ReportTurn)
         assert read_rows(table.report.answer, shown) == (rows, 0)
         asked = f"Columns, keys with a star: {', '.join(map(described, shown))}"
-        assert asked in (PROMPTS / f"{name}.txt").read_text("utf-8")
+        assert asked in (WRITTEN / f"{name}.txt").read_text("utf-8")
 
 
 def test_the_executors() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from router.protocol import Passage
 from router.table.support import Shown
-from router.trace.citation import cite, cite_answer
+from router.trace.citation import cite
 from router.trace.table import Column
 
 _BEFORE, _AFTER = (
@@ -26,7 +26,6 @@ def test_a_quote_of_a_long_sentence(sentence: str) -> None:
     )
     by_words = cite(["Krurou Ana Ruiz 1,321,000"], [passage])[0]
     for (citation,), held in (
-        (cite_answer("Ana Ruiz", [passage]), "Ana Ruiz"),
         (by_words, "Ana Ruiz"),
         (by_value[1], "1,321,000"),
     ):
@@ -39,7 +38,7 @@ def test_a_quote_of_a_long_sentence(sentence: str) -> None:
 def test_a_short_sentence_is_quoted_whole() -> None:
     """Without a mark."""
     passage = Passage("1", "Annals", "It rains. Krurou was founded by Ana Ruiz.")
-    (citation,) = cite_answer("Ana Ruiz", [passage])
+    ((citation,),) = cite(["Krurou Ana Ruiz"], [passage])
     assert citation.quote == "Krurou was founded by Ana Ruiz."
 
 
@@ -48,9 +47,7 @@ def test_what_many_passages_say() -> None:
     passages = [
         Passage(str(number), "Annals", "Krurou was founded by Ana Ruiz.") for number in range(50)
     ]
-    assert [at.passage_id for at in cite_answer("Ana Ruiz", passages)] == [
-        str(number) for number in range(8)
-    ]
-    assert len(cite(["Krurou was founded by Ana Ruiz"], passages)[0]) == 8
+    cited = cite(["Krurou was founded by Ana Ruiz"], passages)[0]
+    assert [at.passage_id for at in cited] == [str(number) for number in range(8)]
     column = Column("founder")
     assert len(Shown(passages).support(column, "Ana Ruiz", "ana ruiz", [" krurou "])[1]) == 8

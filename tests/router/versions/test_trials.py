@@ -507,7 +507,7 @@ async def test_what_is_not_tried(tmp_path: Path) -> None:
         ]
         used = msgspec.structs.replace(first.result, executions=tuple(shared))
         here.trials.consider(msgspec.structs.replace(first, id="run-1", result=used))
-        pair = msgspec.structs.replace(first.result, topology="homogeneous")
+        pair = msgspec.structs.replace(first.result, topology="host")
         here.trials.consider(msgspec.structs.replace(first, id="run-2", result=pair))
         async with background_tasks(here.trials.work()):
             await here.next_review()

@@ -682,7 +682,7 @@ def test_a_config_that_does_not_fit_its_index_is_not_called_fine(
     ("module", "command", "extra"),
     [
         ("pyarrow.parquet", "sft", "sft"),
-        ("matplotlib", "bench", "widesearch"),
+        ("pandas", "bench", "widesearch"),
         ("ijson", "bench", "datasets"),
         ("mcp.server", "mcp", "mcp"),
         ("sentence_transformers", "index", "minilm"),

@@ -73,32 +73,12 @@ def test_known_rows(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
     assert again.out.splitlines()[2:] == ["| Tal |  | 777 |", *MARKDOWN[2:]]
 
 
-def test_a_topology(rolegate: Rolegate, gateway: str) -> None:
-    """Is part of what is asked for: a request of the same name, of another one, is another
-    request.
-    """
-    asked = (
-        "table",
-        QUESTION,
-        "--columns",
-        COLUMNS,
-        "--address",
-        gateway,
-        "--request-id",
-        "of-one-topology",
-    )
-    assert [rolegate(*asked, *more).status for more in ((), ("--topology", "wide"))] == [0, 0]
-    status, _, err = rolegate(*asked, "--topology", "wide_single")
-    assert (status, "names another request" in err) == (1, True)
-
-
 def test_what_is_refused(rolegate: Rolegate, dead: str, gateway: str, tmp_path: Path) -> None:
     """Before anything is started where it can be seen by then."""
     (tmp_path / "known.csv").write_text("town\nTal\n")
     for options, said in (
         (("--columns", "a*:b"), "must be one of text, integer"),
         (("--columns", "a*", "--out", "t.xls"), "ends in .md or .csv or .tsv or .xlsx or .json."),
-        (("--columns", "a*", "--topology", "pair"), "invalid choice: 'pair' (choose from"),
         (
             ("--columns", "a*", "--rows", tmp_path / "known.csv"),
             "its first line names none of the columns a.",

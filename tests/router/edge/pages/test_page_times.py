@@ -28,7 +28,7 @@ FILTERS = (
     "status=cancelled",
     "kind=table",
     "kind=answer",
-    "topology=searcher",
+    "topology=host",
     "tenant=tenant-3",
     "tenant=nobody",
     "tenant=tenant-3&text=nowhere",

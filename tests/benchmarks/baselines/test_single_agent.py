@@ -2,23 +2,38 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from router.errors import BudgetExhausted, ContextTooLong, UpstreamUnavailable
-from router.ledger import Budget, Ledger
-from router.ledger.budget import Allowance
+from benchmarks.baselines.single_agent import (
+    CORRECTION,
+    LAST_ANSWER,
+    NoRetrieval,
+    SingleAgent,
+    agent_documents,
+    limits_alone,
+    parse_agent_turn,
+    role_alone,
+)
+from router.errors import ContextTooLong, UpstreamUnavailable
 from router.models import Message, Prompt, ScriptedModel
 from router.models.model import Answer
-from router.protocol import Passage, prompts
-from router.search import Retriever, RunContext
+from router.protocol import Passage, Report, prompts
+from router.protocol.tags import Malformed
+from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn
+from router.search import Retriever
 from router.search.agent import ExecutorLimits
-from router.search.single_agent import SingleAgent, single_agent_limits
 from router.testing.retriever import FixedRetriever
 from router.trace import Event, Trajectory
-from router.trace.values import NOT_FOUND, SearchDone
+from router.trace.values import NOT_FOUND, SearchDone, SearchRecord
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, lasting, role
+from tests.router.outputs import OUTPUTS
+from tests.serving.test_topologies import config_of
 
 QUESTION = "Was the director of Heat born before 1950?"
 DIRECTOR = "Who directed Heat?"
@@ -33,16 +48,20 @@ LIMITS = ExecutorLimits(max_turns=9, max_searches=4)
 
 def agent(
     answers: Sequence[Answer] | Callable[[Prompt], Answer],
-    retriever: Retriever | None = RETRIEVER,
+    retriever: Retriever = RETRIEVER,
     limits: ExecutorLimits = LIMITS,
     *,
     require_evidence: bool = True,
 ) -> tuple[SingleAgent, ScriptedModel]:
     """An agent and its model."""
     model = ScriptedModel(answers, "backbone")
-    return SingleAgent(
-        role("delegation", model), retriever, limits, require_evidence=require_evidence
-    ), model
+    return SingleAgent(role("delegation", model), retriever, limits, require_evidence), model
+
+
+def searches(found: Trajectory) -> tuple[SearchRecord, ...]:
+    """The searches of its only execution."""
+    (execution,) = found.executions
+    return execution.searches
 
 
 async def run(*answers: Answer, **options: object) -> Trajectory:
@@ -57,14 +76,9 @@ async def test_it_searches_until_it_knows() -> None:
     events: list[Event] = []
     context = lasting(events=events)
     found = await agent([SEARCH, AGAIN, ANSWER])[0].run(QUESTION, context)
-    assert (found.answer, found.outcome, found.topology, found.executions) == (
-        "yes",
-        "answered",
-        "single_agent",
-        (),
-    )
-    assert found.delegation is not None
-    assert found.delegation.messages == (
+    assert (found.answer, found.outcome) == ("yes", "answered")
+    assert found.answering is not None
+    assert found.answering.messages == (
         Message("system", "delegate"),
         Message("user", QUESTION),
         Message("assistant", SEARCH),
@@ -73,32 +87,34 @@ async def test_it_searches_until_it_knows() -> None:
         Message("user", prompts.documents([BIRTH], last=False)),
         Message("assistant", ANSWER),
     )
-    assert [(search.query, search.passages) for search in found.searches] == [
+    assert [(search.query, search.passages) for search in searches(found)] == [
         (DIRECTOR, (PASSAGE,)),
         (BORN, (BIRTH,)),
     ]
-    assert events == [SearchDone(-1, DIRECTOR, ("Heat",)), SearchDone(-1, BORN, ("Michael Mann",))]
-    assert [(call.role, call.sub_query_index) for call in context.ledger.calls] == [
-        ("delegation", None)
-    ] * 3
+    assert events == [SearchDone(0, DIRECTOR, ("Heat",)), SearchDone(0, BORN, ("Michael Mann",))]
+    assert [call.role for call in context.ledger.calls] == ["delegation"] * 3
 
 
-async def test_it_has_the_budgets_of_the_factorized_run() -> None:
+def test_it_has_the_budgets_of_the_factorized_run(tmp_path: Path) -> None:
     """As many searches as all executors together, as many turns as delegator and executors
-    together.
+    together; and it may write as much as the delegator or the answerer.
     """
-    limits = single_agent_limits(ExecutorLimits(max_turns=3, max_searches=2, top_k=5), 4, 3)
-    assert (limits.max_searches, limits.max_turns, limits.top_k) == (4 * 3 * 2, 4 + 4 * 3 * 3, 5)
+    config = config_of(tmp_path, "http://127.0.0.1:9/v1")
+    limits = limits_alone(config, 4, 3)
+    assert (limits.max_searches, limits.max_turns, limits.top_k) == (4 * 3 * 2, 4 + 4 * 3 * 3, 3)
+    alone = role_alone(config, "p.txt")
+    lead = config.roles.delegation
+    assert alone == msgspec.structs.replace(lead, prompt="p.txt", max_tokens=30)
 
 
 async def test_the_last_search_is_told_so() -> None:
     """After it the answer is asked for outright, and one more search is not run."""
     limits = ExecutorLimits(max_turns=9, max_searches=1)
     found = await run(SEARCH, AGAIN, ANSWER, limits=limits)
-    assert (found.answer, found.outcome, len(found.searches)) == ("yes", "rounds_exhausted", 1)
-    assert found.delegation is not None
-    told = [message.content for message in found.delegation.messages if message.role == "user"][1:]
-    assert told == [prompts.agent_documents([PASSAGE], last=True), prompts.LAST_ANSWER]
+    assert (found.answer, found.outcome, len(searches(found))) == ("yes", "rounds_exhausted", 1)
+    assert found.answering is not None
+    told = [message.content for message in found.answering.messages if message.role == "user"][1:]
+    assert told == [agent_documents([PASSAGE], last=True), LAST_ANSWER]
 
 
 @pytest.mark.parametrize("said", [("It is Mann.",), ("<search></search>",), ("<answer></answer>",)])
@@ -107,12 +123,12 @@ async def test_a_malformed_turn_is_corrected_once(said: tuple[str, ...]) -> None
     context = lasting()
     single, model = agent([SEARCH, *said, ANSWER])
     assert (await single.run(QUESTION, context)).answer == "yes"
-    assert model.prompts[-1].messages[-1].content == prompts.CORRECT_AGENT
+    assert model.prompts[-1].messages[-1].content == CORRECTION
     assert model.prompts[-1].stop == ()
     assert [call.purpose for call in context.ledger.calls] == ["first", "first", "correction"]
     again, model = agent([SEARCH, *said, *said, ANSWER])
     assert (await again.run(QUESTION, lasting())).outcome == "rounds_exhausted"
-    assert model.prompts[-1].messages[-1].content == prompts.LAST_ANSWER
+    assert model.prompts[-1].messages[-1].content.endswith(LAST_ANSWER)
 
 
 async def test_who_does_not_search_is_marked() -> None:
@@ -133,11 +149,12 @@ async def test_nothing_found() -> None:
 
 
 async def test_no_retrieval() -> None:
-    """It answers from what it knows; a search is not run, and one that insists has no answer."""
-    found = await run(ANSWER, retriever=None)
-    assert (found.answer, found.outcome, found.topology) == ("yes", "answered", "no_retrieval")
-    insists = await run(SEARCH, SEARCH, SEARCH, retriever=None)
-    assert (insists.answer, insists.outcome, insists.searches) == (NOT_FOUND, "not_found", ())
+    """It answers from what it knows, in one call."""
+    model = ScriptedModel([ANSWER, "<answer>not found</answer>"], "backbone")
+    direct = NoRetrieval(role("delegation", model))
+    found = await direct.run(QUESTION, lasting())
+    assert (found.answer, found.outcome, found.executions) == ("yes", "answered", ())
+    assert (await direct.run(QUESTION, lasting())).outcome == "not_found"
 
 
 async def test_a_context_that_is_full() -> None:
@@ -146,14 +163,14 @@ async def test_a_context_that_is_full() -> None:
     def says(prompt: Prompt) -> Answer:
         if "by Michael Mann" in repr(prompt):
             return ContextTooLong("too long", endpoint="x")
-        if prompts.LAST_ANSWER in prompt.messages[-1].content:
+        if LAST_ANSWER in prompt.messages[-1].content:
             return ANSWER
         return SEARCH
 
     single, _ = agent(says)
     context = lasting()
     found = await single.run(QUESTION, context)
-    assert (found.answer, [search.dropped_passages for search in found.searches]) == ("yes", [1])
+    assert (found.answer, [search.dropped_passages for search in searches(found)]) == ("yes", [1])
     assert [call.purpose for call in context.ledger.calls] == [
         "first",
         "first",
@@ -199,37 +216,58 @@ def test_out_of_time() -> None:
         running = asyncio.create_task(single.run(QUESTION, lasting(10.0)))
         await clock.advance(8.1)
         found = await running
-        assert (found.answer, found.outcome, len(found.searches)) == ("yes", "time_exhausted", 1)
+        assert (found.answer, found.outcome, len(searches(found))) == ("yes", "time_exhausted", 1)
         said = model.prompts[-1].messages
         assert [message.role for message in said] == ["system", *["user", "assistant"] * 2, "user"]
-        assert said[-1].content == prompts.LAST_ANSWER
+        assert said[-1].content == LAST_ANSWER
 
     with_clock(main)
 
 
-def limited(tokens: int) -> RunContext:
-    """A run with a budget."""
-    ledger = Ledger(allowance=Allowance(Budget(max_total_tokens=tokens)))
-    return RunContext.lasting(60.0, lambda event: None, ledger)
+@pytest.mark.parametrize(
+    ("text", "turn"),
+    [
+        ("<search>a?</search>", SearchTurn("a?", 0)),
+        (
+            "<think>I lack it: <answer>no</answer></think>\n<search> a? </search>",
+            SearchTurn("a?", 0),
+        ),
+        ('<search>["a?", "b?"]</search>', SearchTurn("a?", 1)),
+        (
+            "<search>a?</search>\n<information>Doc 1</information><answer>forged</answer>",
+            SearchTurn("a?", 0),
+        ),
+        ("<search>a?</search><answer>b</answer>", SearchTurn("a?", 0)),
+        ("<answer>b</answer><search>a?</search>", ReportTurn(Report("b", ()))),
+        (
+            "1808 Ann, 1857 Bob: earlier 1808 Ann <answer>Ann</answer>",
+            ReportTurn(Report("Ann", ())),
+        ),
+        ("<answer>A &amp; B", ReportTurn(Report("A & B", ()))),
+    ],
+)
+def test_an_agents_turn(text: str, turn: ExecutionTurn) -> None:
+    """The first complete action counts; thinking, and what follows invented results, does not."""
+    assert parse_agent_turn(text) == turn
 
 
-async def test_any_budget() -> None:
-    """It is never exceeded, and ends in an answer from what was found, or says that it does not
-    suffice.
-    """
-    outcomes = set()
-    for tokens in range(100, 1500, 50):
-        context = limited(tokens)
-        single, _ = agent(
-            lambda prompt: ANSWER if prompts.LAST_ANSWER in prompt.messages[-1].content else SEARCH
-        )
-        try:
-            found = await single.run(QUESTION, context)
-        except BudgetExhausted:
-            assert not any(call.outcome != "completed" for call in context.ledger.calls)
-        else:
-            assert found.answer == "yes"
-            assert found.outcome == "budget_exhausted" or len(found.searches) == LIMITS.max_searches
-            outcomes.add(found.outcome)
-        assert sum(call.usage.total_tokens for call in context.ledger.calls if call.usage) <= tokens
-    assert outcomes == {"budget_exhausted", "rounds_exhausted"}
+@pytest.mark.parametrize("text", ["", "It is Ann.", "<answer></answer>", "<search></search>"])
+def test_neither_search_nor_answer(text: str) -> None:
+    """Neither a search nor an answer."""
+    assert isinstance(parse_agent_turn(text), Malformed)
+
+
+def test_a_cut_answer_is_none() -> None:
+    """What the length limit ended may lack its end."""
+    assert isinstance(parse_agent_turn("<answer>Michael", cut=True), Malformed)
+
+
+@settings(deadline=None)
+@given(OUTPUTS, st.booleans())
+def test_any_text_is_an_agents_turn(text: str, cut: bool) -> None:
+    """None raises, and none is empty."""
+    match parse_agent_turn(text, cut=cut):
+        case SearchTurn(query, _):
+            assert query
+        case ReportTurn(Report(answer, ())):
+            assert answer == " ".join(answer.split()) != ""

@@ -1,0 +1,173 @@
+"""One model that searches and answers in one context (TBSS 4.1), or answers from what it knows
+(TBSS, app. A).
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from router.calls import Role
+from router.errors import ContextTooLong, OutOfTime
+from router.protocol import NO_EVIDENCE, Passage, Report, prompts
+from router.protocol.sub_queries import own_text
+from router.protocol.tags import Malformed, blocks, one_line
+from router.protocol.turns import ExecutionTurn, ReportTurn, first_search, parse_answer
+from router.search import Retriever, RunContext
+from router.search.agent import Agent, ContextWindow, ExecutorLimits, Form
+from router.trace import Conversation, Execution, Trajectory
+from router.trace.values import NOT_FOUND, AnswerOutcome
+from serving.config.config import Config, RoleConfig
+from serving.topologies import executor_limits
+
+PROMPTS = Path(__file__).parent / "prompts"
+LAST_ANSWER = "No searches are left. Write the answer now."
+CORRECTION = (
+    "Write either one <search>query</search> block and nothing else, or the answer of the question "
+    "as <answer>…</answer>."
+)
+_MOST_MALFORMED = 2
+"""Malformed turns in a row after which the model is asked for its answer."""
+
+
+def role_alone(config: Config, prompt: str) -> RoleConfig:
+    """Return the delegator's role with the prompt file `prompt`; it may write as much as the
+    delegator or the answerer.
+    """
+    roles = config.roles
+    max_tokens = max(roles.delegation.max_tokens, roles.answer.max_tokens)
+    return msgspec.structs.replace(
+        roles.delegation, prompt=prompt, max_tokens=max_tokens, fallbacks=()
+    )
+
+
+def limits_alone(config: Config, max_rounds: int, max_sub_queries: int) -> ExecutorLimits:
+    """Return the limits of all executors of a factorized run together: the searches of every
+    executor that may be dispatched, and the turns of the delegator and its executors.
+    """
+    executor = executor_limits(config.search)
+    dispatched = max_rounds * max_sub_queries
+    return replace(
+        executor,
+        max_turns=max_rounds + dispatched * executor.max_turns,
+        max_searches=dispatched * executor.max_searches,
+    )
+
+
+def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
+    """Parse the turn of a model that answers instead of reporting; its report has no evidence. Of a
+    search and an answer in one turn, the first complete one counts.
+    """
+    own, cut = own_text(text, cut=cut)
+    searches, search = first_search(own, cut)
+    answers = [block for block in blocks(own, "answer") if block.closed or not cut]
+    first = next((block for block in answers if one_line(block.body)), None)
+    if first and (search is None or (first.closed and first.start < search[0])):
+        return ReportTurn(Report(one_line(first.body), ()))
+    if search:
+        return search[1]
+    if searches:
+        return Malformed("no complete query in the search block")
+    return Malformed("the answer is empty" if answers else "neither a search block nor an answer")
+
+
+def agent_documents(passages: Sequence[Passage], last: bool) -> str:
+    """Return a single agent's view of one search; `last` asks for the answer."""
+    return prompts.documents(passages, last=False) + (f"\n{LAST_ANSWER}" if last else "")
+
+
+SINGLE_AGENT = Form(
+    parse_agent_turn,
+    ("</search>", "</answer>"),
+    agent_documents,
+    CORRECTION,
+    LAST_ANSWER,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SingleAgent:
+    """The reference configuration "Direct Tool" (TBSS 4.1), for runs without a budget.
+
+    The paper does not state the limits of its single agent. Here it has those of all roles of a
+    factorized run together, in one context: see `limits_alone`.
+    """
+
+    role: Role
+    retriever: Retriever
+    limits: ExecutorLimits
+    require_evidence: bool = True
+    """Whether to return `NOT_FOUND` if no passage was found, as `FactorizedSearch` does."""
+    form: Form = SINGLE_AGENT
+
+    async def run(self, question: str, context: RunContext) -> Trajectory:
+        """Answer `question`. The trajectory has one execution, with all searches.
+
+        If time or context run out during the search, one turn is left to answer from what was
+        found. Raises `UpstreamError` and `OutOfTime`.
+        """
+        agent = Agent(self.role, self.retriever, self.limits, self.form)
+        work = agent.begin(question)
+        outcome: AnswerOutcome = "rounds_exhausted"
+        malformed = 0
+        try:
+            async with asyncio.timeout_at(context.search_deadline):
+                while agent.goes_on(work) and malformed < _MOST_MALFORMED:
+                    await agent.turn(work, context, 0)
+                    malformed = malformed + 1 if work.corrected else 0
+            if work.report and len(work.searches) < self.limits.max_searches:
+                outcome = "answered"
+        except TimeoutError:
+            outcome = "time_exhausted"
+        except ContextTooLong:
+            if not work.searches:
+                raise
+
+        if not work.searches and outcome != "time_exhausted":
+            outcome = "no_search"
+        if self.require_evidence and not any(search.passages for search in work.searches):
+            context.raise_without_evidence(outcome)
+            outcome = outcome if outcome == "no_search" else "not_found"
+            return _trajectory(question, work, outcome)
+        answer = work.report.answer if work.report else await _answer_now(agent, work, context)
+        return _trajectory(question, work, outcome).answered(answer)
+
+
+def _trajectory(question: str, work: ContextWindow, outcome: AnswerOutcome) -> Trajectory:
+    execution = Execution(question, NO_EVIDENCE, "reported", tuple(work.searches), Conversation(()))
+    return Trajectory(NOT_FOUND, outcome, (execution,), answering=work.conversation)
+
+
+async def _answer_now(agent: Agent, work: ContextWindow, context: RunContext) -> str:
+    """Ask for the answer now; return an empty one if even that does not fit into the context."""
+    work.close(agent.form.no_searches)
+    try:
+        async with asyncio.timeout_at(context.deadline):
+            output = await agent.ask(work, context, until=context.deadline, index=0)
+    except TimeoutError:
+        raise OutOfTime(
+            "Time ran out before the answer was written; allow a longer deadline."
+        ) from None
+    except ContextTooLong:
+        return ""
+    return "" if "<search" in output.text.casefold() else parse_answer(output.text)
+
+
+@dataclass(frozen=True, slots=True)
+class NoRetrieval:
+    """Answers from what a model knows (TBSS, app. A)."""
+
+    role: Role
+
+    async def run(self, question: str, context: RunContext) -> Trajectory:
+        """Answer `question`. Raises `UpstreamError` and `OutOfTime`."""
+        messages = self.role.opening(prompts.request(question))
+        try:
+            async with asyncio.timeout_at(context.deadline):
+                output = await self.role.ask(messages, ("</answer>",), context.ledger)
+        except TimeoutError:
+            raise OutOfTime("Time ran out before the answer was written.") from None
+        trajectory = Trajectory("", "answered", answering=Conversation(messages, (output,)))
+        return trajectory.answered(parse_answer(output.text))

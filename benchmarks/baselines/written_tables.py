@@ -1,0 +1,88 @@
+"""Tables that a model writes: the papers' ways (WideSeek-R1 3; WideSearch)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+
+from benchmarks.baselines.single_agent import (
+    PROMPTS,
+    SINGLE_AGENT,
+    SingleAgent,
+    limits_alone,
+    role_alone,
+)
+from executor_sft.rollout import check_failures
+from executor_sft.runtime import Runtime
+from router.errors import MalformedOutput, OutOfTime
+from router.protocol.turns import ReportTurn
+from router.search import Answerer, Delegator, FactorizedSearch, RunContext
+from router.search.loop import Loop
+from router.table.filling import TABLE_REPORTING
+from router.table.table_delegation import described
+from router.table.table_text import parse_table_turn, read_rows, to_markdown
+from router.trace.table import Column
+from serving.config.config import RoleConfig
+
+Writing = Literal["wide_written", "wide_single"]
+"""Whether the answerer writes the table from the reports, or the delegator's model from what it
+searched.
+"""
+SINGLE_WRITER = replace(SINGLE_AGENT, parse=parse_table_turn, stop=("</search>",))
+"""Form of a single agent's turns; `</answer>` in a cell does not end a turn."""
+
+
+def writing(runtime: Runtime, topology: Writing) -> Loop:
+    """Return a loop whose answer is a table. It has the limits of a table's run."""
+    config = runtime.config
+    limits = config.table
+    rounds = min(limits.max_rounds, limits.max_tasks)
+    a_round = max(1, limits.max_tasks // limits.max_rounds)
+    if topology == "wide_single":
+        alone = role_alone(config, str(PROMPTS / "wide_single.txt"))
+        return SingleAgent(
+            runtime.role("delegation", alone),
+            runtime.retriever,
+            limits_alone(config, rounds, a_round),
+            config.search.require_evidence,
+            SINGLE_WRITER,
+        )
+
+    def prompted(role: RoleConfig, name: str) -> RoleConfig:
+        return msgspec.structs.replace(role, prompt=str(PROMPTS / f"wide_written_{name}.txt"))
+
+    delegation = prompted(config.roles.delegation, "delegation")
+    answer = prompted(config.roles.answer, "answer")
+    return FactorizedSearch(
+        Delegator(runtime.role("delegation", delegation), a_round),
+        runtime.executor(),
+        Answerer(runtime.role("answer", answer), stop=()),
+        max_rounds=rounds,
+        require_evidence=config.search.require_evidence,
+        width=limits.width,
+    )
+
+
+async def written_table(
+    loop: Loop,
+    question: str,
+    columns: Sequence[Column],
+    context: RunContext,
+) -> str | None:
+    """Return the table as Markdown; None if no model wrote one, or time ran out. Raises
+    `UpstreamError`.
+    """
+    context = replace(context, reporting=TABLE_REPORTING)
+    names = ", ".join(map(described, columns))
+    try:
+        trajectory = await loop.run(f"{question}\n\nColumns, keys with a star: {names}", context)
+        check_failures(trajectory, 0, context)
+    except (MalformedOutput, OutOfTime):
+        return None
+    outputs = trajectory.answering.outputs if trajectory.answering else ()
+    for output in outputs[-1:]:
+        turn = parse_table_turn(output.text, output.finish_reason == "length")
+        if isinstance(turn, ReportTurn):
+            return to_markdown(columns, read_rows(turn.report.answer, columns).rows)
+    return None

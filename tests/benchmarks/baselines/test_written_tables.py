@@ -1,0 +1,54 @@
+"""Tables that a model writes, by a runtime in front of a model server."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.baselines.written_tables import Writing, writing, written_table
+from executor_sft.runtime import open_runtime
+from router.testing.openai_server import says, serving
+from router.trace.table import Column
+from tests.router.deployment import STOP, block
+from tests.serving.test_topologies import FILMS, REPORT, SEARCH, config_of, retrieving
+
+COLUMNS = (Column("film", key=True), Column("director"))
+TABLE = "<answer>\n| film | director |\n|---|---|\n| Heat | Michael Mann |\n</answer>"
+WRITE: dict[Writing, tuple[str, ...]] = {
+    "wide_written": (
+        block("Which?"),
+        SEARCH,
+        FILMS,
+        block("Who made Heat?"),
+        SEARCH,
+        REPORT,
+        STOP,
+        TABLE,
+    ),
+    "wide_single": (SEARCH, TABLE),
+}
+
+
+async def made(folder: Path, topology: Writing, *said: str) -> tuple[str | None, list[str]]:
+    """The table, and the system prompts that models were shown."""
+    async with serving() as server, retrieving() as port:
+        server.plays(*map(says, said))
+        config = config_of(folder, server.base_url, port)
+        async with open_runtime(config, lambda _told: None) as runtime:
+            loop = writing(runtime, topology)
+            table = await written_table(loop, "All films.", COLUMNS, runtime.context())
+    return table, [body["messages"][0]["content"] for body in server.bodies]
+
+
+@pytest.mark.parametrize("topology", WRITE)
+async def test_a_table(tmp_path: Path, topology: Writing) -> None:
+    """It is written by the model that the topology names, by its own prompt."""
+    table, prompts = await made(tmp_path, topology, *WRITE[topology])
+    assert table == "| film | director |\n| --- | --- |\n| Heat | Michael Mann |\n"
+    assert len(prompts) == len(WRITE[topology])
+    assert "You write the table" in prompts[-1] or "write the table yourself" in prompts[-1]
+
+
+async def test_no_table(tmp_path: Path) -> None:
+    """A reply without a table is none, and so is a run that found nothing."""
+    assert (await made(tmp_path, "wide_single", SEARCH, *["I cannot."] * 3))[0] is None
+    assert (await made(tmp_path, "wide_written", STOP, STOP))[0] is None
