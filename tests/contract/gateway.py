@@ -84,7 +84,7 @@ def write_config(folder: Path, config: Json) -> Path:
         for section in sections:
             table = table.setdefault(section, {})
         table[last] = value
-    for name in ("delegation", "execution", "answer", "agent", "searcher"):
+    for name in ("delegation", "execution", "answer"):
         (folder / f"{name}.txt").write_text(f"You are the {name}.\n")
     words = [scenario.name for scenario in SCENARIOS]
     (folder / "scope.txt").write_text("\n".join(["a", "b", "is", "it", *words]) + "\n\nwhich one\n")

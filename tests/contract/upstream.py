@@ -32,7 +32,6 @@ MODELS = {
     "delegation": "backbone",
     "execution": "small",
     "answer": "fixed",
-    "searcher": "search-r1",
 }
 
 
@@ -228,11 +227,6 @@ def defaults(place: str, scenario: str, letter: str | None) -> list[Turn]:
         if place == "answer":
             return ["<answer>42</answer>"]
         return [f"<search>@{scenario} a: which one?</search>", "<stop/>Enough evidence<stop>"]
-    if place == "searcher":
-        return [
-            f"<think>Hm.</think><search>@{scenario} {letter}: it</search>",
-            "<answer>1</answer>",
-        ]
     return [f"<search>@{scenario} {letter}: it</search>", report(letter)]
 
 

@@ -62,7 +62,6 @@ trajectories = st.builds(
     st.none() | conversations,
     st.none() | conversations,
     st.sampled_from(get_args(TopologyName)),
-    st.lists(searches, max_size=2).map(tuple),
 )
 words = st.lists(texts, max_size=2).map(tuple)
 asks = st.builds(
