@@ -24,7 +24,7 @@ from router.edge.http.server import HTTPServer
 from router.edge.limits import Limits
 from router.edge.listening import check_listening
 from router.edge.pages import Site
-from router.edge.pages.asking import Asking, add_asking
+from router.edge.pages.asking import add_asking
 from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
 from router.edge.pages.usage import add_usage
@@ -502,8 +502,7 @@ async def _listening(
     add_runs(pages, runs.stored)
     add_usage(pages, runs.usages, accounts)
     add_versions(pages, executors.versions)
-    asking = Asking(gateway, access)
-    add_asking(pages, asking)
+    add_asking(pages, gateway, tables.detached)
     folder = config.retrieval.index
     RunPages(
         pages,
@@ -550,10 +549,7 @@ async def _listening(
             yield f"{address.rpartition(':')[0]}:{port}"
     finally:
         try:
-            grace_s = config.server.grace_s
-            await asyncio.gather(
-                server.drain(grace_s), http_server.drain(), asking.detached.drain(grace_s)
-            )
+            await asyncio.gather(server.drain(config.server.grace_s), http_server.drain())
         finally:
             await gateway.settled()
 

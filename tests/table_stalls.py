@@ -24,9 +24,10 @@ from router.edge.grpc.table_service import TableServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.pages import Site
-from router.edge.pages.asking import Asking, add_asking
+from router.edge.pages.asking import add_asking
 from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
+from router.edge.running import Detached
 from router.models import Prompt, ScriptedModel
 from router.protocol import Passage
 from router.runs import Runs
@@ -133,10 +134,10 @@ async def scene() -> AsyncIterator[Served]:
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)
         site = Site()
-        asking = Asking(filling, tables=filling)
-        stack.push_async_callback(asking.detached.drain, 0)
+        detached = Detached()
+        stack.push_async_callback(detached.drain, 0)
         add_runs(site, runs)
-        add_asking(site, asking)
+        add_asking(site, filling, detached)
         RunPages(site, runs)
         door = HTTPServer(openai_app(filling, pages=site), 0.0)
         address = await door.start("127.0.0.1:0", "http")

@@ -29,7 +29,6 @@ from router.errors import BadConfig, StoreFailed
 from router.store import Database, SQLAccounts, SQLVersionBook
 from router.testing.openai_server import MODEL, fails, says, serving
 from router.testing.retriever import FixedRetriever
-from router.trace import Price
 from router.trace.identity import SCOPES
 from router.versions import ExecutorVersion, VersionDecision
 from serving import composition
@@ -86,9 +85,7 @@ async def test_a_role_s_keys_reach_its_calls(tmp_path: Path) -> None:
 
 
 async def test_pages(tmp_path: Path) -> None:
-    """Every page is there beside the API, once HTTP is wanted, with what calls have cost by the
-    config's prices.
-    """
+    """Every page is there beside the API, once HTTP is wanted."""
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
     told: list[str] = []
     async with serving() as server:
@@ -97,7 +94,6 @@ async def test_pages(tmp_path: Path) -> None:
             roles=RolesConfig(delegation=role, execution=role, answer=role),
             retrieval=RetrievalConfig(address="127.0.0.1:9"),
             server=ServerConfig(store=f"sqlite:///{tmp_path}/runs.db"),
-            prices={"other": Price(prompt=1.0, completion=1.0)},
         )
         async with (
             running_gateway(config, "127.0.0.1:0", told.append, "127.0.0.1:0") as address,
@@ -110,7 +106,7 @@ async def test_pages(tmp_path: Path) -> None:
             place = told[-1].removeprefix("pages are at ").removesuffix("/")
             for path, said in (
                 ("/", "Who?</a>"),
-                ("/usage?instead_answer=other", ">other</td>"),
+                ("/usage", ">answer</th>"),
                 ("/versions", f">{MODEL}</td>"),
                 ("/v1/models", "rolegate-executor"),
             ):

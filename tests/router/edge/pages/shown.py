@@ -10,9 +10,10 @@ from router.access import Access, new_key
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.pages import Site
-from router.edge.pages.asking import Asking, add_asking
+from router.edge.pages.asking import add_asking
 from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
+from router.edge.running import Detached
 from router.ledger import RunStart
 from router.runs import RunLifecycle, Runs
 from router.runs.live import LiveRuns
@@ -34,7 +35,6 @@ class Shown:
     """By tenant; that of the operator by an empty name."""
     site: Site
     tables: ScriptedTables
-    asking: Asking
     accounts: KeptAccounts
 
 
@@ -62,17 +62,17 @@ async def shown(
     tables = ScriptedTables(RunLifecycle(store, store, live, {}, 60.0))
     stored = Runs(store, live)
     site = Site(access)
-    asking = Asking(gateway, access, tables)
+    detached = Detached(access)
     add_runs(site, stored)
-    add_asking(site, asking)
+    add_asking(site, gateway, detached, tables)
     RunPages(site, stored, retriever, files_not_read=lambda: files_not_read)
     server = HTTPServer(openai_app(gateway, access, pages=site), 0.0, access=access)
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(asking.detached.drain, 0)
+        stack.push_async_callback(detached.drain, 0)
         stack.push_async_callback(server.drain)
         bound = await server.start("127.0.0.1:0", "server.http")
         keys = {tenant: sent for tenant, (sent, _) in made.items()}
-        yield Shown(bound, store, keys, site, tables, asking, accounts)
+        yield Shown(bound, store, keys, site, tables, accounts)
 
 
 def keep(store: Kept, run: Run) -> None:

@@ -14,11 +14,12 @@ from router.access import Access, new_key
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.pages import Site
-from router.edge.pages.asking import Asking, add_asking
+from router.edge.pages.asking import add_asking
 from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
 from router.edge.pages.usage import add_usage
 from router.edge.pages.versions import add_versions
+from router.edge.running import Detached
 from router.runs import Runs
 from router.runs.live import LiveRuns
 from router.store import Database, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
@@ -68,10 +69,10 @@ async def pages(store: Path | str, *tenants: str) -> AsyncIterator[World]:
         site = Site(access)
         runs = Runs(SQLArchive(database), LiveRuns())
         gateway = Deployment().gateway()
-        asking = Asking(gateway, access)
-        stack.push_async_callback(asking.detached.drain, 0)
+        detached = Detached(access)
+        stack.push_async_callback(detached.drain, 0)
         add_runs(site, runs)
-        add_asking(site, asking)
+        add_asking(site, gateway, detached)
         RunPages(site, runs)
         add_usage(site, SQLUsages(database), accounts)
         versions = Versions(SQLVersionBook(database), _load, GATE)
