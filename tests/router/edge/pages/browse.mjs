@@ -60,7 +60,7 @@ seen.steps.filtered = await page.locator("#runs tbody tr").count();
 seen.steps.address = page.url();
 console.log(JSON.stringify({ ready: true }));
 await page.waitForFunction(() => document.querySelector("#runs").textContent.includes("the newest of all"), null, { timeout: 20000 });
-seen.steps.told = await page.textContent("#told");
+seen.steps.newest = await page.textContent("#newest");
 await page.click("nav >> text=Versions");
 await picture("versions");
 await page.click("summary >> text=Promote");

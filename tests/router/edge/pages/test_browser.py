@@ -89,5 +89,5 @@ async def test_an_operator_looks_around(modules: Path, tmp_path: Path) -> None:
     )
     assert (steps["skip"], steps["hostile"]) == ("Skip to the content", 1)
     assert steps["filtered"] == len(wanted) > 20
-    assert steps["told"] == f"Newest: {newest}"
+    assert steps["newest"] == f"Newest: {newest}"
     assert steps["promoted"] == "active"

@@ -56,7 +56,9 @@ async def test_asked_watched_and_judged(tab: Tab) -> None:
         await tab.until("document.querySelectorAll('.events li').length == 5")
         held.let.set()
         await tab.until("document.querySelector('#feedback')")
-        assert await tab.evaluate("document.querySelector('.said').innerText") == "Michael Mann"
+        assert (
+            await tab.evaluate("document.querySelector('.full-answer').innerText") == "Michael Mann"
+        )
         await tab.evaluate("document.querySelector('#lane-execution-0 summary').click()")
         await tab.until("document.querySelectorAll('#lane-execution-0 .output').length == 2")
         await tab.evaluate(

@@ -261,7 +261,7 @@ async def test_asked_in_the_box() -> None:
         assert (await pages.store.next()).id == run_id
         after = await read(session, f"/ask/{run_id}")
         assert "hx-get" not in after
-        assert '<p class="text said">Michael Mann</p>' in after
+        assert '<p class="text full-answer">Michael Mann</p>' in after
 
 
 @pytest.mark.parametrize(("question", "status"), [("", 400), ("x" * 4001, 400)])
