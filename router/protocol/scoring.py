@@ -9,7 +9,8 @@ from router.folding import fold, is_east_asian, sought
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_CLOSED = ("yes", "no", "noanswer")
+CLOSED = ("yes", "no", "noanswer")
+"""Answers that occur in any text."""
 
 
 def normal_answer(text: str) -> str:
@@ -48,7 +49,7 @@ def holds(texts: Iterable[str], answer: str) -> bool:
 
 
 def _f1(answer: str, gold: str) -> float:
-    if answer != gold and (answer in _CLOSED or gold in _CLOSED):
+    if answer != gold and (answer in CLOSED or gold in CLOSED):
         return 0.0
     common = sum((Counter(answer.split()) & Counter(gold.split())).values())
     if common == 0:

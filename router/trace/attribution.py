@@ -7,7 +7,7 @@ import msgspec
 
 from router.folding import fold, sought
 from router.protocol import Passage, normal_answer
-from router.protocol.scoring import holds
+from router.protocol.scoring import CLOSED, holds
 from router.trace.citation import Citation, citation, read
 from router.trace.run import Run
 from router.trace.turns import AgentId, work_of
@@ -20,8 +20,6 @@ Loss = Literal[
 had no report; `reading`: an executor was shown the answer and did not report it; `management`: a
 worker reported it, and its manager did not.
 """
-_CLOSED = ("yes", "no", "noanswer")
-"""Answers that occur in any text."""
 
 
 class Sighting(msgspec.Struct, frozen=True):
@@ -65,7 +63,7 @@ def attribute(
     result = run.result
     if not isinstance(result, Trajectory) or run.redacted or not golds:
         return None
-    folded = [sought(gold) for gold in golds if normal_answer(gold) not in _CLOSED]
+    folded = [sought(gold) for gold in golds if normal_answer(gold) not in CLOSED]
     folded = [gold for gold in folded if gold]
 
     works = [(agent, execution) for agent, execution, _ in work_of(run) if execution]
