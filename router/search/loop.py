@@ -41,40 +41,30 @@ from router.trace.run import RoleSetting
 from router.trace.values import NOT_FOUND, AnswerOutcome, RoundStarted, TopologyName
 
 
+@dataclass(frozen=True, slots=True)
 class FactorizedSearch:
     """Answers questions with three roles that share nothing but reports. One instance serves any
     number of concurrent questions.
     """
 
-    def __init__(
-        self,
-        delegator: Delegator,
-        executor: Executes,
-        answerer: Answerer | None,
-        *,
-        max_rounds: int = 4,
-        require_evidence: bool = True,
-        early_dispatch: bool = True,
-        topology: TopologyName = "factorized",
-        width: int | None = None,
-    ) -> None:
-        """Configure the loop.
-
-        `answerer`: None for a search that ends with the delegator's last turn and writes no answer.
-        `max_rounds`: max decisions of the delegator (T in TBSS 4.1). `require_evidence`: without a
-        report that carries evidence, return `NOT_FOUND` instead of letting the answerer guess.
-        `early_dispatch`: start a sub-query as soon as it is written, before the block is complete;
-        ignored in runs with a budget, which must not pay for guesses. `topology`: recorded in the
-        trajectories. `width`: max executors at a time; None for no limit.
-        """
-        self._delegator = delegator
-        self._executor = executor
-        self._answerer = answerer
-        self._max_rounds = max_rounds
-        self._require_evidence = require_evidence
-        self._early_dispatch = early_dispatch
-        self._topology = topology
-        self._width = width
+    delegator: Delegator
+    executor: Executes
+    answerer: Answerer | None
+    """None for a search that ends with the delegator's last turn and writes no answer."""
+    max_rounds: int = 4
+    """Max decisions of the delegator (T in TBSS 4.1)."""
+    require_evidence: bool = True
+    """Without a report that carries evidence, return `NOT_FOUND` instead of letting the answerer
+    guess.
+    """
+    early_dispatch: bool = True
+    """Start a sub-query as soon as it is written, before the block is complete; ignored in runs
+    with a budget, which must not pay for guesses.
+    """
+    topology: TopologyName = "factorized"
+    """Recorded in the trajectories."""
+    width: int | None = None
+    """Max executors at a time; None for no limit."""
 
     def run(self, question: str, context: RunContext) -> Coroutine[Any, Any, Trajectory]:
         """Answer `question`.
@@ -84,8 +74,8 @@ class FactorizedSearch:
         if the delegator or the answerer fails, `OutOfTime` if the deadline passes, and
         `BudgetExhausted` if the budget runs out before anything is found.
         """
-        delegation = self._delegator.open(question)
-        opened = Trajectory("", "rounds_exhausted", delegation=delegation, topology=self._topology)
+        delegation = self.delegator.open(question)
+        opened = Trajectory("", "rounds_exhausted", delegation=delegation, topology=self.topology)
         return self.proceed(question, opened, context)
 
     async def again(self, question: str, recorded: Trajectory, context: RunContext) -> Trajectory:
@@ -98,7 +88,7 @@ class FactorizedSearch:
         for number in range(len(recorded.rounds)):
             block = recorded.block(number)
             sub_queries = [execution.sub_query for execution in block]
-            async with dispatching(self._executor, number + 1, len(executions), context) as work:
+            async with dispatching(self.executor, number + 1, len(executions), context) as work:
                 replayed = await work.run(sub_queries)
 
             if [execution.report for execution in replayed] != [old.report for old in block]:
@@ -116,7 +106,7 @@ class FactorizedSearch:
         """Return `recorded` up to round `number` (from 0), with `executions` as that round's."""
         before = recorded.before(number)
         assert before.delegation is not None
-        return self._inform(before, executions, self._delegator.over_limit(before.delegation))
+        return self._inform(before, executions, self.delegator.over_limit(before.delegation))
 
     async def proceed(
         self, question: str, trajectory: Trajectory, context: RunContext
@@ -125,9 +115,9 @@ class FactorizedSearch:
         Raises what `run` raises.
         """
         try:
-            for number in range(len(trajectory.rounds) + 1, self._max_rounds + 1):
+            for number in range(len(trajectory.rounds) + 1, self.max_rounds + 1):
                 async with dispatching(
-                    self._executor, number, len(trajectory.executions), context, self._width
+                    self.executor, number, len(trajectory.executions), context, self.width
                 ) as work:
                     decision, trajectory = await self._decide(question, trajectory, work, context)
                     if not isinstance(decision, Dispatch):
@@ -142,9 +132,9 @@ class FactorizedSearch:
             trajectory = replace(trajectory, outcome="time_exhausted")
         except BudgetExhausted:
             trajectory = replace(trajectory, outcome="budget_exhausted")
-        if self._answerer is None:
+        if self.answerer is None:
             return trajectory
-        return await self._answer(self._answerer, question, trajectory, context)
+        return await self._answer(self.answerer, question, trajectory, context)
 
     async def _decide(
         self,
@@ -157,10 +147,10 @@ class FactorizedSearch:
         assert trajectory.delegation is not None
         await self._reserve_for_answer(question, trajectory, (), context)
         context.on_event(RoundStarted(len(trajectory.rounds) + 1))
-        early = work if self._early_dispatch and not context.ledger.budgeted else None
+        early = work if self.early_dispatch and not context.ledger.budgeted else None
         async with asyncio.timeout_at(context.search_deadline):
             try:
-                decision, conversation = await self._delegator.decide(
+                decision, conversation = await self.delegator.decide(
                     trajectory.delegation, context.ledger, early
                 )
             except ContextTooLong:
@@ -203,7 +193,7 @@ class FactorizedSearch:
                 *trajectory.messages_before_reports,
                 len(trajectory.delegation.messages),
             ),
-            delegation=self._delegator.inform(trajectory.delegation, executions, over_limit),
+            delegation=self.delegator.inform(trajectory.delegation, executions, over_limit),
         )
 
     def _stopped(
@@ -213,7 +203,7 @@ class FactorizedSearch:
         if trajectory.executions:
             return replace(trajectory, outcome="answered")
         if isinstance(decision, Malformed):
-            context.failures[None] = self._delegator.role.malformed()
+            context.failures[None] = self.delegator.role.malformed()
         return replace(trajectory, outcome="no_search")
 
     async def _reserve_for_answer(
@@ -226,15 +216,15 @@ class FactorizedSearch:
         """Set aside the worst-case cost of an answer from the reports so far and from those on the
         sub-queries `coming`. Raises `BudgetExhausted`.
         """
-        if not context.ledger.limited or self._answerer is None:
+        if not context.ledger.limited or self.answerer is None:
             return
         pairs = [(execution.sub_query, execution.report) for execution in trajectory.executions]
         pairs += [(sub_query, NO_EVIDENCE) for sub_query in coming]
-        coming_tokens = len(coming) * self._executor.report_tokens
+        coming_tokens = len(coming) * self.executor.report_tokens
         # While there is no evidence, assume a short answer, which leaves more for the search.
         reserve = partial(
-            self._answerer.role.reserve_for_answer,
-            self._answerer.messages(question, pairs),
+            self.answerer.role.reserve_for_answer,
+            self.answerer.messages(question, pairs),
             ledger=context.ledger,
             shortest=not any(report.evidence for _, report in pairs),
         )
@@ -242,8 +232,8 @@ class FactorizedSearch:
             if not trajectory.rounds and not coming:
                 # Refuse a budget that cannot hold a decision, a search, a report and an answer
                 # before anything is spent.
-                searching = await self._executor.role(context).min_cost("", turns=2)
-                searching += await self._delegator.role.min_cost(question)
+                searching = await self.executor.role(context).min_cost("", turns=2)
+                searching += await self.delegator.role.min_cost(question)
                 await reserve(0, extra=searching)
             await reserve(coming_tokens)
 
@@ -256,7 +246,7 @@ class FactorizedSearch:
     ) -> Trajectory:
         """Let the answerer write, or return `NOT_FOUND` where there is nothing to answer from."""
         grounds = any(map(context.reporting.is_grounds, trajectory.executions))
-        if self._require_evidence and not grounds:
+        if self.require_evidence and not grounds:
             context.raise_without_evidence(trajectory.outcome)
             outcome: AnswerOutcome = "not_found"
             if trajectory.outcome == "no_search":

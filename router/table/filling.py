@@ -157,26 +157,17 @@ def _size(execution: Execution) -> int:
     ) + _ROW_CHARS * execution.report.answer.count("\n")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class WideSearch:
     """Fills tables with a delegator that plans and executors that search; any number at a time."""
 
-    def __init__(
-        self,
-        delegator: Delegator,
-        executor: Executes,
-        limits: TableLimits,
-        *,
-        early_dispatch: bool = True,
-        managers: Sequence[str] = (),
-    ) -> None:
-        """`early_dispatch`: as for `FactorizedSearch`. `managers`: names of the managers behind
-        `executor`; a cell that one did not settle goes to the next.
-        """
-        self.delegator = delegator
-        self.executor = executor
-        self.limits = limits
-        self.early_dispatch = early_dispatch
-        self.managers = managers
+    delegator: Delegator
+    executor: Executes
+    limits: TableLimits
+    early_dispatch: bool = True
+    """As for `FactorizedSearch`."""
+    managers: Sequence[str] = ()
+    """Names of the managers behind `executor`; a cell that one did not settle goes to the next."""
 
     async def run(self, request: TableRequest, context: RunContext) -> TableRun:
         """Fill the table of a checked request.
