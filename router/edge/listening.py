@@ -109,10 +109,19 @@ def is_named(header: str, names: Collection[str]) -> bool:
         return False
 
 
-async def wait_for_port(address: str) -> None:
-    """Wait a few seconds while another process holds the port, such as a gateway that is being
-    replaced.
+async def before_listening(
+    address: str, setting: str, access: Access | None, tls: TLS | None
+) -> None:
+    """Check an address like `check_listening`, unless `access` is None, and log a warning if other
+    machines connect without TLS. Then wait a few seconds while another process holds the port, such
+    as a gateway that is being replaced.
     """
+    if access is not None:
+        await check_listening(address, setting, access)
+        if tls is None and not is_loopback(address):
+            advice = "set server.tls, or put a proxy in front"
+            _log.warning("serve.unencrypted", address=address, advice=advice)
+
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     for _ in range(_BUSY_TRIES):
@@ -137,12 +146,4 @@ async def check_listening(address: str, setting: str, access: Access) -> None:
         raise BadConfig(
             f"{setting}: {address} can be reached from other machines, but no API key is required; "
             "create one with `rolegate keys create`, or listen on 127.0.0.1:PORT."
-        )
-
-
-def warn_unencrypted(address: str, tls: TLS | None) -> None:
-    """Log a warning if other machines connect without TLS."""
-    if tls is None and not is_loopback(address):
-        _log.warning(
-            "serve.unencrypted", address=address, advice="set server.tls, or put a proxy in front"
         )

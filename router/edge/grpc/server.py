@@ -21,7 +21,7 @@ from router.edge.grpc.services import (
 )
 from router.edge.grpc.table_service import TableServicer
 from router.edge.limits import Limits
-from router.edge.listening import TLS, check_listening, wait_for_port, warn_unencrypted
+from router.edge.listening import TLS, before_listening
 from router.errors import BadConfig
 from router.runs import Gateway, Observer
 
@@ -70,10 +70,7 @@ class Server:
         Raises `BadConfig`, also for an address beyond the loopback if no key is required, and
         `StoreFailed`.
         """
-        if self._access:
-            await check_listening(address, "server.address", self._access)
-            warn_unencrypted(address, self._tls)
-        await wait_for_port(address)
+        await before_listening(address, "server.address", self._access, self._tls)
         try:
             if self._tls:
                 port = self._server.add_secure_port(address, self._tls.for_grpc())

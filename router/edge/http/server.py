@@ -12,14 +12,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from router.access import Access
 from router.edge.limits import Limits
-from router.edge.listening import (
-    TLS,
-    check_listening,
-    host_of,
-    is_named,
-    wait_for_port,
-    warn_unencrypted,
-)
+from router.edge.listening import TLS, before_listening, host_of, is_named
 from router.errors import BadConfig
 from router.runs import Observer
 
@@ -75,14 +68,11 @@ class HTTPServer:
         Raises `BadConfig`, naming `setting`, also for an address beyond the loopback if no key is
         required, and `StoreFailed`.
         """
-        if self._access:
-            await check_listening(address, setting, self._access)
-            warn_unencrypted(address, self._tls)
+        await before_listening(address, setting, self._access, self._tls)
         context = self._tls.for_http() if self._tls else None
         self._hosts.add(host_of(address))
         host, _, port = address.rpartition(":")
         await self._runner.setup()
-        await wait_for_port(address)
         try:
             self._listening = await asyncio.get_running_loop().create_server(
                 lambda: _Door(self._runner.server, self._limits),
