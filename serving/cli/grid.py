@@ -48,9 +48,9 @@ def cell(value: object) -> Text:
     return Text(shown)
 
 
-def counted(count: int, noun: str, one: str = "", more: str = "s") -> str:
-    """Return a count with its noun: "1 row", "2 rows". `one`, `more`: endings."""
-    return f"{count:,} {noun}{one if count == 1 else more}"
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 row", "2 rows"."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def print_line(

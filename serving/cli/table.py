@@ -130,8 +130,9 @@ class TableView(RunView):
             self._rows.add(changed.row_id)
             self._rows -= {*changed.row.merged_row_ids} - {changed.row_id}
             self._last = f": {', '.join(cell.value or '·' for cell in changed.row.cells)}"
-        sub_queries = counted(self._under_way, "sub-quer", "y", "ies")
-        line = f"{counted(len(self._rows), 'row')}, {sub_queries} under way{self._last}"
+        rows = counted(len(self._rows), "row")
+        sub_queries = "sub-query" if self._under_way == 1 else "sub-queries"
+        line = f"{rows}, {self._under_way} {sub_queries} under way{self._last}"
         if not self.progress.is_terminal and monotonic() >= self._due:
             print_line(self.progress, line)
             self._due = monotonic() + _EVERY_S
