@@ -104,7 +104,7 @@ class Tab:
         async with asyncio.timeout(within_s):
             found = (
                 f"new Promise(go => {{ const look = () => ({script}) ? go() : "
-                "setTimeout(look, 50); look() }})"
+                "setTimeout(look, 50); look() })"
             )
             while True:
                 with suppress(LeftPage):
