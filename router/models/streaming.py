@@ -102,6 +102,8 @@ class StreamedReply:
         """Pieces of text that turned out to be reasoning."""
         self._calls = Calls()
         self._refusal = ""
+        self._waiting = ""
+        """Text of a piece that ends with an unsettled mark."""
         self._half = ""
         """First half of a surrogate pair whose second half is in the next piece."""
 
@@ -172,11 +174,19 @@ class StreamedReply:
 
         content = choice.content
         text, thought = self._read(content)
+        if self._calls:
+            text = ""
+        thoughts = self._thoughts
         if text:
             self._wrote = True
-            text, more = self._separated(self._thoughts, text, bool(thought))
-            thought += more
+            if thought:  # the engine separates reasoning itself
+                thoughts.opened = False
+            text, more = thoughts.feed(text)
+            text, thought = self._settled(text, thought + more)
         if content.tool_calls:
+            if thoughts.unsettled:
+                thoughts.revoke()
+                text, thought = self._settled(text, thought)
             text += "" if self._calls else CALL_BEGIN
             self._calls.add(content.tool_calls)
 
@@ -188,22 +198,19 @@ class StreamedReply:
         if kept_text or kept_thought:
             self._add(kept_text, kept_thought)
 
-    def _separated(
-        self,
-        thoughts: Thoughts,
-        text: str,
-        reasons: bool,
-    ) -> tuple[str, str]:
-        """Return a piece's text and the thoughts marked in it; `reasons`: whether the engine
-        separates reasoning itself.
+    def _settled(self, text: str, thought: str) -> tuple[str, str]:
+        """Return the text and thoughts that come next; text of a piece that ends with an unsettled
+        mark waits until it is known which of both it is.
         """
-        if reasons:
-            thoughts.opened = False
-        text, thought = thoughts.feed(text)
+        thoughts = self._thoughts
         if thoughts.revoked:
             thoughts.revoked = False
-            self._revoke(thoughts)
-        return text, thought
+            thought = self._waiting + thought
+            self._waiting = ""
+            self._revoke()
+        text = self._waiting + text
+        self._waiting = text if thoughts.unsettled else ""
+        return ("" if thoughts.unsettled else text), thought
 
     def _read(self, content: MessageReply) -> tuple[str, str]:
         """Return the text and the reasoning of a piece, in whole characters."""
@@ -232,13 +239,12 @@ class StreamedReply:
         self.take(reply)
         self._finish_reason = self._finish_reason or "stop"
 
-    def _revoke(self, thoughts: Thoughts) -> None:
+    def _revoke(self) -> None:
         """Turn all text so far into reasoning; what was passed on stays text there."""
         for number in range(self._revoked, len(self._texts)):
             self._reasoning[number] += self._texts[number]
             self._texts[number] = ""
         self._revoked = len(self._texts)
-        self.opened |= not thoughts.open
         self._cut = StopCut(self._stop)
 
     def report(self, usage: Usage | None = None) -> None:
@@ -296,17 +302,18 @@ class StreamedReply:
         """Return the text and thoughts that were held back, and whether a thought is open. `cut`:
         the length limit ended the output.
         """
-        rest, thought = self._thoughts.end(cut=cut)
-        thinking = self._thoughts.open
-        if self._thoughts.revoked:
-            self._revoke(self._thoughts)
+        thoughts = self._thoughts
+        rest, thought = thoughts.end(cut=cut)
+        thoughts.unsettled = False
+        rest, thought = self._settled(rest, thought)
+        self.opened = thoughts.revealed
         if self._half:
             rest += encodable(self._half)
         if self._calls:
             rest = encodable(self._calls.text(cut=cut)[len(CALL_BEGIN) :])
         rest = rest[: self._room]
         self._chars += len(rest)
-        return rest, thought, thinking
+        return rest, thought, thoughts.open
 
     @property
     def refused(self) -> str | None:

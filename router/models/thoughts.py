@@ -4,8 +4,8 @@ Marks are read one after the other: a mark opens a thought (`<think>`, `[THINK]`
 belongs to a message of the harmony format (`<|channel|>analysis<|message|>`). `_depth` counts open
 thoughts; text at depth 0 is the output. Rules for unclear marks:
 
-- A closing mark without an opening one: the chat template opened the thought, so all text before
-  it was reasoning (`revoked`).
+- A closing mark without an opening one, and text after it: the chat template opened the thought,
+  so all text before it was reasoning (`revoked`). Without text after it, it is ignored.
 - A mark in quotes is text. So is an opening mark after words and a space (`The <think> tag`),
   unless it is closed later; until then its text is kept as `_unsure`.
 - After the end of a nested thought the outer one continues; if that is never closed, it was only
@@ -28,7 +28,7 @@ _AFTER_ANGLE = (
     rf"|(?P<close>\|(?=\w{{1,40}}_end\|){_NAME}|\s{{0,3}}\|?(?:/\s{{0,3}}\|?|end_){_NAME}|"
     rf"channel\|>|unused95>|\|inner_suffix\|>)"
     r"|\|(?:(?P<head>start|begin|channel|constrain)|(?P<message>message|content)"
-    r"|(?P<end>end|return|call|eo[mst]|(?:START|END)_\w{1,20}|(?:begin|"
+    r"|(?P<end>(?:im_)?end|return|call|eo[mst]|(?:START|END)_\w{1,20}|(?:begin|"
     r"end)_of_(?:solution|text)))\|>"
 )
 _BRACKETS = (
@@ -86,6 +86,10 @@ class Thoughts:
         """
         self.revoked = False
         """True once all text so far turns out to be reasoning; the caller resets it."""
+        self.unsettled = False
+        """True after a closing mark without an opening one, until text follows."""
+        self.revealed = False
+        """True once the output shows that the chat template opened a thought."""
         self.opened = opened
         self._begins = True
         self._marks = 0
@@ -153,7 +157,7 @@ class Thoughts:
         self._put(window[position:hold])
         self._held = window[hold:]
         self._brackets += _brackets(window[:hold])
-        self._plain = not (self._depth or self._held or self._begins)
+        self._plain = not (self._depth or self._held or self._begins or self.unsettled)
         return "".join(self._texts), "".join(self._thoughts)
 
     def _end_of_marks(self, window: str) -> int:
@@ -175,7 +179,8 @@ class Thoughts:
             self._begins = False
             self._mark = _IN_WORDS
             self._depth = 1
-            self._revoke()
+            self.revoke()
+            self.revealed = False
         elif len(begun) > 1:
             self._begins = any(words.startswith(begun.casefold()) for words in _ALL_WORDS)
 
@@ -190,6 +195,10 @@ class Thoughts:
 
     def _put(self, part: str) -> None:
         """Add a part between marks to the text or the open thought."""
+        if self.unsettled and not self._depth:
+            part = part.lstrip()
+            if part:
+                self.revoke()
         if not part:
             return
         if not self._depth:
@@ -210,7 +219,7 @@ class Thoughts:
             self._depth = int(_NO_ANSWER.search("".join(head or ()).lower()) is not None)
             self._unsure = None
             if not self._depth:
-                self._revoke()
+                self.revoke()
         elif kind.startswith("open") or (kind == "head" and not self._depth):
             if not self._depth:
                 line = "".join(self._shown)[-_LINE:]
@@ -226,14 +235,16 @@ class Thoughts:
             self._depth -= 1
             self._unsure = [] if self._depth else None
         elif kind == "close" and mark[0] == "<":
-            self._revoke()
+            self.unsettled = True
         if kind == "head":
             self._head = head or []
         self._shown = []
 
-    def _revoke(self) -> None:
+    def revoke(self) -> None:
         """Turn all text so far into reasoning."""
         self.revoked = True
+        self.revealed = True
+        self.unsettled = False
         self._thoughts += self._texts
         self._texts = []
 

@@ -246,6 +246,47 @@ def test_an_unclosed_thought(text: str) -> None:
     assert not told_apart([text]).endswith("a")
 
 
+WORDED = (
+    "Here are my reasoning steps:\nhm\n[BEGIN FINAL RESPONSE]\n%s\n[END FINAL RESPONSE]\n<|end|>"
+)
+REPLIES = {
+    "words": (WORDED % SEARCH, False),
+    "harmony's words": (f"analysisWe look.assistantfinal{SEARCH}", False),
+    "harmony": (f"<|channel|>analysis<|message|>hm<|end|>{FINAL}", True),
+    "opened by the template": (f"hm</think>{SEARCH}", True),
+    "opened by the template, in Cohere's words": (f"hm<|END_THINKING|>{SEARCH}", True),
+    "opened by the model": (f"<think>hm</think>{SEARCH}", False),
+    "a stray end": (f"{SEARCH}\n</think>", False),
+    "a stray end, after spaces": (f"{SEARCH}</think> \n<|im_end|>", False),
+    "a second end": (f"<think>hm</think>{SEARCH}\n</think>", False),
+    "no thought": (SEARCH, False),
+}
+
+
+def replied(pieces: Iterable[str], *, opened: bool = False, stop: str = "") -> tuple[str, bool]:
+    """The text of a streamed reply, and whether the template is known to open thoughts."""
+    reply = StreamedReply(Prompt((), Sampling(), stop=(stop,) if stop else ()), opened=opened)
+    for piece in pieces:
+        reply.take(ChatReply((Choice(delta=MessageReply(piece)),)))
+    reply.take(ChatReply((Choice(delta=MessageReply(""), finish_reason="stop"),)))
+    return reply.end().text.strip(), reply.opened
+
+
+@pytest.mark.parametrize(("form", "opened"), REPLIES.values(), ids=REPLIES.keys())
+@given(st.data())
+def test_what_is_learnt_from_a_reply_in_any_pieces(
+    form: str, opened: bool, data: st.DataObject
+) -> None:
+    """Its text, and whether the template opens thoughts, do not depend on how it is cut."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(form)), max_size=4)))
+    pieces = [form[start:end] for start, end in zip([0, *cuts], [*cuts, len(form)], strict=True)]
+    for stop in ("", "</search>"):
+        text, learnt = replied(pieces, stop=stop)
+        assert text == SEARCH
+        assert learnt == opened or stop
+    assert replied([form]) == replied(form) == (SEARCH, opened)
+
+
 async def test_a_thought_that_the_template_opened(
     pool: ConnectionPool, openai_server: OpenAIServer
 ) -> None:

@@ -303,6 +303,24 @@ async def test_calls_in_a_stream(
     assert (turn.tool, json.loads(turn.arguments)) == ("fetch", {"url": "http://mini/1"})
 
 
+@pytest.mark.parametrize(
+    ("before", "text"), [("", ""), ("I look.", "I look."), ("hm</think>", ""), ("hm</think> ", "")]
+)
+async def test_text_around_a_call(
+    openai_server: OpenAIServer, pool: ConnectionPool, before: str, text: str
+) -> None:
+    """Text after a call is no part of it; reasoning that the template opened is none of the text
+    before it.
+    """
+    said = [delta(content=before)] if before else []
+    for index in range(2):
+        said += [piece(URL[:9], index, "fetch"), delta(content="Done.")]
+        said += [piece(URL[9:], index), delta(content="<answer>x</answer>")]
+    openai_server.plays(streams(*said, end_event("tool_calls"), DONE))
+    model = OpenAIHTTP(pool, openai_server.base_url, MODEL)
+    assert (await streamed(model, PROMPT)).text == text + CALL
+
+
 @given(st.text(max_size=200), st.text(max_size=200))
 def test_tools_count_as_prompt(description: str, word: str) -> None:
     """A prompt's bound holds for its tools in whichever JSON a template writes them."""
