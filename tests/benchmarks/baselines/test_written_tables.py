@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.baselines.written_tables import Writing, writing, written_table
+from benchmarks.widesearch.command import _from_models
+from benchmarks.widesearch.tasks import Rule, Task
 from executor_sft.runtime import open_runtime
 from router.testing.openai_server import says, serving
 from router.trace.table import Column
@@ -52,3 +54,17 @@ async def test_no_table(tmp_path: Path) -> None:
     """A reply without a table is none, and so is a run that found nothing."""
     assert (await made(tmp_path, "wide_single", SEARCH, *["I cannot."] * 3))[0] is None
     assert (await made(tmp_path, "wide_written", STOP, STOP))[0] is None
+
+
+async def test_a_response_to_a_task(tmp_path: Path) -> None:
+    """It holds the table in a fence, and the tokens of each role."""
+    task = Task("t", "All films.", "en", "", ("film",), {"film": Rule(), "director": Rule()})
+    async with serving() as server, retrieving() as port:
+        server.plays(*map(says, WRITE["wide_single"]))
+        config = config_of(tmp_path, server.base_url, port)
+        async with open_runtime(config, lambda _told: None) as runtime:
+            response = await _from_models(runtime, "wide_single", 60.0, task, 0)
+    assert response.response is not None
+    assert response.response.splitlines()[::4] == ["```markdown", "```"]
+    assert "| Heat | Michael Mann |" in response.response
+    assert response.tokens["delegation"] > 0

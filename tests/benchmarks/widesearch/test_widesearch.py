@@ -332,7 +332,7 @@ async def test_a_config_without_a_judge(folder: Path, tmp_path: Path) -> None:
     file = responses(folder, ("t1", HALF), ("t2", RIGHT))
     config = tmp_path / "config.toml"
     options = Options(
-        tasks=folder, responses=file, runs=1, judge=True, config=config, out=tmp_path / "out"
+        tasks=folder, responses=file, runs=1, judge=True, models=config, out=tmp_path / "out"
     )
     with pytest.raises(
         BadRequest, match=r"config.toml: has no \[distillation.judge\]; add it, or give --no-judge"
