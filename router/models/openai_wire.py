@@ -303,6 +303,8 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
         reason = self.finish_reason
         if not isinstance(reason, str):
             return "stop" if reason else None
+        if reason.lower() in ("", "null", "none"):
+            return None
         if reason.lower() in _FILTERED:
             return FILTERED
         return "length" if reason.lower() in _CUT else reason

@@ -1,5 +1,6 @@
 """Assembly of one output from a whole reply or from the chunks of a stream."""
 
+from math import inf
 from typing import Self
 
 from msgspec.structs import replace
@@ -107,6 +108,8 @@ class StreamedReply:
         self._half = ""
         """First half of a surrogate pair whose second half is in the next piece."""
 
+        self._index: float = inf
+        """Index of the output, the lowest so far."""
         self._finish_reason: str | None = None
         self._matched: str | None = None
         self._usage: UsageReply | None = None
@@ -164,16 +167,17 @@ class StreamedReply:
         if chunk.usage is not None:
             self._count(chunk.usage)
         choice = chunk.choice
-        if choice is None or self._finish_reason is not None:
+        if choice is None or self._exceeded or choice.index > self._index:
             return
-        if choice.finish_reason:
+        self._index = choice.index
+        if choice.reason and self._finish_reason != FILTERED:  # some name one with every chunk
             self._finish_reason = choice.reason
-            self._matched = choice.matched
-        if self._wrote and choice.message is not None and not choice.delta:
-            return  # the whole message, repeated after its pieces
+            self._matched = choice.matched or self._matched
 
         content = choice.content
-        text, thought = self._read(content)
+        # The whole message may be repeated after its pieces
+        repeated = self._wrote and choice.message is not None and not choice.delta
+        text, thought = ("", "") if repeated else self._read(content)
         if self._calls:
             text = ""
         thoughts = self._thoughts
@@ -183,7 +187,7 @@ class StreamedReply:
                 thoughts.opened = False
             text, more = thoughts.feed(text)
             text, thought = self._settled(text, thought + more)
-        if content.tool_calls:
+        if content.tool_calls and not (repeated and self._calls):
             if thoughts.unsettled:
                 thoughts.revoke()
                 text, thought = self._settled(text, thought)

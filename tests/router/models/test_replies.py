@@ -153,6 +153,18 @@ STREAMS: dict[str, bytes] = {
     + piece({"content": "b"}, finish_reason=0)
     + END,
     "parts": piece({"content": [{"type": "text", "text": "a"}]}) + B + END,
+    "a finish reason with each": piece({"content": "a"}, finish_reason="stop")
+    + piece({"content": "b"}, finish_reason="stop")
+    + END,
+    "a finish reason too early": A + END + B + END,
+    "finish reason null as text": piece({"content": "a"}, finish_reason="null")
+    + piece({"content": "b"}, finish_reason="None")
+    + END,
+    "another choice": A
+    + event({"choices": [{"index": 1, "delta": {"content": "x"}, "finish_reason": "stop"}]})
+    + B
+    + event({"choices": [{"index": 1, "delta": {"content": "x"}}]})
+    + END,
     "delta null": piece(None) + A + piece(None) + B + END,
     "usage null": piece({"content": "a"}, usage=None)
     + B

@@ -321,6 +321,22 @@ async def test_text_around_a_call(
     assert (await streamed(model, PROMPT)).text == text + CALL
 
 
+async def test_a_finish_reason_with_each_piece(
+    openai_server: OpenAIServer, pool: ConnectionPool
+) -> None:
+    """Pieces of a call that come with a finish reason or after one belong to the call."""
+    pieces = [called(WHOLE[:9], "fetch", id="a", index=0), called(WHOLE[9:], index=0)]
+    said = [
+        event({"choices": [{"delta": {"tool_calls": [each]}, "finish_reason": "tool_calls"}]})
+        for each in pieces
+    ]
+    openai_server.plays(streams(*said, DONE))
+    model = OpenAIHTTP(pool, openai_server.base_url, MODEL)
+    turn = parse_action_turn(parse_turn, (await streamed(model, PROMPT)).text)
+    assert isinstance(turn, CallTurn)
+    assert json.loads(turn.arguments) == json.loads(WHOLE)
+
+
 @given(st.text(max_size=200), st.text(max_size=200))
 def test_tools_count_as_prompt(description: str, word: str) -> None:
     """A prompt's bound holds for its tools in whichever JSON a template writes them."""
