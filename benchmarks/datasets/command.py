@@ -45,8 +45,6 @@ class QuestionCounts(msgspec.Struct, frozen=True):
     sampled: int
     evidence: int
     """Questions with supporting passages."""
-    steps: int
-    """Questions with a gold decomposition."""
 
 
 class Overview(msgspec.Struct, frozen=True):
@@ -99,10 +97,9 @@ def _counted(
 ) -> list[QuestionCounts]:
     """Count by data set and split, in the order of the questions."""
     with_evidence = [question for question in questions if question.supporting]
-    with_steps = [question for question in questions if question.decomposition]
     columns = [
         Counter((question.dataset, question.split) for question in chosen)
-        for chosen in (questions, drawn, with_evidence, with_steps)
+        for chosen in (questions, drawn, with_evidence)
     ]
     return [
         QuestionCounts(*origin, *(column[origin] for column in columns)) for origin in columns[0]

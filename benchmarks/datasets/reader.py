@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.datasets.question import BenchmarkQuestion, SubQuestion
+from benchmarks.datasets.question import BenchmarkQuestion
 from executor_sft.miniworld.questions import SubQuery
 from router.errors import BadCorpus
 from router.protocol import Passage
@@ -64,7 +64,6 @@ def read_entries(path: Path) -> Iterator[Entry]:
             plain.dataset or name,
             plain.split or split,
             plain.supporting_doc_ids,
-            plain.decomposition,
             plain.type,
         )
         if not question.answers:
@@ -88,7 +87,6 @@ class _CommonFields(msgspec.Struct, frozen=True):
     dataset: str = ""
     split: str = ""
     supporting_doc_ids: tuple[str, ...] = ()
-    decomposition: tuple[SubQuestion, ...] = ()
     type: str = ""
 
 
@@ -98,16 +96,9 @@ class _Paragraphs(msgspec.Struct, frozen=True):
 
 
 class _MusiqueParagraph(msgspec.Struct, frozen=True):
-    idx: int
     title: str
     paragraph_text: str
     is_supporting: bool = False
-
-
-class _MusiqueStep(msgspec.Struct, frozen=True):
-    question: str
-    answer: str
-    support: int | None = msgspec.field(default=None, name="paragraph_support_idx")
 
 
 class _Musique(msgspec.Struct, frozen=True):
@@ -115,7 +106,6 @@ class _Musique(msgspec.Struct, frozen=True):
     answer_aliases: tuple[str, ...] = ()
     answerable: bool = True
     paragraphs: tuple[_MusiqueParagraph, ...] = ()
-    question_decomposition: tuple[_MusiqueStep, ...] = ()
 
 
 class _MiniWorld(msgspec.Struct, frozen=True):
@@ -165,26 +155,21 @@ def _hotpotqa(row: Mapping[str, Any]) -> _Read:
 def _musique(row: Mapping[str, Any]) -> _Read:
     """Read MuSiQue (Trivedi et al., 2022). Unanswerable rows of MuSiQue-Full have no answers."""
     fields = msgspec.convert({name: _by_row(field) for name, field in row.items()}, _Musique)
-    passages = {
-        paragraph.idx: _paragraph(paragraph.title, paragraph.paragraph_text)
-        for paragraph in fields.paragraphs
-    }
-    ids: dict[int | None, str] = {number: passage.id for number, passage in passages.items()}
+    passages = [
+        _paragraph(paragraph.title, paragraph.paragraph_text) for paragraph in fields.paragraphs
+    ]
+    supporting = dict.fromkeys(
+        passage.id
+        for passage, paragraph in zip(passages, fields.paragraphs, strict=True)
+        if paragraph.is_supporting
+    )
     plain = msgspec.structs.replace(
         _flat(row)[0],
         answers=(fields.answer, *fields.answer_aliases) if fields.answerable else (),
         answer="",
-        supporting_doc_ids=(
-            *dict.fromkeys(
-                ids[paragraph.idx] for paragraph in fields.paragraphs if paragraph.is_supporting
-            ),
-        ),
-        decomposition=tuple(
-            SubQuestion(step.question, step.answer, ids.get(step.support, ""))
-            for step in fields.question_decomposition
-        ),
+        supporting_doc_ids=(*supporting,),
     )
-    return plain, (*passages.values(),)
+    return plain, (*passages,)
 
 
 def _popqa(row: Mapping[str, Any]) -> _Read:
@@ -195,23 +180,11 @@ def _popqa(row: Mapping[str, Any]) -> _Read:
 
 
 def _mini_world(row: Mapping[str, Any]) -> _Read:
-    """Read an exported question of the mini world. Sub-queries repeat the answers of earlier
-    rounds, most often the latest. The last passage of a sub-query answers it.
-    """
-    rounds = msgspec.convert(row, _MiniWorld).rounds
-    steps: list[SubQuestion] = []
-    for block in rounds:
-        earlier = [*enumerate((step.answer for step in steps), 1)][::-1]
-        for sub_query in block:
-            text = sub_query.text
-            for number, answer in earlier:
-                text = text.replace(answer, f"#{number}")
-            answer = sub_query.report.answer
-            steps.append(SubQuestion(text, answer, sub_query.gold_passages[-1]))
-    sub_queries = chain.from_iterable(rounds)
+    """Read an exported question of the mini world."""
+    sub_queries = chain.from_iterable(msgspec.convert(row, _MiniWorld).rounds)
     gold = dict.fromkeys(chain.from_iterable(sub_query.gold_passages for sub_query in sub_queries))
     plain, _ = _flat(row, text="question")
-    return msgspec.structs.replace(plain, supporting_doc_ids=(*gold,), decomposition=(*steps,)), ()
+    return msgspec.structs.replace(plain, supporting_doc_ids=(*gold,)), ()
 
 
 def _paragraph(title: str, text: str) -> Passage:

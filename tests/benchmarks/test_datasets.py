@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.datasets.command import sample
-from benchmarks.datasets.question import BenchmarkQuestion, SubQuestion
+from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
 from executor_sft.miniworld.export import export
 from executor_sft.miniworld.world import World
@@ -153,9 +153,7 @@ def test_hotpotqa(tmp_path: Path) -> None:
 
 
 def test_musique(tmp_path: Path) -> None:
-    """Aliases are answers, each once; each step knows its passage; earlier answers are filled
-    into later steps.
-    """
+    """Aliases are answers, each once; supporting paragraphs are known by what they say."""
     (entry,) = read_entries(
         written(tmp_path / "musique_ans_v1.0_dev.jsonl", json.dumps(MUSIQUE) + "\n\n")
     )
@@ -167,23 +165,6 @@ def test_musique(tmp_path: Path) -> None:
         "dev",
     )
     assert question.supporting == (ulm.id, ana.id)
-    first = SubQuestion("Ana >> town", "Ulm", ana.id)
-    second = SubQuestion("Who founded #1 ?", "Otto", ulm.id)
-    assert question.decomposition == (first, second)
-    assert question.sub_questions == ("Ana >> town", "Who founded Ulm ?")
-
-
-def test_a_number_that_is_no_step_stays() -> None:
-    """ "#1" in the first step, or "#7" in the second, are part of the text."""
-    steps = (
-        SubQuestion("Which song of Ana reached #1?", r"A \1"),
-        SubQuestion("Did #1 fall to #7 or #0?", "no"),
-    )
-    question = BenchmarkQuestion("1", "?", ("no",), "musique", "dev", decomposition=steps)
-    assert question.sub_questions == (
-        "Which song of Ana reached #1?",
-        r"Did A \1 fall to #7 or #0?",
-    )
 
 
 @pytest.mark.parametrize(
@@ -214,7 +195,7 @@ def test_flat_forms(tmp_path: Path, name: str, content: str, expected: Benchmark
 
 
 def test_the_mini_world(tmp_path: Path) -> None:
-    """Its gold sub-queries are a decomposition."""
+    """Passages of its gold sub-queries support a question."""
     for question, entry in zip(
         export(World(3, "train"), tmp_path, 4), read_entries(tmp_path), strict=True
     ):
@@ -225,16 +206,13 @@ def test_the_mini_world(tmp_path: Path) -> None:
             (question.answer,),
         )
         assert (read.dataset, read.type) == ("miniworld", question.type)
-        assert read.sub_questions == tuple(sub_query.text for sub_query in question.sub_queries)
-        assert {step.supporting_doc_id for step in read.decomposition} <= set(read.supporting)
+        gold = [passage for known in question.sub_queries for passage in known.gold_passages]
+        assert read.supporting == tuple(dict.fromkeys(gold))
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     """The plain form loses nothing."""
-    step = SubQuestion("Which town?", "Ulm", "p2")
-    whole = BenchmarkQuestion(
-        "1", "Who?", ("Ana", "A."), "nq", "dev", ("p1", "p2"), (step,), "bridge"
-    )
+    whole = BenchmarkQuestion("1", "Who?", ("Ana", "A."), "nq", "dev", ("p1", "p2"), "bridge")
     lines = msgspec.json.Encoder().encode_lines(
         [whole, BenchmarkQuestion("2", "Who?", ("Bo",), "nq", "dev")]
     )

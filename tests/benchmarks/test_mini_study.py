@@ -51,7 +51,6 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
     assert len(set(ids)) == len(ids)
     questions = questions_of(plan)
     assert len({question.id for question in questions}) == 6
-    assert all(question.decomposition for question in questions)
 
 
 def test_a_compositional_study(tmp_path: Path) -> None:
