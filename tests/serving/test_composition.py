@@ -1,4 +1,4 @@
-"""From a config to a running gateway: that its keys reach the calls."""
+"""A config becomes a running gateway, and its keys reach the calls."""
 
 import ast
 import asyncio
@@ -51,13 +51,11 @@ from tests.serving.tools.pools import faulty
 
 
 def ignored(_step: str) -> None:
-    """Listen to nothing."""
+    """Ignore a line of the log."""
 
 
 async def test_a_role_s_keys_reach_its_calls(tmp_path: Path) -> None:
-    """Thinking, further fields and the missing system role of a role show in what its model is
-    sent.
-    """
+    """Thinking, extra fields and the missing system role are in the requests to the model."""
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
     async with serving() as server:
         role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url=server.base_url)
@@ -84,10 +82,10 @@ async def test_a_role_s_keys_reach_its_calls(tmp_path: Path) -> None:
     assert not {"top_k", "chat_template_kwargs"} & unchanged.keys()
 
 
-async def test_pages(tmp_path: Path) -> None:
-    """Every page is there beside the API, once HTTP is wanted."""
+async def test_all_pages_are_served_alongside_the_api(tmp_path: Path) -> None:
+    """HTTP has an address in this config."""
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
-    told: list[str] = []
+    lines: list[str] = []
     async with serving() as server:
         role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url=server.base_url)
         config = Config(
@@ -96,15 +94,15 @@ async def test_pages(tmp_path: Path) -> None:
             server=ServerConfig(store=f"sqlite:///{tmp_path}/runs.db"),
         )
         async with (
-            running_gateway(config, "127.0.0.1:0", told.append, "127.0.0.1:0") as address,
+            running_gateway(config, "127.0.0.1:0", lines.append, "127.0.0.1:0") as address,
             grpc.aio.insecure_channel(address) as channel,
             aiohttp.ClientSession() as session,
         ):
-            asked = [pb.ChatMessage(role="user", content="Who?")]
-            request = pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=asked)
+            messages = [pb.ChatMessage(role="user", content="Who?")]
+            request = pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=messages)
             await CompletionServiceStub(channel).Complete(request, timeout=30)
-            place = told[-1].removeprefix("pages are at ").removesuffix("/")
-            for path, said in (
+            place = lines[-1].removeprefix("pages are at ").removesuffix("/")
+            for path, text in (
                 ("/", "Who?</a>"),
                 ("/usage", ">answer</th>"),
                 ("/versions", f">{MODEL}</td>"),
@@ -112,11 +110,11 @@ async def test_pages(tmp_path: Path) -> None:
             ):
                 async with session.get(f"{place}{path}") as response:
                     assert response.status == 200
-                    assert said in await response.text()
+                    assert text in await response.text()
 
 
-async def test_a_server_of_tools_that_is_down(tmp_path: Path) -> None:
-    """It keeps no gateway from starting, nor from being healthy; one that works ends with it."""
+async def test_a_tool_server_that_is_down_does_not_stop_the_gateway(tmp_path: Path) -> None:
+    """The gateway starts and is healthy; a working server ends with it."""
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
     role = RoleConfig(
         model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url="http://127.0.0.1:9/v1"
@@ -132,7 +130,7 @@ async def test_a_server_of_tools_that_is_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["address", "http"])
-async def test_a_port_in_use_is_told_before_anything_slow(
+async def test_a_port_in_use_is_reported_before_engines_load(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Engines take minutes to load."""
@@ -145,18 +143,19 @@ async def test_a_port_in_use_is_told_before_anything_slow(
             retrieval=RetrievalConfig(address="127.0.0.1:9"),
             server=ServerConfig(store=f"sqlite:///{tmp_path}/runs.db"),
         )
-        taken = server.base_url.split("/")[2]
-        addresses = {"address": "127.0.0.1:0", "http": "127.0.0.1:0"} | {setting: taken}
+        address = server.base_url.split("/")[2]
+        addresses = {"address": "127.0.0.1:0", "http": "127.0.0.1:0"} | {setting: address}
         with pytest.raises(
-            BadConfig, match=f"^server.{setting}: cannot listen on {taken}; is the port in use?"
+            BadConfig, match=f"^server.{setting}: cannot listen on {address}; is the port in use?"
         ):
             async with running_gateway(config, addresses["address"], ignored, addresses["http"]):
                 pass
 
 
-async def test_replicas_and_fallbacks(tmp_path: Path) -> None:
-    """Where one endpoint is dead and its replica overloaded, the backbone answers, at its own
-    length; the ledger's rows name them, and each is reconciled by itself.
+async def test_replicas_and_fallbacks_answer_for_a_failed_endpoint(tmp_path: Path) -> None:
+    """With one endpoint dead and its replica overloaded, the backbone answers with its own length.
+
+    The ledger's rows name the deployments, and each is reconciled separately.
     """
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
     async with serving() as dead:
@@ -182,12 +181,14 @@ async def test_replicas_and_fallbacks(tmp_path: Path) -> None:
             running_gateway(config, "127.0.0.1:0", ignored) as address,
             grpc.aio.insecure_channel(address) as channel,
         ):
-            asked = pb.CompleteRequest(
+            request = pb.CompleteRequest(
                 role=usage_pb2.ROLE_EXECUTION, messages=[pb.ChatMessage(role="user", content="hi")]
             )
-            reply = await CompletionServiceStub(channel).Complete(asked, timeout=30)
+            reply = await CompletionServiceStub(channel).Complete(request, timeout=30)
             stub = UsageServiceStub(channel)
-            found = await stub.ReconcileUsage(usage_service_pb.ReconcileUsageRequest(), timeout=30)
+            response = await stub.ReconcileUsage(
+                usage_service_pb.ReconcileUsageRequest(), timeout=30
+            )
             run = await RunServiceStub(channel).GetRun(
                 run_pb.GetRunRequest(run_id=reply.run_id), timeout=30
             )
@@ -196,13 +197,13 @@ async def test_replicas_and_fallbacks(tmp_path: Path) -> None:
     assert [call.purpose for call in run.calls] == ["first", "retry", "fallback"]
     assert {call.deployment for call in run.calls[:2]} == {dead.base_url, busy.base_url}
     assert run.calls[2].deployment == backbone.base_url
-    assert {each.deployment for each in found.reconciliations} == {
+    assert {reconciliation.deployment for reconciliation in response.reconciliations} == {
         server.base_url for server in (dead, busy, backbone)
     }
 
 
 def versioned(tmp_path: Path, base_url: str, **versions: object) -> Config:
-    """A config of one model, with a folder of versions."""
+    """Return a config of one model with a folder of versions."""
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
     role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url=base_url)
     return Config(
@@ -213,9 +214,9 @@ def versioned(tmp_path: Path, base_url: str, **versions: object) -> Config:
     )
 
 
-async def test_a_version_that_cannot_be_loaded_at_the_start(tmp_path: Path) -> None:
-    """The configured model works in its place, and what is wrong is told."""
-    told: list[str] = []
+async def test_an_unloadable_version_is_replaced_by_the_configured_model(tmp_path: Path) -> None:
+    """The log says what is wrong."""
+    lines: list[str] = []
     async with serving() as server:
         config = versioned(tmp_path, server.base_url)
         database = await Database.open(config.server.store)
@@ -226,7 +227,7 @@ async def test_a_version_that_cannot_be_loaded_at_the_start(tmp_path: Path) -> N
         assert await SQLVersionBook(database).change([lost], [active], [])
         await database.close()
         async with (
-            running_gateway(config, "127.0.0.1:0", told.append) as address,
+            running_gateway(config, "127.0.0.1:0", lines.append) as address,
             grpc.aio.insecure_channel(address) as channel,
         ):
             request = pb.CompleteRequest(
@@ -235,14 +236,14 @@ async def test_a_version_that_cannot_be_loaded_at_the_start(tmp_path: Path) -> N
             assert (
                 await CompletionServiceStub(channel).Complete(request, timeout=30)
             ).usage.model == MODEL
-    (said,) = [line for line in told if "executor-000009" in line]
+    (said,) = [line for line in lines if "executor-000009" in line]
     assert said.startswith(
         f"executor version executor-000009 is not in use here: {tmp_path}/versions/executor-000009"
     )
 
 
-async def test_a_first_version_that_is_broken(tmp_path: Path) -> None:
-    """There is no gateway without it: nothing else was asked for."""
+async def test_a_broken_first_version_stops_the_start(tmp_path: Path) -> None:
+    """There is no gateway without the version, as the config asks for nothing else."""
     async with serving() as server:
         config = versioned(tmp_path, server.base_url, start=f"{tmp_path}/executor-000001")
         with pytest.raises(BadConfig, match=r"^versions\.start: .*manifest\.json: No such file"):
@@ -253,8 +254,9 @@ async def test_a_first_version_that_is_broken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", ["not JSON", '{"question": "Who?"}', '{"question": "Who?", "golden_answers": []}']
 )
-async def test_held_out_questions_that_cannot_be_read(tmp_path: Path, line: str) -> None:
-    """They are told before anybody asks."""
+async def test_unreadable_held_out_questions_are_refused_at_the_start(
+    tmp_path: Path, line: str
+) -> None:
     (tmp_path / "held_out.jsonl").write_text(
         f'{{"question": "Who?", "golden_answers": ["I"], "id": 1}}\n{line}\n'
     )
@@ -265,10 +267,10 @@ async def test_held_out_questions_that_cannot_be_read(tmp_path: Path, line: str)
                 """It does not come to that."""
 
 
-async def test_a_judge_is_needed_as_a_role_is(
+async def test_a_judge_and_its_key_are_required_for_a_gate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its key, too; not where no gate decides."""
+    """Without a gate they are not."""
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     async with serving() as server:
         config = versioned(tmp_path, server.base_url)
@@ -284,9 +286,9 @@ async def test_a_judge_is_needed_as_a_role_is(
             """Nobody asks the judge."""
 
 
-def test_parts_get_everything_when_they_are_built() -> None:
-    """The composition root sets no attribute of a part that it has built, but a fresh breaker for
-    an engine that was restarted.
+def test_parts_are_complete_when_they_are_built() -> None:
+    """The composition root sets no attribute of a built part, except a fresh breaker for a
+    restarted engine.
     """
     tree = ast.parse(inspect.getsource(composition))
     targets = [
@@ -299,8 +301,8 @@ def test_parts_get_everything_when_they_are_built() -> None:
     assert targets == ["breaker"]
 
 
-async def test_the_model_that_the_config_names_is_on_record(tmp_path: Path) -> None:
-    """Active, as there is no other."""
+async def test_the_configured_model_is_recorded_as_active(tmp_path: Path) -> None:
+    """There is no other version."""
     async with serving() as server:
         config = versioned(tmp_path, server.base_url)
         async with (
@@ -323,11 +325,12 @@ async def test_the_model_that_the_config_names_is_on_record(tmp_path: Path) -> N
         ({"temperature": 0.7, "seed": 1}, ReportCacheConfig(), 2),
     ],
 )
-async def test_a_sub_query_asked_again(
+async def test_a_repeated_sub_query_gets_its_cached_report(
     tmp_path: Path, execution: dict[str, float], report_cache: ReportCacheConfig, calls: int
 ) -> None:
-    """Its report is there already, unless that is switched off, or the executor may say something
-    else each time. Of a retrieval server, the index is known from the start.
+    """There is no cache if it is switched off, or if the executor samples its answers.
+
+    The index of a retrieval server is known from the start.
     """
     retrieval = Server(
         None, RetrievalServicer(FixedRetriever({"Heat": [PASSAGE]}), index_id=lambda: "an index")
@@ -366,7 +369,7 @@ async def test_a_sub_query_asked_again(
 
 
 def restore(file: Path) -> None:
-    """Put a copy in the place of a file, as when a backup is taken back."""
+    """Replace a file by a copy, as when a backup is restored."""
     copy = shutil.copy(file, file.with_name("copy"))
     Path(copy).replace(file)
 
@@ -384,14 +387,16 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_a_store_that_is_taken_away(damage: str, tmp_path: Path) -> None:
-    """From then on nothing is read. Where only the database is gone, runs go on, and a gateway that
-    is started anew has them all from the log; where that is gone too, soon nothing is acknowledged.
+async def test_a_gateway_whose_store_is_removed_reads_nothing_from_it(
+    damage: str, tmp_path: Path
+) -> None:
+    """If only the database is missing, runs continue, and a restarted gateway restores all of them
+    from the log. If the log is missing too, runs soon fail.
     """
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
     file = tmp_path / "store" / "runs.db"
     file.parent.mkdir()
-    asked = pb.CompleteRequest(
+    request = pb.CompleteRequest(
         role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="hi")]
     )
     async with serving() as server:
@@ -407,7 +412,7 @@ async def test_a_store_that_is_taken_away(damage: str, tmp_path: Path) -> None:
         ):
             completions = CompletionServiceStub(channel)
             runs = RunServiceStub(channel)
-            answered = [(await completions.Complete(asked, timeout=30)).run_id]
+            answered = [(await completions.Complete(request, timeout=30)).run_id]
             assert (await runs.GetRun(run_pb.GetRunRequest(run_id=answered[0]), timeout=30)).output
             DAMAGES[damage](file)
             for call in (
@@ -428,11 +433,11 @@ async def test_a_store_that_is_taken_away(damage: str, tmp_path: Path) -> None:
                 with pytest.raises(grpc.aio.AioRpcError, match="was deleted or replaced") as caught:
                     async with asyncio.timeout(10):
                         while True:
-                            await completions.Complete(asked, timeout=30)
+                            await completions.Complete(request, timeout=30)
                 assert info_of(caught.value).reason == "STORE_FAILED"
             else:
                 answered += [
-                    (await completions.Complete(asked, timeout=30)).run_id for _ in range(3)
+                    (await completions.Complete(request, timeout=30)).run_id for _ in range(3)
                 ]
         file.parent.mkdir(exist_ok=True)
         async with (
@@ -440,7 +445,7 @@ async def test_a_store_that_is_taken_away(damage: str, tmp_path: Path) -> None:
             grpc.aio.insecure_channel(address) as channel,
         ):
             answered.append(
-                (await CompletionServiceStub(channel).Complete(asked, timeout=30)).run_id
+                (await CompletionServiceStub(channel).Complete(request, timeout=30)).run_id
             )
             for run_id in answered:
                 assert (
@@ -450,8 +455,7 @@ async def test_a_store_that_is_taken_away(damage: str, tmp_path: Path) -> None:
                 ).output
 
 
-async def test_a_key_in_a_store_that_is_taken_away(tmp_path: Path) -> None:
-    """Is not handed out."""
+async def test_a_key_is_not_issued_into_a_removed_store(tmp_path: Path) -> None:
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
     (tmp_path / "runs.db").unlink()
     with pytest.raises(StoreFailed, match="deleted or replaced"):

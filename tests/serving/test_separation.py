@@ -1,6 +1,4 @@
-"""Two tenants at one gateway, with a real store: nothing of one reaches the other, whatever it
-asks for.
-"""
+"""Two tenants at one gateway with a real store: no data of one tenant reaches the other."""
 
 import asyncio
 import re
@@ -67,7 +65,7 @@ SERVICES = (
     "Usage",
 )
 MARK = "Rumpelstiltskin"
-"""Stands in all that the first tenant asks, and in nothing else."""
+"""Text that is in all requests of the first tenant, and in nothing else."""
 MARKED = f"Who directed {MARK}?"
 WAITING = f"Who waits for {MARK}?"
 PLAIN = "Who directed Heat?"
@@ -75,7 +73,7 @@ REQUEST_ID = "the-first-tenant-s-name-for-it"
 
 
 class Waits:
-    """A retriever that keeps one question waiting."""
+    """A retriever that delays one question."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -91,41 +89,41 @@ class Waits:
 
 
 class NoCounts:
-    """Engines that nobody reads."""
+    """A reader of engine counters that has none."""
 
     async def read(self, base_url: str) -> Any:
         raise NotImplementedError
 
 
 async def _traffic() -> Traffic:
-    """Nobody reads it."""
+    """Fail, as nothing reads the traffic."""
     raise NotImplementedError
 
 
 async def _load(name: str) -> str:
-    """A version that nobody may load."""
+    """Fail, as no version may be loaded."""
     raise NotImplementedError(name)
 
 
 def delegates(prompt: Prompt) -> str:
-    """The question itself is the only sub-query."""
+    """Delegate the question itself as the only sub-query."""
     return block(prompt.messages[1].content) if len(prompt.messages) == 2 else STOP
 
 
 @dataclass
 class Caller:
-    """A tenant, or the operator, with a key of every scope."""
+    """A tenant, or the operator, with a key that has every scope."""
 
     name: str
     metadata: tuple[tuple[str, str], ...]
     question: str
-    """What it asks."""
+    """The caller's question."""
 
 
 @dataclass
 class World:
-    """A gateway, on which the first tenant has run everything once; one of its runs is still
-    under way.
+    """A gateway on which the first tenant has made each kind of request; one of its runs is still
+    running.
     """
 
     channel: grpc.aio.Channel
@@ -135,13 +133,13 @@ class World:
     other: Caller
     operator: Caller
     ended: str = ""
-    """A run of the owner's."""
+    """Completed run of the owner."""
     under_way: str = ""
-    """Another one."""
+    """Running run of the owner."""
     table: str = ""
-    """A table of the owner's."""
+    """Table of the owner."""
     page: str = ""
-    """Where the owner's list of runs goes on."""
+    """Page token of the owner's list of runs."""
 
 
 async def _opened(stack: AsyncExitStack, folder: Path) -> World:
@@ -229,12 +227,12 @@ def _runs(world: World) -> Any:
 
 
 async def whole(stream: Any) -> str:
-    """All that a stream tells; for a run under way, until it is `let`."""
+    """Return a whole stream as text. The stream of a running run is read until it is let finish."""
     return "".join([str(message) async for message in stream])
 
 
 async def answer(world: World, caller: Caller) -> str:
-    """By the first tenant's `request_id`."""
+    """Ask with the first tenant's `request_id`."""
     request = answer_pb.AnswerRequest(question=caller.question, request_id=REQUEST_ID)
     return str(await AnswerServiceStub(world.channel).Answer(request, metadata=caller.metadata))
 
@@ -274,7 +272,7 @@ async def execute(world: World, caller: Caller) -> str:
 
 
 def _wanted(caller: Caller) -> dict[str, Any]:
-    """A table with a known row of the caller's."""
+    """Return the table request, with a known row of the caller."""
     columns = [
         table_pb.Column(name=name, key=name == "city") for name in ("city", "founder", "founded")
     ]
@@ -310,7 +308,7 @@ async def search(world: World, caller: Caller) -> str:
 
 
 async def get_run(world: World, caller: Caller) -> str:
-    """Both runs, with their traces."""
+    """Get both runs, with their traces."""
     return await _each(
         world,
         lambda run_id: _runs(world).GetRun(
@@ -320,21 +318,21 @@ async def get_run(world: World, caller: Caller) -> str:
 
 
 async def watch_run(world: World, caller: Caller) -> str:
-    """Both runs, from the first event on; the first one of each will do."""
+    """Watch both runs from the first event; the first event of each is enough."""
 
     async def first(run_id: str) -> Any:
         stream = _runs(world).WatchRun(
             run_pb.WatchRunRequest(run_id=run_id), metadata=caller.metadata
         )
-        told = [await ended(stream.read()) for _ in range(3)]
+        streams = [await ended(stream.read()) for _ in range(3)]
         stream.cancel()
-        return told
+        return streams
 
     return await _each(world, first)
 
 
 async def cancel_run(world: World, caller: Caller) -> str:
-    """Both runs."""
+    """Cancel both runs."""
     return await _each(
         world,
         lambda run_id: _runs(world).CancelRun(
@@ -349,8 +347,8 @@ async def feedback(world: World, caller: Caller) -> str:
 
 
 async def list_runs(world: World, caller: Caller) -> str:
-    """All, by the first tenant's name, and from where its list goes on."""
-    found = ""
+    """List all runs, by the first tenant's name, and from its page token."""
+    texts = ""
     for request in (
         run_pb.ListRunsRequest(),
         run_pb.ListRunsRequest(tenant="first"),
@@ -359,34 +357,34 @@ async def list_runs(world: World, caller: Caller) -> str:
             tenant="first", page_token=world.page, status=run_pb.RUN_STATUS_RUNNING
         ),
     ):
-        found += str(await _runs(world).ListRuns(request, metadata=caller.metadata))
-    return found
+        texts += str(await _runs(world).ListRuns(request, metadata=caller.metadata))
+    return texts
 
 
 async def export_runs(world: World, caller: Caller) -> str:
-    """All, by name, and for training."""
-    found = ""
+    """Export all runs, by name, and for training."""
+    texts = ""
     for request in (
         run_pb.ExportRunsRequest(),
         run_pb.ExportRunsRequest(tenant="first"),
         run_pb.ExportRunsRequest(tenant="first", for_training=True),
         run_pb.ExportRunsRequest(for_training=True),
     ):
-        found += await whole(_runs(world).ExportRuns(request, metadata=caller.metadata))
-    return found
+        texts += await whole(_runs(world).ExportRuns(request, metadata=caller.metadata))
+    return texts
 
 
 async def get_usage(world: World, caller: Caller) -> str:
-    """Of all tenants, and by name."""
-    found = ""
+    """Get the usage of all tenants, and by name."""
+    texts = ""
     for request in (
         usage_pb.GetUsageRequest(group_by=[usage_pb.USAGE_DIMENSION_TENANT]),
         usage_pb.GetUsageRequest(tenant="first"),
     ):
-        found += str(
+        texts += str(
             await UsageServiceStub(world.channel).GetUsage(request, metadata=caller.metadata)
         )
-    return found
+    return texts
 
 
 async def reconcile_usage(world: World, caller: Caller) -> str:
@@ -397,7 +395,7 @@ async def reconcile_usage(world: World, caller: Caller) -> str:
 
 
 def version_case(method: str) -> "Case":
-    """What a method of the versions comes to; its name is all that it is asked with."""
+    """Return the call of a method of the versions service."""
 
     async def case(world: World, caller: Caller) -> str:
         request = getattr(version_pb, f"{method}Request")()
@@ -408,14 +406,15 @@ def version_case(method: str) -> "Case":
 
 
 async def _each(world: World, call: Callable[[str], Awaitable[Any]]) -> str:
-    """What comes of both runs of the first tenant; that neither is found must be said of both
-    in the same words.
+    """Call a method with both runs of the first tenant.
+
+    If neither is found, the errors must be equal.
     """
-    found = ""
+    texts = ""
     refused = []
     for run_id in (world.ended, world.under_way):
         try:
-            found += str(await call(run_id))
+            texts += str(await call(run_id))
         except grpc.aio.AioRpcError as error:
             refused.append((error.code(), str(error.details()).replace(run_id, "…")))
     try:
@@ -423,7 +422,7 @@ async def _each(world: World, call: Callable[[str], Awaitable[Any]]) -> str:
     except grpc.aio.AioRpcError as error:
         made_up = (error.code(), str(error.details()).replace("run-0000000000000000", "…"))
     assert refused in ([], [made_up, made_up])
-    return "NOT_FOUND" if refused and made_up[0] is grpc.StatusCode.NOT_FOUND else found
+    return "NOT_FOUND" if refused and made_up[0] is grpc.StatusCode.NOT_FOUND else texts
 
 
 Case = Callable[[World, Caller], Awaitable[str]]
@@ -461,21 +460,21 @@ CASES: dict[str, tuple[Case, str, str]] = {
     "UsageService/GetUsage": (get_usage, "first", ""),
     "UsageService/ReconcileUsage": (reconcile_usage, "PERMISSION_DENIED", "PERMISSION_DENIED"),
 }
-"""Of every method: what to try, what the owner gets of it, so that there is something to be kept
-apart, and what the other tenant gets.
+"""For every method: the call, text in the owner's response (so that there is data to separate), and
+text in the other tenant's response.
 """
 
 
 async def tried(case: Case, world: World, caller: Caller) -> str:
-    """What comes back, be it an error."""
+    """Return the response, or the error, as text."""
     try:
         return await ended(case(world, caller))
     except grpc.aio.AioRpcError as error:
         return f"{error.code().name}: {error.details()}"
 
 
-def test_every_method_is_tried() -> None:
-    """A new one fails this until it has a case."""
+def test_every_method_has_a_case() -> None:
+    """A method without a case fails this test."""
     services = [Default().FindServiceByName(f"rolegate.v1.{name}Service") for name in SERVICES]
     assert sorted(CASES) == sorted(
         f"{service.name}/{method.name}" for service in services for method in service.methods
@@ -483,7 +482,7 @@ def test_every_method_is_tried() -> None:
 
 
 def test_every_service_is_known() -> None:
-    """A new one fails this, too."""
+    """An unknown service fails this test."""
     files = {
         path.stem
         for path in (Path(__file__).parents[2] / "protos/rolegate/v1").glob("*_service.proto")
@@ -493,43 +492,40 @@ def test_every_service_is_known() -> None:
 
 @pytest.mark.parametrize("method", sorted(CASES))
 async def test_another_tenant_gets_nothing(world: World, method: str) -> None:
-    """With a key of every scope, by the first tenant's run ids, names, page tokens and request ids.
-    Its own answers to these are its own.
+    """The other tenant has a key with every scope, and uses the first tenant's run ids, names, page
+    tokens and request ids.
     """
     case, _, expected = CASES[method]
-    found = await tried(case, world, world.other)
-    assert expected in found
-    assert MARK not in found
-    assert "first" not in found
-    assert expected or found == ""
+    response = await tried(case, world, world.other)
+    assert expected in response
+    assert MARK not in response
+    assert "first" not in response
+    assert expected or response == ""
     if expected != "NOT_FOUND":
-        assert world.ended not in found
-        assert world.under_way not in found
+        assert world.ended not in response
+        assert world.under_way not in response
 
 
 @pytest.mark.parametrize("method", sorted(CASES))
-async def test_the_owner_gets_it(world: World, method: str) -> None:
-    """The same tried by the first tenant itself, without which the other tests would show
-    nothing.
-    """
+async def test_the_owner_gets_its_data(world: World, method: str) -> None:
+    """Without this test, the other tests would prove nothing."""
     case, expected, _ = CASES[method]
-    found = await tried(case, world, world.owner)
-    assert expected in found
-    assert "NOT_FOUND" not in found
+    response = await tried(case, world, world.owner)
+    assert expected in response
+    assert "NOT_FOUND" not in response
 
 
 @pytest.mark.parametrize(
     "method", ["GetRun", "ListRuns", "WatchRun", "ExportRuns", "SubmitFeedback"]
 )
-async def test_the_operator_sees_everybody(world: World, method: str) -> None:
-    """Of every tenant."""
+async def test_the_operator_gets_the_data_of_all_tenants(world: World, method: str) -> None:
     case, expected, _ = CASES[f"RunService/{method}"]
     assert expected in await tried(case, world, world.operator)
 
 
-async def test_what_another_tenant_tries_changes_nothing(world: World) -> None:
-    """The run that it wanted to cancel goes on to its answer, and there is no feedback but the
-    owner's.
+async def test_requests_of_another_tenant_change_nothing(world: World) -> None:
+    """The run that the other tenant tried to cancel completes, and only the owner's feedback is
+    stored.
     """
     for method in CASES:
         await tried(CASES[method][0], world, world.other)
@@ -537,15 +533,15 @@ async def test_what_another_tenant_tries_changes_nothing(world: World) -> None:
         run_pb.WatchRunRequest(run_id=world.under_way), metadata=world.owner.metadata
     )
     world.retriever.let.set()
-    told = await ended(whole(watching))
-    assert "done" in told
+    stream = await ended(whole(watching))
+    assert "done" in stream
     count = select(func.count()).select_from(FEEDBACK)
     assert await world.database.read(lambda connection: connection.scalar(count)) == 1
 
 
-async def test_the_same_sub_query_is_worked_on_for_each(world: World) -> None:
-    """No tenant is answered from what another one has found: both spend the same, and each has
-    a run of its own.
+async def test_a_sub_query_of_two_tenants_is_worked_on_for_each(world: World) -> None:
+    """No tenant gets a report from another tenant's work: both spend the same, and each has its own
+    run.
     """
     spent = []
     run_ids = set()
@@ -569,9 +565,10 @@ async def test_the_same_sub_query_is_worked_on_for_each(world: World) -> None:
     assert [(row.tenant, row.usage.attempts) for row in seen.rows] == [("second", 2)]
 
 
-async def test_what_one_has_found_is_ones_own_to_use_again(world: World) -> None:
-    """The first tenant pays nothing the second time, unless it wants fresh work; another one pays
-    for all of it, and hears of no other run.
+async def test_reports_are_reused_within_a_tenant_only(world: World) -> None:
+    """The first tenant pays nothing the second time, unless it requests fresh work.
+
+    Another tenant pays for all of it and sees no other run.
     """
     spent = []
     for caller, fresh in (
@@ -590,9 +587,9 @@ async def test_what_one_has_found_is_ones_own_to_use_again(world: World) -> None
     assert spent == [(2, 0), (0, 1), (2, 0), (2, 0)]
 
 
-async def test_nobody_waits_for_another_tenant(world: World) -> None:
-    """A sub-query that the first tenant's run is held up with is searched for at once by the
-    other's.
+async def test_no_tenant_waits_for_another(world: World) -> None:
+    """A sub-query with which the first tenant's run is delayed is searched immediately by the other
+    tenant's run.
     """
     world.retriever.asked.clear()
     request = execution_pb.ExecuteRequest(sub_query=WAITING)
@@ -606,8 +603,8 @@ async def test_nobody_waits_for_another_tenant(world: World) -> None:
     assert not response.result.shared_from
 
 
-async def test_training_data_is_ones_own(world: World) -> None:
-    """And of nobody who will not have it, whoever exports."""
+async def test_an_export_has_only_training_data_of_its_tenant(world: World) -> None:
+    """Runs that may not be used for training are in no export, not even the operator's."""
     await execute(world, world.other)
     export = run_pb.ExportRunsRequest(for_training=True)
     theirs = await whole(_runs(world).ExportRuns(export, metadata=world.other.metadata))

@@ -63,8 +63,10 @@ def model(
     system: bool = True,
     writes: Callable[[str], str] = lambda due: due,
 ) -> Behaviour:
-    """A model that honours stop strings, counts and knows the system role; or not.
-    `writes`: what, where a turn is due.
+    """Return a model.
+
+    Flags say whether it honours stop strings, counts tokens and knows the system role; `writes`
+    returns the text of a turn.
     """
 
     async def play(request: web.Request) -> web.StreamResponse:
@@ -82,7 +84,7 @@ def model(
 
 
 def due(body: dict[str, Any]) -> str:
-    """A role's turn, as its protocol has it; which role it is, is seen by where it stops."""
+    """Return a correct turn for a role, which is recognised by its stop strings."""
     stop = body.get("stop", ())
     last = body["messages"][-1]["content"]
     if "</answer>" in stop:
@@ -104,7 +106,7 @@ def written(
     more: str = "",
     prices: str = PRICE,
 ) -> Path:
-    """A config whose roles and embedder are at `url`."""
+    """Write a config whose roles and embedder are at `url`."""
     (folder / "prompt.txt").write_text("Do it well.\n")
     roles = "".join(ROLE.format(name=role, url=url, model=name, extra=extra) for role in ROLES)
     path = folder / "my.toml"
@@ -116,8 +118,8 @@ def written(
 
 
 async def in_a_process(commands: str, folder: Path, before: str = "") -> tuple[int | None, str]:
-    """The status and the output of commands that load LiteLLM, whose import leaves warnings
-    behind, or what it may.
+    """Return the status and output of commands that load LiteLLM, whose import leaves warnings and
+    may leave more.
     """
     process = await asyncio.create_subprocess_exec(
         *(
@@ -134,8 +136,8 @@ async def in_a_process(commands: str, folder: Path, before: str = "") -> tuple[i
     return process.returncode, output.decode()
 
 
-class Said:
-    """The status of `rolegate check --live`, and what it says as JSON."""
+class CheckResult:
+    """Status and JSON output of `rolegate check --live`."""
 
     def __init__(self, status: int, said: dict[str, Any]) -> None:
         self.status = status
@@ -148,11 +150,11 @@ class Said:
         )
 
     def probes(self, name: str) -> dict[str, tuple[bool | None, str]]:
-        """A row's marks and words."""
+        """Return the marks and words of a row by probe."""
         return {probe: (cell["good"], cell["word"]) for probe, cell in self.rows[name].items()}
 
     def advice(self, name: str, probe: str) -> str:
-        """What is said of a cell."""
+        """Return the advice of a cell."""
         return str(self.rows[name][probe]["advice"])
 
 
@@ -167,11 +169,11 @@ class Live:
         self._capsys = capsys
 
     def written(self, **how: str) -> Path:
-        """A config, as `written` has it."""
+        """Write a config with `written`."""
         return written(self.folder, self.server.base_url, **how)
 
     async def built(self) -> None:
-        """The index of a note."""
+        """Build the index of a note."""
         (self.folder / "notes").mkdir()
         (self.folder / "notes" / "heat.txt").write_text("Heat is a film by Michael Mann.")
         embedder = EndpointEmbedder(self.server.base_url, MODEL, 8)
@@ -180,14 +182,14 @@ class Live:
         )
         await asyncio.to_thread(embedder.close)
 
-    async def checked(self, file: Path, *options: str) -> Said:
-        """What is found."""
+    async def checked(self, file: Path, *options: str) -> CheckResult:
+        """Run the check and return its result."""
         status = await asyncio.to_thread(
             main, ["check", "--live", "--json", "--config", str(file), *options]
         )
         shown = self._capsys.readouterr()
         assert shown.err == ""
-        return Said(status, json.loads(shown.out))
+        return CheckResult(status, json.loads(shown.out))
 
 
 @pytest.fixture
@@ -196,18 +198,19 @@ def live(server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 async def test_a_good_endpoint_passes(live: Live) -> None:
-    """Every cell of every row; the price is known from the config, and so is what a question
-    costs.
+    """Every cell of every row is good.
+
+    The price is known from the config, and so is the cost of a question.
     """
     await live.built()
     live.server.context = 100_000
 
-    found = await live.checked(live.written())
+    result = await live.checked(live.written())
 
-    said = found.said
-    assert (found.status, said["works"], said["problems"], said["warnings"]) == (0, True, [], [])
+    said = result.said
+    assert (result.status, said["works"], said["problems"], said["warnings"]) == (0, True, [], [])
     for role in ROLES:
-        assert found.probes(role) == {
+        assert result.probes(role) == {
             "reachable": (True, ""),
             "protocol": (True, f"{len(TURNS[role])} of {len(TURNS[role])}"),
             "stops": (True, "honoured"),
@@ -215,16 +218,17 @@ async def test_a_good_endpoint_passes(live: Live) -> None:
             "context": (True, "100000"),
             "price": (True, "$1 / $2"),
         }
-    assert found.probes("embedder") == {"reachable": (True, "8 numbers")}
-    assert found.probes("index") == {"built": (True, "1 passages")}
+    assert result.probes("embedder") == {"reachable": (True, "8 numbers")}
+    assert result.probes("index") == {"built": (True, "1 passages")}
     typical = said["live"]["roles"]["answer"]["typical"]
     dollars = (typical["prompt_tokens"] + 2 * typical["completion_tokens"]) / 1e6
     assert said["live"]["roles"]["answer"]["dollars"][0] == pytest.approx(dollars)
 
 
-async def test_servers_of_tools(live: Live) -> None:
-    """Those that start, with the tools that they list; one that is allowed and not listed, and a
-    server that is down, are failures.
+async def test_tool_servers_are_probed(live: Live) -> None:
+    """Working servers are shown with their tools.
+
+    An allowed tool that no server lists, and a server that is down, are failures.
     """
     await live.built()
     tables = "".join(
@@ -237,26 +241,26 @@ async def test_servers_of_tools(live: Live) -> None:
         )
     )
 
-    found = await live.checked(live.written(more=tables))
+    result = await live.checked(live.written(more=tables))
 
-    assert found.status == 1
-    assert found.probes("tools.good") == {
+    assert result.status == 1
+    assert result.probes("tools.good") == {
         "starts": (True, ""),
         "tools": (True, "do; not allowed: secret"),
     }
-    assert found.probes("tools.lacks")["tools"] == (False, "do; not allowed: secret")
+    assert result.probes("tools.lacks")["tools"] == (False, "do; not allowed: secret")
     assert (
-        found.advice("tools.lacks", "tools") == "does not list done, which tools.lacks.allow names"
+        result.advice("tools.lacks", "tools") == "does not list done, which tools.lacks.allow names"
     )
-    assert found.probes("tools.dead") == {"starts": (False, "no")}
+    assert result.probes("tools.dead") == {"starts": (False, "no")}
     assert (
-        found.advice("tools.dead", "starts")
+        result.advice("tools.dead", "starts")
         == "Connection closed; its last words: there is no licence"
     )
 
 
-async def test_what_is_probed_is_what_is_used(live: Live) -> None:
-    """The role's own system prompt, sampling, extra fields and first turn."""
+async def test_probes_use_the_requests_of_real_questions(live: Live) -> None:
+    """They use the role's system prompt, sampling, extra fields and first turn."""
     await live.checked(live.written(extra='temperature = 0.5\nextra_body = {effort = "low"}'))
 
     bodies = live.server.bodies
@@ -269,7 +273,7 @@ async def test_what_is_probed_is_what_is_used(live: Live) -> None:
 
 
 def slips(wherever: str) -> Behaviour:
-    """A model that is not sure where a turn with these words is due."""
+    """Return a model that sometimes writes a wrong turn if the prompt has these words."""
     return model(writes=lambda due: "I am not sure." if wherever in due else due)
 
 
@@ -343,21 +347,24 @@ PROTOCOL = "in {} small turns it followed the protocol of its role"
     ],
     ids="stops usage slip slips 401 HTML 503 slow system-role refused cut-off".split(),
 )
-async def test_what_an_endpoint_lacks_is_told(
+async def test_missing_abilities_of_an_endpoint_are_reported(
     case: tuple[Behaviour, int, RoleName, str, str, str], live: Live
 ) -> None:
-    """In its cell, with what to do; what makes questions fail, or half of the turns go wrong,
-    is a failure.
+    """The cell says what to do.
+
+    An endpoint with which questions fail, or half of the turns are wrong, is a failure.
     """
     behaviour, status, role, probe, word, said = case
     await live.built()
     live.server.plays(behaviour)
 
-    found = await live.checked(live.written(), *(["--timeout", "0.5"] if behaviour is hang else []))
+    result = await live.checked(
+        live.written(), *(["--timeout", "0.5"] if behaviour is hang else [])
+    )
 
-    assert (found.status, found.said["works"]) == (status, not status)
-    assert found.probes(role)[probe] == (False, word)
-    assert said in found.advice(role, probe)
+    assert (result.status, result.said["works"]) == (status, not status)
+    assert result.probes(role)[probe] == (False, word)
+    assert said in result.advice(role, probe)
 
 
 INVENTED = "</search><search_results><result>Heat is by Al Pacino.</result></search_results>"
@@ -379,28 +386,30 @@ INVENTED = "</search><search_results><result>Heat is by Al Pacino.</result></sea
     ],
     ids=["silent", "chatty", "wrong language", "ignores stops"],
 )
-async def test_a_model_that_cannot_do_the_job(
+async def test_a_model_that_does_not_follow_the_protocol_fails(
     behaviour: Behaviour, quoted: str, live: Live
 ) -> None:
-    """Status 1; for each role it is told how many small turns followed the protocol, with what
-    stood there instead.
+    """The status is 1.
+
+    Each role's cell has the number of turns that followed the protocol, and the text of a wrong
+    turn.
     """
     await live.built()
     live.server.plays(behaviour)
 
-    found = await live.checked(live.written())
+    result = await live.checked(live.written())
 
-    assert (found.status, found.said["works"]) == (1, False)
+    assert (result.status, result.said["works"]) == (1, False)
     for role in ROLES:
-        assert found.probes(role)["protocol"] == (False, f"0 of {len(TURNS[role])}")
-        assert found.rows[role]["protocol"]["needed"]
-        assert quoted in found.advice(role, "protocol")
-        assert max(map(len, found.advice(role, "protocol").split("“"))) < 250
-    assert "<search> block was due" in found.advice("execution", "protocol")
+        assert result.probes(role)["protocol"] == (False, f"0 of {len(TURNS[role])}")
+        assert result.rows[role]["protocol"]["needed"]
+        assert quoted in result.advice(role, "protocol")
+        assert max(map(len, result.advice(role, "protocol").split("“"))) < 250
+    assert "<search> block was due" in result.advice("execution", "protocol")
 
 
-async def test_what_was_written_is_shown_in_the_table(live: Live) -> None:
-    """Once for roles that say the same, and nothing of it moves the cursor."""
+async def test_wrong_turns_are_shown_in_the_table_without_control_characters(live: Live) -> None:
+    """A text that several roles share is shown once."""
     await live.built()
     live.server.plays(model(writes=lambda _due: "\x1b]0;owned\x07hello"))
 
@@ -415,44 +424,43 @@ async def test_what_was_written_is_shown_in_the_table(live: Live) -> None:
 
 
 async def test_an_index_that_is_built_at_the_start_is_not_missing(live: Live) -> None:
-    """Of documents that the config names, whichever way it is checked."""
+    """This holds for documents in the config, with and without `--live`."""
     (live.folder / "heat.txt").write_text("Heat is a film by Michael Mann.")
     file = live.written()
     file.write_text(
         file.read_text().replace('index = "index"', 'index = "index"\ndocuments = ["heat.txt"]')
     )
 
-    found = await live.checked(file)
+    result = await live.checked(file)
 
-    assert (found.status, main(["check", "--config", str(file)])) == (0, 0)
-    assert found.probes("index") == {"built": (None, "not yet")}
-
-
-async def test_a_model_that_is_not_served_is_told_those_that_are(live: Live) -> None:
-    found = await live.checked(live.written(name="huge"))
-
-    assert found.status == 1
-    assert found.probes("delegation") == {"reachable": (False, "no such model")}
-    assert found.advice("delegation", "reachable") == "huge is not there; there is: tiny"
+    assert (result.status, main(["check", "--config", str(file)])) == (0, 0)
+    assert result.probes("index") == {"built": (None, "not yet")}
 
 
-async def test_a_dead_port_is_told(live: Live, dead: str) -> None:
-    """For roles, embedder and retrieval server alike."""
+async def test_a_model_that_is_not_served_is_answered_with_those_that_are(live: Live) -> None:
+    result = await live.checked(live.written(name="huge"))
+
+    assert result.status == 1
+    assert result.probes("delegation") == {"reachable": (False, "no such model")}
+    assert result.advice("delegation", "reachable") == "huge is not there; there is: tiny"
+
+
+async def test_a_dead_port_is_reported(live: Live, dead: str) -> None:
+    """This holds for roles, embedder and retrieval server."""
     url = f"http://{dead}/v1"
 
-    found = await live.checked(written(live.folder, url))
+    result = await live.checked(written(live.folder, url))
     remote = await live.checked(
         written(live.folder, url, retrieval=f'[retrieval]\naddress = "{dead}"')
     )
 
-    assert found.status == 1
-    assert all(found.probes(name)["reachable"] == (False, "no") for name in (*ROLES, "embedder"))
-    assert "see that it runs and can be reached from here" in found.advice("answer", "reachable")
+    assert result.status == 1
+    assert all(result.probes(name)["reachable"] == (False, "no") for name in (*ROLES, "embedder"))
+    assert "see that it runs and can be reached from here" in result.advice("answer", "reachable")
     assert remote.probes("retrieval") == {"reachable": (False, "no")}
 
 
-async def test_a_retrieval_server_is_asked(live: Live) -> None:
-    """By one search."""
+async def test_a_retrieval_server_is_probed_by_one_search(live: Live) -> None:
     retriever = FixedRetriever({})
     grpc_server = Server(None, RetrievalServicer(retriever, default_top_k=1))
     port = await grpc_server.start("127.0.0.1:0")
@@ -466,24 +474,24 @@ async def test_a_retrieval_server_is_asked(live: Live) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "good"), [(1500, True), (600, False), (200, False)])
-async def test_the_context_is_measured_against_the_budgets(
+async def test_the_context_length_is_compared_with_the_budgets(
     tokens: int, good: bool, live: Live
 ) -> None:
-    """Too short for a typical question is a failure; too short for one that uses up all budgets
-    is told.
+    """A context too short for a typical question is a failure; one too short for a question that
+    uses up all budgets is reported.
     """
     await live.built()
     budgets = "[search]\nmax_rounds = 2\nmax_sub_queries = 1\nmax_turns = 2\ntop_k = 1"
     live.server.context = tokens
 
-    found = await live.checked(live.written(more=f"[server]\nmax_question_chars = 300\n{budgets}"))
+    result = await live.checked(live.written(more=f"[server]\nmax_question_chars = 300\n{budgets}"))
 
-    assert found.status == (1 if tokens == 200 else 0)
-    assert found.probes("execution")["context"] == (good, str(tokens))
+    assert result.status == (1 if tokens == 200 else 0)
+    assert result.probes("execution")["context"] == (good, str(tokens))
 
 
 def test_no_call_of_a_search_is_larger_than_the_estimate(tmp_path: Path) -> None:
-    """Round by round and turn by turn: every turn sees those before it."""
+    """Every turn of every round contains the turns before it."""
     text = (
         "[search]\nmax_rounds = 2\nmax_sub_queries = 3\nmax_turns = 3\nmax_searches = 2\n"
         "top_k = 5\n"
@@ -491,48 +499,53 @@ def test_no_call_of_a_search_is_larger_than_the_estimate(tmp_path: Path) -> None
     config = load_config(written(tmp_path, "http://127.0.0.1:9/v1", more=text))
     measured = Measured(system_chars=400, chars_a_token=4.0, written=10)
 
-    found = estimate(config, {"delegation": measured, "execution": measured, "answer": measured})
+    estimates = estimate(
+        config, {"delegation": measured, "execution": measured, "answer": measured}
+    )
 
-    (typical, most) = found["execution"]
+    (typical, largest) = estimates["execution"]
     question = 1000
     sub_query_tokens = 86
     first = 100 + sub_query_tokens
-    assert (most.calls, most.completion_tokens) == (2 * 3 * 3, 2 * 3 * 3 * 256)
-    assert most.prompt_tokens == 2 * 3 * (first + (first + 256 + 1000) + (first + 512 + 2000))
-    assert most.longest == first + 512 + 2000 + 256
+    assert (largest.calls, largest.completion_tokens) == (2 * 3 * 3, 2 * 3 * 3 * 256)
+    assert largest.prompt_tokens == 2 * 3 * (first + (first + 256 + 1000) + (first + 512 + 2000))
+    assert largest.longest == first + 512 + 2000 + 256
     assert (typical.calls, typical.prompt_tokens) == (8, 4 * (120 + 120 + 60 + 1000))
     results = 3 * (sub_query_tokens + 256)
-    assert found["delegation"][1].longest == 100 + question + (2 * 256 + results) + 256 + 256
-    assert found["answer"][1].prompt_tokens == 100 + question + 2 * results
+    assert estimates["delegation"][1].longest == 100 + question + (2 * 256 + results) + 256 + 256
+    assert estimates["answer"][1].prompt_tokens == 100 + question + 2 * results
 
 
 async def test_an_index_of_another_embedder_is_a_failure(live: Live) -> None:
-    """The index has the name and the dimension of the right one."""
+    """The index has the name and dimension of the right embedder."""
     await live.built()
     file = live.written()
     file.write_text(
         file.read_text().replace('model = "tiny"\ndimension', 'model = "other"\ndimension')
     )
-    found = await live.checked(file)
-    assert found.status == 1
-    assert "built with the embedder tiny" in found.advice("index", "built")
+    result = await live.checked(file)
+    assert result.status == 1
+    assert "built with the embedder tiny" in result.advice("index", "built")
 
 
 async def test_a_wrong_dimension_and_a_missing_index_are_failures(live: Live) -> None:
     retrieval = EMBEDDER.format(url=live.server.base_url) + "dimension = 9"
 
-    found = await live.checked(live.written(retrieval=retrieval))
+    result = await live.checked(live.written(retrieval=retrieval))
 
-    assert found.status == 1
-    assert found.probes("embedder") == {"reachable": (False, "no")}
-    assert "dimension 8 where 9 is configured" in found.advice("embedder", "reachable")
-    assert found.probes("index") == {"built": (False, "no")}
+    assert result.status == 1
+    assert result.probes("embedder") == {"reachable": (False, "no")}
+    assert "dimension 8 where 9 is configured" in result.advice("embedder", "reachable")
+    assert result.probes("index") == {"built": (False, "no")}
 
 
-async def test_a_table_and_a_line_for_each_doubt_are_printed(
+async def test_the_table_is_followed_by_a_line_for_each_doubt(
     server: OpenAIServer, tmp_path: Path
 ) -> None:
-    """What several roles share is said once; the price that nobody knows is unknown, not zero."""
+    """A doubt that several roles share is printed once.
+
+    An unknown price is shown as unknown, not zero.
+    """
     server.plays(model(stops=False))
     file = written(tmp_path, server.base_url, prices="")
 
@@ -553,8 +566,10 @@ async def test_a_table_and_a_line_for_each_doubt_are_printed(
     assert "execution: tiny is probed" in shown
 
 
-def test_every_problem_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not the first one only, and nothing is called."""
+def test_all_problems_are_reported_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is called."""
     file = written(tmp_path, "127.0.0.1:9", more="[report_cache]\nkeep_s = 1")
 
     assert main(["check", "--live", "--config", str(file)]) == 1
@@ -566,12 +581,10 @@ def test_every_problem_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
     ]
 
 
-def test_what_is_not_there_yet_is_told(
+def test_missing_keys_and_indexes_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Keys and the index: status 1, unless they may be missing; to --live a missing key is a
-    problem.
-    """
+    """The status is 1 unless they may be missing; with `--live`, a missing key is a problem."""
     monkeypatch.delenv("A_KEY_OF_MINE", raising=False)
     file = written(tmp_path, "http://127.0.0.1:9/v1", extra='api_key_env = "A_KEY_OF_MINE"')
 
@@ -580,8 +593,8 @@ def test_what_is_not_there_yet_is_told(
     assert main(["check", "--config", str(file), "--allow-missing"]) == 0
     assert capsys.readouterr().out == shown
     assert main(["check", "--config", str(file), "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert (said["works"], len(said["warnings"])) == (False, 4)
+    output = json.loads(capsys.readouterr().out)
+    assert (output["works"], len(output["warnings"])) == (False, 4)
     assert shown.count("still missing: ") == 4
     assert (
         "roles.answer.api_key_env: the environment variable A_KEY_OF_MINE is not set; export it."
@@ -593,15 +606,15 @@ def test_what_is_not_there_yet_is_told(
 
 
 @pytest.mark.parametrize("key", ["sk-se\ncret", "sk-se\x7fcret", "sk-sécret"])
-def test_a_key_that_cannot_be_sent(
+def test_a_key_that_cannot_be_sent_is_named_by_its_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
-    """Is told by its variable, by what looks and by what calls, and is not shown; blanks around
-    one do no harm.
+    """Checks and calls name the variable and do not show the key; white space around a key is
+    ignored.
     """
     file = written(tmp_path, "http://127.0.0.1:9/v1", extra='api_key_env = "A_KEY_OF_MINE"')
     monkeypatch.setenv("A_KEY_OF_MINE", key)
-    said = (
+    message = (
         "roles.delegation.api_key_env: the environment variable A_KEY_OF_MINE holds "
         "characters that no key has"
     )
@@ -614,7 +627,7 @@ def test_a_key_that_cannot_be_sent(
     ):
         assert main([*command, "--config", str(file)]) == 1
         shown = "".join(capsys.readouterr())
-        assert said in shown
+        assert message in shown
         assert "cret" not in shown
 
     monkeypatch.setenv("A_KEY_OF_MINE", " sk-secret\r\n")
@@ -622,9 +635,9 @@ def test_a_key_that_cannot_be_sent(
     assert "A_KEY_OF_MINE" not in capsys.readouterr().out
 
 
-async def test_the_hosted_way_needs_no_torch(server: OpenAIServer, tmp_path: Path) -> None:
-    """Index and check with an embedder at an endpoint, where torch and all that needs it cannot
-    be imported.
+async def test_the_hosted_setup_needs_no_torch(server: OpenAIServer, tmp_path: Path) -> None:
+    """Index and check work with an embedder at an endpoint if torch and its dependants cannot be
+    imported.
     """
     (tmp_path / "notes.txt").write_text("Heat is a film by Michael Mann.")
     file = written(tmp_path, server.base_url).rename(tmp_path / "rolegate.toml")
@@ -693,7 +706,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 def test_a_store_of_another_release_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The store of a newer or older release, or a file of another program."""
+    """Stores of a newer or older release, and files of other programs, are named."""
     config = tmp_path / "rolegate.toml"
     (tmp_path / "prompt.txt").write_text("You help.")
     roles = "".join(

@@ -60,7 +60,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def config_file(folder: Path, base_url: str, retrieval: str) -> Path:
-    """A config whose three roles are at `base_url`."""
+    """A config whose three roles use `base_url`."""
     (folder / "prompt.txt").write_text("Do it.\n")
     path = folder / "my.toml"
     roles = "".join(
@@ -71,13 +71,13 @@ def config_file(folder: Path, base_url: str, retrieval: str) -> Path:
 
 
 def ready(log: Iterable[str]) -> str:
-    """Read a log until its service is ready; where that listens."""
-    seen = ""
+    """Read a log until its service is ready, and return the service's address."""
+    output = ""
     for line in log:
-        seen += line
-        if found := re.search(r"serve\.ready +address='?([^']+?)'?$", line.strip()):
-            return found[1]
-    raise AssertionError(seen)
+        output += line
+        if match := re.search(r"serve\.ready +address='?([^']+?)'?$", line.strip()):
+            return match[1]
+    raise AssertionError(output)
 
 
 class Service:
@@ -90,7 +90,7 @@ class Service:
         self.seen = ""
 
     def ready(self) -> str:
-        """Read its log until it is ready; where it listens."""
+        """Read the log until the command is ready, and return its address."""
         return ready(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -99,7 +99,7 @@ class Service:
             yield line
 
     def rest(self) -> str:
-        """The rest of its log, once it has ended."""
+        """Return the rest of the log after the command has ended."""
         self.seen += self._output.read()
         self.process.wait()
         return self.seen
@@ -107,7 +107,7 @@ class Service:
 
 @contextmanager
 def service(*arguments: str, cwd: Path) -> Iterator[Service]:
-    """Start a command; it is killed at the end, should it still run."""
+    """Start a command, and kill it at the end of the test if it still runs."""
     code = "import sys; from serving.cli.main import main; sys.exit(main())"
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
@@ -124,18 +124,18 @@ def service(*arguments: str, cwd: Path) -> Iterator[Service]:
 
 
 def undescribed(help_text: str) -> list[str]:
-    """The options and arguments of a help text that have no word of explanation."""
+    """List the options and arguments that a help text does not explain."""
     lines = help_text.splitlines()
-    found = []
+    unexplained = []
     for line, after in zip(lines, [*lines[1:], ""], strict=True):
         entry = re.match(r"^( {2,4})(-{1,2}\w\S*|[a-z-]+|[A-Z]+)(?=\s|$)", line)
         if entry and not re.search(r"\S {2,}\S", line) and not after.startswith(f"{entry[1]}  "):
-            found.append(entry[2])
-    return found
+            unexplained.append(entry[2])
+    return unexplained
 
 
 def helped(command: str) -> str:
-    """The help of a command."""
+    """Return the help text of a command."""
     shown = io.StringIO()
     with redirect_stdout(shown), pytest.raises(SystemExit) as ended:
         main([*command.split(), "--help"])
@@ -143,14 +143,15 @@ def helped(command: str) -> str:
     return shown.getvalue()
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert re.fullmatch(r"rolegate \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
-def test_help_teaches() -> None:
-    """Of every command: its purpose, in a sentence, and a word about each option; each is in
-    the one above it.
+def test_help_explains_every_command_and_option() -> None:
+    """The help of every command states its purpose in a sentence and explains each option.
+
+    Each command is listed in the help of its parent.
     """
     left = ["", "usage reconcile", "sft mini-world", "sft mini-model"]
     seen = set[str]()
@@ -167,7 +168,10 @@ def test_help_teaches() -> None:
         below = (
             re.findall(r"^    ([a-z][a-z-]*)(?: |$)", section[1], re.MULTILINE) if section else []
         )
-        if command not in {"sft", "bench"}:  # all of which would load what trains and measures
+        if command not in {
+            "sft",
+            "bench",
+        }:  # all of which would load the packages for training and benchmarks
             left += [f"{command} {name}".strip() for name in below]
     assert {
         "chat",
@@ -186,7 +190,7 @@ def test_help_teaches() -> None:
 def test_a_misspelt_command_ends_with_its_usage(
     arguments: Sequence[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 2, as argparse has it."""
+    """The status is 2, as in argparse."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
 
@@ -207,16 +211,19 @@ def test_a_misspelt_command_ends_with_its_usage(
 def test_an_option_is_not_abbreviated(
     arguments: Sequence[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is short for one option now could be short for another one in the next version."""
+    """An abbreviation could mean another option in the next version."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert (ended.value.code, capsys.readouterr().out) == (2, "")
 
 
-def test_a_good_config_is_shown_and_called_fine(
+def test_a_good_config_is_shown_and_reported_as_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Role by role, with model, address and prompt, square brackets and all; nothing is called."""
+    """Each role is shown with model, address and prompt, including square brackets.
+
+    No model is called.
+    """
     monkeypatch.setenv("COLUMNS", "300")
     folder = tmp_path / "[my] configs"
     folder.mkdir()
@@ -234,7 +241,7 @@ def test_a_good_config_is_shown_and_called_fine(
 def test_a_bad_config_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With file, key and what is wrong; status 1."""
+    """The line has the file, the key and the problem; the status is 1."""
     file = config_file(tmp_path, "http://127.0.0.1:9/v1", 'adress = "127.0.0.1:9"')
 
     assert main(["check", "--config", str(file)]) == 1
@@ -249,8 +256,8 @@ def test_a_bad_config_is_refused_in_one_line(
 def test_an_answer_is_shown_with_its_evidence_and_tokens(
     gateway: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The answer, each sub-query with its report and where that stands, and the tokens by role;
-    no progress.
+    """The output has the answer, each sub-query with its report and sources, and the tokens by
+    role, but no progress.
     """
     assert main(["ask", QUESTION, "--address", gateway]) == 0
 
@@ -269,10 +276,10 @@ def test_an_answer_is_shown_with_its_evidence_and_tokens(
     assert "round" not in shown.err
 
 
-def test_progress_is_streamed_beside_the_answer(
+def test_progress_goes_to_the_other_stream(
     gateway: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rounds, sub-queries, searches and reports, on the other stream."""
+    """Rounds, sub-queries, searches and reports are shown on standard error."""
     assert main(["ask", "--stream", QUESTION, "--address", gateway]) == 0
 
     shown = capsys.readouterr()
@@ -290,8 +297,8 @@ def test_progress_is_streamed_beside_the_answer(
     assert "round" not in shown.out
 
 
-def test_json_is_the_answer_alone(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, with the names of the protocol."""
+def test_json_output_is_the_answer_alone(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is one line with the field names of the protocol."""
     assert main(["ask", "--json", QUESTION, "--address", gateway]) == 0
 
     shown = capsys.readouterr()
@@ -303,8 +310,10 @@ def test_json_is_the_answer_alone(gateway: str, capsys: pytest.CaptureFixture[st
     assert answer["run_id"].startswith("run-")
 
 
-def test_streamed_json_is_a_line_an_event(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Numbered from 1 without gaps; the last one is `done`, with the whole answer."""
+def test_streamed_json_has_one_line_per_event(
+    gateway: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Events are numbered from 1 without gaps; the last event is `done`, with the whole answer."""
     assert main(["ask", "--stream", "--json", QUESTION, "--address", gateway]) == 0
 
     shown = capsys.readouterr()
@@ -318,22 +327,20 @@ def test_streamed_json_is_a_line_an_event(gateway: str, capsys: pytest.CaptureFi
     assert events[-1]["done"]["answer"] == "in 1943"
 
 
-def test_markup_in_a_text_is_shown_as_it_is(
+def test_markup_in_a_text_is_shown_literally(
     gateway: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A question, a report or a title with square brackets neither colours the terminal nor
-    vanishes.
-    """
+    """Square brackets in a question, a report or a title neither colour the terminal nor vanish."""
     assert main(["ask", "Is [bold]this[/bold] [/red] bold?", "--address", gateway]) == 0
 
     assert "in 1943" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"], ["--stream"]])
-def test_a_dead_address_is_told_in_one_line(
+def test_a_dead_address_is_reported_in_one_line(
     flags: list[str], dead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What answers nowhere and what to do; status 1."""
+    """The line has the address and what to do; the status is 1."""
     assert main(["ask", QUESTION, "--address", dead, *flags]) == 1
 
     shown = capsys.readouterr()
@@ -347,7 +354,7 @@ def test_a_dead_address_is_told_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("question", "said"),
+    ("question", "message"),
     [
         ("  ", "question is empty; write a question in plain words."),
         (
@@ -357,13 +364,13 @@ def test_a_dead_address_is_told_in_one_line(
         (DEAD_QUESTION, "delegation at http://127.0.0.1:9/v1: connection refused"),
     ],
 )
-def test_what_the_gateway_says_is_passed_on(
-    gateway: str, question: str, said: str, capsys: pytest.CaptureFixture[str]
+def test_a_message_of_the_gateway_is_shown_in_one_line(
+    gateway: str, question: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one line, without the transport's words; status 1."""
+    """The transport's words are left out; the status is 1."""
     assert main(["ask", question, "--address", gateway]) == 1
 
-    assert capsys.readouterr().err == f"rolegate: {said}\n"
+    assert capsys.readouterr().err == f"rolegate: {message}\n"
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9"])
@@ -378,7 +385,7 @@ def test_an_impossible_timeout_is_refused(seconds: str, capsys: pytest.CaptureFi
 def test_an_index_is_built(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With word statistics if asked for; what was built is told."""
+    """Word statistics are optional; the output says what was built."""
     out = tmp_path / "index"
 
     assert main(["index", "build", str(corpus), "--out", str(out), "--lexical"]) == 0
@@ -394,7 +401,7 @@ def test_an_index_is_built(
 def test_a_bad_row_is_named_by_its_line(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And nothing is left that could be mistaken for an index."""
+    """No file is left that could be mistaken for an index."""
     with corpus.open("a") as file:
         file.write('{"id": "x"}\n')
 
@@ -426,7 +433,7 @@ def test_an_existing_folder_is_left_alone(
 def test_an_endpoint_without_a_model_is_refused(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An embedder by address needs its model's name and dimension."""
+    """An embedder at an address needs its model's name and dimension."""
     arguments = ["index", "build", str(corpus), "--out", str(tmp_path / "index")]
 
     assert main([*arguments, "--embedder-url", "http://127.0.0.1:9/v1"]) == 1
@@ -437,8 +444,9 @@ def test_an_endpoint_without_a_model_is_refused(
 def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gRPC and HTTP, each on a free port that the log tells; status 0 in the end, and signals
-    are as they were.
+    """gRPC and HTTP listen at free ports, which the log shows.
+
+    The status is 0, and the signal handlers are restored.
     """
     interrupts = signal.getsignal(signal.SIGINT)
     build_index([corpus], tmp_path / "index", MiniLM(), lexical=True)
@@ -465,11 +473,11 @@ def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    # A process of its own would load the embedder once more
+    # A process would load the embedder a second time
     with reading, ThreadPoolExecutor(1) as client:
         with writing, monkeypatch.context() as patched:
             patched.setattr("sys.stdout", writing)
-            # It would hold for all tests after this
+            # It would stay set for all later tests
             patched.setattr("serving.signals.tune_interpreter", lambda: None)
             asking = client.submit(asked)
             assert main(["retrieve", "serve", *arguments, "--top-k", "1"]) == 0
@@ -481,8 +489,10 @@ def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(
 
 
 @pytest.mark.parametrize("command", ["serve", "retrieve serve", "ask x", "runs list"])
-def test_an_address_without_a_port(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Is told at once, with how one is written."""
+def test_an_address_without_a_port_is_refused(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error shows the form of an address."""
     with pytest.raises(SystemExit):
         main([*command.split(), "--address", "localhost"])
 
@@ -498,8 +508,7 @@ def test_an_address_without_a_port(command: str, capsys: pytest.CaptureFixture[s
     )
 
 
-def test_a_closed_output(tmp_path: Path) -> None:
-    """Keeps no command from its work."""
+def test_a_command_works_with_a_closed_output(tmp_path: Path) -> None:
     code = (
         "import sys; from serving.cli.main import main; sys.exit(main(['init', '--preset', "
         "'hosted', '--yes']))"
@@ -517,8 +526,10 @@ def test_a_closed_output(tmp_path: Path) -> None:
         *(("--max-total-tokens", amount) for amount in ("99999999999999999999999", "0")),
     ],
 )
-def test_what_cannot_be_spent(option: str, amount: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Is told by the option's name, before anybody is asked."""
+def test_a_budget_that_cannot_be_spent_is_refused_by_option(
+    option: str, amount: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The option is named before confirmation is requested."""
     assert main(["ask", "Who?", f"{option}={amount}"]) == 1
 
     error = capsys.readouterr().err
@@ -527,10 +538,10 @@ def test_what_cannot_be_spent(option: str, amount: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("command", ["serve", "retrieve serve"])
-def test_a_missing_index_is_told_in_one_line(
+def test_a_missing_index_is_reported_in_one_line(
     command: str, tmp_path: Path, dead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not with a traceback, and status 1."""
+    """There is no traceback, and the status is 1."""
     file = config_file(tmp_path, f"http://{dead}/v1", 'index = "absent"')
     chosen = (
         ["--config", str(file)] if command == "serve" else ["--index", str(tmp_path / "absent")]
@@ -550,8 +561,8 @@ def test_a_missing_index_is_told_in_one_line(
 def test_a_served_question_whose_model_is_dead_names_role_and_address(
     number: signal.Signals, tmp_path: Path, dead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The gateway starts, the client is told who did not answer, and a signal ends the gateway
-    with status 0.
+    """The gateway starts, the error names the role that did not answer, and a signal ends the
+    gateway with status 0.
     """
     file = config_file(tmp_path, f"http://{dead}/v1", f'address = "{dead}"')
 
@@ -569,8 +580,10 @@ def test_a_served_question_whose_model_is_dead_names_role_and_address(
     assert "Traceback" not in log
 
 
-def test_the_openai_compatible_server_is_started(tmp_path: Path, dead: str) -> None:
-    """Where the log says; what it answers comes from the same gateway, and it is shut with it."""
+def test_the_openai_compatible_server_starts_and_stops_with_the_gateway(
+    tmp_path: Path, dead: str
+) -> None:
+    """The log has its address, and its answers come from this gateway."""
     file = config_file(tmp_path, f"http://{dead}/v1", f'address = "{dead}"')
     body = json.dumps(
         {"model": "rolegate", "messages": [{"role": "user", "content": QUESTION}]}
@@ -596,13 +609,13 @@ def test_the_openai_compatible_server_is_started(tmp_path: Path, dead: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "message"),
     [("0.0.0.0:8080", "create one with `rolegate keys create`"), ("{gateway}", "cannot listen on")],
 )
-def test_an_address_that_cannot_be_listened_at(
-    address: str, said: str, tmp_path: Path, gateway: str, capsys: pytest.CaptureFixture[str]
+def test_an_address_that_cannot_be_bound_is_reported_with_its_key(
+    address: str, message: str, tmp_path: Path, gateway: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Is told in one line, with the key; status 1."""
+    """The error is one line; the status is 1."""
     file = config_file(tmp_path, "http://127.0.0.1:9/v1", 'address = "127.0.0.1:9"')
     http = address.format(gateway=gateway)
 
@@ -612,13 +625,13 @@ def test_an_address_that_cannot_be_listened_at(
         line for line in capsys.readouterr().err.splitlines() if line.startswith("rolegate:")
     )
     assert line.startswith("rolegate: server.http: ")
-    assert said in line
+    assert message in line
 
 
-def test_a_port_in_use_is_told(
+def test_a_port_in_use_is_reported(
     tmp_path: Path, dead: str, gateway: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With what to do about it; status 1."""
+    """The error says what to do; the status is 1."""
     file = config_file(tmp_path, f"http://{dead}/v1", f'address = "{dead}"')
 
     assert main(["serve", "--config", str(file), "--address", gateway]) == 1
@@ -630,11 +643,11 @@ def test_a_port_in_use_is_told(
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_a_question_starts_a_gateway_of_its_own(
+def test_a_question_without_an_address_starts_a_gateway(
     flags: list[str], tmp_path: Path, dead: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without --address; it is stopped again, the run is in its store, and its log is not mixed
-    into the answer.
+    """The gateway is stopped afterwards, the run is in its store, and its log is not mixed into the
+    answer.
     """
     file = config_file(tmp_path, f"http://{dead}/v1", f'address = "{dead}"')
 
@@ -647,10 +660,10 @@ def test_a_question_starts_a_gateway_of_its_own(
 
 
 @pytest.mark.parametrize("tokens", ["0", "31", "8193"])
-def test_passages_of_no_sensible_length(
+def test_passages_with_an_impossible_length_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: str
 ) -> None:
-    """Are refused before anything is written."""
+    """Nothing has been written by then."""
     out = ("--out", str(tmp_path / "index"))
     assert main(["index", "build", str(tmp_path), *out, "--chunk-tokens", tokens]) == 1
     limit = "at most 8192" if tokens == "8193" else "at least 32"
@@ -658,10 +671,10 @@ def test_passages_of_no_sensible_length(
     assert not (tmp_path / "index").exists()
 
 
-def test_a_config_that_does_not_fit_its_index_is_not_called_fine(
+def test_a_config_that_does_not_match_its_index_is_not_valid(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Word statistics, and the embedder: both are known without loading anything."""
+    """Word statistics and the embedder are compared without loading anything."""
     build_index([corpus], tmp_path / "index", MiniLM())
     other = (
         'index = "index"\nlexical = true\n[retrieval.embedder]\nmodel = "other"\ndimension = 8\n'
@@ -689,8 +702,9 @@ def test_a_config_that_does_not_fit_its_index_is_not_called_fine(
     ],
 )
 def test_a_missing_package_names_its_extra(module: str, command: str, extra: str) -> None:
-    """As a command that can be copied; the command's own extra first, which brings all that it
-    needs.
+    """The command that installs the extra can be copied.
+
+    The command's own extra comes first, since it includes all others that are needed.
     """
     assert (
         missing_extra(module, command)
@@ -700,7 +714,7 @@ def test_a_missing_package_names_its_extra(module: str, command: str, extra: str
 
 
 def test_the_help_of_training_needs_no_extra() -> None:
-    """Whoever has not installed it can read what it is for."""
+    """Users without the extra can read the help."""
     hidden = [
         "accelerate",
         "datasets",
@@ -730,15 +744,16 @@ for command in {commands}:
     except SystemExit as end:
         assert end.code == 0
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     for command in commands:
-        assert f"usage: rolegate {command}" in done.stdout
+        assert f"usage: rolegate {command}" in process.stdout
 
 
-def test_an_empty_question_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is refused at once."""
+def test_an_empty_question_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["ask", "  "]) == 1
     assert "question: is empty" in capsys.readouterr().err

@@ -24,7 +24,7 @@ address = "127.0.0.1:2"
 
 
 def written(folder: Path, text: str) -> Path:
-    """A config file with a prompt beside it."""
+    """Write a config file with a prompt next to it."""
     (folder / "prompt.txt").write_text("Do it.\n")
     path = folder / "my.toml"
     path.write_text(text)
@@ -32,7 +32,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def refused(folder: Path, text: str) -> str:
-    """What is said about a file, without the file's name, which always comes first."""
+    """Return the error of a file, without the file's name, with which it begins."""
     path = written(folder, text)
     with pytest.raises(BadConfig) as caught:
         load_config(path)
@@ -42,28 +42,28 @@ def refused(folder: Path, text: str) -> str:
 
 
 def in_role(keys: str) -> str:
-    """The config with further keys of the delegation role."""
+    """Return the config with more keys in the delegation role."""
     return GOOD.replace("[roles.delegation]", f"[roles.delegation]\n{keys}", 1)
 
 
 def with_tables(tables: str) -> str:
-    """The config with further tables."""
+    """Return the config with more tables."""
     return GOOD.replace("[retrieval]", f"{tables}\n[retrieval]", 1)
 
 
 def with_index(keys: str) -> str:
-    """The config with an index in this process."""
+    """Return the config with an index in this process."""
     return GOOD.replace('address = "127.0.0.1:2"', f'index = "i"\n{keys}')
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_shipped_preset_loads(name: str) -> None:
-    """Its prompts, models, corpus and scope are where it says."""
+    """Its prompts, models, corpus and scope are at the configured places."""
     config = load_config(preset(name))
     assert all(Path(role.prompt).is_file() for role in config.roles.by_name.values())
 
 
-def test_an_unknown_preset_is_told_the_known_ones() -> None:
+def test_an_unknown_preset_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
         BadConfig,
         match=r"^preset 'maxi': unknown; there are: hosted, local, mini, one-gpu, paper\.$",
@@ -71,10 +71,10 @@ def test_an_unknown_preset_is_told_the_known_ones() -> None:
         preset("maxi")
 
 
-def test_paths_stand_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the command was started, and whichever key they are of; a name that vLLM knows
-    is no path.
-    """
+def test_paths_are_relative_to_the_config_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This holds for every key, from any working directory. A name that vLLM knows is no path."""
     Authority(tmp_path).issue("server")
     (tmp_path / "v" / "executor-000001").mkdir(parents=True)
     (tmp_path / "v" / "executor-000001" / "manifest.json").write_text("{}")
@@ -102,7 +102,7 @@ def test_paths_stand_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In prompts, models and the store."""
+    """It is resolved in prompts, models and the store."""
     home = tmp_path / "home"
     (home / "model").mkdir(parents=True)
     (home / "model" / "config.json").write_text("{}")
@@ -116,7 +116,7 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert config.server.store == f"sqlite:///{home}/runs.db"
 
 
-def test_an_absolute_path_and_another_database_stay_as_they_are(tmp_path: Path) -> None:
+def test_an_absolute_path_and_another_database_are_unchanged(tmp_path: Path) -> None:
     store = "postgresql+asyncpg://me@db/runs"
     config = load_config(
         written(tmp_path, GOOD + f'[versions]\nfolder = "/data"\n[server]\nstore = "{store}"\n')
@@ -124,8 +124,7 @@ def test_an_absolute_path_and_another_database_stay_as_they_are(tmp_path: Path) 
     assert (config.versions.folder, config.server.store) == ("/data", store)
 
 
-def test_a_path_that_no_file_can_have(tmp_path: Path) -> None:
-    """It is told as what it is."""
+def test_an_impossible_path_is_refused(tmp_path: Path) -> None:
     text = with_index('documents = ["a\\u0000b"]')
     assert (
         refused(tmp_path, text)
@@ -178,14 +177,14 @@ def test_a_path_that_no_file_can_have(tmp_path: Path) -> None:
     ],
 )
 def test_a_secret_is_not_repeated(tmp_path: Path, text: str, key: str) -> None:
-    """A password or a key in a wrong place is told by that place alone."""
+    """A password or key in a wrong place is reported by its place alone."""
     problem = refused(tmp_path, text)
     assert problem.startswith(key)
     assert "sesame" not in problem
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("sever = 1\n" + GOOD, "sever: unknown field; did you mean server?"),
         (with_tables("[retrival]"), "retrival: unknown field; did you mean retrieval?"),
@@ -248,9 +247,9 @@ def test_a_secret_is_not_repeated(tmp_path: Path, text: str, key: str) -> None:
         ),
     ],
 )
-def test_a_wrong_key_or_type_is_named_at_any_depth(tmp_path: Path, text: str, said: str) -> None:
-    """Nothing that was written is silently ignored."""
-    assert refused(tmp_path, text).startswith(said)
+def test_a_wrong_key_or_type_is_named_at_any_depth(tmp_path: Path, text: str, message: str) -> None:
+    """No setting is ignored silently."""
+    assert refused(tmp_path, text).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -258,25 +257,25 @@ def test_a_wrong_key_or_type_is_named_at_any_depth(tmp_path: Path, text: str, sa
     ["[roles", "max_rounds: 4\n", "{}", '{"roles": {}}', GOOD + "[retrieval]\n", "a = 1\na = 2\n"],
     ids=["unclosed", "YAML", "braces", "JSON", "a table twice", "a key twice"],
 )
-def test_what_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
     assert refused(tmp_path, text).startswith("not TOML: ")
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """Not UTF-8, not there, or a folder."""
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
+    """The file is not UTF-8, is missing, or is a folder."""
     path = tmp_path / "latin.toml"
     path.write_bytes(GOOD.encode() + b"# caf\xe9\n")
-    for file, said in (
+    for file, message in (
         (path, "not TOML: "),
         (tmp_path / "absent.toml", r"cannot be read \(No such file or directory\); name a TOML"),
         (tmp_path, r"cannot be read \(Is a directory\)"),
     ):
-        with pytest.raises(BadConfig, match=f"{file.name}: {said}"):
+        with pytest.raises(BadConfig, match=f"{file.name}: {message}"):
             load_config(file)
 
 
 @pytest.mark.parametrize(
-    ("table", "key", "values", "said"),
+    ("table", "key", "values", "message"),
     [
         ("search", "top_k", "0", "at least 1"),
         ("search", "top_k", "101", "at most 100"),
@@ -296,19 +295,21 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ("engines.b", "health_timeout_s", "inf", "at most 86400"),
     ],
 )
-def test_a_value_out_of_range(tmp_path: Path, table: str, key: str, values: str, said: str) -> None:
-    """It is told with its limit; no number is neither too low nor high, and refused."""
+def test_a_value_out_of_range_is_refused_with_its_limit(
+    tmp_path: Path, table: str, key: str, values: str, message: str
+) -> None:
+    """A NaN is neither too low nor too high, and is refused, too."""
     path = "path = 'm'\n" if table.startswith("engines") else ""
     for value in values.split():
         text = with_tables(f"[{table}]\n{path}{key} = {value}")
-        assert refused(tmp_path, text) == f"{table}.{key}: must be {said}"
+        assert refused(tmp_path, text) == f"{table}.{key}: must be {message}"
 
 
 TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             GOOD.replace("prompt.txt", "absent.txt", 1),
@@ -436,14 +437,14 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
     ],
 )
-def test_what_cannot_work_is_told_with_its_key_and_what_to_do(
-    tmp_path: Path, text: str, said: str
+def test_a_config_that_cannot_work_is_refused_with_key_and_remedy(
+    tmp_path: Path, text: str, message: str
 ) -> None:
-    assert refused(tmp_path, text).startswith(said.format(folder=tmp_path))
+    assert refused(tmp_path, text).startswith(message.format(folder=tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("executor", "said"),
+    ("executor", "message"),
     [
         (
             "",
@@ -458,20 +459,22 @@ def test_what_cannot_work_is_told_with_its_key_and_what_to_do(
         ),
     ],
 )
-def test_a_first_version_that_nothing_could_load(tmp_path: Path, executor: str, said: str) -> None:
-    """It is told before anything is started."""
+def test_a_first_version_that_cannot_be_loaded_is_refused(
+    tmp_path: Path, executor: str, message: str
+) -> None:
+    """Nothing has been started by then."""
     (tmp_path / "executor-000001").mkdir()
     (tmp_path / "executor-000001" / "manifest.json").write_text("{}")
     role = f'[roles.execution]\nmodel = "m"\nprompt = "prompt.txt"\n{executor}'
     text = GOOD.replace(f"[roles.execution]\n{ROLE}", role)
     text += "[versions]\nstart = 'executor-000001'\n[engines.b]\npath = 'm'\n"
-    assert refused(tmp_path, text) == said
+    assert refused(tmp_path, text) == message
 
 
 def test_a_config_is_read_without_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key that is not exported is missed when serving begins, not when the file is checked."""
+    """A missing environment variable is reported when serving begins, not when the file is read."""
     monkeypatch.delenv("A_KEY_OF_MINE", raising=False)
     config = load_config(
         written(tmp_path, GOOD.replace('model = "m"', 'model = "m"\napi_key_env = "A_KEY_OF_MINE"'))
@@ -491,13 +494,13 @@ def test_a_config_is_read_without_the_environment(
         ("a", False),
     ],
 )
-def test_an_address_has_a_port_that_there_is(address: str, good: bool) -> None:
-    """65536 would be taken for 0."""
+def test_an_address_needs_a_valid_port(address: str, good: bool) -> None:
+    """Port 65536 would be taken for 0."""
     assert is_address(address) == good
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         (
             "",
@@ -518,13 +521,14 @@ def test_an_address_has_a_port_that_there_is(address: str, good: bool) -> None:
         ("url = 'a/mcp'", "tools.web.url: is not an address such as"),
     ],
 )
-def test_a_server_of_tools(tmp_path: Path, keys: str, said: str) -> None:
-    """It is a program or an address, and each has what is its own."""
-    assert refused(tmp_path, with_tables(f"[tools.web]\n{keys}")).startswith(said)
+def test_a_tool_server_is_a_program_or_an_address(tmp_path: Path, keys: str, message: str) -> None:
+    """Keys of the other kind are refused."""
+    assert refused(tmp_path, with_tables(f"[tools.web]\n{keys}")).startswith(message)
 
 
-def test_the_variables_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They have to be there; one that is sent as a header has to be fit for it."""
+def test_variables_of_tools_must_be_set_and_fit_for_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tables = (
         "[tools.a]\ncommand = ['a']\nenv = ['OF_A']\n[tools.b]\nurl = 'http://b/mcp'\n"
         "headers = {Key = 'OF_B'}"
