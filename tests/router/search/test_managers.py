@@ -1,4 +1,4 @@
-"""Managers: what they ask, how they report and hand on, and what each of three layers costs."""
+"""Managers: their asks, reports and hand-ons, and the cost of three layers."""
 
 import asyncio
 import re
@@ -35,7 +35,7 @@ VALUES = [f"value-{number}" for number in range(8)]
 
 
 def tokens(calls: Sequence[Call]) -> dict[str, int]:
-    """By layer."""
+    """Tokens by layer."""
     found: dict[str, int] = {}
     for call in calls:
         assert call.usage
@@ -46,15 +46,13 @@ def tokens(calls: Sequence[Call]) -> dict[str, int]:
 async def worked(
     layers: Layers, sub_query: str = STEPS[0], manager: str = ""
 ) -> tuple[Execution, RunContext]:
-    """One step, worked on by managers."""
+    """Return the execution of one step by managers."""
     context = replace(lasting(), manager=manager)
     return await layers.of().run(sub_query, 3, context), context
 
 
-async def test_three_layers() -> None:
-    """Steps go to managers, facts to workers; each call is booked under its step, its manager
-    and its worker.
-    """
+async def test_calls_are_booked_under_their_step_manager_and_worker() -> None:
+    """Steps go to managers, facts to workers."""
     layers = Layers()
     events = list[Event]()
     context = lasting(events=events)
@@ -92,10 +90,8 @@ async def test_three_layers() -> None:
     }
 
 
-async def test_tokens_by_layer() -> None:
-    """Beside two layers on the same question: four fifths are the workers', and the delegator's
-    prompt is no longer.
-    """
+async def test_workers_spend_four_fifths_and_the_delegator_prompt_does_not_grow() -> None:
+    """Compare with two layers on the same question."""
     layers = Layers()
     context = lasting()
     beside = lasting()
@@ -125,8 +121,8 @@ def _text(prompt: Prompt) -> str:
     return "\n".join(message.content for message in prompt.messages)
 
 
-async def test_a_manager_asks_again() -> None:
-    """For what a worker did not bring; it goes on from what it has been told."""
+async def test_a_manager_asks_again_for_missing_facts() -> None:
+    """It continues from the reports that it has."""
 
     def twice(prompt: Prompt) -> Answer:
         return (
@@ -146,10 +142,8 @@ async def test_a_manager_asks_again() -> None:
     assert not context.failures
 
 
-async def test_the_last_round() -> None:
-    """A manager that would go on asking is told to report, beside the reports of that round,
-    and corrected once.
-    """
+async def test_in_the_last_round_a_manager_is_asked_to_report_and_corrected_once() -> None:
+    """The request comes with the reports of that round."""
     said = [
         block("What is fact 0?"),
         block("What is fact 1?"),
@@ -179,8 +173,8 @@ async def test_the_last_round() -> None:
 @pytest.mark.parametrize(
     "said", [[report("42", "I know it")], [STOP], ["?", "?"], [block("What is fact?"), STOP]]
 )
-async def test_a_report_rests_on_workers(said: list[str]) -> None:
-    """Without anything that they found there is none, and nobody is asked to guess."""
+async def test_without_worker_evidence_a_manager_makes_no_report(said: list[str]) -> None:
+    """No model is asked to guess."""
 
     def fails(prompt: Prompt) -> Answer:
         return UpstreamRefused("no", endpoint="x")
@@ -196,8 +190,7 @@ async def test_a_report_rests_on_workers(said: list[str]) -> None:
 @pytest.mark.parametrize(
     ("named", "asked"), [("", "search"), ("browser", "browser"), ("nobody", "search")]
 )
-async def test_a_manager_by_name(named: str, asked: str) -> None:
-    """An unknown name, and none, go to the first one."""
+async def test_an_unknown_or_missing_manager_name_means_the_first(named: str, asked: str) -> None:
     execution, context = await worked(Layers(), manager=named)
     assert execution.manager == asked
     assert {call.manager for call in context.ledger.calls} == {asked}
@@ -208,10 +201,8 @@ def blocked(*, browser: Sequence[int] = ()) -> Layers:
     return Layers(pages={"search": Pages(range(4)), "browser": Pages(browser)})
 
 
-async def test_escalation() -> None:
-    """What one manager's workers cannot read is asked for at the one that they name, and
-    answered then only.
-    """
+async def test_a_blocked_fact_is_asked_for_at_the_named_manager_only() -> None:
+    """Only that manager answers it."""
     context = lasting()
     found = await blocked().search().run(QUESTION, context)
     first, second = found.executions
@@ -242,10 +233,8 @@ async def test_escalation() -> None:
     assert (await alone.search().run(QUESTION, lasting())).answer == " ".join(VALUES[4:])
 
 
-async def test_escalation_is_bounded() -> None:
-    """Where the other manager is blocked too, and names itself or the first one, the step has
-    no report.
-    """
+async def test_escalation_ends_where_no_other_manager_can_help() -> None:
+    """If the other manager is also blocked and names itself or the first, the step has no report."""
     execution, context = await worked(blocked(browser=range(4)))
     assert (execution.manager, execution.outcome) == ("browser", "escalated")
     assert execution.report.answer == "the page is blocked"
@@ -254,8 +243,8 @@ async def test_escalation_is_bounded() -> None:
     assert len(context.ledger.calls) == 2 * (2 + 4 * 2)
 
 
-async def test_a_manager_hands_on() -> None:
-    """Also by itself, before any worker was asked; the name of nobody changes nothing."""
+async def test_a_manager_may_hand_on_before_any_worker_was_asked() -> None:
+    """An unknown name changes nothing."""
     said = '<escalate to="{}">only pages say it</escalate>'
     browser = ScriptedModel(manages)
     for name, outcome, at in (
@@ -272,9 +261,9 @@ HANDED_ON = '<escalate to="{}">the rest is blocked</escalate>'
 
 @pytest.mark.parametrize("written", ["", report("mine", "so it is")])
 @pytest.mark.parametrize("name", ["browser", "nobody"])
-async def test_what_was_found_is_kept(name: str, written: str) -> None:
-    """Where a manager hands on with reports there, and who is named fails or does not exist: its
-    own report if it has evidence, or else the workers'.
+async def test_found_evidence_is_kept_where_a_hand_on_fails(name: str, written: str) -> None:
+    """If the named manager fails or does not exist, the first manager's report counts if it has
+    evidence, otherwise its workers' reports.
     """
     said = [block("What is fact 1?"), written + HANDED_ON.format(name)]
     dead = ScriptedModel(lambda _: UpstreamRefused("no", endpoint="x"))
@@ -288,8 +277,8 @@ async def test_what_was_found_is_kept(name: str, written: str) -> None:
     assert (execution.report.answer, execution.report.evidence) == found
 
 
-async def test_a_guess_is_not_kept() -> None:
-    """A report without workers' ones is none, whomever it names."""
+async def test_a_report_without_worker_reports_is_discarded() -> None:
+    """The name of another manager in it makes no difference."""
     layers = Layers(
         managers={
             "search": ScriptedModel([report("mine", "so it is") + HANDED_ON.format("nobody")])
@@ -300,8 +289,7 @@ async def test_a_guess_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("dead", ["manager", "workers"])
-async def test_one_that_is_dead(dead: str) -> None:
-    """Costs its own steps only."""
+async def test_a_failed_manager_costs_only_its_own_steps(dead: str) -> None:
     broken = ScriptedModel(lambda _: UpstreamRefused("no", endpoint="x"))
     layers = Layers(
         delegator=ScriptedModel(
@@ -317,9 +305,7 @@ async def test_one_that_is_dead(dead: str) -> None:
     assert list(context.failures) == [1]
 
 
-async def test_a_report_that_cannot_be_written() -> None:
-    """Is made of the workers' own."""
-
+async def test_a_report_that_cannot_be_written_is_made_of_the_workers_reports() -> None:
     def silent(prompt: Prompt) -> Answer:
         return manages(prompt) if len(prompt.messages) == 2 else UpstreamRefused("no", endpoint="x")
 
@@ -330,7 +316,7 @@ async def test_a_report_that_cannot_be_written() -> None:
 
 
 def at_length() -> Layers:
-    """Workers that write long reports, and a manager that does not come to report."""
+    """Layers whose workers write long reports and whose manager never reports."""
 
     def works_at_length(prompt: Prompt) -> Answer:
         said = "a value " * 14
@@ -346,10 +332,10 @@ def at_length() -> Layers:
 
 
 @pytest.mark.parametrize("reporting", [Reporting(), TABLE_REPORTING], ids=["answer", "table"])
-async def test_long_reports_of_workers(reporting: Reporting) -> None:
-    """Are cut where a manager cannot say them, so that what is kept back for an answer is
-    enough; not in tables.
-    """
+async def test_long_worker_reports_are_cut_where_they_replace_a_report(
+    reporting: Reporting,
+) -> None:
+    """The reservation for an answer is then large enough. Reports of tables are not cut."""
 
     managers = at_length().of()
     execution = await managers.run(STEPS[0], 3, replace(lasting(), reporting=reporting))
@@ -360,9 +346,9 @@ async def test_long_reports_of_workers(reporting: Reporting) -> None:
 
 @pytest.mark.parametrize("layers", [Layers, at_length])
 @pytest.mark.parametrize("most", range(60, 4000, 60))
-async def test_budgets(most: int, layers: Callable[[], Layers]) -> None:
-    """Hold through all layers: spent and reserved are never more, and what was found by then is
-    answered from.
+async def test_budgets_hold_through_all_layers(most: int, layers: Callable[[], Layers]) -> None:
+    """Spending plus reservations never exceed the budget, and the answer comes from the reports so
+    far.
     """
     budget = Budget(max_total_tokens=most)
     context = RunContext.lasting(60.0, lambda _: None, Ledger(allowance=Allowance(budget)))
@@ -379,8 +365,10 @@ async def test_budgets(most: int, layers: Callable[[], Layers]) -> None:
 
 
 @pytest.mark.parametrize("reporting", [Reporting(), TABLE_REPORTING], ids=["answer", "table"])
-async def test_a_budget_that_ends_within_a_manager(reporting: Reporting) -> None:
-    """What its workers had found by then is reported, so that a table reads it."""
+async def test_a_budget_that_ends_within_a_manager_keeps_the_workers_findings(
+    reporting: Reporting,
+) -> None:
+    """They are reported in the form of the manager, so that a table reads them."""
     cut = 0
     for most in range(100, 3000, 100):
         context = RunContext.lasting(
@@ -395,8 +383,7 @@ async def test_a_budget_that_ends_within_a_manager(reporting: Reporting) -> None
 
 
 @pytest.mark.parametrize("held", ["delegator", "manager", "worker", "answerer"])
-async def test_cancelling(held: str) -> None:
-    """Reaches whoever is at work, and every call has its row."""
+async def test_cancelling_reaches_every_layer_and_every_call_has_its_row(held: str) -> None:
     layers = Layers()
     models = {
         "delegator": layers.delegator,
@@ -421,7 +408,7 @@ async def test_cancelling(held: str) -> None:
 
 
 class Paced(ScriptedModel):
-    """Takes a second for each turn."""
+    """A model that takes a second for each turn."""
 
     async def complete(self, prompt: Prompt) -> Completion:
         await asyncio.sleep(1.0)
@@ -432,7 +419,7 @@ class Paced(ScriptedModel):
 
 
 def lasted(layers: Layers, time_s: float = 1000.0) -> tuple[float, Trajectory]:
-    """The seconds that a question takes, on a clock that tests move."""
+    """Return the seconds that a question takes, on the clock of the test."""
 
     async def asked(clock: Clock) -> tuple[float, Trajectory]:
         begun = clock.now
@@ -445,13 +432,12 @@ def lasted(layers: Layers, time_s: float = 1000.0) -> tuple[float, Trajectory]:
 
 
 def paced(**settings: Any) -> Layers:
-    """Workers that take a second for each turn."""
+    """Layers whose workers take a second for each turn."""
     lead = ScriptedModel([block("Look up facts 0 1 2 3 4 5 6 7."), STOP])
     return Layers(lead, workers={name: Paced(works) for name in ("search", "browser")}, **settings)
 
 
-def test_latency() -> None:
-    """Eight workers at a time take less than a third of the time of one."""
+def test_eight_parallel_workers_take_less_than_a_third_of_the_time() -> None:
     took = {width: lasted(paced(max_workers=width))[0] for width in (1, 2, 4, 8)}
     print(
         "\nworkers at a time: "
@@ -460,10 +446,8 @@ def test_latency() -> None:
     assert took[1] / took[8] >= 3
 
 
-def test_deadlines() -> None:
-    """A manager keeps time to report what workers have found by then, and the answerer some to
-    write.
-    """
+def test_deadlines_leave_time_for_reports_and_the_answer() -> None:
+    """A manager keeps time to report its workers' findings, and the answerer to write."""
     took, found = lasted(paced(max_workers=2), 8.0)
     assert took <= 8.5
     (execution,) = found.executions
@@ -473,10 +457,8 @@ def test_deadlines() -> None:
     assert 0 < len(found.answer.split()) < 8
 
 
-async def test_an_executor_that_names_a_manager() -> None:
-    """Is told as it is where there are no managers: it has no report, and the delegator reads
-    why.
-    """
+async def test_without_managers_an_executor_that_names_one_has_no_report() -> None:
+    """The delegator reads the reason."""
     models = Deployment(executor=ScriptedModel(works), retriever=Pages(range(4)))
     found = await models.search().run("?", lasting())
     assert [(one.outcome, one.failed) for one in found.executions] == [("reported", False)]
@@ -489,8 +471,8 @@ async def test_an_executor_that_names_a_manager() -> None:
     )
 
 
-def test_names() -> None:
-    """In the order of the config; the first one is asked where none is named."""
+def test_managers_keep_the_order_of_the_config() -> None:
+    """The first one is asked where none is named."""
     managers: Managers = Layers().of()
     assert managers.names == ("search", "browser")
     assert managers.report_tokens == 64
@@ -505,8 +487,8 @@ def test_names() -> None:
     assert Managers([made, wordy]).report_tokens == 99
 
 
-def test_what_the_prompts_show() -> None:
-    """Is read as it is meant: the turns of the example, the name in a block, the hand-on."""
+def test_examples_in_the_prompts_are_read_as_intended() -> None:
+    """The turns of the example, the name in a block, and the hand-on."""
     prompt = (PROMPTS / "manager.txt").read_text("utf-8")
     first, second, last = re.findall(r"^You: (.*(?:\n[A-Z].*</evidence>)?)$", prompt, re.MULTILINE)
     for text, size in ((first, 2), (second, 1)):

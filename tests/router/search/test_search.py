@@ -1,4 +1,4 @@
-"""The search loop: rounds, parallel executors, and an answer from reports alone."""
+"""The search loop: rounds, parallel executors, and an answer from reports only."""
 
 import asyncio
 from collections.abc import Sequence
@@ -30,8 +30,7 @@ from tests.router.deployment import (
 QUESTION = "Was the director of Heat born before 1950?"
 
 
-async def test_a_whole_search() -> None:
-    """Delegate, execute, inform, stop, answer."""
+async def test_a_search_delegates_executes_informs_stops_and_answers() -> None:
     delegator = ScriptedModel(
         [block("Who directed Heat?"), block("When was Michael Mann born?"), STOP]
     )
@@ -50,7 +49,7 @@ async def test_a_whole_search() -> None:
 
 
 async def test_the_answerer_sees_the_question_and_the_pairs_only() -> None:
-    """No reasoning, no trajectories, no passages."""
+    """It sees no reasoning, no trajectories and no passages."""
     answerer = ScriptedModel(["<answer>yes</answer>"])
     trajectory = await Deployment(answerer=answerer).search().run("Was it <him>?", lasting())
     (prompt,) = answerer.prompts
@@ -70,8 +69,7 @@ async def test_no_decision_after_the_last_round(rounds: int) -> None:
     assert trajectory.answer == "Michael Mann"
 
 
-async def test_what_is_over_the_limit_is_told_back() -> None:
-    """Sub-queries beyond the limit are not run, and the delegator hears of it."""
+async def test_sub_queries_over_the_limit_are_not_run_and_reported_back() -> None:
     delegator = ScriptedModel([block("a?", "b?", "c?"), STOP])
     trajectory = await Deployment(delegator).search(max_sub_queries=2).run(QUESTION, lasting())
     assert [execution.sub_query for execution in trajectory.executions] == ["a?", "b?"]
@@ -81,8 +79,8 @@ async def test_what_is_over_the_limit_is_told_back() -> None:
     )
 
 
-async def test_executors_run_side_by_side() -> None:
-    """Three sub-queries meet at the retriever: none of them waits for another one's end."""
+async def test_executors_run_in_parallel() -> None:
+    """Three sub-queries wait for each other at the retriever."""
     deployment = Deployment(ScriptedModel([block("a?", "b?", "c?"), STOP]), retriever=Meeting(3))
     async with asyncio.timeout(10):
         trajectory = await deployment.search().run(QUESTION, lasting())
@@ -90,7 +88,7 @@ async def test_executors_run_side_by_side() -> None:
 
 
 async def test_reports_stand_in_the_order_of_the_block() -> None:
-    """Whoever ends first, results are numbered as they were asked for."""
+    """Results have the numbers of the sub-queries, whichever ends first."""
     last_is_done = asyncio.Event()
 
     class LastFirst(FixedRetriever):
@@ -115,10 +113,8 @@ async def test_reports_stand_in_the_order_of_the_block() -> None:
     assert '<result index="0"><request>a?' in delegator.prompts[1].messages[-1].content
 
 
-async def test_events() -> None:
-    """Everything is told as it happens; sub-queries are numbered through the run, in the ledger
-    too.
-    """
+async def test_events_are_announced_in_order_as_they_happen() -> None:
+    """Sub-queries are numbered through the run, and in the ledger too."""
     events: list[Event] = []
     context = lasting(events=events)
     delegator = ScriptedModel([block("Who directed Heat?"), block("When?"), STOP])
@@ -146,7 +142,7 @@ async def test_events() -> None:
 
 @pytest.mark.parametrize("said", [[STOP], ["He was born in 1943.", "Yes."]])
 async def test_a_delegator_that_never_asks_is_marked(said: list[str]) -> None:
-    """A stop without a single sub-query is `no_search`, whether or not the answerer may guess."""
+    """A stop without a sub-query is `no_search`, even if the answerer may guess."""
     strict = await Deployment(ScriptedModel(said)).search().run(QUESTION, lasting())
     assert (strict.answer, strict.outcome, strict.answering) == (NOT_FOUND, "no_search", None)
     lax = (
@@ -158,12 +154,12 @@ async def test_a_delegator_that_never_asks_is_marked(said: list[str]) -> None:
 
 
 def finds_nothing(prompt: Prompt) -> str:
-    """An executor that searches and never reports."""
+    """Return an executor that searches and never reports."""
     return "<search>x</search>" if len(prompt.messages) == 2 else "I found nothing."
 
 
-async def test_without_evidence_nobody_guesses() -> None:
-    """No report with evidence: the answer is "not found", unless the answerer may guess."""
+async def test_without_evidence_the_answer_is_not_found() -> None:
+    """The answerer writes one only if it may guess."""
     strict_answerer = ScriptedModel([])
     lax_answerer = ScriptedModel(["<answer>a guess</answer>"])
     executor = ScriptedModel(finds_nothing)
@@ -181,15 +177,15 @@ async def test_without_evidence_nobody_guesses() -> None:
 @pytest.mark.parametrize(
     "said", ["<answer>not found</answer>", "<answer>Not Found.</answer>", "", "<answer></answer>"]
 )
-async def test_the_answerer_may_find_the_reports_wanting(said: str) -> None:
-    """An answerer that says "not found", or nothing, is taken at its word."""
+async def test_the_answerer_may_reject_the_reports(said: str) -> None:
+    """ "Not found" or an empty answer is taken literally."""
     trajectory = await Deployment(answerer=ScriptedModel([said])).search().run(QUESTION, lasting())
     assert (trajectory.answer, trajectory.outcome) == (NOT_FOUND, "not_found")
     assert trajectory.answering is not None
 
 
 async def test_a_failed_executor_is_a_result_that_found_nothing() -> None:
-    """The delegator hears neutral words and may ask in another way."""
+    """The delegator is shown neutral words and may ask in another way."""
     down = UpstreamUnavailable("connection to 10.0.0.7 lost", endpoint="http://10.0.0.7")
 
     def flaky(prompt: Prompt) -> str | UpstreamUnavailable:
@@ -211,7 +207,7 @@ async def test_a_failed_executor_is_a_result_that_found_nothing() -> None:
 
 @pytest.mark.parametrize("role", ["delegation", "answer"])
 async def test_a_failed_delegator_or_answerer_is_raised(role: str) -> None:
-    """There is no answer without them; the error says whose model it was."""
+    """The error names the role of the failed model."""
     refused = UpstreamRefused("wrong key", endpoint="e")
     broken = ScriptedModel([refused])
     deployment = Deployment(broken) if role == "delegation" else Deployment(answerer=broken)
@@ -219,10 +215,8 @@ async def test_a_failed_delegator_or_answerer_is_raised(role: str) -> None:
         await deployment.search().run(QUESTION, lasting())
 
 
-def test_out_of_time_while_delegating() -> None:
-    """When searching time ends in a decision, the answer comes from the reports at hand, and
-    says so.
-    """
+def test_out_of_time_while_delegating_answers_from_the_reports() -> None:
+    """The outcome names the deadline."""
 
     async def main(clock: Clock) -> None:
         delegator = HeldModel(ScriptedModel([block("Who directed Heat?")]), free=1)
@@ -236,10 +230,8 @@ def test_out_of_time_while_delegating() -> None:
 
 
 @pytest.mark.parametrize("max_rounds", [1, 4])
-def test_out_of_time_while_executing(max_rounds: int) -> None:
-    """So it is when searching time ends in an execution, in the last round too; no decision is
-    asked for after it.
-    """
+def test_out_of_time_while_executing_answers_from_the_reports(max_rounds: int) -> None:
+    """This holds in the last round too. No decision is asked for afterwards."""
 
     async def main(clock: Clock) -> None:
         class OneHangs(FixedRetriever):
@@ -265,9 +257,7 @@ def test_out_of_time_while_executing(max_rounds: int) -> None:
     with_clock(main)
 
 
-def test_out_of_time_with_nothing_found() -> None:
-    """Without a report there is nothing to answer from."""
-
+def test_out_of_time_without_a_report_is_an_error() -> None:
     async def main(clock: Clock) -> None:
         deployment = Deployment(HeldModel(ScriptedModel([])))
         running = asyncio.create_task(deployment.search().run(QUESTION, lasting(10.0)))
@@ -278,8 +268,8 @@ def test_out_of_time_with_nothing_found() -> None:
     with_clock(main)
 
 
-def test_out_of_time_while_answering() -> None:
-    """The answerer has the rest of the time, and no more."""
+def test_out_of_time_while_answering_is_an_error() -> None:
+    """The answerer has the rest of the time and no more."""
 
     async def main(clock: Clock) -> None:
         deployment = Deployment(answerer=HeldModel(ScriptedModel([])))
@@ -293,8 +283,8 @@ def test_out_of_time_while_answering() -> None:
     with_clock(main)
 
 
-async def test_any_number_of_searches_at_once() -> None:
-    """One search object answers several questions that know nothing of each other."""
+async def test_concurrent_searches_do_not_affect_each_other() -> None:
+    """Several questions share one search object."""
 
     def delegates(prompt: Prompt) -> str:
         question = prompt.messages[1].content
@@ -321,10 +311,8 @@ async def test_any_number_of_searches_at_once() -> None:
 TOO_LONG = ContextTooLong("maximum context length is 9 tokens", endpoint="e")
 
 
-async def test_a_full_delegator_stops() -> None:
-    """A delegator whose context has no room for another turn is answered for from the reports
-    that it has.
-    """
+async def test_a_delegator_with_a_full_context_stops() -> None:
+    """The answer comes from the reports so far."""
     context = lasting()
     delegator = ScriptedModel([block("Who directed Heat?"), TOO_LONG])
     trajectory = await Deployment(delegator).search().run(QUESTION, context)
@@ -339,14 +327,13 @@ async def test_a_full_delegator_stops() -> None:
     ]
 
 
-async def test_a_question_that_is_too_long() -> None:
-    """Without a report there is nothing to answer from."""
+async def test_a_question_that_exceeds_the_context_is_an_error() -> None:
     with pytest.raises(ContextTooLong, match=r"^delegation at e"):
         await Deployment(ScriptedModel([TOO_LONG])).search().run(QUESTION, lasting())
 
 
 def finds_otherwise(*sub_queries: str) -> ScriptedModel:
-    """An executor that reports something else on these."""
+    """Return an executor whose reports differ for these sub-queries."""
 
     def works(prompt: Prompt) -> str:
         said = finds(prompt)
@@ -360,7 +347,7 @@ def finds_otherwise(*sub_queries: str) -> ScriptedModel:
 
 
 def asks(*blocks: tuple[str, ...]) -> ScriptedModel:
-    """A delegator that asks these, block by block, and then stops."""
+    """Return a delegator that asks these blocks one by one and then stops."""
 
     def delegates(prompt: Prompt) -> str:
         number = sum(message.role == "assistant" for message in prompt.messages)
@@ -369,10 +356,8 @@ def asks(*blocks: tuple[str, ...]) -> ScriptedModel:
     return ScriptedModel(delegates, "backbone")
 
 
-async def test_again_with_the_same_reports() -> None:
-    """Only the executor is asked; everything that followed from the reports is as it was, but
-    for who made them.
-    """
+async def test_a_rerun_with_equal_reports_asks_the_executor_only() -> None:
+    """Everything that follows from the reports is unchanged, except which model wrote them."""
     delegator = asks(("a?", "b?"), ("c?",))
     answerer = ScriptedModel(["<answer>yes</answer>"])
     found = await Deployment(delegator, answerer=answerer).search().run(QUESTION, lasting())
@@ -392,8 +377,8 @@ async def test_again_with_the_same_reports() -> None:
     ]
 
 
-async def test_again_is_as_if_it_had_been_that_executor_from_the_start() -> None:
-    """Whatever differs, the same trajectory comes of it as of a run of its own."""
+async def test_a_rerun_equals_a_run_with_that_executor_from_the_start() -> None:
+    """Its trajectory equals that of a separate run, for any differing report."""
     for odd in ("a?", "b?", "c?"):
         found = await Deployment(asks(("a?", "b?"), ("c?",))).search().run(QUESTION, lasting())
         said = ScriptedModel(
@@ -405,8 +390,8 @@ async def test_again_is_as_if_it_had_been_that_executor_from_the_start() -> None
         )
 
 
-async def test_again_keeps_to_the_rounds_and_the_limit() -> None:
-    """What was over the limit is told back anew, and no further round begins after the last one."""
+async def test_a_rerun_keeps_to_the_rounds_and_the_limit() -> None:
+    """Sub-queries over the limit are reported back again, and no round follows the last one."""
     delegator = asks(("a?", "b?", "c?"), ("d?",))
     found = (
         await Deployment(delegator).search(max_sub_queries=2, max_rounds=2).run(QUESTION, lasting())
@@ -424,10 +409,8 @@ async def test_again_keeps_to_the_rounds_and_the_limit() -> None:
     )
 
 
-async def test_instead_of_what_was_found() -> None:
-    """A round's reports are replaced, and what came after them is gone; the rest of the run can
-    be asked for.
-    """
+async def test_replacing_the_reports_of_a_round_drops_what_came_after() -> None:
+    """The rest of the run can be asked for."""
     found = await Deployment(asks(("a?",), ("b?",))).search().run(QUESTION, lasting())
     executor = finds_otherwise("a?")
     other = await Deployment(asks(("a?",)), executor).search().run(QUESTION, lasting())
@@ -445,8 +428,7 @@ async def test_instead_of_what_was_found() -> None:
     )
 
 
-async def test_proceeding_from_a_last_round() -> None:
-    """Nothing but the answer is left to ask for."""
+async def test_after_the_last_round_only_the_answer_is_asked_for() -> None:
     found = await Deployment(asks(("a?",))).search(max_rounds=1).run(QUESTION, lasting())
     search = Deployment(ScriptedModel([]), answerer=ScriptedModel(["<answer>no</answer>"])).search(
         max_rounds=1
@@ -456,7 +438,7 @@ async def test_proceeding_from_a_last_round() -> None:
 
 
 async def test_the_run_says_which_reports_are_grounds() -> None:
-    """By default, reports with evidence are; a run may demand something else."""
+    """By default, reports with evidence are. A run may require something else."""
     assert (await Deployment().search().run(QUESTION, lasting())).answer == "Michael Mann"
     demanding = replace(lasting(), reporting=Reporting(is_grounds=lambda _execution: False))
     assert (await Deployment().search().run(QUESTION, demanding)).answer == NOT_FOUND

@@ -1,4 +1,4 @@
-"""Stored runs are read again."""
+"""The archive: stored runs are read back."""
 
 import asyncio
 import base64
@@ -41,7 +41,7 @@ async def exported(archive: SQLArchive, wanted: RunFilter = RunFilter()) -> list
 async def listed(
     archive: SQLArchive, size: int, wanted: RunFilter | None = None
 ) -> list[list[str]]:
-    """The identifiers of all pages."""
+    """Identifiers of all pages."""
     wanted = wanted or RunFilter()
     pages = []
     page = ""
@@ -52,8 +52,8 @@ async def listed(
             return pages
 
 
-async def test_a_run_comes_back_as_it_was(database: Database, archive: SQLArchive) -> None:
-    """With its events, whose executions are stored once, in its result."""
+async def test_a_stored_run_is_read_back_unchanged(database: Database, archive: SQLArchive) -> None:
+    """Its events are included. Their executions are stored once, in its result."""
     kept = run(
         "run-1",
         calls=[call("run-1", 0), call("run-1", 1, usage=None, nano_usd=None)],
@@ -69,10 +69,10 @@ async def test_a_run_comes_back_as_it_was(database: Database, archive: SQLArchiv
     assert stored.count(b"Heat is a film by Michael Mann.") == 2 * len(EXECUTIONS)
 
 
-async def test_a_large_run(database: Database, archive: SQLArchive) -> None:
-    """Is stored in little, where its texts are alike, and comes back as it was; so does one
-    that was not compressed.
-    """
+async def test_a_large_run_of_similar_texts_is_stored_compactly(
+    database: Database, archive: SQLArchive
+) -> None:
+    """It is read back unchanged, and so is a run that was not compressed."""
     kept = run("run-1", result=msgspec.structs.replace(ANSWER, executions=EXECUTIONS * 100))
     await put(database, kept)
     trace = msgspec.msgpack.encode(msgspec.structs.replace(kept, events=()))
@@ -85,8 +85,10 @@ async def test_a_large_run(database: Database, archive: SQLArchive) -> None:
     assert await archive.load("run-1") == msgspec.structs.replace(kept, events=())
 
 
-async def test_events_without_their_execution(database: Database, archive: SQLArchive) -> None:
-    """A run that was cut may have told of a report that its result had not taken up yet."""
+async def test_events_whose_execution_is_not_in_the_result_are_read_back(
+    database: Database, archive: SQLArchive
+) -> None:
+    """A cut run may have announced a report that its result does not hold yet."""
     cut = msgspec.structs.replace(ANSWER, executions=EXECUTIONS[:1])
     await put(
         database,
@@ -114,10 +116,10 @@ CALLS_SO_FAR = (
 )
 
 
-async def test_a_run_without_a_trace(database: Database, archive: SQLArchive) -> None:
-    """Has the calls that have ended by then, where whoever works on it is asked; elsewhere,
-    none.
-    """
+async def test_a_running_run_has_calls_only_at_its_own_gateway(
+    database: Database, archive: SQLArchive
+) -> None:
+    """These are the calls that have ended; other gateways return none."""
     bare = run("run-1", status="running", result=None, events=(), settings={}, request_id="mine")
     await put(database, bare)
 
@@ -130,10 +132,9 @@ async def test_a_run_without_a_trace(database: Database, archive: SQLArchive) ->
 @pytest.mark.parametrize(
     ("run_id", "tenant"), [("run-2", None), ("run-1", "other"), ("run-1\0", None), ("", None)]
 )
-async def test_what_is_not_there_or_not_ones_own(
+async def test_unknown_and_foreign_runs_are_refused_in_equal_words(
     database: Database, archive: SQLArchive, run_id: str, tenant: str | None
 ) -> None:
-    """Is refused in the same words."""
     await put(database, run("run-1"))
 
     for reading in (
@@ -147,8 +148,9 @@ async def test_what_is_not_there_or_not_ones_own(
     assert await database.read(lambda connection: connection.execute(select(FEEDBACK)).all()) == []
 
 
-async def test_a_damaged_trace(database: Database, archive: SQLArchive) -> None:
-    """Is named, with what to do, and nothing of it is shown."""
+async def test_a_damaged_trace_is_reported_with_the_remedy_and_not_shown(
+    database: Database, archive: SQLArchive
+) -> None:
     await put(database, run("run-1"))
     await database.write(
         lambda connection: connection.execute(RUNS.update().values(trace=b"\xa3Heat"))
@@ -160,10 +162,10 @@ async def test_a_damaged_trace(database: Database, archive: SQLArchive) -> None:
         await archive.load("run-1")
 
 
-async def test_pages(database: Database, archive: SQLArchive) -> None:
-    """Newest first, each run once, also where many started at the same time; the last page
-    leads nowhere.
-    """
+async def test_pages_list_each_run_once_newest_first(
+    database: Database, archive: SQLArchive
+) -> None:
+    """Many runs start at the same time. The last page has no successor."""
     times = [5.0, 3.0, 3.0, 3.0, 3.0, 4.0, 1.0]
     await put(
         database, *(run(f"run-{number}", started_at) for number, started_at in enumerate(times))
@@ -177,8 +179,9 @@ async def test_pages(database: Database, archive: SQLArchive) -> None:
         assert pages[-1]
 
 
-async def test_a_row_of_a_list(database: Database, archive: SQLArchive) -> None:
-    """What is not known of a run is None or empty."""
+async def test_unknown_fields_of_a_listed_run_are_none_or_empty(
+    database: Database, archive: SQLArchive
+) -> None:
     await put(
         database,
         run("run-1", 2.0, request_id="mine", tenant="acme"),
@@ -227,14 +230,14 @@ def token(value: object) -> str:
         *(token([1.0, "run-1", "more"]), token([math.inf, "a"]), token([1.0, "run-1"])[:-3]),
     ],
 )
-async def test_a_page_that_no_list_gave(archive: SQLArchive, page: str) -> None:
-    """Is refused."""
+async def test_an_invalid_page_token_is_refused(archive: SQLArchive, page: str) -> None:
     with pytest.raises(BadRequest, match="page_token"):
         await archive.list(RunFilter(), 1, page)
 
 
-async def test_a_forged_page_reads_no_further(database: Database, archive: SQLArchive) -> None:
-    """Whatever place a token names, what it leads to is what the filter admits."""
+async def test_a_forged_page_token_shows_only_what_the_filter_admits(
+    database: Database, archive: SQLArchive
+) -> None:
     await put(database, run("run-1", tenant="acme"), run("run-2", tenant="other"))
 
     page = await archive.list(RunFilter(tenant="acme"), 5, token([1e9, "run-\0"]))
@@ -274,12 +277,10 @@ MANY = (
         (RunFilter("acme", "answer", "finished", 0.5, 6.5, training=True), "1"),
     ],
 )
-async def test_filters(
+async def test_a_list_and_an_export_choose_equal_runs(
     database: Database, archive: SQLArchive, wanted: RunFilter, found: str
 ) -> None:
-    """A list and an export choose the same runs, but that those that still run are not exported;
-    shadows are seen only where they are asked for.
-    """
+    """An export leaves out running runs. Shadows are included only on request."""
     await put(database, *MANY, tenants=[Tenant("shy", training=False), Tenant("acme", redact=True)])
 
     assert [run_id[-1] for page in await listed(archive, 2, wanted) for run_id in page] == list(
@@ -290,8 +291,9 @@ async def test_filters(
     ]
 
 
-async def test_unsupported_answers_are_listed(database: Database, archive: SQLArchive) -> None:
-    """By their column, and as what they are."""
+async def test_unsupported_answers_are_listed_by_their_column(
+    database: Database, archive: SQLArchive
+) -> None:
     result = msgspec.structs.replace(ANSWER, unsupported=True)
     await put(
         database,
@@ -306,8 +308,9 @@ async def test_unsupported_answers_are_listed(database: Database, archive: SQLAr
 
 
 async def test_an_export_holds_no_transaction(database: Database, archive: SQLArchive) -> None:
-    """Oldest first, each run once, though many start at the same time; whoever reads slowly hinders
-    nobody, and a run that is deleted meanwhile is passed over.
+    """It lists each run once, oldest first, though many start at the same time.
+
+    A slow reader delays no other client, and deleted runs are skipped.
     """
     await put(database, *(run(f"run-{number:03}", float(number // 40)) for number in range(100)))
     found: list[str] = []
@@ -357,12 +360,10 @@ SAID = {
         (RunFilter(min_nano_usd=8, max_nano_usd=14), "2"),
     ],
 )
-async def test_runs_that_are_looked_for(
+async def test_runs_are_found_by_text_actions_spending_and_feedback(
     database: Database, archive: SQLArchive, wanted: RunFilter, found: str
 ) -> None:
-    """By what was said, done and spent in them, and said of them; text means itself, in large
-    or small letters.
-    """
+    """Text is matched literally, in any case."""
     second: dict[str, Any] = {"executor_version": "executor-000002"}
     await put(
         database,
@@ -386,10 +387,10 @@ async def test_runs_that_are_looked_for(
 
 @settings(max_examples=25, deadline=None)
 @given(marked=st.sets(st.integers(0, 39)), within=st.integers(1, 50), size=st.integers(1, 8))
-def test_looking_further_finds_each_once(marked: set[int], within: int, size: int) -> None:
-    """However few of the runs a page looks through, all pages together have all that are
-    wanted, newest first.
-    """
+def test_paging_through_a_search_finds_each_run_once(
+    marked: set[int], within: int, size: int
+) -> None:
+    """All matching runs come newest first, however few runs a page examines."""
 
     async def found() -> list[list[str]]:
         database = await Database.open(f"sqlite:///{folder}/runs.db")
@@ -413,10 +414,10 @@ def test_looking_further_finds_each_once(marked: set[int], within: int, size: in
     assert len(pages) <= 40 // within + len(marked) // size + 2
 
 
-async def test_feedback(database: Database, archive: SQLArchive) -> None:
-    """Is read again with its run, oldest first; of a tenant whose texts are not kept, without a
-    word.
-    """
+async def test_feedback_is_read_with_its_run_oldest_first(
+    database: Database, archive: SQLArchive
+) -> None:
+    """The text is left out for a tenant whose texts are not kept."""
     runs = run("run-1"), run("run-2", tenant="acme"), run("run-3")
     await put(database, *runs, tenants=[Tenant("acme", redact=True)])
     given = [
@@ -438,8 +439,10 @@ async def test_feedback(database: Database, archive: SQLArchive) -> None:
     }
 
 
-async def test_feedback_through_several_gateways_at_once(url: str, database: Database) -> None:
-    """No more is kept of a run than may be."""
+async def test_concurrent_feedback_keeps_to_the_limit_of_a_run(
+    url: str, database: Database
+) -> None:
+    """Several gateways write it."""
     await put(database, run("run-1"))
     other = await Database.open(url)
     archives = SQLArchive(database), SQLArchive(other)
@@ -457,8 +460,7 @@ async def test_feedback_through_several_gateways_at_once(url: str, database: Dat
     await other.close()
 
 
-async def test_cancelling(database: Database, archive: SQLArchive) -> None:
-    """Is asked of a run that runs, and of no other."""
+async def test_only_a_running_run_can_be_cancelled(database: Database, archive: SQLArchive) -> None:
     await put(
         database,
         run("run-1", status="running", result=None),
@@ -476,7 +478,7 @@ async def test_cancelling(database: Database, archive: SQLArchive) -> None:
 
 
 class Explained(Database):
-    """Notes how the database goes about what is read."""
+    """A database that notes the query plans of reads."""
 
     plans: str = ""
 
@@ -499,8 +501,9 @@ class Explained(Database):
         RunFilter(kind="answer", training=True),
     ],
 )
-async def test_a_page_is_read_through_an_index(tmp_path: Path, wanted: RunFilter) -> None:
-    """However many runs there are, they need not be sorted for it."""
+async def test_a_page_is_read_through_an_index_without_sorting(
+    tmp_path: Path, wanted: RunFilter
+) -> None:
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     await (await Database.open(url)).close()
     database = Explained(engine_of(url))

@@ -1,4 +1,4 @@
-"""The log by itself: what was written comes back, whatever becomes of its files."""
+"""The log: records are read back, whatever happens to its files."""
 
 import asyncio
 import os
@@ -27,19 +27,19 @@ from router.store.log import (
 from tests.router.store.disks import filled, no_file_beyond, put, small_disk
 
 Told = tuple[int, int, bytes]
-"""A record's run, its number, and its payload."""
+"""Run, number and payload of a record."""
 
 
 @pytest.fixture
 async def log(tmp_path: Path) -> AsyncIterator[RunLog]:
-    """A log that has begun."""
+    """An open log."""
     with RunLog.open(tmp_path / "log") as log:
         log.start()
         yield log
 
 
 def told(folder: Path) -> list[Told]:
-    """The records of all segments."""
+    """Records of all segments."""
     return [
         (frame.run, frame.number, frame.payload)
         for segment in read_all(folder)
@@ -62,7 +62,7 @@ def told(folder: Path) -> list[Told]:
 async def test_records_come_back_in_order(
     records: list[tuple[int, int, bytes, bool] | None],
 ) -> None:
-    """Over all segments, those that were for later too; each knows the place behind it."""
+    """They span all segments and include deferred records. Each knows the position after it."""
     with tempfile.TemporaryDirectory() as folder, RunLog.open(Path(folder)) as log:
         log.start()
         places = []
@@ -81,15 +81,15 @@ async def test_records_come_back_in_order(
     assert [segment.damaged for segment in read] == [0] * len(read)
 
 
-async def test_what_is_for_later_is_written_soon(log: RunLog) -> None:
-    """When the event loop turns, whether anything follows or not."""
+async def test_a_deferred_record_is_written_in_the_next_turn_of_the_loop(log: RunLog) -> None:
+    """It does not wait for another record."""
     log.append(1, 0, b"soon", later=True)
     await asyncio.sleep(0)
     assert told(log.folder) == [(1, 0, b"soon")]
 
 
-async def test_a_segment_has_a_size(log: RunLog) -> None:
-    """The next one begins with a run; numbers go on, also where all segments were deleted."""
+async def test_a_full_segment_is_followed_by_one_that_begins_with_a_run(log: RunLog) -> None:
+    """Numbers continue, even after all segments were deleted."""
     piece = bytes(SEGMENT_BYTES // 4)
     for number in range(4):
         log.admit(0)
@@ -108,7 +108,7 @@ async def test_a_segment_has_a_size(log: RunLog) -> None:
 
 
 class Watched(RunLog):
-    """Counts its syncs, each of which waits until it may."""
+    """A log that counts its syncs and holds each of them until it may finish."""
 
     def __init__(self, folder: Path, lock: int) -> None:
         super().__init__(folder, lock)
@@ -123,10 +123,8 @@ class Watched(RunLog):
         super()._sync_files(earlier, current, folder)
 
 
-async def test_a_sync_is_shared(tmp_path: Path) -> None:
-    """By all who have come since the last one began; who comes while one is under way waits for
-    the next.
-    """
+async def test_waiters_share_a_sync(tmp_path: Path) -> None:
+    """All writers since the last sync began share one. Writers during a sync wait for the next."""
     with Watched.open(tmp_path / "log") as log:
         assert isinstance(log, Watched)
         log.start()
@@ -146,8 +144,8 @@ async def test_a_sync_is_shared(tmp_path: Path) -> None:
         assert len(told(log.folder)) == 21
 
 
-async def test_a_segment_that_begins_while_another_is_synced(tmp_path: Path) -> None:
-    """Is not on disk by that: what is cut off it is no damage."""
+async def test_a_new_segment_during_a_sync_is_not_on_disk(tmp_path: Path) -> None:
+    """A cut of it is no damage."""
     with Watched.open(tmp_path / "log") as log:
         assert isinstance(log, Watched)
         log.start()
@@ -163,8 +161,7 @@ async def test_a_segment_that_begins_while_another_is_synced(tmp_path: Path) -> 
         log.may.release()
 
 
-async def test_a_segment_that_is_deleted_while_others_are_read(log: RunLog) -> None:
-    """Is passed by."""
+async def test_a_segment_deleted_during_a_read_is_skipped(log: RunLog) -> None:
     log.start()
     log.start()
     reading = read_all(log.folder)
@@ -173,10 +170,8 @@ async def test_a_segment_that_is_deleted_while_others_are_read(log: RunLog) -> N
     assert [*read, *(segment.number for segment in reading)] == [1, 2]
 
 
-async def test_a_write_that_is_not_whole(log: RunLog) -> None:
-    """Is undone: there is no such record, and the next one stands in its place. What is for
-    later waits.
-    """
+async def test_a_partial_write_is_undone(log: RunLog) -> None:
+    """The next record takes its place. Deferred records wait."""
     before = bytes(1 << 20)  # no other file that is written to is as long
     log.append(1, 0, before)
     for more in (0, 10, 30):
@@ -198,14 +193,14 @@ async def test_a_write_that_is_not_whole(log: RunLog) -> None:
 
 
 class Failing(RunLog):
-    """Is on a disk that does not take what it is told to keep."""
+    """A log on a disk that cannot sync."""
 
     def _sync_files(self, earlier: list[int], current: int, folder: bool) -> None:
         raise OSError(5, "Input/output error")
 
 
-async def test_a_sync_that_fails(tmp_path: Path) -> None:
-    """Ends acknowledging for all, as nobody knows what is on disk; also the others who wait."""
+async def test_a_failed_sync_ends_all_acknowledgements(tmp_path: Path) -> None:
+    """The state on disk is unknown, so other waiters fail too."""
     with Failing.open(tmp_path / "log") as log:
         log.start()
         log.append(1, 0, b"lost, perhaps")
@@ -223,8 +218,8 @@ async def test_a_sync_that_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "what", ["a segment", "the owner's file", "the folder", "the segment, which came back"]
 )
-async def test_a_log_that_is_gone(log: RunLog, what: str) -> None:
-    """Takes nothing more, as nobody would find it."""
+async def test_a_deleted_log_accepts_no_more_records(log: RunLog, what: str) -> None:
+    """No reader would find them."""
     log.append(1, 0, b"seen by nobody")
     (segment,) = segments(log.folder)
     match what:
@@ -245,10 +240,8 @@ async def test_a_log_that_is_gone(log: RunLog, what: str) -> None:
         await log.synced()
 
 
-async def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    """Admits nothing, while there is still room for what is under way; then nothing is half
-    written.
-    """
+async def test_a_full_disk_admits_no_run_but_lets_running_ones_end(tmp_path: Path) -> None:
+    """Nothing is half written."""
     with small_disk(tmp_path / "disk", "6m"), RunLog.open(tmp_path / "disk" / "log") as log:
         log.start()
         written = 0
@@ -274,8 +267,8 @@ async def test_a_disk_that_is_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_open_to_all")
-async def test_the_files_are_their_owner_s_alone(tmp_path: Path) -> None:
-    """Whatever new files may usually be."""
+async def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
+    """The umask of the process makes no difference."""
     with RunLog.open(tmp_path / "log") as log:
         log.start()
         log.append(1, 0, b"a question")
@@ -288,8 +281,8 @@ async def test_the_files_are_their_owner_s_alone(tmp_path: Path) -> None:
         assert stat.S_IMODE(log.folder.stat().st_mode) == 0o700
 
 
-def test_a_log_has_one_owner(tmp_path: Path) -> None:
-    """A second one is refused with the address of the first, as soon as that has one."""
+def test_a_second_owner_is_refused_with_the_address_of_the_first(tmp_path: Path) -> None:
+    """The address is known as soon as the first has one."""
     with RunLog.open(tmp_path) as log:
         with pytest.raises(StoreInUse, match=f"is in use by process {os.getpid()}") as caught:
             RunLog.open(tmp_path)
@@ -306,8 +299,8 @@ def test_a_log_has_one_owner(tmp_path: Path) -> None:
     RunLog.open(tmp_path).close()
 
 
-def test_the_name_of_a_log(tmp_path: Path) -> None:
-    """Stays, but for one that a kill has left empty: two of these would take each other's place."""
+def test_the_name_of_a_log_stays_unless_a_kill_left_it_empty(tmp_path: Path) -> None:
+    """Two empty logs would otherwise take each other's place."""
     names = []
     for folder in ("one", "two"):
         with RunLog.open(tmp_path / folder) as log:
@@ -320,9 +313,7 @@ def test_the_name_of_a_log(tmp_path: Path) -> None:
 
 @pytest.fixture
 async def small(tmp_path: Path) -> tuple[Path, bytes, Segment]:
-    """A file for a segment, what stands in one of a few records, of which some were synced, and
-    how it is read.
-    """
+    """Path, content and reading of a segment of a few records, some of them synced."""
     with RunLog.open(tmp_path / "log") as log:
         log.start()
         for number in range(4):
@@ -340,8 +331,8 @@ async def small(tmp_path: Path) -> tuple[Path, bytes, Segment]:
     return copy, content, whole
 
 
-async def test_every_bit_that_flips(small: tuple[Path, bytes, Segment]) -> None:
-    """Costs the record that it is in, and no other; it is damage where it was on disk before."""
+async def test_a_flipped_bit_costs_only_its_own_record(small: tuple[Path, bytes, Segment]) -> None:
+    """It is damage where the record was already on disk."""
     path, content, whole = small
     for bit in range(len(content) * 8):
         flipped = bytearray(content)
@@ -355,8 +346,8 @@ async def test_every_bit_that_flips(small: tuple[Path, bytes, Segment]) -> None:
         assert (read.damaged > 0) == (bit // 8 < whole.synced)
 
 
-async def test_every_cut(small: tuple[Path, bytes, Segment]) -> None:
-    """Costs what stands behind it, and is no damage where that was not known to be on disk."""
+async def test_a_cut_costs_only_the_records_after_it(small: tuple[Path, bytes, Segment]) -> None:
+    """It is no damage where they were not known to be on disk."""
     path, content, whole = small
     for size in range(len(content)):
         put(path, content[:size])
@@ -366,8 +357,8 @@ async def test_every_cut(small: tuple[Path, bytes, Segment]) -> None:
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "for later"])
-async def test_damage_at_the_end_of_an_earlier_segment(log: RunLog, later: bool) -> None:
-    """Is damage, as all of it was on disk before the next one."""
+async def test_a_short_earlier_segment_is_damage(log: RunLog, later: bool) -> None:
+    """All of it was on disk before the next one began."""
     log.append(1, 0, b"first")
     log.append(1, 1, b"last", later=later)
     place = log.end.offset
@@ -384,10 +375,8 @@ async def test_damage_at_the_end_of_an_earlier_segment(log: RunLog, later: bool)
     assert earlier.damaged > 0
 
 
-async def test_nothing_but_room(log: RunLog) -> None:
-    """A file that a machine's end has left with zeros, or with nothing, is read as far as it
-    goes.
-    """
+async def test_a_file_of_zeros_or_nothing_is_read_as_far_as_it_goes(log: RunLog) -> None:
+    """A machine crash leaves such files."""
     log.append(1, 0, b"text")
     (path,) = segments(log.folder)
     content = path.read_bytes()
@@ -400,10 +389,10 @@ async def test_nothing_but_room(log: RunLog) -> None:
     assert read_segment(copy).frames == []
 
 
-async def test_a_text_that_looks_like_records(log: RunLog, tmp_path: Path) -> None:
-    """Is none, whatever becomes of the record that it stands in: what it was copied from has
-    another salt.
-    """
+async def test_text_that_looks_like_records_is_never_read_as_such(
+    log: RunLog, tmp_path: Path
+) -> None:
+    """This holds even if the record around it is damaged, as the copied records have another salt."""
     for number in range(3):
         log.append(1, number, b"forged")
     forged = segments(log.folder)[0].read_bytes()[: log.end.offset]

@@ -1,4 +1,4 @@
-"""Gateways that share a PostgreSQL: who lives, whose runs are closed, and what each may spend."""
+"""Gateways that share a PostgreSQL: liveness, closing of runs, and shared quotas."""
 
 import asyncio
 import signal
@@ -33,13 +33,13 @@ pytestmark = pytest.mark.postgres
 
 @pytest.fixture
 def url(postgres: Callable[[], str]) -> str:
-    """The address of an empty database."""
+    """Address of an empty database."""
     return postgres()
 
 
 @asynccontextmanager
 async def journals(url: str, count: int) -> AsyncIterator[list[LogJournal]]:
-    """Journals of so many gateways, of one process."""
+    """Open journals of this many gateways in one process."""
     databases = [await Database.open(url) for _ in range(count)]
     writing = [LogJournal.writing(database) for database in databases]
     try:
@@ -52,7 +52,7 @@ async def journals(url: str, count: int) -> AsyncIterator[list[LogJournal]]:
 
 
 async def eventually(met: Callable[[], Awaitable[object]]) -> None:
-    """Wait until a condition is met; a refusal is none."""
+    """Wait until a condition is met; a refusal counts as not met."""
     async with asyncio.timeout(60):
         while True:
             with suppress(QuotaExhausted, StoreFailed):
@@ -62,7 +62,7 @@ async def eventually(met: Callable[[], Awaitable[object]]) -> None:
 
 
 async def until(database: Database, query: str, wanted: Sequence[tuple[object, ...]]) -> None:
-    """Wait until a query finds this."""
+    """Wait until the query returns these rows."""
 
     async def found() -> bool:
         return await rows(database, query) == wanted
@@ -71,13 +71,13 @@ async def until(database: Database, query: str, wanted: Sequence[tuple[object, .
 
 
 async def leased(database: Database) -> dict[str, int]:
-    """Tokens by period, over all gateways."""
+    """Return leased tokens by period, over all gateways."""
     found = await rows(database, "SELECT period, sum(tokens) FROM leases GROUP BY period")
     return {period: int(tokens) for period, tokens in found if tokens}
 
 
-async def test_processes_share_a_quota(url: str) -> None:
-    """Three gateways: never is more spent and leased than allowed, and it is used to the last."""
+async def test_three_processes_use_a_quota_fully_and_never_exceed_it(url: str) -> None:
+    """The quota bounds spending plus leases."""
     database = await Database.open(url)
     await put(database, tenants=[Tenant("acme", tokens_per_day=5000, nano_usd_per_month=10**6)])
     async with gateway(url) as one, gateway(url) as two, gateway(url) as three:
@@ -108,10 +108,8 @@ async def test_processes_share_a_quota(url: str) -> None:
     await database.close()
 
 
-async def test_a_gateway_that_is_killed(url: str) -> None:
-    """Others close its runs; what it might have spent counts until its log is read, and then
-    what it has spent.
-    """
+async def test_runs_of_a_killed_gateway_are_closed_by_others(url: str) -> None:
+    """Its possible spending counts until its log is read, then its actual spending does."""
     database = await Database.open(url)
     await put(database, tenants=[Tenant("acme", tokens_per_day=1000)])
     async with gateway(url) as child:
@@ -159,8 +157,8 @@ async def test_a_gateway_that_is_killed(url: str) -> None:
     await database.close()
 
 
-async def test_a_gateway_that_is_stopped(url: str) -> None:
-    """For so long that others close its runs: when it goes on, these fail, and it begins anew."""
+async def test_a_gateway_that_was_stopped_too_long_loses_its_runs_and_rejoins(url: str) -> None:
+    """Other gateways closed the runs meanwhile."""
     database = await Database.open(url)
     await put(database, tenants=[Tenant("acme", tokens_per_day=1000, redact=True)])
     call = "ended('run-1', 0, Amount(50, 60), tenant='acme')"
@@ -196,12 +194,8 @@ async def test_a_gateway_that_is_stopped(url: str) -> None:
     await database.close()
 
 
-async def test_an_end_that_cannot_be_written_by_one_that_is_fenced(
-    url: str, tmp_path: Path
-) -> None:
-    """Is written once, as soon as that is possible, and the gateway goes on to look after
-    everything.
-    """
+async def test_a_failed_end_of_a_fenced_gateway_is_written_once(url: str, tmp_path: Path) -> None:
+    """It is written as soon as possible, and the gateway continues its background work."""
     database = await Database.open(url)
     log = RunLog.open(tmp_path / "log")
     cancelled = asyncio.Queue[str]()
@@ -232,8 +226,8 @@ async def test_an_end_that_cannot_be_written_by_one_that_is_fenced(
     await database.close()
 
 
-async def test_a_run_that_is_to_begin_at_the_end(url: str) -> None:
-    """Is refused, rather than left to wait."""
+async def test_a_run_requested_during_shutdown_is_refused(url: str) -> None:
+    """It does not wait."""
     may = threading.Event()
     database = await Counted.open(url)
     assert isinstance(database, Counted)
@@ -250,8 +244,7 @@ async def test_a_run_that_is_to_begin_at_the_end(url: str) -> None:
     await database.close()
 
 
-async def test_requests_of_one_name_at_two_gateways(url: str) -> None:
-    """One of them begins, whoever is first."""
+async def test_of_equal_requests_at_two_gateways_one_begins(url: str) -> None:
     async with journals(url, 2) as both:
         for turn in range(20):
             starts = [
@@ -265,8 +258,7 @@ async def test_requests_of_one_name_at_two_gateways(url: str) -> None:
             await both[first % 2].finish(run(f"run-{turn}-{first}", NOW, request_id=f"mine-{turn}"))
 
 
-async def test_a_session_that_is_cut(url: str) -> None:
-    """Comes back within the grace time: the gateway goes on as the one that it was."""
+async def test_a_session_restored_within_the_grace_time_keeps_its_gateway(url: str) -> None:
     database = await Database.open(url)
     cut = (
         "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND "
@@ -286,9 +278,9 @@ async def test_a_session_that_is_cut(url: str) -> None:
     await database.close()
 
 
-async def test_idle_leases_go_back(url: str) -> None:
-    """Soon after what they were for has ended, so that another gateway has them; and all when
-    it ends.
+async def test_idle_leases_are_returned(url: str) -> None:
+    """They return soon after their run ends, so that another gateway gets them, and all of them
+    when the gateway ends.
     """
     database = await Database.open(url)
     await put(database, tenants=[Tenant("acme", tokens_per_day=1000, tokens_per_month=10_000)])
@@ -318,10 +310,8 @@ async def test_idle_leases_go_back(url: str) -> None:
     await database.close()
 
 
-async def test_leases_of_periods_that_are_past(url: str) -> None:
-    """Are deleted when a gateway joins, where they are of logs that perhaps nobody will ever
-    read.
-    """
+async def test_leases_of_past_periods_are_deleted_when_a_gateway_joins(url: str) -> None:
+    """Their logs may never be read again."""
     database = await Database.open(url)
     now = time.time()
     kept = [*periods(now), *periods(now - 86400)]
@@ -334,10 +324,8 @@ async def test_leases_of_periods_that_are_past(url: str) -> None:
 
 
 @pytest.mark.parametrize("limit", ["requests_per_day", "runs_in_flight"])
-async def test_runs_are_counted_by_all(url: str, limit: str) -> None:
-    """As they are asked for, and as they run, at whatever gateway; those that are taken back
-    are not.
-    """
+async def test_runs_are_counted_over_all_gateways(url: str, limit: str) -> None:
+    """Requests and running runs count; withdrawn ones do not."""
     database = await Database.open(url)
     await put(database, tenants=[Tenant("acme", **{limit: 5})])  # type: ignore[arg-type]
     async with journals(url, 2) as both:
@@ -360,8 +348,8 @@ async def test_runs_are_counted_by_all(url: str, limit: str) -> None:
     await database.close()
 
 
-async def test_runs_to_be_cancelled(url: str) -> None:
-    """Whoever asked for it at another gateway is heard by the one that runs it, and by no other."""
+async def test_a_cancel_request_reaches_only_the_gateway_of_the_run(url: str) -> None:
+    """Any other gateway can make the request."""
     database = await Database.open(url)
     heard: asyncio.Queue[str] = asyncio.Queue()
     others: asyncio.Queue[str] = asyncio.Queue()
@@ -380,9 +368,9 @@ async def test_runs_to_be_cancelled(url: str) -> None:
     await database.close()
 
 
-async def test_postgresql_is_restarted_under_load() -> None:
-    """What was acknowledged is there, once; what is spent and what was leased agree; nobody is
-    taken for dead.
+async def test_a_restart_of_postgresql_under_load_loses_nothing() -> None:
+    """Acknowledged runs are there once, spending and leases agree, and no gateway is taken for
+    dead.
     """
     with running_postgres(durable=True) as server:
         database = await Database.open(server.url)

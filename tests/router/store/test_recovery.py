@@ -1,6 +1,4 @@
-"""What a gateway has left is read by the next one, or by a command: all that was acknowledged,
-each of it once.
-"""
+"""Recovery: the next gateway or a command reads a log, and every acknowledged record counts once."""
 
 import asyncio
 import random
@@ -61,9 +59,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def _killed(url: str, *names: str) -> None:
-    """Let a gateway of another process begin three runs for each name, of which one ends, and
-    die.
-    """
+    """In another process, start three runs for each name, end one of them, and kill the gateway."""
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _DYING, url, *names, stdout=pipe
@@ -76,9 +72,11 @@ async def _killed(url: str, *names: str) -> None:
     await child.communicate()
 
 
-async def test_the_runs_of_a_gateway_that_was_killed(database: Database, url: str) -> None:
-    """Are closed when the next one starts: ended calls stay, those in flight are charged with their
-    worst case. What was acknowledged is there.
+async def test_runs_of_a_killed_gateway_are_closed_at_the_next_start(
+    database: Database, url: str
+) -> None:
+    """Ended calls stay, calls in flight are charged with their worst case, and acknowledged records
+    are kept.
     """
     await put(database, tenants=[Tenant("acme", tokens_per_day=1000)])
     await _killed(url, "mine")
@@ -119,8 +117,8 @@ async def test_the_runs_of_a_gateway_that_was_killed(database: Database, url: st
         assert again == EarlierRun("mine-3", "finished", True)
 
 
-async def test_a_gateway_that_is_killed_again_and_again(database: Database, url: str) -> None:
-    """Each closes what the one before has left, and nothing counts twice."""
+async def test_repeated_kills_count_nothing_twice(database: Database, url: str) -> None:
+    """Each gateway closes the runs of the one before."""
     for name in ("one", "two"):
         await _killed(url, name)
     for _ in range(2):
@@ -136,8 +134,9 @@ async def test_a_gateway_that_is_killed_again_and_again(database: Database, url:
         assert (await check(database)).problems == []
 
 
-async def test_a_redacted_run(database: Database, url: str) -> None:
-    """Stays so when it is closed."""
+async def test_a_redacted_run_stays_redacted_when_it_is_closed(
+    database: Database, url: str
+) -> None:
     await put(database, tenants=[Tenant("acme", redact=True)])
     await _killed(url, "mine")
     async with LogJournal.writing(database):
@@ -145,8 +144,10 @@ async def test_a_redacted_run(database: Database, url: str) -> None:
     assert (closed.status, closed.request, closed.redacted) == ("interrupted", "", True)
 
 
-async def test_runs_under_way_when_a_journal_ends(database: Database) -> None:
-    """Are closed by the next one; what they spent is known."""
+async def test_runs_in_progress_when_a_journal_ends_are_closed_by_the_next(
+    database: Database,
+) -> None:
+    """Their spending is known."""
     async with LogJournal.writing(database) as journal:
         await journal.begin(start("run-1", hold=Amount(5, 5)))
         await journal.open(opened(ended("run-1", 0, Amount(50, 60))))
@@ -160,20 +161,20 @@ async def test_runs_under_way_when_a_journal_ends(database: Database) -> None:
 
 @pytest.fixture
 async def url_here(tmp_path: Path) -> str:
-    """A SQLite file, as what follows is about its log."""
+    """Return a SQLite file's address, as these tests are about its log."""
     return f"sqlite:///{tmp_path / 'runs.db'}"
 
 
 @asynccontextmanager
 async def at(url: str) -> AsyncIterator[Database]:
-    """A database that is open for as long as the context is."""
+    """Open a database while the context is open."""
     database = await Database.open(url)
     yield database
     await database.close()
 
 
 async def everything(database: Database) -> dict[str, Sequence[tuple[Any, ...]]]:
-    """All rows of what a journal writes."""
+    """Return all rows that a journal writes."""
     orders = {
         "runs": "run_id",
         "calls": "run_id, number",
@@ -187,7 +188,7 @@ async def everything(database: Database) -> dict[str, Sequence[tuple[Any, ...]]]
 
 
 async def _finish(journal: LogJournal, run_id: str, count: int = 1) -> Run:
-    """A run of some calls, from beginning to end."""
+    """Conduct a run of some calls from beginning to end."""
     calls = [ended(run_id, number, Amount(50, 60)) for number in range(count)]
     await journal.begin(start(run_id, request_id=run_id))
     for call in calls:
@@ -198,8 +199,9 @@ async def _finish(journal: LogJournal, run_id: str, count: int = 1) -> Run:
     return over
 
 
-async def test_a_second_gateway_of_one_file(url_here: str) -> None:
-    """Is refused, and changes nothing."""
+async def test_a_second_gateway_on_the_same_file_is_refused_and_changes_nothing(
+    url_here: str,
+) -> None:
     async with (
         at(url_here) as database,
         at(url_here) as again,
@@ -214,10 +216,9 @@ async def test_a_second_gateway_of_one_file(url_here: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["deleted", "replaced by an earlier copy", "none"])
-async def test_a_database_that_does_not_have_what_its_log_has(
+async def test_a_database_behind_its_log_gets_each_missing_run_once(
     url_here: str, tmp_path: Path, damage: str
 ) -> None:
-    """Gets it, each run once."""
     async with at(url_here) as database, cut_short(database) as journal:
         for number in range(3):
             await _finish(journal, f"run-{number}", number)
@@ -249,10 +250,8 @@ async def test_a_database_that_does_not_have_what_its_log_has(
             assert (await check(database)).problems == []
 
 
-async def test_a_log_that_was_deleted(url_here: str) -> None:
-    """Runs that the database knows as running are closed all the same; others count from there
-    on.
-    """
+async def test_without_a_log_running_runs_of_the_database_are_closed(url_here: str) -> None:
+    """Spending and runs of later gateways add to those of the database."""
     async with at(url_here) as database:
         async with cut_short(database) as journal:
             await _finish(journal, "run-1")
@@ -274,8 +273,8 @@ async def test_a_log_that_was_deleted(url_here: str) -> None:
 
 
 @pytest.mark.parametrize("lives", [True, False])
-async def test_a_command_sees_what_was_acknowledged(url_here: str, lives: bool) -> None:
-    """Whether a gateway lives or not; runs under way are left to it, or to the next."""
+async def test_a_command_sees_every_acknowledged_record(url_here: str, lives: bool) -> None:
+    """The gateway may be alive or not. Runs in progress are left to it, or to the next."""
     async with at(url_here) as database:
         journal_of = LogJournal.writing(database) if lives else cut_short(database)
         async with journal_of as journal:
@@ -298,8 +297,10 @@ async def test_a_command_sees_what_was_acknowledged(url_here: str, lives: bool) 
 
 
 @pytest.mark.parametrize("cut_off", [b"", b"?"])
-async def test_room_that_a_killed_gateway_had_taken(url_here: str, cut_off: bytes) -> None:
-    """Goes back to the disk when its log is read; what may be a record that was cut off stays."""
+async def test_space_reserved_by_a_killed_gateway_is_freed_when_its_log_is_read(
+    url_here: str, cut_off: bytes
+) -> None:
+    """A possibly cut record stays."""
     async with at(url_here) as database:
         async with cut_short(database) as journal:
             finished = await _finish(journal, "run-1")
@@ -320,10 +321,10 @@ MIDNIGHT = (time.time() // 86400 + 1) * 86400
 
 @settings(max_examples=30)
 @given(data=st.data(), seed=st.integers())
-async def test_whatever_went_wrong_before_a_kill(data: st.DataObject, seed: int) -> None:
-    """Segments that end at any moment, and a database that works now and then: all that was
-    acknowledged is there.
-    """
+async def test_acknowledged_records_survive_any_fault_before_a_kill(
+    data: st.DataObject, seed: int
+) -> None:
+    """Segments end at any moment, and the database fails now and then."""
     luck = random.Random(seed)
     planned = data.draw(plans("acme", MIDNIGHT))
     with tempfile.TemporaryDirectory() as folder:
@@ -365,9 +366,7 @@ async def test_whatever_went_wrong_before_a_kill(data: st.DataObject, seed: int)
 
 
 class Small:
-    """A log of two small runs that were acknowledged and two that were under way, and what it
-    tells.
-    """
+    """A log of two acknowledged small runs and two in progress, and the records of it."""
 
     def __init__(self, path: Path, content: bytes) -> None:
         self.path = path
@@ -376,9 +375,7 @@ class Small:
         self.whole, self.runs = self.read(content)
 
     def read(self, content: bytes) -> tuple[Segment, dict[str, Run]]:
-        """Read the log as if this stood in it; all runs, those that are to be closed as they
-        will be.
-        """
+        """Read the log with this content, and return all runs, including those to be closed."""
         put_content(self.path, content)
         (segment,) = read_all(self.path.parent)
         read = *segment.frames, *segment.holes, segment.synced
@@ -392,7 +389,7 @@ class Small:
         return runs | {left.start.id: left.interrupted() for left in fold.left().values()}
 
     def frame_at(self, byte: int) -> LogFrame | None:
-        """The record that a byte is in; None for those about the log."""
+        """Return the record that holds a byte, or None for a record about the log."""
         starts = (
             (frame.end.offset - len(frame.payload) - 24, frame) for frame in self.whole.frames
         )
@@ -401,7 +398,7 @@ class Small:
 
 @pytest.fixture
 async def small(tmp_path: Path) -> Small:
-    """Made by a journal."""
+    """A log made by a journal."""
     folder = tmp_path / "small"
     folder.mkdir()
     async with at(f"sqlite:///{tmp_path / 'runs.db'}") as database:
@@ -439,9 +436,10 @@ async def small(tmp_path: Path) -> Small:
     return small
 
 
-async def test_every_bit_that_flips(small: Small) -> None:
-    """Reading never fails. Other runs are as they were; the one that is hit is told as damaged, or,
-    where it was not known to be on disk, as if it had not gone on.
+async def test_a_flipped_bit_damages_only_its_own_run(small: Small) -> None:
+    """Reading never fails.
+
+    The run is reported as damaged, or, if it was not known to be on disk, ends before the record.
     """
     for bit in range(len(small.content) * 8):
         flipped = bytearray(small.content)
@@ -461,8 +459,8 @@ async def test_every_bit_that_flips(small: Small) -> None:
                 )
 
 
-async def test_every_cut(small: Small) -> None:
-    """Is no damage behind what was known to be on disk, and costs nothing that was acknowledged."""
+async def test_a_cut_after_the_synced_part_is_no_damage(small: Small) -> None:
+    """It costs no acknowledged record."""
     for size in range(len(small.content)):
         segment, runs = small.read(small.content[:size])
         if size >= small.whole.synced:
@@ -480,10 +478,10 @@ async def test_every_cut(small: Small) -> None:
     "known", [False, True], ids=["the log alone has it", "the database has it"]
 )
 @pytest.mark.parametrize("hit", range(11))
-async def test_a_record_that_is_damaged(
+async def test_a_damaged_record_leaves_a_consistent_store(
     tmp_path: Path, hit: int, known: bool, small: Small
 ) -> None:
-    """Leaves a store that agrees with itself; what the database had already stays as it was."""
+    """Rows that the database already has stay unchanged."""
     flipped = bytearray(small.content)
     flipped[small.whole.frames[hit].end.offset - 1] ^= 1
     async with at(f"sqlite:///{tmp_path / 'other.db'}") as database:

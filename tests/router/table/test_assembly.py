@@ -1,6 +1,4 @@
-"""The table is a fold of its reports: whatever came first, nothing is lost, and nothing given
-is overwritten.
-"""
+"""The table as a fold of its reports: order does not matter, nothing is lost, given cells stay."""
 
 import random
 import time
@@ -27,14 +25,14 @@ KRUROU = "Krurou: Krurou was founded by Ana Ruiz in 1321."
 
 
 def cells(table: Table) -> dict[str, list[tuple[str, str]]]:
-    """By the first cell of each row: values and states."""
+    """Values and states by the first cell of each row."""
     return {
         row.cells[0].value: [(cell.value, cell.state) for cell in row.cells] for row in table.rows
     }
 
 
-def test_a_discovery_and_its_fills() -> None:
-    """Rows stand in the order in which discoveries name them; a cell holds what its reports say."""
+def test_a_discovery_adds_rows_and_fills_set_their_cells() -> None:
+    """Rows stand in the order in which discoveries name them."""
     reports = [
         (
             fill("bel", "founder", "founded"),
@@ -61,8 +59,8 @@ def test_a_discovery_and_its_fills() -> None:
     assert claim.citations[0].quote == "Krurou was founded by Ana Ruiz in 1321."
 
 
-def test_a_fill_before_its_discovery() -> None:
-    """Its row is there, by its key, and is last."""
+def test_a_fill_before_its_discovery_adds_its_row_last() -> None:
+    """The row has the key of the fill."""
     fills = [(fill("bel", "founder"), executed("Bo")), (discovery(), executed("- Krurou"))]
     assert cells(assemble(SCHEMA, [], fills)) == {
         "Krurou": [("Krurou", "single"), ("", "missing"), ("", "missing")],
@@ -70,8 +68,8 @@ def test_a_fill_before_its_discovery() -> None:
     }
 
 
-def test_a_report_that_names_a_manager() -> None:
-    """Its values count where it has evidence; without any it says what was in the way."""
+def test_a_report_that_names_a_manager_counts_only_with_evidence() -> None:
+    """Without evidence it gives the reason for the missing values."""
     page = executed("Ana Ruiz", KRUROU)
     for points, cell in (("It says so.",), ("Ana Ruiz", "single")), ((), ("", "missing")):
         handed_on = replace(
@@ -81,10 +79,8 @@ def test_a_report_that_names_a_manager() -> None:
         assert cells(table)["Krurou"][1] == cell
 
 
-def test_two_values() -> None:
-    """Equally well supported they conflict; one that is stated stands before one that is made
-    up.
-    """
+def test_two_equally_supported_values_conflict() -> None:
+    """A stated value stands before an invented one."""
     row = discovery(1), executed(HEAD + "| Krurou | Ana Ruiz | 1321 |", KRUROU)
     other = fill("krurou", "founder"), executed("Bo Li", "Annals: Krurou was founded by Bo Li.")
     invented = fill("krurou", "founder", attempt=2), executed("Cy", KRUROU)
@@ -96,10 +92,8 @@ def test_two_values() -> None:
     assert [claim.value for claim in table.rows[0].cells[1].claims] == ["Ana Ruiz", "Bo Li", "Cy"]
 
 
-def test_a_value_of_another_type() -> None:
-    """It stands behind one of its column's that is as well supported, and before one that is
-    worse.
-    """
+def test_a_value_of_a_wrong_type_stands_behind_an_equally_supported_one() -> None:
+    """It stands before a value with less support."""
     vague = fill("krurou", "founded"), executed("long ago", "Krurou: Founded long ago.")
     stated = fill("krurou", "founded", attempt=2), executed("1321", KRUROU)
     invented = fill("krurou", "founded", attempt=2), executed("1066", KRUROU)
@@ -110,8 +104,8 @@ def test_a_value_of_another_type() -> None:
     ]
 
 
-def test_dates_that_differ_in_precision_only() -> None:
-    """They agree, and the more precise one is shown; a third that fits neither conflicts."""
+def test_dates_that_differ_only_in_precision_agree() -> None:
+    """The more precise one is shown. A third that fits neither conflicts."""
     schema = Schema((Column("city", key=True), Column("founded", "date")))
     asks = [Ask("fill", ("founded",), ("krurou",), attempt=attempt) for attempt in (1, 2, 3)]
     year = asks[0], executed("1321", "Krurou: Founded in 1321.")
@@ -122,8 +116,8 @@ def test_dates_that_differ_in_precision_only() -> None:
     assert assemble(schema, [], [year, day, month]).rows[0].cells[1].state == "conflict"
 
 
-def test_what_is_nowhere_to_be_found() -> None:
-    """It is, after as many looks as may be; executors that failed did not look."""
+def test_a_cell_is_not_found_after_the_allowed_attempts() -> None:
+    """Executors that failed do not count as attempts."""
     outcomes: list[ExecutionOutcome] = [
         "no_report",
         "timed_out",
@@ -144,10 +138,8 @@ FORMER = "Krurou is the former name of New Bel."
 ALSO = "New Bel, also known as Krurou, lies on the sea."
 
 
-def test_two_names_of_one_row() -> None:
-    """They are one row where two documents say so, whichever executors were shown them;
-    otherwise two.
-    """
+def test_two_names_are_one_row_where_two_documents_tie_them() -> None:
+    """The passages may have been shown to any executors. Otherwise the names are two rows."""
     both = (
         discovery(1),
         executed("- Krurou\n- New Bel\n- Tal", "Annals: Krurou, New Bel and Tal are cities."),
@@ -180,13 +172,12 @@ def test_two_names_of_one_row() -> None:
     ],
 )
 def test_one_document_merges_no_rows(passages: list[str]) -> None:
-    """Nor do two passages of it, a copy of its sentence, or a tie to a third name."""
+    """Two of its passages, a copy of its sentence, or a tie to a third name do not either."""
     report = discovery(1), executed("- Krurou\n- New Bel\n- Tal", *passages)
     assert [row.aliases for row in assemble(SCHEMA, [], [report]).rows] == [(), (), ()]
 
 
-def test_a_document_that_ties_every_row_to_another() -> None:
-    """All rows stay."""
+def test_a_document_that_ties_every_row_to_another_merges_none() -> None:
     cities = [f"City {number}" for number in range(60)]
     pairs = " ".join(
         f"{one} formerly {other}." for one, other in zip(cities[::2], cities[1::2], strict=True)
@@ -197,8 +188,8 @@ def test_a_document_that_ties_every_row_to_another() -> None:
         assert len(assemble(SCHEMA, [], [report]).rows) == 60
 
 
-def test_keys_that_differ_in_signs_only() -> None:
-    """They are rows of their own, as nothing says otherwise."""
+def test_keys_that_differ_in_signs_only_are_separate_rows() -> None:
+    """Nothing ties them."""
     table = assemble(
         SCHEMA, [], [(discovery(), executed("- C\n- C++\n- C#\n- The Hague\n- Hague\n- hague."))]
     )
@@ -211,8 +202,7 @@ def test_keys_that_differ_in_signs_only() -> None:
     ]
 
 
-def test_keys_of_two_columns() -> None:
-    """Both tell rows apart."""
+def test_both_columns_of_a_key_tell_rows_apart() -> None:
     schema = Schema(
         (Column("year", "integer", key=True), Column("song", key=True), Column("place", "integer"))
     )
@@ -223,8 +213,8 @@ def test_keys_of_two_columns() -> None:
     assert [row.cells[2].value for row in table.rows] == ["1", "2", "3"]
 
 
-def test_rows_that_a_report_has_lost() -> None:
-    """They are told, so that they can be asked for again."""
+def test_rows_that_a_report_lost_are_counted() -> None:
+    """They can be asked for again."""
     reading = read_report(
         SCHEMA, discovery(), executed(HEAD + "| Krurou | | |\n| ... | | |\n| | Ana Ruiz | |")
     )
@@ -256,7 +246,7 @@ _ROWS = st.lists(st.tuples(*map(st.sampled_from, (_CITIES, _FOUNDERS, _YEARS))),
 
 @st.composite
 def reports(draw: st.DrawFn) -> list[tuple[Ask, Execution]]:
-    """Asks that differ, with executions."""
+    """Different asks with their executions."""
     discoveries = st.builds(discovery, st.integers(1, 3), st.integers(1, 2))
     columns = st.sampled_from([("founder",), ("founded",), ("founder", "founded")])
     fills = st.builds(
@@ -296,7 +286,7 @@ GIVEN = st.lists(
 def test_the_order_of_arrival_changes_nothing(
     rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], chance: random.Random
 ) -> None:
-    """Nor do tables that were asked for on the way."""
+    """Reading the table in between changes nothing either."""
     shuffled = chance.sample(told, len(told))
     assembly = Assembly(SCHEMA, rows)
     for ask, execution in shuffled:
@@ -309,9 +299,7 @@ def test_the_order_of_arrival_changes_nothing(
 def plainly(
     rows: Sequence[Sequence[str]], told: Sequence[tuple[Ask, Execution]]
 ) -> list[tuple[RowKey, set[RowKey]]]:
-    """The keys of each row in order, and their other keys, by names that ties put together one
-    after the other.
-    """
+    """Keys of each row in order and their other keys, with ties applied one after the other."""
     given = [row_key(SCHEMA, row) for row in rows]
     read = [read_report(SCHEMA, *one) for one in sorted(told, key=lambda one: one[0].rank)]
     keys = list(dict.fromkeys([*given, *(found.key for reading in read for found in reading.rows)]))
@@ -334,10 +322,9 @@ def plainly(
 
 
 @given(GIVEN, reports(), st.randoms(use_true_random=False))
-def test_each_step(
+def test_the_table_after_each_step_equals_one_made_of_its_reports(
     rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], chance: random.Random
 ) -> None:
-    """On the way, the table is that of the reports so far, as if it were made of them at once."""
     shuffled = chance.sample(told, len(told))
     assembly = Assembly(SCHEMA, rows)
     for number, one in enumerate(shuffled, 1):
@@ -351,10 +338,10 @@ def test_each_step(
 
 
 @given(GIVEN, reports())
-def test_a_report_more_loses_nothing(
+def test_another_report_loses_nothing(
     rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]]
 ) -> None:
-    """Each claim stands in the row that goes by its key, and if it is stated, so is its cell."""
+    """Each claim stands in the row of its key, and a stated claim keeps its cell stated."""
     table = assemble(SCHEMA, rows, told)
     known = {key: row for row in table.rows for key in (row.key, *row.aliases)}
     read = [found for ask, execution in told for found in read_report(SCHEMA, ask, execution).rows]
@@ -375,10 +362,9 @@ def test_a_report_more_loses_nothing(
 
 
 @given(GIVEN, reports())
-def test_what_is_given_stands(
+def test_given_cells_stay_first_and_in_order_for_any_reports(
     rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]]
 ) -> None:
-    """First, in its order, whatever is reported."""
     table = assemble(SCHEMA, rows, told)
     assert [row.given for row in table.rows] == [True] * len(rows) + [False] * (
         len(table.rows) - len(rows)
@@ -393,8 +379,8 @@ def test_what_is_given_stands(
         )
 
 
-def test_rows_that_did_not_change_are_the_same() -> None:
-    """So that changes can be told."""
+def test_unchanged_rows_are_identical_objects() -> None:
+    """Changes are detected by identity."""
     assembly = Assembly(SCHEMA, [["Krurou", "", ""], ["Bel", "", ""]])
     before = assembly.table()
     assembly.add(fill("bel", "founder"), executed("Bo"))
@@ -406,20 +392,20 @@ def test_rows_that_did_not_change_are_the_same() -> None:
 @pytest.mark.parametrize(
     "answer", ["```\n```", "|" * 1000, "not found", "", "``` | ```", "- \n- -\n"]
 )
-def test_reports_without_rows(answer: str) -> None:
-    """They hold none, and harm none."""
+def test_reports_without_rows_change_nothing(answer: str) -> None:
     assert assemble(SCHEMA, [], [(discovery(), executed(answer))]).rows == ()
 
 
 @given(GIVEN, reports(), st.integers(1, 4), st.randoms(use_true_random=False))
-def test_a_table_that_may_have_few_rows(
+def test_a_table_with_a_row_limit_does_not_depend_on_the_order(
     rows: Sequence[Sequence[str]],
     told: list[tuple[Ask, Execution]],
     most: int,
     chance: random.Random,
 ) -> None:
-    """It is the same whatever came first, and is told in changes; where no passage ties names, its
-    rows are the first ones of the whole table.
+    """Its changes are announced.
+
+    Where no passage ties names, its rows are the first rows of the whole table.
     """
     assembly = Assembly(SCHEMA, rows, max_rows=most)
     seen = {row.key: row for row in assembly.changed()}
@@ -435,8 +421,8 @@ def test_a_table_that_may_have_few_rows(
         assert assembly.overflows == (len(whole.rows) > most)
 
 
-def test_a_discovery_of_more_rows_than_the_table_may_have() -> None:
-    """As many are read, and one more, which tells that there are others."""
+def test_a_discovery_beyond_the_row_limit_is_read_up_to_one_more_row() -> None:
+    """The extra row shows that there are others."""
     report = executed("- Bel\n" + "\n".join(f"- City {number}" for number in range(5000)))
     found = read_report(SCHEMA, discovery(), report, 100).rows
     assert (len(found), found[0].key, found[100].key) == (101, ("bel",), ("city 99",))
@@ -446,8 +432,8 @@ def test_a_discovery_of_more_rows_than_the_table_may_have() -> None:
     assert len(assembly.table().rows) == 100
 
 
-def test_what_a_discovery_costs_goes_by_its_own_rows() -> None:
-    """And not by those that are known already."""
+def test_the_cost_of_a_discovery_depends_on_its_own_rows() -> None:
+    """It does not depend on the rows that are already known."""
 
     def cost(discoveries: int) -> float:
         texts = [

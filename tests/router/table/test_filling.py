@@ -1,4 +1,4 @@
-"""Tables are filled by a loop whose result depends on nothing but what executors report."""
+"""Table filling: the result depends only on the reports of the executors."""
 
 import asyncio
 import html
@@ -39,7 +39,7 @@ def result(run: Run) -> TableRun:
 
 
 def values(run: Run) -> list[tuple[str, ...]]:
-    """The table of a run, without what it rests on."""
+    """Return the cells of a run's table, without their support."""
     return [tuple(cell.value for cell in row.cells) for row in table_of(result(run)).rows]
 
 
@@ -48,7 +48,7 @@ def outcome(run: Run) -> str:
 
 
 def asked(run: Run, kind: str) -> list[tuple[str, ...]]:
-    """Rows and columns that were asked for."""
+    """Rows and columns of the sub-queries."""
     return sorted((*(ask.row or ()), *ask.columns) for ask in result(run).asks if ask.kind == kind)
 
 
@@ -63,7 +63,7 @@ async def filled(
     on_event: Any = lambda _: None,
     **terms: Any,
 ) -> Run:
-    """The run of a gateway of its own, which is what is on record."""
+    """Run a table on a gateway made for it, and return the stored run."""
     async with gateway(folder, world, executor, delegator, **terms) as (first, archive):
         run = await first.fill_table(request, options or RequestOptions(), on_event)
         stored = await archive.load(run.id)
@@ -74,10 +74,9 @@ async def filled(
     return run
 
 
-async def test_the_order_of_arrival_changes_nothing(tmp_path: Path) -> None:
-    """However long executors take, however many there are at a time, and whether any begins early:
-    all claims, states and rivals are the same; old names, conflicts and facts that no page states
-    included.
+async def test_the_result_does_not_depend_on_the_order_of_arrival(tmp_path: Path) -> None:
+    """Claims, states and rivals are equal for any duration, any parallelism, and with early
+    dispatch. Old names, conflicts and facts that no page states are included.
     """
     world = World(22, unstated=2, renamed=3)
     tables = set()
@@ -93,10 +92,8 @@ async def test_the_order_of_arrival_changes_nothing(tmp_path: Path) -> None:
     assert {"single", "agreed", "not_found"} <= states
 
 
-async def test_old_names(tmp_path: Path) -> None:
-    """Are rows of their own until two documents tie them; then their claims are rivals, and a
-    conflict is settled.
-    """
+async def test_old_names_are_separate_rows_until_two_documents_tie_them(tmp_path: Path) -> None:
+    """Once they are tied, their claims are rivals and the conflict is settled."""
     world = World(4, renamed=1)
     run = await filled(tmp_path, world)
     assert values(run) == world.rows()
@@ -107,10 +104,10 @@ async def test_old_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 4])
-async def test_width_and_order(tmp_path: Path, width: int) -> None:
-    """No more executors are at work at a time than allowed, and rows are finished before others
-    are looked for.
-    """
+async def test_no_more_executors_run_than_allowed_and_rows_are_finished_first(
+    tmp_path: Path, width: int
+) -> None:
+    """Fill rows before looking for others."""
     reader = Reader()
     world = World(24, unstated=1)
     events = list[Event]()
@@ -124,10 +121,8 @@ async def test_width_and_order(tmp_path: Path, width: int) -> None:
         assert re.fullmatch("(dffff|dfsfff)+", "".join(kinds))
 
 
-async def test_what_is_told(tmp_path: Path) -> None:
-    """The plan once; each ask with its sub-query, and its end; and each row as it changes, at
-    last as it is.
-    """
+async def test_events_announce_the_plan_each_ask_and_each_changed_row(tmp_path: Path) -> None:
+    """The last event of a row shows its final state."""
     world = World(8, unstated=1)
     events = list[Event]()
     run = await filled(tmp_path, world, on_event=events.append)
@@ -148,8 +143,8 @@ async def test_what_is_told(tmp_path: Path) -> None:
     assert told == "What is the founder of Kruaa?", "in other words than before"
 
 
-async def test_the_delegator_sees_counts_alone(tmp_path: Path) -> None:
-    """And some names of rows and holes; no report, and not more of a larger table."""
+async def test_the_delegator_sees_counts_and_a_few_names(tmp_path: Path) -> None:
+    """It sees no report, and its prompt does not grow with the table."""
     sizes = []
     for size in (24, 96):
         model = lead(world := World(size, unstated=8), size // 8)
@@ -175,8 +170,9 @@ async def test_the_delegator_sees_counts_alone(tmp_path: Path) -> None:
         (TableLimits(max_rows=7, max_tasks=100), 0, "rows_exhausted"),
     ],
 )
-async def test_limits(tmp_path: Path, limits: TableLimits, max_rows: int, ends: str) -> None:
-    """End in the table that there is, which is right as far as it goes, and say so."""
+async def test_a_limit_ends_in_a_correct_partial_table_with_its_reason(
+    tmp_path: Path, limits: TableLimits, max_rows: int, ends: str
+) -> None:
     world = World(30)
     request = msgspec.structs.replace(REQUEST, max_rows=max_rows)
     run = await filled(tmp_path, world, request=request, limits=limits)
@@ -195,8 +191,7 @@ async def test_limits(tmp_path: Path, limits: TableLimits, max_rows: int, ends: 
             assert all(all(row) for row in rows)
 
 
-async def test_a_budget(tmp_path: Path) -> None:
-    """Is never exceeded, and what was found by then is the table."""
+async def test_a_budget_is_never_exceeded_and_the_partial_table_is_returned(tmp_path: Path) -> None:
     world = World(24)
     options = RequestOptions(budget=Budget(max_total_tokens=1200))
     run = await filled(tmp_path, world, options=options)
@@ -205,10 +200,8 @@ async def test_a_budget(tmp_path: Path) -> None:
     assert 0 < len(values(run)) < 24
 
 
-async def test_a_deadline(tmp_path: Path) -> None:
-    """What was found by then is the table, and the executors that did not come to an end cost
-    their cells.
-    """
+async def test_a_deadline_returns_the_partial_table(tmp_path: Path) -> None:
+    """Executors that have not finished cost only their cells."""
     held = HeldModel(Reader(slow=0), 40)
     run = await filled(tmp_path, World(24), held, options=RequestOptions(time_s=5.0))
     assert outcome(run) == "time_exhausted"
@@ -216,10 +209,10 @@ async def test_a_deadline(tmp_path: Path) -> None:
     assert len(result(run).executions) == len(result(run).asks)
 
 
-async def test_failing_executors(tmp_path: Path) -> None:
-    """Cost nothing where another attempt does not fail, and their cells where none does;
-    discoveries likewise.
-    """
+async def test_failing_executors_cost_only_cells_that_no_other_attempt_fills(
+    tmp_path: Path,
+) -> None:
+    """Discoveries behave likewise."""
     world = World(24)
     run = await filled(tmp_path / "some", world, Reader(seed=3, fails=0.2))
     failed = [one for one in result(run).executions if one.outcome == "model_failed"]
@@ -250,10 +243,8 @@ async def test_failing_executors(tmp_path: Path) -> None:
     assert len([row for row in asked(run, "fill") if row[0] == "krufa"]) == 4, "twice asks_per_cell"
 
 
-async def test_costs_add_up(tmp_path: Path) -> None:
-    """Those of rows and the overhead come to all that the run has spent, whatever failed or was
-    cut off.
-    """
+async def test_costs_of_rows_and_overhead_add_up_to_all_spending(tmp_path: Path) -> None:
+    """Failed and cancelled calls are included."""
     request = msgspec.structs.replace(REQUEST, max_rows=10)
     run = await filled(
         tmp_path, World(24, unstated=2, renamed=2), Reader(seed=3, fails=0.2), request=request
@@ -264,8 +255,8 @@ async def test_costs_add_up(tmp_path: Path) -> None:
     assert all(amount.tokens for amount in cost.rows)
 
 
-async def test_inventions_are_told_apart(tmp_path: Path) -> None:
-    """By their support: no passage holds them."""
+async def test_invented_values_are_recognised_by_their_missing_support(tmp_path: Path) -> None:
+    """No passage holds them."""
     world = World(40)
     supports = {True: list[str](), False: list[str]()}
     run = await filled(tmp_path, world, Reader(seed=1, invents=0.1))
@@ -276,10 +267,8 @@ async def test_inventions_are_told_apart(tmp_path: Path) -> None:
     assert set(supports[False]) == {"stated"}
 
 
-async def test_given_rows(tmp_path: Path) -> None:
-    """What is given is kept, and what is empty in it is asked for; a closed table gets no other
-    row.
-    """
+async def test_given_cells_are_kept_and_empty_ones_are_asked_for(tmp_path: Path) -> None:
+    """A closed table gets no other row."""
     world = World(8)
     rows = (("Kruba", "Somebody", ""), ("Krufa", "", ""), ("Krusa", "Else", "7"))
     request = TableRequest(QUESTION, COLUMNS, rows, closed=True)
@@ -302,8 +291,10 @@ async def test_given_rows(tmp_path: Path) -> None:
     assert values(run)[3:] == [row for row in world.rows() if row[0] not in ("Kruba", "Krufa")]
 
 
-async def test_an_open_table_that_is_whole(tmp_path: Path) -> None:
-    """The delegator is shown what is given, and may stop at once."""
+async def test_the_delegator_may_stop_immediately_when_an_open_table_is_complete(
+    tmp_path: Path,
+) -> None:
+    """It is shown the given cells."""
     delegator = ScriptedModel(['<ask column="founder">Who founded {city}?</ask>' + ENOUGH])
     request = TableRequest(QUESTION, COLUMNS, (("Kruba", "", "1001"),))
     run = await filled(tmp_path, World(4), delegator=delegator, request=request)
@@ -313,7 +304,7 @@ async def test_an_open_table_that_is_whole(tmp_path: Path) -> None:
 
 
 async def test_a_table_that_needs_no_delegator_announces_its_columns(tmp_path: Path) -> None:
-    """Watchers of the running table read its rows by its columns."""
+    """Clients that watch the running table read its rows by its columns."""
     columns = (COLUMNS[0], WORDED[1])
     events = list[Event]()
     request = TableRequest(QUESTION, columns, (("Kruba", ""),), closed=True)
@@ -325,8 +316,7 @@ async def test_a_table_that_needs_no_delegator_announces_its_columns(tmp_path: P
     assert any(isinstance(event, RowChanged) for event in events)
 
 
-async def test_a_closed_table_with_worded_columns(tmp_path: Path) -> None:
-    """Needs no delegator at all."""
+async def test_a_closed_table_with_worded_columns_needs_no_delegator(tmp_path: Path) -> None:
     columns = (COLUMNS[0], WORDED[1])
     delegator = ScriptedModel([])
     request = TableRequest(QUESTION, columns, (("Kruba", ""),), closed=True)
@@ -334,8 +324,8 @@ async def test_a_closed_table_with_worded_columns(tmp_path: Path) -> None:
     assert (values(run), delegator.prompts) == ([("Kruba", "Ana Krubason")], [])
 
 
-async def test_sending_a_table_back(tmp_path: Path) -> None:
-    """Asks for its holes alone, and leaves the other cells as they are."""
+async def test_a_table_that_is_sent_back_asks_for_its_holes_only(tmp_path: Path) -> None:
+    """The other cells stay as they are."""
     world = World(16)
     all_but = [("kruca", "founder"), ("krufa", "founded"), ("krufa", "founder")]
     rows = [
@@ -352,9 +342,9 @@ async def test_sending_a_table_back(tmp_path: Path) -> None:
     assert asked(run, "fill") == [("kruca", "founder"), ("krufa", "founder", "founded")]
 
 
-async def test_a_hostile_report(tmp_path: Path) -> None:
-    """Ends at `max_rows`, and no tag in it does anything."""
-
+async def test_a_hostile_report_stops_at_max_rows_and_its_tags_have_no_effect(
+    tmp_path: Path,
+) -> None:
     class Hostile(Reader):
         def report(self, asked: str, shown: str) -> str:
             rows = "\n".join(f"| City {number} |" for number in range(1000))
@@ -371,10 +361,8 @@ async def test_a_hostile_report(tmp_path: Path) -> None:
     assert len(asked(run, "fill")) == 30
 
 
-async def test_rows_that_are_left_out(tmp_path: Path) -> None:
-    """Are asked for again, as long as that brings others, and the executor is told which it has
-    named.
-    """
+async def test_omitted_rows_are_asked_for_again_while_that_finds_others(tmp_path: Path) -> None:
+    """The executor is shown the rows that it has named."""
 
     class Short(Reader):
         def report(self, asked: str, shown: str) -> str:
@@ -391,8 +379,8 @@ async def test_rows_that_are_left_out(tmp_path: Path) -> None:
     assert len(asked(run, "discover")) == 6
 
 
-async def test_keys_of_several_columns(tmp_path: Path) -> None:
-    """Discoveries are asked for them in a table."""
+async def test_keys_of_several_columns_are_asked_for_in_a_table(tmp_path: Path) -> None:
+    """Discoveries return them as a table."""
 
     class Pairs(Reader):
         def report(self, asked: str, shown: str) -> str:
@@ -410,8 +398,8 @@ async def test_keys_of_several_columns(tmp_path: Path) -> None:
     assert values(run) == [("Kruaa", "North", "1850"), ("Kruaa", "South", "1850")]
 
 
-async def test_cells_by_themselves(tmp_path: Path) -> None:
-    """With `cells_per_ask = 1`, each is a sub-query of its own, in the words of its column."""
+async def test_one_cell_per_ask_makes_one_sub_query_per_cell(tmp_path: Path) -> None:
+    """Each sub-query uses the wording of its column."""
     events = list[Event]()
     run = await filled(
         tmp_path, World(4), limits=TableLimits(cells_per_ask=1), on_event=events.append
@@ -421,11 +409,11 @@ async def test_cells_by_themselves(tmp_path: Path) -> None:
     assert {"Who founded Kruaa?", "When was Kruaa founded?"} < texts
 
 
-async def test_values_of_another_type_are_asked_for_again(tmp_path: Path) -> None:
-    """As often as any cell; one that says no better stays as it is."""
+async def test_values_of_a_wrong_type_are_asked_for_again(tmp_path: Path) -> None:
+    """They are asked for as often as any cell. A cell without a better value keeps its value."""
 
     class Vague(Reader):
-        """Of two cities it says so; of one of them it knows better when it is asked again."""
+        """Answer vaguely for two cities, and better for one of them at the second attempt."""
 
         def _value(self, asked: str, name: str, shown: str) -> str:
             vague = name == "founded" and (
@@ -438,10 +426,10 @@ async def test_values_of_another_type_are_asked_for_again(tmp_path: Path) -> Non
     assert asked(run, "settle") == [("kruba", "founded"), ("kruca", "founded")]
 
 
-async def test_a_delegator_that_fails(tmp_path: Path) -> None:
-    """At once is an error, unless there are rows to fill; later, the table is what was found by
-    then.
-    """
+async def test_a_failing_delegator_is_an_error_only_where_no_row_can_be_filled(
+    tmp_path: Path,
+) -> None:
+    """If it fails later, the partial table is returned."""
     broken = UpstreamRefused("no", endpoint="")
     world = World(8)
     with pytest.raises(UpstreamRefused):
@@ -457,8 +445,10 @@ async def test_a_delegator_that_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ["I cannot.", ENOUGH])
-async def test_a_delegator_that_does_not_search(tmp_path: Path, said: str) -> None:
-    """Is an error where it cannot be understood, and an empty table where it stops."""
+async def test_a_delegator_that_never_asks_fails_or_leaves_an_empty_table(
+    tmp_path: Path, said: str
+) -> None:
+    """Malformed output is an error; a stop leaves an empty table."""
     asking = filled(tmp_path, World(4), delegator=ScriptedModel([said, said]))
     if said == ENOUGH:
         assert (outcome(run := await asking), values(run)) == ("no_search", [])
@@ -467,8 +457,7 @@ async def test_a_delegator_that_does_not_search(tmp_path: Path, said: str) -> No
             await asking
 
 
-async def test_a_delegator_that_repeats_itself(tmp_path: Path) -> None:
-    """Has nothing to ask any more."""
+async def test_a_delegator_that_repeats_itself_asks_nothing_more(tmp_path: Path) -> None:
     delegator = ScriptedModel(
         lambda _: '<search>["What is in part 1?", "what is in part 1"]</search>'
     )
@@ -476,8 +465,7 @@ async def test_a_delegator_that_repeats_itself(tmp_path: Path) -> None:
     assert (len(delegator.prompts), len(asked(run, "discover")), outcome(run)) == (2, 1, "filled")
 
 
-async def test_nothing_is_spent_on_what_is_no_table(tmp_path: Path) -> None:
-    """Nor is there a run."""
+async def test_an_invalid_table_costs_nothing_and_starts_no_run(tmp_path: Path) -> None:
     wrong = [
         (TableRequest("", COLUMNS), "question is empty"),
         (TableRequest(QUESTION, COLUMNS[1:]), "none is a key"),
@@ -496,8 +484,10 @@ async def test_nothing_is_spent_on_what_is_no_table(tmp_path: Path) -> None:
         assert not (await archive.list(RunFilter(), 10)).runs
 
 
-async def test_reports_are_shared(tmp_path: Path) -> None:
-    """A second run pays for second opinions only, and comes to the same table."""
+async def test_a_second_run_shares_reports_and_pays_for_second_opinions_only(
+    tmp_path: Path,
+) -> None:
+    """Its table is equal to the first one."""
     world = World(8, unstated=1)
     reader = Reader()
     async with gateway(tmp_path, world, reader, shared=True) as (first, _):
@@ -510,8 +500,7 @@ async def test_reports_are_shared(tmp_path: Path) -> None:
     assert sorted(shared) == [(), *[(runs[0].id,)] * 10]
 
 
-async def test_a_cancelled_run(tmp_path: Path) -> None:
-    """Is stored with what there was by then."""
+async def test_a_cancelled_run_is_stored_with_its_partial_table(tmp_path: Path) -> None:
     held = HeldModel(Reader(slow=0), 40)
     async with gateway(tmp_path, World(24), held) as (first, archive):
         filling = asyncio.create_task(first.fill_table(REQUEST, RequestOptions()))
@@ -526,8 +515,8 @@ async def test_a_cancelled_run(tmp_path: Path) -> None:
     assert [row for row in values(run) if all(row)]
 
 
-async def test_others_have_their_turns_between_two_rows(tmp_path: Path) -> None:
-    """No two rows are told in one turn of the event loop, however many there are."""
+async def test_other_tasks_run_between_two_rows(tmp_path: Path) -> None:
+    """The event loop never handles two row events in one turn, for any number of rows."""
     rows = tuple((f"City {number}", "", "") for number in range(200))
     turns = 0
     told = list[int]()

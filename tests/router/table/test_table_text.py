@@ -1,4 +1,4 @@
-"""Tables are read as models write them, whatever they write, and back as they were written."""
+"""Parsing of tables as models write them, and writing that reads back unchanged."""
 
 import csv
 import io
@@ -123,8 +123,7 @@ MANNERS = {
 
 
 @pytest.mark.parametrize("manner", MANNERS)
-def test_the_manners_of_models(manner: str) -> None:
-    """One table, written in many ways."""
+def test_one_table_is_read_in_every_notation(manner: str) -> None:
     table = read_rows(MANNERS[manner], CITIES)
     assert ([tuple(" ".join(cell.split()) for cell in row) for row in table.rows], table.lost) == (
         [KRUROU, BEL],
@@ -132,8 +131,8 @@ def test_the_manners_of_models(manner: str) -> None:
     )
 
 
-def test_cells_that_are_missing_or_too_many() -> None:
-    """A short row is filled up; a bar that was not escaped belongs to the last cell."""
+def test_short_rows_are_filled_and_surplus_cells_join_the_last_one() -> None:
+    """A bar that was not escaped belongs to the last cell."""
     text = (
         "| city | founder | founded |\n|---|---|---|\n| Krurou |\n| Bel | Bo | 1400 | or "
         "1401 |\n| Tal | - | n/a |"
@@ -145,8 +144,7 @@ def test_cells_that_are_missing_or_too_many() -> None:
     )
 
 
-def test_cells_that_were_merged() -> None:
-    """An empty part of a key, and a sign for the cell above, stand for that cell."""
+def test_empty_key_parts_and_ditto_signs_repeat_the_cell_above() -> None:
     columns = (Column("year", key=True), Column("event", key=True), Column("city"))
     text = (
         "| year | event | city |\n|---|---|---|\n| 2020 | Song | Bel |\n| | Dance | 〃 |\n| "
@@ -159,8 +157,8 @@ def test_cells_that_were_merged() -> None:
     )
 
 
-def test_rows_that_are_not_there() -> None:
-    """Left out, without a key, or cut off: they are counted; one that begins with dots is there."""
+def test_omitted_keyless_and_cut_rows_are_counted() -> None:
+    """A row that begins with dots is a row."""
     head = _HEAD + "| Krurou | Ana Ruiz | 1321 |\n"
     assert read_rows(head + "| ... | ... | ... |\n| | Bo | 1400 |", CITIES) == ((KRUROU,), 2)
     assert read_rows(head + "| (… and 12 more rows) | | |", CITIES) == ((KRUROU,), 1)
@@ -171,8 +169,7 @@ def test_rows_that_are_not_there() -> None:
     assert read_rows(head, CITIES, cut=True) == ((KRUROU,), 0)
 
 
-def test_chinese() -> None:
-    """Names, headers and signs."""
+def test_chinese_names_headers_and_signs_are_read() -> None:
     columns = (Column("姓名", key=True), Column("获奖年份", "integer"))
     text = "以下是结果：\n\n```markdown\n| 姓名 | 获奖年份（年） |\n|:--|---|\n| 莫言 | 2012年 |\n| 屠呦呦 | 同上 |\n```"
     assert read_rows(text, columns).rows == (("莫言", "2012年"), ("屠呦呦", "2012年"))
@@ -180,8 +177,7 @@ def test_chinese() -> None:
     assert read_values("获奖年份：2012年", Schema(columns), columns[1:], ("莫言",)) == ("2012年",)
 
 
-def test_a_thousand_rows() -> None:
-    """In a turn that its length cut: all but the last one."""
+def test_a_cut_turn_of_a_thousand_rows_loses_only_the_last() -> None:
     rows = [(f"City {number}", f"Founder {number}", str(1000 + number)) for number in range(1000)]
     turn = parse_table_turn("<answer>" + to_markdown(CITIES, rows)[:-20], cut=True)
     assert isinstance(turn, ReportTurn)
@@ -203,8 +199,7 @@ def test_a_thousand_rows() -> None:
         "```\nKrurou\nBel\nTal\n```",
     ],
 )
-def test_lists_of_keys(text: str) -> None:
-    """One a line, or several on a single one."""
+def test_keys_are_read_from_one_or_several_lines(text: str) -> None:
     assert read_rows(text, [CITY]).rows == (("Krurou",), ("Bel",), ("Tal",))
     assert [plain(row[0]) for row in read_rows(text, CITIES).rows] == ["Krurou", "Bel", "Tal"]
 
@@ -235,14 +230,13 @@ def test_lists_of_keys(text: str) -> None:
         "---",
     ],
 )
-def test_replies_without_a_row(text: str) -> None:
-    """An apology, a sentence, and a piece of JSON or HTML are no keys."""
+def test_prose_json_and_html_are_no_keys(text: str) -> None:
+    """The replies are an apology, a sentence, and pieces of JSON and HTML."""
     assert read_rows(text, CITIES).rows == ()
     assert read_rows(text, [CITY]).rows == ()
 
 
-def test_keys_that_look_like_sentences() -> None:
-    """Titles and names are kept."""
+def test_titles_and_names_that_look_like_sentences_are_keys() -> None:
     keys = (
         "I Am Legend\nHere\nSorry to Bother You\nWashington D.C.\nAcme and Sons Inc.\nWho Is "
         "Afraid?\nAirplane!"
@@ -250,23 +244,19 @@ def test_keys_that_look_like_sentences() -> None:
     assert [row[0] for row in read_rows(keys, [CITY]).rows] == keys.split("\n")
 
 
-def test_json_that_was_cut() -> None:
-    """Its whole rows count."""
+def test_whole_rows_of_cut_json_count() -> None:
     text = json.dumps({"rows": _RECORDS})
     assert read_rows(text[:-20], CITIES, cut=True) == ((KRUROU,), 1)
 
 
-def test_a_list_that_says_more() -> None:
-    """The key is what comes first, where more than keys was asked for."""
+def test_the_first_part_of_a_longer_list_item_is_the_key() -> None:
     text = "- Krurou: founded in 1321\n- **Bel** – a port"
     assert [row[0] for row in read_rows(text, CITIES).rows] == ["Krurou", "**Bel**"]
     assert [row[0] for row in read_rows(text, [CITY]).rows] == ["Krurou: founded in 1321", "Bel"]
 
 
-def test_a_thousand_rows_in_chinese() -> None:
-    """Fenced, with prose around them, some cells missing or blank: all of them, and what is
-    blank stays so.
-    """
+def test_a_thousand_chinese_rows_are_read_with_blank_cells_kept() -> None:
+    """The table is fenced, has prose around it, and lacks some cells."""
     columns = Column("城市", key=True), Column("省份"), Column("人口", "integer")
     rows = [
         (f"城市{number}号", "暂无" if number % 7 == 0 else "广东省", f"{number}万")
@@ -281,8 +271,7 @@ def test_a_thousand_rows_in_chinese() -> None:
     assert read_rows(turn.report.answer, columns) == (tuple(rows), 0)
 
 
-def test_a_list_that_was_cut() -> None:
-    """Its last line does not count."""
+def test_the_last_line_of_a_cut_list_does_not_count() -> None:
     assert read_rows("- Krurou\n- Bel\n- Ta", [CITY], cut=True) == ((("Krurou",), ("Bel",)), 1)
 
 
@@ -316,13 +305,13 @@ def test_a_list_that_was_cut() -> None:
         ("<table><tr><th>founder<th>founded<tr><td>Ana Ruiz<td>1321</table>", ("Ana Ruiz", "1321")),
     ],
 )
-def test_values_of_one_row(text: str, values: tuple[str, ...]) -> None:
-    """From pairs, or from the row of a table that is about it."""
+def test_values_of_one_row_are_read_from_pairs_or_its_row(
+    text: str, values: tuple[str, ...]
+) -> None:
     assert read_values(text, Schema(CITIES), [FOUNDER, FOUNDED], ("krurou",)) == values
 
 
-def test_one_value_is_the_whole_text() -> None:
-    """Unless it is told with its name."""
+def test_a_single_value_is_the_whole_text_unless_it_is_named() -> None:
     for text in (
         "1321",
         "founded: 1321",
@@ -356,23 +345,21 @@ def test_one_value_is_the_whole_text() -> None:
         ),
     ],
 )
-def test_turns_with_a_table(text: str, answer: str) -> None:
-    """Lines are kept, tags within a row are text."""
+def test_lines_of_a_table_turn_are_kept_and_its_tags_are_text(text: str, answer: str) -> None:
     turn = parse_table_turn(text)
     assert isinstance(turn, ReportTurn)
     assert turn.report.answer == answer
     assert turn.report.lost_lines == 0
 
 
-def test_turns_without_a_table() -> None:
-    """A search is a search; words that are neither are malformed."""
+def test_turns_without_a_table_are_searches_or_malformed() -> None:
     assert parse_table_turn("<search>cities of Vor</search>") == SearchTurn("cities of Vor", 0)
     assert not isinstance(parse_table_turn("I do not know | anything."), ReportTurn)
     assert not isinstance(parse_table_turn("<answer> </answer>"), ReportTurn)
 
 
-def test_a_report_is_cut_between_rows() -> None:
-    """By its limit of characters; what was cut is counted."""
+def test_a_report_is_cut_between_rows_and_the_cut_is_counted() -> None:
+    """The limit is in characters."""
     turn = parse_table_turn("<answer>| a | b |\n| c | d |\n| e | f |</answer>")
     assert isinstance(turn, ReportTurn)
     report = turn.report.within(22)
@@ -404,8 +391,8 @@ _KEYS = st.text("abc|\\<br>-\n", min_size=1).map(lambda text: f"k{text}".strip()
 
 
 @given(st.lists(st.tuples(_KEYS, _VALUES, _VALUES)))
-def test_what_is_written_is_read_back(rows: list[tuple[str, str, str]]) -> None:
-    """From Markdown but for kinds of line breaks, from CSV as it is; names are written too."""
+def test_written_tables_are_read_back(rows: list[tuple[str, str, str]]) -> None:
+    """Markdown loses only the kind of line break, CSV loses nothing. Names are written too."""
     columns = (Column("a|b", key=True), Column("-"), Column("x <br> y"))
     unified = tuple(
         tuple(value.replace("\r\n", "\n").replace("\r", "\n") for value in row) for row in rows
@@ -438,8 +425,7 @@ _PARTS = st.sampled_from(
 
 
 @given(OUTPUTS | st.lists(_PARTS).map("".join), st.booleans())
-def test_any_text_is_read(text: str, cut: bool) -> None:
-    """Into rows that have a key and are as wide as asked for."""
+def test_any_text_is_read_into_rows_with_a_key_and_the_given_width(text: str, cut: bool) -> None:
     for row in read_rows(text, CITIES, cut=cut).rows:
         assert len(row) == 3
         assert row[0]
@@ -481,8 +467,7 @@ HOSTILE = [
     [*FLOODS, *(piece * (50_000 // len(piece)) for piece in HOSTILE)],
     ids=lambda flood: repr(flood[:12]),
 )
-def test_a_flood_is_read(flood: str) -> None:
-    """Wherever it stands."""
+def test_a_flood_is_read_at_any_place(flood: str) -> None:
     for before in (
         "",
         "<answer>",
@@ -495,8 +480,8 @@ def test_a_flood_is_read(flood: str) -> None:
         parse_table_turn(before + flood, cut=True)
 
 
-def test_ten_megabytes_on_a_line() -> None:
-    """What is beyond any table is not read, and counts as cut off."""
+def test_of_ten_megabytes_on_a_line_the_excess_is_not_read() -> None:
+    """Text beyond the size of any table counts as cut off."""
     assert read_rows("|" * 10_000_000, CITIES) == ((), 1)
 
 
@@ -509,8 +494,8 @@ READERS: dict[str, Callable[[str], object]] = {
 
 @pytest.mark.timing
 @pytest.mark.parametrize("reader", READERS)
-def test_a_megabyte_of_anything_that_repeats(reader: str) -> None:
-    """It takes as much longer than a tenth of it as it is longer."""
+def test_reading_takes_linear_time_for_any_repeated_text(reader: str) -> None:
+    """A megabyte takes about ten times as long as a tenth of it."""
     for piece in HOSTILE:
         text = (piece * (1_000_000 // len(piece) + 1))[:1_000_000]
         assert grows_linearly(
@@ -518,8 +503,7 @@ def test_a_megabyte_of_anything_that_repeats(reader: str) -> None:
         ), piece
 
 
-def test_a_report_that_names_a_manager() -> None:
-    """Keeps its lines."""
+def test_a_report_that_names_a_manager_keeps_its_lines() -> None:
     text = (
         "<answer>Heat\nRonin</answer><evidence>both are films</evidence><escalate "
         'to="pages">more are there</escalate>'
