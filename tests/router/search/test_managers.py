@@ -225,7 +225,7 @@ async def test_a_blocked_fact_is_asked_for_at_the_named_manager_only() -> None:
     }
     assert first.before.work
     assert first.before.work.delegation
-    # What the manager was told of its workers
+    # What the manager was shown of its workers
     shown = first.before.work.delegation.messages[3].content
     assert shown.count("<escalate_to>browser</escalate_to></result>") == 4
     assert len(list(by_executors(found.executions))) == 12
@@ -234,7 +234,7 @@ async def test_a_blocked_fact_is_asked_for_at_the_named_manager_only() -> None:
 
 
 async def test_escalation_ends_where_no_other_manager_can_help() -> None:
-    """If the other manager is also blocked and names itself or the first, the step has no report."""
+    """The other manager is also blocked, and names itself or the first: the step has no report."""
     execution, context = await worked(blocked(browser=range(4)))
     assert (execution.manager, execution.outcome) == ("browser", "escalated")
     assert execution.report.answer == "the page is blocked"

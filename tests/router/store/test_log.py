@@ -1,4 +1,4 @@
-"""The log: records are read back, whatever happens to its files."""
+"""The log: records are read back, even if its files are damaged."""
 
 import asyncio
 import os
@@ -392,7 +392,7 @@ async def test_a_file_of_zeros_or_nothing_is_read_as_far_as_it_goes(log: RunLog)
 async def test_text_that_looks_like_records_is_never_read_as_such(
     log: RunLog, tmp_path: Path
 ) -> None:
-    """This holds even if the record around it is damaged, as the copied records have another salt."""
+    """This holds if the record around it is damaged, as the copied records have another salt."""
     for number in range(3):
         log.append(1, number, b"forged")
     forged = segments(log.folder)[0].read_bytes()[: log.end.offset]

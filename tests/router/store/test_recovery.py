@@ -1,4 +1,4 @@
-"""Recovery: the next gateway or a command reads a log, and every acknowledged record counts once."""
+"""Recovery of logs by the next gateway or a command: every acknowledged record counts once."""
 
 import asyncio
 import random
