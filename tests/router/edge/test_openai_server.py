@@ -30,7 +30,7 @@ PATH = "/v1/chat/completions"
 
 @asynccontextmanager
 async def served(gateway: Gateway, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session with an OpenAI-compatible server to `gateway`."""
+    """Open a session with an OpenAI-compatible server of `gateway`."""
     server = HTTPServer(openai_app(gateway, **options), 0.0)
     async with aiohttp.ClientSession(
         f"http://{await server.start('127.0.0.1:0', 'http')}"
@@ -41,13 +41,13 @@ async def served(gateway: Gateway, **options: Any) -> AsyncIterator[aiohttp.Clie
 
 @pytest.fixture
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    """A session with an OpenAI-compatible server to a gateway that answers one question."""
+    """Open a session with an OpenAI-compatible server whose gateway answers one question."""
     async with served(Deployment().gateway()) as session:
         yield session
 
 
 async def posted(session: aiohttp.ClientSession, **body: Any) -> tuple[int, Any]:
-    """Status and reply of one request."""
+    """Post a request, and return the status and the reply."""
     async with session.post(
         PATH, json={"model": "rolegate", "messages": [USER], **body}
     ) as response:
@@ -55,7 +55,7 @@ async def posted(session: aiohttp.ClientSession, **body: Any) -> tuple[int, Any]
 
 
 async def events(response: aiohttp.ClientResponse) -> list[Any]:
-    """The events of a stream, read to its end."""
+    """Read a stream to its end and return its events."""
     lines = (await response.text()).split("\n\n")
     assert lines.pop() == ""
     assert all(line.startswith("data: ") for line in lines)
@@ -65,18 +65,18 @@ async def events(response: aiohttp.ClientResponse) -> list[Any]:
 @pytest.mark.parametrize(
     "origin", ["http://localhost:3000", "http://127.0.0.1", "https://[::1]:1", "app://desk", ""]
 )
-async def test_programs_and_pages_of_this_machine_may_ask(
+async def test_only_programs_and_pages_of_this_machine_may_ask(
     client: aiohttp.ClientSession, origin: str
 ) -> None:
-    """A web page of another host may not, also where its name leads here by now, the same
-    origin to browsers.
+    """A web page of another host may not, even if its name resolves to this machine, which browsers
+    take for the same origin.
     """
-    for sent, status in (
+    for origin_sent, status in (
         (origin, 200),
         ("http://evil.example:50580", 403),
         ("https://127.0.0.1.evil.example", 403),
     ):
-        async with client.get("/health", headers={"Origin": sent}) as response:
+        async with client.get("/health", headers={"Origin": origin_sent}) as response:
             assert response.status == status
 
 
@@ -103,12 +103,10 @@ FOREIGN = (
         (["localhost", "evil.example"], "1.1", 400),
     ],
 )
-async def test_names_that_are_not_the_server_s_are_refused(
+async def test_a_host_that_is_not_the_server_s_is_refused(
     hosts: list[str], version: str, status: int
 ) -> None:
-    """A web page of elsewhere can have its own name made to lead here, and be of the same
-    origin then.
-    """
+    """A foreign page whose name resolves to this server is of the same origin for browsers."""
     server = HTTPServer(
         openai_app(Deployment().gateway()), 0.0, hosts=["gateway.example", "Other.Example"]
     )
@@ -122,31 +120,31 @@ async def test_names_that_are_not_the_server_s_are_refused(
         "",
     ]
     writer.write("\r\n".join(head).encode())
-    said = (await reader.read()).decode()
+    response = (await reader.read()).decode()
     writer.close()
     await server.drain()
-    assert said.split()[1] == str(status)
-    assert ("server.http_hosts" in said and '"code":"misdirected_request"' in said) == (
+    assert response.split()[1] == str(status)
+    assert ("server.http_hosts" in response and '"code":"misdirected_request"' in response) == (
         status == 421
     )
 
 
 @pytest.mark.parametrize("body", [{}, {"no_cache": None}, {"no_cache": False}, {"no_cache": True}])
-async def test_work_that_is_wanted_anew(
+async def test_no_cache_is_set_only_if_the_request_asks_for_it(
     body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For either model, and only where it is asked for."""
+    """Holds for both models."""
     gateway = Deployment().gateway()
-    told = list[RequestOptions]()
+    options_received = list[RequestOptions]()
     answer = gateway.answer
     execute = gateway.execute
 
     async def answering(question: str, terms: RequestOptions, on_event: OnEvent) -> Run:
-        told.append(terms)
+        options_received.append(terms)
         return await answer(question, terms, on_event)
 
     async def executing(sub_query: str, terms: RequestOptions) -> Run:
-        told.append(terms)
+        options_received.append(terms)
         return await execute(sub_query, terms)
 
     monkeypatch.setattr(gateway, "answer", answering)
@@ -154,7 +152,7 @@ async def test_work_that_is_wanted_anew(
     async with served(gateway) as session:
         for model in ("rolegate", "rolegate-executor"):
             assert (await posted(session, model=model, **body))[0] == 200
-    assert [terms.no_cache for terms in told] == [body == {"no_cache": True}] * 2
+    assert [terms.no_cache for terms in options_received] == [body == {"no_cache": True}] * 2
 
 
 @pytest.mark.parametrize(
@@ -170,8 +168,8 @@ async def test_work_that_is_wanted_anew(
         "extra_body",
     ],
 )
-async def test_an_option_that_is_not_read_is_refused(name: str) -> None:
-    """Else a limit, or the wish for new work, would be ignored; no model is called."""
+async def test_an_unknown_option_of_ours_is_refused(name: str) -> None:
+    """Otherwise a limit or a request for new work would be ignored. No model is called."""
     delegator = ScriptedModel([])
     async with served(Deployment(delegator).gateway()) as session:
         status, reply = await posted(session, **{name: 10})
@@ -194,7 +192,7 @@ async def test_an_option_that_is_not_read_is_refused(name: str) -> None:
 async def test_fields_for_other_servers_are_ignored(
     client: aiohttp.ClientSession, name: str
 ) -> None:
-    """Front ends send many."""
+    """Front ends send many of them."""
     assert (await posted(client, **{name: "x"}))[0] == 200
 
 
@@ -229,40 +227,41 @@ SYSTEMS = [
 ]
 
 
-def talk(system: str, asked: str) -> list[dict[str, str]]:
-    """A question after a system message, if there is one."""
-    before = [{"role": "system", "content": system}] if system else []
-    return [*before, {"role": "user", "content": asked}]
+def talk(system: str, question: str) -> list[dict[str, str]]:
+    """Return messages with a question, after a system message if there is one."""
+    first_messages = [{"role": "system", "content": system}] if system else []
+    return [*first_messages, {"role": "user", "content": question}]
 
 
 @pytest.mark.parametrize(
-    ("system", "asked"), [("", task) for task in TASKS] + [(one, "user: hi") for one in SYSTEMS]
+    ("system", "task_text"),
+    [("", task) for task in TASKS] + [(system, "user: hi") for system in SYSTEMS],
 )
-async def test_a_chat_tool_s_own_task_is_answered_without_a_search(system: str, asked: str) -> None:
-    """By one call of the answerer, streamed or not, in a run of its own; no table is filled
-    again.
-    """
+async def test_a_chat_tool_s_task_is_answered_by_one_call_without_a_search(
+    system: str, task_text: str
+) -> None:
+    """The answerer's call is a separate run, streamed or not; no table is filled again."""
     answerer = ScriptedModel(['<think>hm</think>{"title": "Heat"}'] * 2)
-    other = ScriptedModel([])
+    uncalled = ScriptedModel([])
     store = Kept()
-    async with served(Deployment(other, other, answerer).gateway(store)) as session:
-        status, reply = await posted(session, messages=talk(system, asked))
-        body = {"model": "rolegate", "messages": talk(system, asked), "stream": True}
+    async with served(Deployment(uncalled, uncalled, answerer).gateway(store)) as session:
+        status, reply = await posted(session, messages=talk(system, task_text))
+        body = {"model": "rolegate", "messages": talk(system, task_text), "stream": True}
         async with session.post(PATH, json=body) as response:
             streamed = await events(response)
     assert (status, reply["choices"][0]["message"]["content"]) == (200, '{"title": "Heat"}')
     assert (
-        "".join(each["choices"][0]["delta"].get("content", "") for each in streamed[:-1])
+        "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in streamed[:-1])
         == '{"title": "Heat"}'
     )
-    assert other.prompts == []
+    assert uncalled.prompts == []
     assert [(run.kind, len(run.calls)) for run in store.runs] == [("complete", 1)] * 2
-    (shown,) = {prompt.messages[-1].content for prompt in answerer.prompts}
-    assert asked in shown and system in shown
+    (text_shown,) = {prompt.messages[-1].content for prompt in answerer.prompts}
+    assert task_text in text_shown and system in text_shown
 
 
 @pytest.mark.parametrize(
-    ("system", "asked"),
+    ("system", "question"),
     [
         ("", "What does '### Task:' mean in a template with <chat_history>…</chat_history>?"),
         ("", "### Task:\nWho directed Heat?"),
@@ -282,28 +281,29 @@ async def test_a_chat_tool_s_own_task_is_answered_without_a_search(system: str, 
         ("You are the chat assistant of Title Films.", "Who directed Heat?"),
     ],
 )
-async def test_a_question_is_no_task_for_its_words(system: str, asked: str) -> None:
-    """It is searched for."""
+async def test_a_question_that_only_sounds_like_a_task_is_searched_for(
+    system: str, question: str
+) -> None:
     store = Kept()
     async with served(Deployment().gateway(store)) as session:
-        assert (await posted(session, messages=talk(system, asked)))[0] == 200
+        assert (await posted(session, messages=talk(system, question)))[0] == 200
     assert [run.kind for run in store.runs] == ["answer"]
 
 
 async def test_tasks_may_be_refused_or_searched_for() -> None:
-    """Refused, they cost nothing."""
+    """A refused task costs nothing."""
     store = Kept()
-    asked = [{"role": "user", "content": TASKS[1].replace("table", "list")}]
+    messages = [{"role": "user", "content": TASKS[1].replace("table", "list")}]
     async with served(Deployment().gateway(store), chat_tasks="refuse") as session:
-        status, reply = await posted(session, messages=asked)
+        status, reply = await posted(session, messages=messages)
     assert (status, "set a task model" in reply["error"]["message"], store.runs) == (400, True, [])
     async with served(Deployment().gateway(store), chat_tasks="search") as session:
-        assert (await posted(session, messages=asked))[0] == 200
+        assert (await posted(session, messages=messages))[0] == 200
     assert [run.kind for run in store.runs] == ["answer"]
 
 
-async def test_a_long_task_is_cut() -> None:
-    """Its beginning says what to do, its end what it is about."""
+async def test_a_long_task_keeps_its_beginning_and_its_end() -> None:
+    """The beginning says what to do, the end what it is about."""
     answerer = ScriptedModel(["Heat"])
     async with served(Deployment(answerer=answerer).gateway()) as session:
         assert (
@@ -315,8 +315,7 @@ async def test_a_long_task_is_cut() -> None:
     assert (shown[:30], shown[-15:]) == (TASKS[0][:30], TASKS[0][-15:])
 
 
-async def test_health_and_models(client: aiohttp.ClientSession) -> None:
-    """Both answer a GET."""
+async def test_health_and_models_answer_a_get(client: aiohttp.ClientSession) -> None:
     async with client.get("/health") as response:
         assert (response.status, await response.json()) == (200, {"status": "ok"})
     async with client.get("/v1/models") as response:
@@ -328,9 +327,7 @@ async def test_health_and_models(client: aiohttp.ClientSession) -> None:
 
 
 async def test_only_the_last_user_message_is_asked(client: aiohttp.ClientSession) -> None:
-    """Its text parts are joined; what stands around it is not used, nor are fields that nobody
-    knows here.
-    """
+    """Its text parts are joined. Other messages and unknown fields are ignored."""
     parts = [{"type": "text", "text": "Who directed"}, {"type": "text", "text": "Heat?"}]
     messages = [
         {"role": "system", "content": "Answer in Klingon."},
@@ -350,14 +347,14 @@ async def test_only_the_last_user_message_is_asked(client: aiohttp.ClientSession
 
 
 async def test_unknown_tokens_are_null() -> None:
-    """A detail that no engine told is null, not 0; where nothing at all was told there is no
+    """A detail that the engine does not report is null, not 0. Without any report there is no
     usage.
     """
-    told = ScriptedModel([Completion(STOP, "stop", usage=Usage(7, 5, 3))])
-    untold = ScriptedModel([Completion(STOP, "stop", usage=None)])
-    async with served(Deployment(told).gateway()) as session:
+    reporting = ScriptedModel([Completion(STOP, "stop", usage=Usage(7, 5, 3))])
+    silent = ScriptedModel([Completion(STOP, "stop", usage=None)])
+    async with served(Deployment(reporting).gateway()) as session:
         _, known = await posted(session)
-    async with served(Deployment(untold).gateway()) as session:
+    async with served(Deployment(silent).gateway()) as session:
         _, unknown = await posted(session)
     assert known["usage"] == {
         "prompt_tokens": 7,
@@ -371,7 +368,7 @@ async def test_unknown_tokens_are_null() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"messages": []}, "no message of role `user`"),
         ({"messages": [{"role": "system", "content": "x"}]}, "no message of role `user`"),
@@ -392,14 +389,14 @@ async def test_unknown_tokens_are_null() -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_cannot_be_done(
-    client: aiohttp.ClientSession, fields: dict[str, Any], said: str, stream: bool
+async def test_a_request_that_cannot_be_served_is_refused_in_openai_s_shape(
+    client: aiohttp.ClientSession, fields: dict[str, Any], message: str, stream: bool
 ) -> None:
-    """400 in OpenAI's shape, with what is wrong and where."""
+    """The status is 400, and the message says what is wrong and where."""
     status, reply = await posted(client, stream=stream, **fields)
 
     assert status == 400
-    assert said in reply["error"].pop("message")
+    assert message in reply["error"].pop("message")
     assert reply == {
         "error": {"type": "invalid_request_error", "param": None, "code": "BAD_REQUEST"}
     }
@@ -408,8 +405,9 @@ async def test_what_cannot_be_done(
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b'{"model": "caf\xe9"}', b'{"model": ' + b"[" * 200_000]
 )
-async def test_a_body_that_is_none(client: aiohttp.ClientSession, body: bytes) -> None:
-    """Is the client's to mend, however it is broken."""
+async def test_a_malformed_body_is_a_bad_request(
+    client: aiohttp.ClientSession, body: bytes
+) -> None:
     async with client.post(
         PATH, data=body, headers={"Content-Type": "application/json"}
     ) as response:
@@ -420,7 +418,9 @@ async def test_a_body_that_is_none(client: aiohttp.ClientSession, body: bytes) -
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
 )
 async def test_a_web_page_cannot_post(client: aiohttp.ClientSession, kind: str) -> None:
-    """What a browser sends without asking first is refused, and asking first gets no permission."""
+    """A content type that browsers send without a preflight is refused, and a preflight gets no
+    permission.
+    """
     body = json.dumps({"model": "rolegate", "messages": [USER]}).encode()
     async with client.post(PATH, data=body, headers={"Content-Type": kind}) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (
@@ -433,8 +433,8 @@ async def test_a_web_page_cannot_post(client: aiohttp.ClientSession, kind: str) 
         assert not any(name.lower().startswith("access-control") for name in response.headers)
 
 
-async def test_a_body_that_is_too_large(client: aiohttp.ClientSession) -> None:
-    """413, and the OpenAI-compatible server goes on."""
+async def test_a_body_that_is_too_large_is_refused(client: aiohttp.ClientSession) -> None:
+    """The status is 413, and the server keeps working."""
     body = io.BytesIO(b" " * (MAX_BODY_BYTES + 1))
     async with client.post(
         PATH, data=body, headers={"Content-Type": "application/json"}
@@ -446,9 +446,9 @@ async def test_a_body_that_is_too_large(client: aiohttp.ClientSession) -> None:
     assert (await posted(client))[0] == 200
 
 
-async def test_a_stream_tells_what_happens_when_it_happens() -> None:
-    """The first round is told while the delegator still thinks; the stream ends with its
-    details and `[DONE]`.
+async def test_a_stream_reports_each_event_when_it_happens() -> None:
+    """The first round is reported while the delegator still works. The stream ends with its details
+    and `[DONE]`.
     """
     model = HeldModel(ScriptedModel([block(QUESTION), STOP]))
     async with (
@@ -457,27 +457,27 @@ async def test_a_stream_tells_what_happens_when_it_happens() -> None:
             PATH, json={"model": "rolegate", "messages": [USER], "stream": True}
         ) as response,
     ):
-        first = [
+        first_chunks = [
             json.loads((await ended(response.content.readuntil(b"\n\n")))[6:]) for _ in range(2)
         ]
         assert not model.let.is_set()
         model.let.set()
-        rest = await events(response)
-    assert [chunk["choices"][0]["delta"] for chunk in first] == [
+        last_chunks = await events(response)
+    assert [chunk["choices"][0]["delta"] for chunk in first_chunks] == [
         {"role": "assistant"},
         {"reasoning_content": "round 1\n"},
     ]
     assert response.content_type == "text/event-stream"
-    *_, answer, end, done = rest
+    *_, answer, end, done = last_chunks
     assert answer["choices"][0]["delta"]["content"].startswith("Michael Mann\n\n")
     assert end["choices"] == [{"index": 0, "finish_reason": "stop", "delta": {}}]
     assert end["rolegate"]["outcome"] == "answered"
     assert done == "[DONE]"
-    assert all("usage" not in chunk for chunk in rest[:-1])
+    assert all("usage" not in chunk for chunk in last_chunks[:-1])
 
 
-async def test_an_error_in_mid_stream_ends_it() -> None:
-    """In OpenAI's shape, as the last event."""
+async def test_an_error_ends_a_stream_as_its_last_event() -> None:
+    """The event has OpenAI's shape."""
     model = ScriptedModel([UpstreamUnavailable("down", endpoint="e")])
     async with (
         served(Deployment(model).gateway()) as session,
@@ -493,8 +493,8 @@ async def test_an_error_in_mid_stream_ends_it() -> None:
     )
 
 
-async def test_a_bug_says_nothing() -> None:
-    """500, without a word of what went wrong inside, whole or in a stream."""
+async def test_an_internal_error_is_500_without_details() -> None:
+    """Holds for whole replies and for streams."""
     async with served(Deployment(ScriptedModel([])).gateway()) as session:
         status, reply = await posted(session)
         async with session.post(
@@ -507,48 +507,46 @@ async def test_a_bug_says_nothing() -> None:
 
 
 def test_every_code_has_its_http_status() -> None:
-    """Each code of the error table is one that HTTP can tell."""
     assert {code for code, _ in STATUS.values()} <= set(HTTP_STATUS)
 
 
 async def test_a_drain_lets_a_running_request_finish() -> None:
-    """What is running ends as if nothing had happened; what comes new is turned away."""
+    """The running request ends normally, and new connections are refused."""
     model = HeldModel(ScriptedModel([STOP]))
     server = HTTPServer(openai_app(Deployment(model).gateway()), 30.0)
     url = f"http://{await server.start('127.0.0.1:0', 'http')}"
     async with aiohttp.ClientSession(url) as session:
-        asking = asyncio.create_task(posted(session))
+        request = asyncio.create_task(posted(session))
         await ended(model.called.wait())
-        draining = asyncio.create_task(server.drain())
+        drain = asyncio.create_task(server.drain())
         with pytest.raises(aiohttp.ClientConnectorError):
             await ended(posted(session))
         model.let.set()
-        assert (await ended(asking))[0] == 200
-        await ended(draining)
+        assert (await ended(request))[0] == 200
+        await ended(drain)
 
 
-async def test_a_drain_without_patience() -> None:
-    """What does not end in time is cancelled."""
+async def test_a_drain_cancels_a_request_that_does_not_end_in_time() -> None:
     store = Kept()
     model = HeldModel(ScriptedModel([]))
     server = HTTPServer(openai_app(Deployment(model).gateway(store)), 0.0)
     async with aiohttp.ClientSession(
         f"http://{await server.start('127.0.0.1:0', 'http')}"
     ) as session:
-        asking = asyncio.create_task(posted(session))
+        request = asyncio.create_task(posted(session))
         await ended(model.called.wait())
         await ended(server.drain())
         with pytest.raises(aiohttp.ClientError):
-            await ended(asking)
+            await ended(request)
     assert (await store.next()).status == "cancelled"
 
 
-async def test_a_port_in_use() -> None:
-    first, second = (HTTPServer(openai_app(Deployment().gateway()), 0.0) for _ in range(2))
-    address = await first.start("127.0.0.1:0", "server.http")
+async def test_a_port_in_use_is_a_config_error_with_its_address() -> None:
+    listening, late = (HTTPServer(openai_app(Deployment().gateway()), 0.0) for _ in range(2))
+    address = await listening.start("127.0.0.1:0", "server.http")
     with pytest.raises(BadConfig, match=f"^server.http: cannot listen on {address}: .*in use"):
-        await second.start(address, "server.http")
-    await first.drain()
+        await late.start(address, "server.http")
+    await listening.drain()
 
 
 HOSTILE_TITLE = (
@@ -560,10 +558,10 @@ QUOTE = "Heat <script>alert(1)</script> is a film by [Michael Mann](http://evil.
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_texts_from_outside_are_text_to_chat_tools(stream: bool) -> None:
-    """Titles, quotes and documents bring no link, image or HTML, nor does what an answerer copied
-    of them; its other Markdown stays.
+    """Titles, quotes and documents bring no link, image or HTML, and neither does an answerer that
+    copies them. The answerer's other Markdown stays.
     """
-    said = "**Mann** ![x](http://evil.example/?q=secret) [click](javascript:alert(1)) <img src=x>"
+    answer = "**Mann** ![x](http://evil.example/?q=secret) [click](javascript:alert(1)) <img src=x>"
     passage = Passage("p1", HOSTILE_TITLE, QUOTE, 0.9, "http://evil.example/heat.html")
     deployment = Deployment(
         delegator=ScriptedModel(
@@ -576,7 +574,7 @@ async def test_texts_from_outside_are_text_to_chat_tools(stream: bool) -> None:
                 else f"<search>{HOSTILE_TITLE}</search>"
             )
         ),
-        answerer=ScriptedModel(lambda _prompt: f"<answer>{said}</answer>"),
+        answerer=ScriptedModel(lambda _prompt: f"<answer>{answer}</answer>"),
         retriever=AnyRetriever(passage),
     )
     async with served(deployment.gateway()) as session:
@@ -585,18 +583,18 @@ async def test_texts_from_outside_are_text_to_chat_tools(stream: bool) -> None:
                 PATH, json={"model": "rolegate", "messages": [USER], "stream": True}
             ) as response:
                 deltas = [
-                    one["choices"][0]["delta"]
-                    for one in (await events(response))[:-1]
-                    if one["choices"]
+                    chunk["choices"][0]["delta"]
+                    for chunk in (await events(response))[:-1]
+                    if chunk["choices"]
                 ]
             texts = [
-                "".join(one.get(name, "") for one in deltas)
+                "".join(delta.get(name, "") for delta in deltas)
                 for name in ("reasoning_content", "content")
             ]
         else:
             _, reply = await posted(session)
             texts = [reply["choices"][0]["message"]["content"]]
-            assert reply["rolegate"]["answer"] == said
+            assert reply["rolegate"]["answer"] == answer
     assert "**Mann**" in texts[-1]
     assert "Sources:\n[1] " in texts[-1]
     for text in texts:
@@ -613,7 +611,7 @@ async def test_texts_from_outside_are_text_to_chat_tools(stream: bool) -> None:
 
 
 class AnyRetriever:
-    """Finds one passage for every query."""
+    """A retriever that finds one passage for every query."""
 
     def __init__(self, passage: Passage) -> None:
         self._passage = passage

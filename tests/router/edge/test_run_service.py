@@ -1,4 +1,4 @@
-"""Runs over a real channel."""
+"""The service of runs over a real channel."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ def stub_of(channel: grpc.aio.Channel) -> "RunServiceAsyncStub":
 
 @contextmanager
 def called_by(identity: Identity) -> Iterator[None]:
-    """Servers that are started inside serve `identity`."""
+    """Make `identity` the caller of every server that is started inside."""
     token = CALLER.set(identity)
     try:
         yield
@@ -67,27 +67,27 @@ def called_by(identity: Identity) -> Iterator[None]:
 
 @asynccontextmanager
 async def showing(store: Kept) -> AsyncIterator["RunServiceAsyncStub"]:
-    """A stub of a service of stored runs alone."""
+    """Open a stub of a service of stored runs alone."""
     async with served(Server(None, None, RunServicer(Runs(store, LiveRuns())))) as channel:
         yield stub_of(channel)
 
 
 async def asked(channel: grpc.aio.Channel, **fields: Any) -> answer_pb.AnswerResponse:
-    """The answer to a question."""
+    """Ask the question and return the answer."""
     return await AnswerServiceStub(channel).Answer(
         answer_pb.AnswerRequest(question=QUESTION, **fields)
     )
 
 
 async def kept(status: RunStatus) -> tuple[Kept, Run]:
-    """A store with one run of tenant `acme` that ended so."""
+    """Return a store with one run of tenant `acme` with this status, and the run."""
     error = f"UpstreamUnavailable: delegation at {ADDRESS}: refused" if status == "failed" else ""
     run = Run("run-1", "answer", QUESTION, status, error, None, {}, (), 1.0, 2.0, "acme")
     return await keeping(run), run
 
 
 async def keeping(*runs: Run) -> Kept:
-    """A store with `runs`."""
+    """Return a store with `runs`."""
     store = Kept()
     for run in runs:
         await store.begin(
@@ -97,8 +97,7 @@ async def keeping(*runs: Run) -> Kept:
     return store
 
 
-async def test_get() -> None:
-    """A run with what it spent, call by call; its trace only where it is wanted."""
+async def test_a_run_has_its_usage_and_calls_and_on_request_its_trace() -> None:
     async with served(whole_server(Deployment())) as channel:
         answer = await asked(channel, request_id="r1")
         plain = await stub_of(channel).GetRun(pb.GetRunRequest(run_id=answer.run_id))
@@ -123,19 +122,19 @@ async def test_get() -> None:
     assert [call.call_id for call in plain.calls] == [
         f"{answer.run_id}-{number}" for number in range(5)
     ]
-    first = plain.calls[0]
-    assert (first.role, first.model, first.purpose, first.attempt) == (
+    first_call = plain.calls[0]
+    assert (first_call.role, first_call.model, first_call.purpose, first_call.attempt) == (
         usage_pb2.ROLE_DELEGATION,
         "backbone",
         "first",
         1,
     )
-    assert (first.outcome, first.counted, first.HasField("cost_nano_usd")) == (
+    assert (first_call.outcome, first_call.counted, first_call.HasField("cost_nano_usd")) == (
         "completed",
         "reported",
         False,
     )
-    assert first.deployment
+    assert first_call.deployment
     assert sum(call.prompt_tokens for call in plain.calls) == sum(
         row.prompt_tokens for row in plain.usage
     )
@@ -143,10 +142,8 @@ async def test_get() -> None:
     assert json.loads(traced.trace_json)["result"]["answer"] == "Michael Mann"
 
 
-async def test_a_failed_run_is_told_whole_to_the_operator_alone() -> None:
-    """A tenant learns the class of an error and no address, neither in the error, nor in calls,
-    nor in the trace.
-    """
+async def test_only_the_operator_sees_the_details_of_an_error() -> None:
+    """A tenant sees the class of an error and no address in the error, the calls or the trace."""
     deployment = Deployment(ScriptedModel([UpstreamUnavailable("refused", endpoint=ADDRESS)]))
     store = Kept()
     with called_by(ACME):
@@ -154,26 +151,33 @@ async def test_a_failed_run_is_told_whole_to_the_operator_alone() -> None:
             with pytest.raises(grpc.aio.AioRpcError):
                 await asked(channel)
             request = pb.GetRunRequest(run_id=store.runs[0].id, include_trace=True)
-            seen = await stub_of(channel).GetRun(request)
+            tenants_view = await stub_of(channel).GetRun(request)
             exported = [item async for item in stub_of(channel).ExportRuns(pb.ExportRunsRequest())]
     async with showing(store) as stub:
-        whole = await stub.GetRun(request)
-    assert (seen.run.status, seen.error) == (pb.RUN_STATUS_FAILED, "upstream unavailable")
-    assert (seen.calls[0].deployment, seen.calls[0].outcome, seen.calls[0].counted) == (
+        operators_view = await stub.GetRun(request)
+    assert (tenants_view.run.status, tenants_view.error) == (
+        pb.RUN_STATUS_FAILED,
+        "upstream unavailable",
+    )
+    assert (
+        tenants_view.calls[0].deployment,
+        tenants_view.calls[0].outcome,
+        tenants_view.calls[0].counted,
+    ) == (
         "",
         "unavailable",
         "",
     )
-    assert not seen.calls[0].HasField("prompt_tokens")
-    assert ADDRESS in whole.error
-    assert whole.calls[0].deployment
-    for told in (seen.trace_json, exported[0].trace_json):
-        assert ADDRESS not in told
-        assert whole.calls[0].deployment not in told
+    assert not tenants_view.calls[0].HasField("prompt_tokens")
+    assert ADDRESS in operators_view.error
+    assert operators_view.calls[0].deployment
+    for trace in (tenants_view.trace_json, exported[0].trace_json):
+        assert ADDRESS not in trace
+        assert operators_view.calls[0].deployment not in trace
 
 
 def _failing(server: str) -> SearchRecord:
-    """A call of a tool whose failure names a path."""
+    """Return a failed tool call whose error names a path."""
     return SearchRecord(
         "fetch",
         (),
@@ -181,17 +185,17 @@ def _failing(server: str) -> SearchRecord:
     )
 
 
-async def test_what_tools_said_of_their_failures_is_the_operator_s_alone() -> None:
-    """Wherever in a run it stands: in a manager's work, in that of the manager before it, in
-    events, or anywhere.
+async def test_only_the_operator_sees_the_errors_of_tools() -> None:
+    """Holds everywhere in a run: in a manager's work, in the work of the manager before it, and in
+    events.
     """
-    own, worker, before = (
+    own, worker, earlier = (
         Execution("Who?", NO_EVIDENCE, "no_report", (_failing(name),), Conversation(()))
         for name in ("own", "worker", "before")
     )
     work = Trajectory("", "no_search", (worker,), (1,))
     managed = Execution(
-        "Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work, before=before
+        "Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work, before=earlier
     )
     result = Trajectory("", "no_search", (own, managed), (2,))
     run = Run(
@@ -220,14 +224,12 @@ async def test_what_tools_said_of_their_failures_is_the_operator_s_alone() -> No
     for identity in (LOCAL, ACME):
         with called_by(identity):
             async with showing(store) as stub:
-                each = [
-                    await stub.GetRun(pb.GetRunRequest(run_id=one.id, include_trace=True))
-                    for one in runs
+                responses = [
+                    await stub.GetRun(pb.GetRunRequest(run_id=stored_run.id, include_trace=True))
+                    for stored_run in runs
                 ]
                 exported = [item async for item in stub.ExportRuns(pb.ExportRunsRequest())]
-                traces[identity] = [one.trace_json for one in each] + [
-                    one.trace_json for one in exported
-                ]
+                traces[identity] = [item.trace_json for item in (*responses, *exported)]
     assert [trace.count("/etc/") for trace in traces[LOCAL]] == [3, 3, 1] * 2
     assert [trace.count("/etc/") for trace in traces[ACME]] == [0] * 6
     assert [trace.count('"error":"failed"') for trace in traces[ACME]] == [3, 3, 1] * 2
@@ -235,8 +237,8 @@ async def test_what_tools_said_of_their_failures_is_the_operator_s_alone() -> No
     assert as_seen_by(run, LOCAL) is run
 
 
-async def test_somebody_elses_run() -> None:
-    """Is not found, by whatever is asked about it; neither listed nor exported, named or not."""
+async def test_another_tenant_s_run_is_not_found() -> None:
+    """No method finds it, and it is neither listed nor exported."""
     store, run = await kept("finished")
     with called_by(OTHER):
         async with showing(store) as stub:
@@ -258,7 +260,7 @@ async def test_somebody_elses_run() -> None:
 
 
 class Recording(Kept):
-    """A store that notes what is asked of it."""
+    """A store that notes the filters that it gets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,8 +276,8 @@ class Recording(Kept):
             yield ExportedRun(run, ())
 
 
-async def test_filters() -> None:
-    """Arrive whole; what is left out leaves nothing out. A page has 50 runs, and 1000 at most."""
+async def test_filters_reach_the_store_unchanged() -> None:
+    """An absent field filters nothing. A page has 50 runs by default, and at most 1000."""
     store = Recording()
     span: Any = {
         "start_time": datetime.fromtimestamp(1, UTC),
@@ -308,32 +310,31 @@ async def test_filters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("fields", "field"),
     [({"page_size": -1}, "page_size"), ({"kind": 9}, "kind"), ({"status": 9}, "status")],
 )
-async def test_a_list_of_what_there_is_not(given: dict[str, Any], named: str) -> None:
-    """Is the client's to mend."""
+async def test_a_list_with_an_invalid_filter_is_refused(fields: dict[str, Any], field: str) -> None:
     async with showing(Kept()) as stub:
-        assert await refusal(stub.ListRuns(pb.ListRunsRequest(**given)), named) == (
+        assert await refusal(stub.ListRuns(pb.ListRunsRequest(**fields)), field) == (
             "INVALID_ARGUMENT",
             "BAD_REQUEST",
         )
 
 
-async def test_a_watch_of_what_has_ended() -> None:
-    """Tells the very events that the stream told, from any number on."""
+async def test_a_watch_of_an_ended_run_gives_the_streamed_events() -> None:
+    """It begins after any given event number."""
     async with served(whole_server(Deployment())) as channel:
         call = AnswerServiceStub(channel).StreamAnswer(
             answer_pb.StreamAnswerRequest(question=QUESTION)
         )
-        told = [event async for event in call]
-        run_id = told[0].run_started.run_id
-        for after in (0, 3, len(told) - 2, len(told) - 1):
-            request = pb.WatchRunRequest(run_id=run_id, after_event_number=after)
+        streamed = [event async for event in call]
+        run_id = streamed[0].run_started.run_id
+        for event_number in (0, 3, len(streamed) - 2, len(streamed) - 1):
+            request = pb.WatchRunRequest(run_id=run_id, after_event_number=event_number)
             events = [item.event async for item in stub_of(channel).WatchRun(request)]
-            assert events == told[after:]
-        for after in (-1, len(told)):
-            request = pb.WatchRunRequest(run_id=run_id, after_event_number=after)
+            assert events == streamed[event_number:]
+        for event_number in (-1, len(streamed)):
+            request = pb.WatchRunRequest(run_id=run_id, after_event_number=event_number)
             with pytest.raises(grpc.aio.AioRpcError, match="after_event_number") as caught:
                 await stub_of(channel).WatchRun(request).read()
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -348,10 +349,10 @@ async def test_a_watch_of_what_has_ended() -> None:
     ],
 )
 @pytest.mark.parametrize("identity", [ACME, None])
-async def test_a_watch_of_what_did_not_finish(
+async def test_a_watch_of_a_run_that_did_not_finish_ends_in_its_error(
     status: RunStatus, code: grpc.StatusCode, reason: str, identity: Identity | None
 ) -> None:
-    """Ends in an error of the same kind, whose words name addresses to the operator alone."""
+    """Only the operator sees addresses in the message."""
     store, run = await kept(status)
     with called_by(identity or CALLER.get()):
         async with showing(store) as stub:
@@ -361,22 +362,20 @@ async def test_a_watch_of_what_did_not_finish(
     assert (ADDRESS in (caught.value.details() or "")) == (identity is None and status == "failed")
 
 
-async def test_cancel() -> None:
-    """Whoever waits for the answer hears of it, and so does who watches; the work upstream
-    stops.
-    """
+async def test_cancelling_a_run_ends_its_stream_and_its_watches() -> None:
+    """The work upstream stops."""
     store = Kept()
     model = HeldModel(ScriptedModel([]))
     async with served(whole_server(Deployment(model), store)) as channel:
-        answering = AnswerServiceStub(channel).StreamAnswer(
+        answer_stream = AnswerServiceStub(channel).StreamAnswer(
             answer_pb.StreamAnswerRequest(question=QUESTION)
         )
-        run_id = (await next_of(answering)).run_started.run_id
-        watching = stub_of(channel).WatchRun(pb.WatchRunRequest(run_id=run_id))
-        await next_of(watching)
+        run_id = (await next_of(answer_stream)).run_started.run_id
+        watch = stub_of(channel).WatchRun(pb.WatchRunRequest(run_id=run_id))
+        await next_of(watch)
         await ended(model.called.wait())
         await stub_of(channel).CancelRun(pb.CancelRunRequest(run_id=run_id))
-        for call in (answering, watching):
+        for call in (answer_stream, watch):
             with pytest.raises(grpc.aio.AioRpcError, match="was cancelled") as caught:
                 while True:
                     await next_of(call)
@@ -389,8 +388,7 @@ async def test_cancel() -> None:
     assert [run.status for run in store.runs] == ["cancelled"]
 
 
-async def test_a_run_under_way_has_no_duration() -> None:
-    """It is shown as running, without an outcome."""
+async def test_a_running_run_has_neither_outcome_nor_duration() -> None:
     model = HeldModel(ScriptedModel([]))
     async with served(whole_server(Deployment(model))) as channel:
         answering = AnswerServiceStub(channel).StreamAnswer(
@@ -404,7 +402,7 @@ async def test_a_run_under_way_has_no_duration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "noted"),
+    ("fields", "expected"),
     [
         ({"verdict": pb.VERDICT_ACCEPTED}, {"accepted": True}),
         (
@@ -415,23 +413,23 @@ async def test_a_run_under_way_has_no_duration() -> None:
         ({"score": 1.0, "comment": "good"}, {"score": 1.0, "comment": "good"}),
     ],
 )
-async def test_feedback(given: dict[str, Any], noted: dict[str, Any]) -> None:
-    """What is stated is kept, and told again; what is not stays unstated, and a score of 0 is
-    one.
-    """
+async def test_feedback_is_stored_and_returned_as_it_was_given(
+    fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """An absent field stays absent, and a score of 0 is a score."""
     store, run = await kept("finished")
     async with showing(store) as stub:
-        response = await stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id=run.id, **given))
-        found = await stub.GetRun(pb.GetRunRequest(run_id=run.id))
+        response = await stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id=run.id, **fields))
+        response_with_run = await stub.GetRun(pb.GetRunRequest(run_id=run.id))
         exported = [item async for item in stub.ExportRuns(pb.ExportRunsRequest())]
     assert response.feedback_id
-    assert store.given == [Feedback(run.id, **noted)]
-    assert list(found.feedback) == [pb.Feedback(**given)]
-    assert [list(item.feedback) for item in exported] == [[pb.Feedback(**given)]]
+    assert store.given == [Feedback(run.id, **expected)]
+    assert list(response_with_run.feedback) == [pb.Feedback(**fields)]
+    assert [list(item.feedback) for item in exported] == [[pb.Feedback(**fields)]]
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("fields", "field"),
     [
         ({}, "empty"),
         ({"score": 1.1}, "score"),
@@ -445,12 +443,14 @@ async def test_feedback(given: dict[str, Any], noted: dict[str, Any]) -> None:
         ),
     ],
 )
-async def test_bad_feedback(given: dict[str, Any], named: str) -> None:
-    """What cannot be used is named, and nothing is kept."""
+async def test_invalid_feedback_is_refused_with_the_name_of_its_field(
+    fields: dict[str, Any], field: str
+) -> None:
+    """Nothing is stored."""
     store, run = await kept("finished")
     async with showing(store) as stub:
         assert await refusal(
-            stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id=run.id, **given)), named
+            stub.SubmitFeedback(pb.SubmitFeedbackRequest(run_id=run.id, **fields)), field
         ) == (
             "INVALID_ARGUMENT",
             "BAD_REQUEST",
@@ -462,8 +462,8 @@ async def test_bad_feedback(given: dict[str, Any], named: str) -> None:
 async def in_database(
     folder: Path, *runs: Run
 ) -> AsyncIterator[tuple["RunServiceAsyncStub", Database]]:
-    """A stub of a service of runs in a database, with a limit on messages as gRPC sets it; and
-    the database.
+    """Open a stub of a service of runs in a database, with gRPC's own limit on messages, and return
+    the database too.
     """
     database = await Database.open(f"sqlite:///{folder / 'runs.db'}")
     await stored.put(database, *runs)
@@ -474,8 +474,8 @@ async def in_database(
     await database.close()
 
 
-async def test_more_feedback_than_is_kept(tmp_path: Path) -> None:
-    """Is refused, also where all of it comes at once; what was kept is read in one message."""
+async def test_feedback_beyond_the_maximum_is_refused(tmp_path: Path) -> None:
+    """Holds also for concurrent requests. All stored feedback fits into one message."""
     text = "\U0001f4a9" * 5000
     async with in_database(tmp_path, stored.run("run-1"), stored.run("run-2")) as (stub, _):
         request = pb.SubmitFeedbackRequest(run_id="run-1", right_answer=text, comment=text)
@@ -490,38 +490,45 @@ async def test_more_feedback_than_is_kept(tmp_path: Path) -> None:
             )
         }
         assert len(refused) == 10
-        found = await stub.GetRun(pb.GetRunRequest(run_id="run-1"))
-        assert [(said.right_answer, said.comment) for said in found.feedback] == [(text, text)] * 50
+        response = await stub.GetRun(pb.GetRunRequest(run_id="run-1"))
+        assert [(feedback.right_answer, feedback.comment) for feedback in response.feedback] == [
+            (text, text)
+        ] * 50
         request.run_id = "run-2"
         assert (await stub.SubmitFeedback(request)).feedback_id
 
 
 @pytest.mark.parametrize("character", ["x", "\U0001f4a9"])
-async def test_a_run_is_always_readable(character: str, tmp_path: Path) -> None:
-    """However long what was asked and answered is, with all the feedback that it may have, and
-    in the longest list.
-    """
-    long = character * (3_900_000 // len(character.encode()))
-    result = Conversation((Message("user", long),), (Completion(long, "stop"),))
-    many = [
+async def test_the_longest_run_is_readable_with_all_its_feedback(
+    character: str, tmp_path: Path
+) -> None:
+    """Holds also in the longest list."""
+    long_text = character * (3_900_000 // len(character.encode()))
+    result = Conversation((Message("user", long_text),), (Completion(long_text, "stop"),))
+    runs = [
         stored.run(
-            f"run-{number}", float(number), kind="complete", request=long, result=result, events=()
+            f"run-{number}",
+            float(number),
+            kind="complete",
+            request=long_text,
+            result=result,
+            events=(),
         )
         for number in range(2)
     ]
-    async with in_database(tmp_path, *many) as (stub, database):
+    async with in_database(tmp_path, *runs) as (stub, database):
         text = character * 5000
         feedback = pb.SubmitFeedbackRequest(run_id="run-0", right_answer=text, comment=text)
         await asyncio.gather(*(stub.SubmitFeedback(feedback) for _ in range(50)))
-        found = await stub.GetRun(pb.GetRunRequest(run_id="run-0"))
-        assert found.run.request == found.output == f"{long[:199_999]}…"
+        response = await stub.GetRun(pb.GetRunRequest(run_id="run-0"))
+        assert response.run.request == response.output == f"{long_text[:199_999]}…"
         await database.write(_copied)
-        listed = await stub.ListRuns(pb.ListRunsRequest(page_size=1000))
-        assert [each.request for each in listed.runs] == [f"{long[:499]}…"] * 1000
+        page = await stub.ListRuns(pb.ListRunsRequest(page_size=1000))
+        assert [run.request for run in page.runs] == [f"{long_text[:499]}…"] * 1000
 
 
 def _copied(connection: Connection) -> None:
-    """Put a thousand more runs as the first one into a database, without their traces."""
+    """Insert a thousand copies of the first run into a database, without their traces."""
     columns = ", ".join(
         column.name for column in RUNS.columns if column.name not in ("run_id", "request", "trace")
     )

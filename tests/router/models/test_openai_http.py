@@ -74,19 +74,19 @@ BOTH_WAYS: list[tuple[Behaviour, Completion]] = [
 
 
 @pytest.mark.parametrize(("behaviour", "expected"), BOTH_WAYS)
-async def test_both_ways(
+async def test_a_stream_gives_the_same_completion_as_a_whole_reply(
     model: OpenAIHTTP, openai_server: OpenAIServer, behaviour: Behaviour, expected: Completion
 ) -> None:
-    """A stream amounts to what the whole reply would be, usage included."""
+    """Usage is equal too."""
     openai_server.plays(behaviour)
     assert await model.complete(PROMPT) == expected
     assert await streamed(model, PROMPT) == expected
 
 
-async def test_request(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """The request has what was set, and nothing that was not; a stream asks for usage with
-    every chunk.
-    """
+async def test_a_request_has_what_was_set_and_nothing_else(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """A stream asks for usage with every chunk."""
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL, api_key="sk-secret")
     await model.complete(
         Prompt((Message("system", "be"), Message("user", "é")), Sampling(9, 0.5, 0.9))
@@ -113,32 +113,38 @@ async def test_request(pool: ConnectionPool, openai_server: OpenAIServer) -> Non
     assert ["Authorization" in headers for headers in openai_server.headers] == [True, False]
 
 
-async def test_request_id(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
-    """A call that has a name carries it."""
+async def test_a_call_s_request_id_is_sent(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
     await model.complete(msgspec.structs.replace(PROMPT, request_id="run-1-0"))
     await streamed(model, msgspec.structs.replace(PROMPT, request_id="run-1-1"))
     await model.complete(PROMPT)
     assert openai_server.request_ids == ["run-1-0", "run-1-1", None]
 
 
-async def test_tokens_that_are_asked_for(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """They come with whole replies, where the endpoint has them; one that refuses the option is
-    not asked again.
-    """
-    body = (
+async def test_token_ids_come_with_whole_replies(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """An endpoint that refuses the option is not asked for it again."""
+    reply = (
         b'{"choices":[{"message":{"content":"a"},"token_ids":[7,8],"finish_reason":"stop"}],'
         b'"prompt_token_ids":[1,2]}'
     )
     openai_server.plays(
-        replies(body), replies(body), says("a"), fails(400, "Unknown: return_token_ids"), says("a")
+        replies(reply),
+        replies(reply),
+        says("a"),
+        fails(400, "Unknown: return_token_ids"),
+        says("a"),
     )
-    asking = OpenAIHTTP(pool, openai_server.base_url, MODEL, extra_body={"return_token_ids": True})
+    with_tokens = OpenAIHTTP(
+        pool, openai_server.base_url, MODEL, extra_body={"return_token_ids": True}
+    )
     plain = OpenAIHTTP(pool, openai_server.base_url, MODEL)
-    found = [
-        (await model.complete(PROMPT)).tokens for model in (asking, plain, asking, asking, asking)
+    tokens = [
+        (await model.complete(PROMPT)).tokens
+        for model in (with_tokens, plain, with_tokens, with_tokens, with_tokens)
     ]
-    assert found == [TokenIds((1, 2), (7, 8)), *[msgspec.UNSET] * 4]
-    assert ["return_token_ids" in one for one in openai_server.bodies] == [
+    assert tokens == [TokenIds((1, 2), (7, 8)), *[msgspec.UNSET] * 4]
+    assert ["return_token_ids" in request_body for request_body in openai_server.bodies] == [
         True,
         False,
         True,
@@ -148,33 +154,40 @@ async def test_tokens_that_are_asked_for(pool: ConnectionPool, openai_server: Op
     ]
 
 
-async def test_logprobs_that_are_asked_for(
+async def test_logprobs_come_with_the_tokens(
     pool: ConnectionPool, openai_server: OpenAIServer
 ) -> None:
-    """They come with the tokens, one for each; an endpoint that refuses them is asked for the
-    tokens alone.
+    """A reply has one logprob per token, or none are kept. An endpoint that refuses them is asked
+    for the tokens alone.
     """
 
-    def told(logprobs: str) -> Behaviour:
+    def reply_with(logprobs: str) -> Behaviour:
         choice = (
             f'"message":{{"content":"a"}},"token_ids":[7,8],"finish_reason":"stop",'
             f'"logprobs":{logprobs}'
         )
         return replies(f'{{"choices":[{{{choice}}}],"prompt_token_ids":[1,2]}}'.encode())
 
-    both = (
+    complete = (
         '{"content":[{"token":"x","logprob":-0.5,"bytes":[1],"top_logprobs":[]},'
         '{"logprob":-2}],"refusal":null}'
     )
-    one = '{"content":[{"logprob":-0.5}]}'
-    none = '{"content":null}'
+    too_few = '{"content":[{"logprob":-0.5}]}'
+    empty = '{"content":null}'
     refused = fails(400, "logprobs are not supported")
-    openai_server.plays(told(both), told(one), told(none), told("null"), refused, told("null"))
+    openai_server.plays(
+        reply_with(complete),
+        reply_with(too_few),
+        reply_with(empty),
+        reply_with("null"),
+        refused,
+        reply_with("null"),
+    )
     model = OpenAIHTTP(
         pool, openai_server.base_url, MODEL, extra_body={"return_token_ids": True, "logprobs": True}
     )
-    found = [(await model.complete(PROMPT)).tokens for _ in range(5)]
-    assert found == [TokenIds((1, 2), (7, 8), (-0.5, -2.0)), *[TokenIds((1, 2), (7, 8))] * 4]
+    tokens = [(await model.complete(PROMPT)).tokens for _ in range(5)]
+    assert tokens == [TokenIds((1, 2), (7, 8), (-0.5, -2.0)), *[TokenIds((1, 2), (7, 8))] * 4]
     assert ["logprobs" in body for body in openai_server.bodies] == [True] * 5 + [False]
     assert all(body["return_token_ids"] for body in openai_server.bodies)
 
@@ -191,39 +204,38 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("status", "said"), UNKNOWN)
-async def test_a_refused_option(
-    model: OpenAIHTTP, openai_server: OpenAIServer, status: int, said: str
+@pytest.mark.parametrize(("status", "message"), UNKNOWN)
+async def test_a_refused_stream_option_is_left_out_from_then_on(
+    model: OpenAIHTTP, openai_server: OpenAIServer, status: int, message: str
 ) -> None:
-    """An endpoint that does not know an option of a stream is asked without it, at once and
-    from then on.
-    """
-    openai_server.plays(fails(status, said), says("a"))
+    """The request is repeated immediately without the option."""
+    openai_server.plays(fails(status, message), says("a"))
     assert (await streamed(model, PROMPT)).text == "a"
     await streamed(model, PROMPT)
     assert [body["stream_options"] for body in openai_server.bodies[1:]] == [
         {"include_usage": True}
     ] * 2
-    openai_server.plays(fails(status, said), says("a"))
+    openai_server.plays(fails(status, message), says("a"))
     assert (await streamed(model, PROMPT)).text == "a"
     await streamed(model, PROMPT)
     assert ["stream_options" in body for body in openai_server.bodies[3:]] == [True, False, False]
-    openai_server.plays(fails(status, said))
+    openai_server.plays(fails(status, message))
     with pytest.raises(UpstreamRefused):
         await streamed(model, PROMPT)
     assert all(body["stream"] for body in openai_server.bodies)
 
 
-async def test_an_endpoint_that_cannot_stream(
+async def test_a_whole_reply_to_a_stream_request_is_accepted(
     model: OpenAIHTTP, openai_server: OpenAIServer
 ) -> None:
-    """A whole reply where a stream was asked for is taken as it is."""
     openai_server.plays(replies(usage_reply({"prompt_tokens": 3, "completion_tokens": 1})))
     assert await streamed(model, PROMPT) == Completion("a", "stop", usage=Usage(3, 1))
 
 
-async def test_counting(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """vLLM counts prompts with their template, and texts by themselves."""
+async def test_prompts_are_counted_with_their_template_and_texts_without(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """vLLM counts both."""
     openai_server.tokenizes = True
     extra = {"chat_template_kwargs": {"tools": [1]}, "top_k": 20}
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=False, extra_body=extra)
@@ -240,28 +252,27 @@ async def test_counting(pool: ConnectionPool, openai_server: OpenAIServer) -> No
     assert text == {"model": MODEL, "prompt": "one two", "add_special_tokens": False}
 
 
-async def test_an_endpoint_that_does_not_count(
+async def test_an_endpoint_that_does_not_count_is_asked_only_once(
     model: OpenAIHTTP, openai_server: OpenAIServer
 ) -> None:
-    """It is not asked a second time."""
     assert await model.count(PROMPT, "") is None
     assert await model.count(PROMPT, "a") is None
     assert len(openai_server.counted) == 1
 
 
-async def test_extra_body(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """Further fields go along as they are and win, but for what the call itself is; tables are
-    merged.
-    """
+async def test_extra_fields_win_except_over_the_call_s_own(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """Tables are merged."""
     kwargs = {
         "chat_template_kwargs": {"tools": [1]},
         "top_k": 20,
         "temperature": 0.6,
         "stream_options": {"x": 1},
     }
-    ours = {"model": "other", "messages": [], "stream": True}
+    reserved = {"model": "other", "messages": [], "stream": True}
     model = OpenAIHTTP(
-        pool, openai_server.base_url, MODEL, thinking=True, extra_body={**kwargs, **ours}
+        pool, openai_server.base_url, MODEL, thinking=True, extra_body={**kwargs, **reserved}
     )
     assert (await model.complete(PROMPT)).text == "hello"
     body = openai_server.bodies[-1]
@@ -291,18 +302,20 @@ MISFILED: list[tuple[Behaviour, Completion]] = [
 
 
 @pytest.mark.parametrize(("behaviour", "expected"), MISFILED)
-async def test_misfiled_output(
+async def test_reasoning_is_the_text_of_a_model_that_does_not_think(
     pool: ConnectionPool, openai_server: OpenAIServer, behaviour: Behaviour, expected: Completion
 ) -> None:
-    """Of a model whose thinking is off, reasoning without any text is the text."""
+    """A model whose thinking is off may file all of its text as reasoning."""
     openai_server.plays(behaviour)
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=False)
     assert await model.complete(PROMPT) == expected
     assert await streamed(model, PROMPT) == expected
 
 
-async def test_padding(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
-    """White space before the body, chunks without choices and a usage of null are no harm."""
+async def test_padding_around_a_reply_is_ignored(
+    model: OpenAIHTTP, openai_server: OpenAIServer
+) -> None:
+    """White space before the body, chunks without choices, comments, and a null usage."""
     body = json.dumps(
         {"choices": [{"message": {"content": "a"}, "finish_reason": None}], "usage": None}
     )
@@ -317,20 +330,23 @@ async def test_padding(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
     assert await streamed(model, PROMPT) == Completion("a", "stop")
 
 
-async def test_a_usage_that_cannot_be(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
-    """It costs nothing of the text, and the last one that can be counts."""
+async def test_an_impossible_usage_costs_no_text_and_the_last_possible_counts(
+    model: OpenAIHTTP, openai_server: OpenAIServer
+) -> None:
     counted = {"prompt_tokens": 11, "completion_tokens": 1}
-    lied = {"prompt_tokens": 1e300, "completion_tokens": 2}
+    impossible = {"prompt_tokens": 1e300, "completion_tokens": 2}
     chunks = [
         event({"choices": [{"delta": {"content": "a"}}], "usage": usage})
-        for usage in (counted, lied)
+        for usage in (counted, impossible)
     ]
     openai_server.plays(streams(*chunks, end_event(), DONE))
     assert await streamed(model, PROMPT) == Completion("aa", "stop", usage=Usage(11, 1))
 
 
-async def test_usage_as_it_grows(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
-    """A stream that is left tells the count so far, which is what can be booked of it."""
+async def test_a_stream_that_is_left_has_reported_its_usage_so_far(
+    model: OpenAIHTTP, openai_server: OpenAIServer
+) -> None:
+    """The ledger books this count."""
     openai_server.plays(streams(text_event("a", SOFAR), then=hang))
     assert await left(model, PROMPT) == [Delta("a"), Delta(usage=Usage(11, 2))]
 
@@ -356,24 +372,22 @@ FAILURES: list[tuple[Behaviour, type[UpstreamError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("behaviour", "kind", "said"), FAILURES)
-async def test_failures(
+@pytest.mark.parametrize(("behaviour", "kind", "message"), FAILURES)
+async def test_failures_are_typed_and_name_the_endpoint_but_no_key(
     model: OpenAIHTTP,
     openai_server: OpenAIServer,
     behaviour: Behaviour,
     kind: type[UpstreamError],
-    said: str,
+    message: str,
 ) -> None:
-    """Failures are typed, say what the server said, name the endpoint, and keep the key to
-    themselves.
-    """
+    """The server's message is part of the error."""
     openai_server.plays(behaviour)
     with pytest.raises(kind) as whole:
         await model.complete(PROMPT)
     with pytest.raises(kind) as stream:
         await streamed(model, PROMPT)
     for caught in (whole, stream):
-        assert said in str(caught.value)
+        assert message in str(caught.value)
         assert caught.value.endpoint == openai_server.base_url
         assert "sk-secret" not in f"{caught.value} {caught.value!r}"
 
@@ -390,26 +404,27 @@ async def test_failures(
         b'{"choices": [{"message": {"content": "\xff"}}]}',
     ],
 )
-async def test_garbage(model: OpenAIHTTP, openai_server: OpenAIServer, body: bytes) -> None:
-    """A reply of status 200 that is none is garbled, not an exception of a decoder."""
+async def test_a_malformed_reply_of_status_200_is_a_protocol_error(
+    model: OpenAIHTTP, openai_server: OpenAIServer, body: bytes
+) -> None:
     openai_server.plays(replies(body))
     with pytest.raises(UpstreamProtocolError):
         await model.complete(PROMPT)
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "most"),
+    ("behaviour", "limit"),
     [
         (replies(b" " * (9 << 20)), "8 M"),
         (streams(*[b": " + b"x" * (1 << 19) + b"\n\n"] * 130, then=hang), "3 M"),
     ],
 )
-async def test_a_reply_without_an_end(
-    model: OpenAIHTTP, openai_server: OpenAIServer, behaviour: Behaviour, most: str
+async def test_a_reply_without_an_end_is_left_at_a_maximum_size(
+    model: OpenAIHTTP, openai_server: OpenAIServer, behaviour: Behaviour, limit: str
 ) -> None:
-    """It is left where no model would have written as much."""
+    """The maximum is above any model's output."""
     openai_server.plays(behaviour)
-    with pytest.raises(UpstreamProtocolError, match=f"a reply of more than {most}iB"):
+    with pytest.raises(UpstreamProtocolError, match=f"a reply of more than {limit}iB"):
         await streamed(model, PROMPT)
 
 
@@ -418,7 +433,7 @@ HEAD = text_event("a")
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "kind", "said"),
+    ("behaviour", "kind", "message"),
     [
         (streams(HEAD), UpstreamUnavailable, "cut"),
         (streams(HEAD, DONE), UpstreamUnavailable, "cut"),
@@ -446,17 +461,17 @@ HEAD = text_event("a")
         (streams(HEAD, b"x" * (2**20 + 1)), UpstreamProtocolError, "1048576"),
     ],
 )
-async def test_broken_streams(
+async def test_a_broken_stream_is_a_typed_error_after_its_deltas(
     model: OpenAIHTTP,
     openai_server: OpenAIServer,
     behaviour: Behaviour,
     kind: type[UpstreamError],
-    said: str,
+    message: str,
 ) -> None:
-    """What came before a break is delivered; the break is a typed error, never a quiet end."""
+    """The text before the break is delivered."""
     openai_server.plays(behaviour)
     texts = list[str]()
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         await model.stream(PROMPT, lambda delta: texts.append(delta.text))
     assert texts == ["a"]
 
@@ -464,16 +479,14 @@ async def test_broken_streams(
 @pytest.mark.parametrize(
     "tail", [streams(HEAD, end_event(), then=reset), streams(HEAD, end_event())]
 )
-async def test_broken_after_the_end(
+async def test_a_stream_that_breaks_after_its_finish_reason_loses_only_its_usage(
     model: OpenAIHTTP, openai_server: OpenAIServer, tail: Behaviour
 ) -> None:
-    """A stream that breaks after its finish reason has lost its usage only."""
     openai_server.plays(tail)
     assert await streamed(model, PROMPT) == Completion("a", "stop")
 
 
-async def test_nobody_listens(pool: ConnectionPool) -> None:
-    """A port where nobody listens is unavailable."""
+async def test_a_port_without_a_listener_is_unavailable(pool: ConnectionPool) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
@@ -482,16 +495,17 @@ async def test_nobody_listens(pool: ConnectionPool) -> None:
 
 
 @pytest.mark.parametrize("address", ["ftp://x/v1", "no address", "http://"])
-async def test_wrong_address(pool: ConnectionPool, address: str) -> None:
-    """What is no address is refused and not retried."""
+async def test_a_malformed_address_is_refused_and_not_retried(
+    pool: ConnectionPool, address: str
+) -> None:
     with pytest.raises(UpstreamRefused, match="check its address"):
         await OpenAIHTTP(pool, address, MODEL).complete(PROMPT)
 
 
-async def test_ignored_stop(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
-    """An engine that writes on past a stop string is left at once, and its last count is a
-    lower bound.
-    """
+async def test_a_stream_that_overruns_a_stop_string_is_left(
+    model: OpenAIHTTP, openai_server: OpenAIServer
+) -> None:
+    """The engine is left immediately, so its last usage is a lower bound."""
     pieces = (text_event("a</", SOFAR), text_event("x>b", SOFAR))
     openai_server.plays(streams(*pieces, then=hang))
     assert await streamed(model, PROMPT) == Completion(
@@ -513,21 +527,19 @@ async def test_ignored_stop(model: OpenAIHTTP, openai_server: OpenAIServer) -> N
         ([text_event("x" * 200)] * 3, Completion("x" * 320, "length")),
     ],
 )
-async def test_ignored_limit(
+async def test_a_stream_that_overruns_its_token_limit_is_left(
     model: OpenAIHTTP, openai_server: OpenAIServer, pieces: list[bytes], expected: Completion
 ) -> None:
-    """An engine that writes on after it has counted more than it was to write is left, and so is
-    one that does not count, by what so many tokens can hold.
-    """
+    """Without a count, the limit is the most text that so many tokens can hold."""
     openai_server.plays(streams(*pieces, then=hang))
     assert await streamed(model, msgspec.structs.replace(PROMPT, sampling=Sampling(2))) == expected
     await openai_server.sees_disconnect()
 
 
-async def test_a_stream_that_nobody_follows(
+async def test_a_stream_without_a_reader_may_send_several_tokens_at_a_time(
     pool: ConnectionPool, openai_server: OpenAIServer
 ) -> None:
-    """It is the same, and some of its tokens may be sent at a time, if the endpoint knows how."""
+    """The completion is equal. Only an endpoint with an `interval` is asked for it."""
     openai_server.plays(says(*"abcdef"))
     deltas = list[Delta]()
     for interval in (8, None):
@@ -547,15 +559,16 @@ async def test_a_stream_that_nobody_follows(
     ]
 
 
-async def test_leaving(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
-    """Leaving a stream stops the work upstream."""
+async def test_leaving_a_stream_stops_the_work_upstream(
+    model: OpenAIHTTP, openai_server: OpenAIServer
+) -> None:
     openai_server.plays(streams(HEAD, then=hang))
     assert await left(model, PROMPT) == [Delta("a")]
     await openai_server.sees_disconnect()
 
 
-async def test_the_readers_errors(model: OpenAIHTTP) -> None:
-    """An error of the stream's reader stays what it is, though it looks like one of the network."""
+async def test_an_error_of_the_reader_is_passed_on_unchanged(model: OpenAIHTTP) -> None:
+    """It is not taken for a network error, even if it looks like one."""
     error = ConnectionResetError("the reader's own")
 
     def on_delta(_delta: Delta) -> None:
@@ -566,8 +579,10 @@ async def test_the_readers_errors(model: OpenAIHTTP) -> None:
     assert caught.value is error
 
 
-async def test_pooled(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
-    """Calls that ended well, streamed or whole, refused or not, share one connection."""
+async def test_calls_that_end_share_one_connection(
+    model: OpenAIHTTP, openai_server: OpenAIServer
+) -> None:
+    """Streamed or whole, refused or not."""
     openai_server.plays(says("a"), says("b"), fails(400, "no"), says("c"), says("d"))
     await streamed(model, PROMPT)
     await model.complete(PROMPT)
@@ -578,10 +593,10 @@ async def test_pooled(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
     assert len(openai_server.connections) == 1
 
 
-async def test_pooled_though_the_end_is_late(
+async def test_a_connection_is_reused_though_its_body_ends_late(
     model: OpenAIHTTP, openai_server: OpenAIServer
 ) -> None:
-    """A connection whose body ends a little after the last event is used again."""
+    """The body ends a little after the last event."""
     last_delta_read = asyncio.Event()
 
     async def wait(_request: web.Request) -> None:
@@ -595,8 +610,9 @@ async def test_pooled_though_the_end_is_late(
     assert len(openai_server.connections) == 1
 
 
-async def test_one_attempt(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
-    """A call is one request, also when a pooled connection breaks under it."""
+async def test_a_call_is_one_request_though_its_pooled_connection_breaks(
+    model: OpenAIHTTP, openai_server: OpenAIServer
+) -> None:
     openai_server.plays(says("a"), reset)
     await model.complete(PROMPT)
     with pytest.raises(UpstreamUnavailable):
@@ -605,16 +621,16 @@ async def test_one_attempt(model: OpenAIHTTP, openai_server: OpenAIServer) -> No
 
 
 XAI = {"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135}
-"""It counts reasoning beside what is written."""
+"""A usage that counts reasoning separately from the output."""
 
 
 def usage_reply(usage: object) -> bytes:
-    """A whole reply with this usage."""
+    """Return the body of a whole reply with this usage."""
     return json.dumps({"choices": [{"message": {"content": "a"}}], "usage": usage}).encode()
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("usage", "expected"),
     [
         ({"prompt_tokens": 3, "completion_tokens": 0}, Usage(3, 0)),
         ({"prompt_tokens": 3, "completion_tokens": None}, None),
@@ -645,11 +661,9 @@ def usage_reply(usage: object) -> bytes:
         ({**XAI, "completion_tokens_details": {"reasoning_tokens": 94}}, Usage(32, 103, None, 94)),
     ],
 )
-async def test_usage(
-    model: OpenAIHTTP, openai_server: OpenAIServer, said: object, expected: Usage | None
+async def test_missing_counts_are_unknown_and_malformed_ones_impossible(
+    model: OpenAIHTTP, openai_server: OpenAIServer, usage: object, expected: Usage | None
 ) -> None:
-    """A missing count is unknown, not zero; a count that is no whole number is impossible; others
-    are kept for the ledger to judge.
-    """
-    openai_server.plays(replies(usage_reply(said)))
+    """Other counts are kept for the ledger to judge."""
+    openai_server.plays(replies(usage_reply(usage)))
     assert (await model.complete(PROMPT)).usage == expected

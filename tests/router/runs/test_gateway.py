@@ -1,4 +1,4 @@
-"""The gateway: what it refuses, and that every run is stored before anyone hears of it."""
+"""The gateway: the requests that it refuses, and that a run is stored before the client gets it."""
 
 import asyncio
 from asyncio import Task
@@ -36,22 +36,20 @@ ASKED = CompletionRequest("answer", (Message("user", "hi"),), (), 0)
 def asking(
     deployment: Deployment, store: Kept, options: RequestOptions | None = None, **settings: Any
 ) -> Task[Run]:
-    """The answer to the question, once it is there."""
+    """Start to answer the question."""
     return asyncio.create_task(
         deployment.gateway(store, **settings).answer(QUESTION, options or RequestOptions())
     )
 
 
 def answering(**says: Any) -> tuple[Kept, HeldModel, Deployment]:
-    """A store, and an answerer that is held until it is let, then says what it is to say."""
+    """Return a store, a held answerer, and their deployment."""
     model = HeldModel(ScriptedModel(says.pop("answers", ["<answer>Michael Mann</answer>"])))
     return Kept(), model, Deployment(answerer=model, **says)
 
 
 async def test_a_finished_run_is_stored() -> None:
-    """The run that is returned is the run that was stored: question, trajectory, settings and
-    calls.
-    """
+    """The returned run and the stored run are equal in question, trajectory, settings and calls."""
     store = Kept()
     run = await Deployment().gateway(store).answer(f"  {QUESTION}\n", RequestOptions())
     assert store.runs == [run]
@@ -80,8 +78,8 @@ async def test_a_finished_run_is_stored() -> None:
         ("x" * 11, "11 characters; at most 10"),
     ],
 )
-async def test_bad_questions(question: str, why: str) -> None:
-    """What cannot be used is refused before anything is spent or stored."""
+async def test_a_bad_question_is_refused_before_anything_is_spent(question: str, why: str) -> None:
+    """Nothing is stored either. White space around a question does not count."""
     store = Kept()
     model = ScriptedModel([])
     gateway = Deployment(model).gateway(store, max_question_chars=10)
@@ -93,12 +91,13 @@ async def test_bad_questions(question: str, why: str) -> None:
     run = (
         await Deployment().gateway(max_question_chars=10).answer(f" {'x' * 10} ", RequestOptions())
     )
-    assert run.status == "finished"  # space around a question does not count
+    assert run.status == "finished"
 
 
 @pytest.mark.parametrize("messages", [(), (Message("user", "hi"), Message("assistant", "hello"))])
-async def test_bad_conversations(messages: tuple[Message, ...]) -> None:
-    """A conversation must leave the next turn to the model."""
+async def test_a_conversation_must_leave_the_next_turn_to_the_model(
+    messages: tuple[Message, ...],
+) -> None:
     with pytest.raises(BadRequest, match="must end with a message"):
         await (
             Deployment()
@@ -107,10 +106,8 @@ async def test_bad_conversations(messages: tuple[Message, ...]) -> None:
         )
 
 
-async def test_out_of_scope() -> None:
-    """A question beyond the models' language is answered with what it was about, and no model
-    is asked.
-    """
+async def test_a_question_out_of_scope_is_answered_without_a_model() -> None:
+    """The answer names the unknown words."""
     model = ScriptedModel([])
     store = Kept()
     gateway = Deployment(model).gateway(
@@ -123,8 +120,7 @@ async def test_out_of_scope() -> None:
     assert (model.prompts, run.calls, store.runs) == ([], (), [run])
 
 
-async def test_in_scope() -> None:
-    """A question within the scope goes its usual way."""
+async def test_a_question_in_scope_is_searched_for() -> None:
     run = (
         await Deployment()
         .gateway(vocabulary=Vocabulary(["who", "directed"], ["Heat"]))
@@ -133,8 +129,7 @@ async def test_in_scope() -> None:
     assert isinstance(run.result, Trajectory) and run.result.outcome == "answered"
 
 
-async def test_a_store_that_fails_withholds_the_answer() -> None:
-    """What is not on disk is not acknowledged."""
+async def test_an_answer_that_cannot_be_stored_is_withheld() -> None:
     store = Kept()
     store.full = True
     with pytest.raises(StoreFailed):
@@ -142,7 +137,7 @@ async def test_a_store_that_fails_withholds_the_answer() -> None:
 
 
 async def test_a_failed_run_is_stored_with_its_calls() -> None:
-    """What was spent before the failure is on the books."""
+    """The calls before the failure are on the books."""
     store = Kept()
     deployment = Deployment(answerer=ScriptedModel([UpstreamRefused("wrong key", endpoint="e")]))
     with pytest.raises(UpstreamRefused):
@@ -154,14 +149,14 @@ async def test_a_failed_run_is_stored_with_its_calls() -> None:
 
 
 async def cancelled(answer: Task[Run]) -> None:
-    """Cancel, and see that it was cancelled and nothing else."""
+    """Cancel the answer and expect nothing but the cancellation."""
     answer.cancel()
     with pytest.raises(asyncio.CancelledError):
         await ended(answer)
 
 
 async def test_a_cancelled_run_is_stored_with_its_calls() -> None:
-    """Cancelling stops the work upstream, and what it had spent is on the books."""
+    """The work upstream stops, and the calls so far are on the books."""
     store, model, deployment = answering()
     answer = asking(deployment, store)
     await ended(model.called.wait())
@@ -174,7 +169,7 @@ async def test_a_cancelled_run_is_stored_with_its_calls() -> None:
 
 
 async def test_cancelling_cancels_every_executor() -> None:
-    """Sub-queries that run side by side all stop, each with its row."""
+    """Parallel sub-queries all stop, each with its row."""
     store = Kept()
     model = HeldModel(ScriptedModel([]))
     answer = asking(
@@ -188,12 +183,13 @@ async def test_cancelling_cancels_every_executor() -> None:
 
 
 @pytest.mark.parametrize("status", ["finished", "failed"])
-async def test_a_run_that_is_cancelled_while_it_is_stored(status: str) -> None:
-    """A write that has begun goes on to its end, though nobody waits for it any more."""
+async def test_a_run_that_is_cancelled_while_it_is_stored_is_still_stored(status: str) -> None:
+    """A write that has begun is completed, even if no client waits for it."""
     store = Kept()
     store.let.clear()
     refuses = ScriptedModel([UpstreamRefused("wrong key", endpoint="e")])
-    answer = asking(Deployment(refuses) if status == "failed" else Deployment(), store)
+    deployment = Deployment(refuses) if status == "failed" else Deployment()
+    answer = asking(deployment, store)
     await ended(store.asked.wait())
     answer.cancel()
     await asyncio.sleep(0)
@@ -205,8 +201,7 @@ async def test_a_run_that_is_cancelled_while_it_is_stored(status: str) -> None:
     ]
 
 
-async def test_cancelling_stays_cancelling_when_the_store_fails() -> None:
-    """A store that fails does not turn a cancelled request into a failed one."""
+async def test_a_cancelled_request_stays_cancelled_when_the_store_fails() -> None:
     store, model, deployment = answering()
     store.full = True
     answer = asking(deployment, store)
@@ -214,15 +209,15 @@ async def test_cancelling_stays_cancelling_when_the_store_fails() -> None:
     await cancelled(answer)
 
 
-@pytest.mark.parametrize(("asked_s", "limit_s"), [(10.0, 120.0), (None, 10.0), (500.0, 10.0)])
-def test_the_deadline(asked_s: float | None, limit_s: float) -> None:
-    """A run ends before the client's deadline or the gateway's limit, whichever is sooner, in
-    time to be stored.
-    """
+@pytest.mark.parametrize(("deadline_s", "limit_s"), [(10.0, 120.0), (None, 10.0), (500.0, 10.0)])
+def test_a_run_ends_before_the_earlier_of_deadline_and_limit(
+    deadline_s: float | None, limit_s: float
+) -> None:
+    """The client's deadline and the gateway's limit both leave time to store the run."""
 
     async def main(clock: Clock) -> None:
         store, _, deployment = answering()
-        answer = asking(deployment, store, RequestOptions(time_s=asked_s), timeout_s=limit_s)
+        answer = asking(deployment, store, RequestOptions(time_s=deadline_s), timeout_s=limit_s)
         await clock.advance(9.4)
         assert not answer.done()
         await clock.advance(0.5)
@@ -238,8 +233,7 @@ def test_the_deadline(asked_s: float | None, limit_s: float) -> None:
     with_clock(main)
 
 
-async def test_a_deadline_that_has_passed() -> None:
-    """No time at all is out of time, not a crash."""
+async def test_a_deadline_that_has_passed_is_out_of_time() -> None:
     store = Kept()
     gateway = Deployment().gateway(store)
     with pytest.raises(OutOfTime):
@@ -248,10 +242,8 @@ async def test_a_deadline_that_has_passed() -> None:
     assert [run.status for run in store.runs] == ["failed"]
 
 
-def test_a_store_that_takes_too_long() -> None:
-    """Whoever asked hears of it in time, though the run is still being stored; it is under way
-    until it is.
-    """
+def test_a_slow_store_does_not_delay_the_client_past_its_deadline() -> None:
+    """The run stays live until it is stored."""
 
     async def main(clock: Clock) -> None:
         store = Kept()
@@ -275,17 +267,19 @@ def test_a_store_that_takes_too_long() -> None:
     with_clock(main)
 
 
-def test_a_store_that_fails_too_late(capsys: pytest.CaptureFixture[str]) -> None:
-    """What nobody waits for any more is told to the operator."""
+def test_a_store_that_fails_after_the_deadline_is_logged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The operator is notified, since no client waits any more."""
 
     async def main(clock: Clock) -> None:
         store = Kept()
         store.full = True
         store.let.clear()
         gateway = Deployment().gateway(store)
-        answering = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(time_s=10.0)))
+        answer = asyncio.create_task(gateway.answer(QUESTION, RequestOptions(time_s=10.0)))
         await clock.advance(10.0)
-        assert isinstance(answering.exception(), OutOfTime)
+        assert isinstance(answer.exception(), OutOfTime)
         store.let.set()
         await gateway.settled()
         assert "run.not_stored" in capsys.readouterr().out
@@ -293,8 +287,7 @@ def test_a_store_that_fails_too_late(capsys: pytest.CaptureFixture[str]) -> None
     with_clock(main)
 
 
-async def test_execute() -> None:
-    """One sub-query is a run of its own."""
+async def test_a_sub_query_is_a_run() -> None:
     store = Kept()
     run = await Deployment().gateway(store).execute(QUESTION, RequestOptions())
     assert isinstance(run.result, Execution)
@@ -303,8 +296,7 @@ async def test_execute() -> None:
     assert store.runs == [run]
 
 
-async def test_complete() -> None:
-    """One call to a role's model is a run of its own; the role's system prompt is not added."""
+async def test_a_completion_is_a_run_without_the_role_s_system_prompt() -> None:
     store = Kept()
     model = ScriptedModel(["a</x>b"])
     request = CompletionRequest(
@@ -318,34 +310,32 @@ async def test_complete() -> None:
     assert store.runs == [run]
 
 
-async def test_complete_streamed() -> None:
-    """What is passed on piece by piece is what is stored."""
+async def test_a_streamed_completion_is_stored_as_it_was_sent() -> None:
     store = Kept()
-    sent = list[Delta]()
-    written = Completion("a b c", "stop", "hm", Usage(3, 3), overran=True)
-    model = ScriptedModel([written])
+    deltas = list[Delta]()
+    completion = Completion("a b c", "stop", "hm", Usage(3, 3), overran=True)
+    model = ScriptedModel([completion])
     run = (
         await Deployment(answerer=model)
         .gateway(store)
-        .complete(ASKED, RequestOptions(), sent.append)
+        .complete(ASKED, RequestOptions(), deltas.append)
     )
     assert isinstance(run.result, Conversation)
-    assert run.result.outputs == (written,)
-    assert "".join(delta.text for delta in sent) == "a b c"
+    assert run.result.outputs == (completion,)
+    assert "".join(delta.text for delta in deltas) == "a b c"
     assert [call.usage for call in store.runs[0].calls] == [Usage(3, 3)]
 
 
-async def test_a_stream_that_is_cancelled() -> None:
-    """The call is booked and the run stored, however far it came."""
+async def test_a_cancelled_stream_is_booked_and_stored() -> None:
     store = Kept()
     model = HeldModel(ScriptedModel(["a b c"]))
-    sent = list[Delta]()
-    running = asyncio.create_task(
-        Deployment(answerer=model).gateway(store).complete(ASKED, RequestOptions(), sent.append)
+    deltas = list[Delta]()
+    stream = asyncio.create_task(
+        Deployment(answerer=model).gateway(store).complete(ASKED, RequestOptions(), deltas.append)
     )
     await ended(model.called.wait())
-    await cancelled(running)
-    assert [delta.text for delta in sent] == ["a"]
+    await cancelled(stream)
+    assert [delta.text for delta in deltas] == ["a"]
     assert [call.outcome for call in store.runs[0].calls] == ["cancelled"]
 
 
@@ -353,23 +343,23 @@ NAMED = RequestOptions(request_id="once")
 
 
 async def test_a_repeated_request_spends_nothing() -> None:
-    """The second request of a name gets the first one's run, its events included, and no model
-    is asked.
-    """
+    """A repeated request gets the first one's run and events, and no model is called."""
     store = Kept()
     model = ScriptedModel([block(QUESTION), STOP])
-    first = list[Event]()
-    second = list[Event]()
+    events = list[Event]()
+    repeated_events = list[Event]()
     gateway = Deployment(model).gateway(store)
-    run = await gateway.answer(QUESTION, NAMED, first.append)
-    again = await gateway.answer(QUESTION, NAMED, second.append)
-    assert (again, second) == (run, first)
+    run = await gateway.answer(QUESTION, NAMED, events.append)
+    repeated = await gateway.answer(QUESTION, NAMED, repeated_events.append)
+    assert (repeated, repeated_events) == (run, events)
     assert (len(model.prompts), len(store.runs)) == (2, 1)
 
 
 @pytest.mark.parametrize("stored", [["finished"], ["cancelled", "finished"]])
-async def test_a_request_that_is_repeated_while_it_runs(stored: list[str]) -> None:
-    """The second waits for the first; where that comes to nothing, it begins anew."""
+async def test_a_request_that_is_repeated_while_it_runs_waits_for_the_first(
+    stored: list[str],
+) -> None:
+    """If the first is cancelled, the second starts again."""
     store, model, deployment = answering(
         delegator=ScriptedModel([block(QUESTION), STOP] * 2),
         answers=["<answer>Michael Mann</answer>"] * 2,
@@ -382,29 +372,30 @@ async def test_a_request_that_is_repeated_while_it_runs(stored: list[str]) -> No
     if stored[0] == "cancelled":
         await cancelled(first)
     model.let.set()
-    again = await ended(second)
-    assert again.status == "finished"
-    assert [run.status for run in store.runs] == stored
-    assert first.cancelled() or await first is again
+    repeated_run = await ended(second)
+    assert repeated_run.status == "finished"
+
+    assert [kept.status for kept in store.runs] == stored
+    assert first.cancelled() or await first is repeated_run
 
 
-async def test_a_request_that_is_repeated_while_it_fails_elsewhere() -> None:
-    """Whoever waits for it begins anew, also where the texts of runs are not kept."""
+async def test_a_repeated_request_starts_again_after_a_failure_elsewhere() -> None:
+    """Holds also if the texts of runs are not kept."""
     store = Kept()
     fingerprint = RunRequest("answer", QUESTION, AnswerRequest(QUESTION)).fingerprint
     await store.begin(
         RunStart("run-1", "answer", DEFAULT_TENANT, "", "once", QUESTION, fingerprint, 0.0)
     )
-    asking = asyncio.create_task(Deployment().gateway(store).answer(QUESTION, NAMED))
+    repeated = asyncio.create_task(Deployment().gateway(store).answer(QUESTION, NAMED))
     await asyncio.sleep(0)
     store.runs.append(
         Run("run-1", "answer", "", "failed", "", None, {}, (), 0.0, 1.0, redacted=True)
     )
-    assert (await ended(asking)).status == "finished"
+    assert (await ended(repeated)).status == "finished"
 
 
 async def test_waiting_for_a_run_ends_with_the_deadline() -> None:
-    """Whoever waits has a deadline of its own, and the run goes on without it."""
+    """The waiting request has its own deadline, and the run continues without it."""
     store, model, deployment = answering()
     gateway = deployment.gateway(store)
     first = asyncio.create_task(gateway.answer(QUESTION, NAMED))
@@ -415,22 +406,20 @@ async def test_waiting_for_a_run_ends_with_the_deadline() -> None:
     assert (await ended(first)).status == "finished"
 
 
-async def test_a_name_that_is_used_twice() -> None:
-    """A name belongs to one request: the same name for something else is refused, and tenants
-    do not share names.
-    """
+async def test_a_request_id_belongs_to_one_request_of_its_tenant() -> None:
+    """Another request with this id is refused; another tenant may use it."""
     gateway = Deployment(ScriptedModel(lambda _: "<stop>")).gateway()
     run = await gateway.answer(QUESTION, NAMED)
     with pytest.raises(RequestIdTaken, match=f"run {run.id}"):
         await gateway.answer("Who wrote Heat?", NAMED)
     with pytest.raises(RequestIdTaken):
         await gateway.execute(QUESTION, NAMED)
-    other = RequestOptions(Identity("other", SCOPES), request_id="once")
-    assert (await gateway.answer("Who wrote Heat?", other)).id != run.id
+    of_other_tenant = RequestOptions(Identity("other", SCOPES), request_id="once")
+    assert (await gateway.answer("Who wrote Heat?", of_other_tenant)).id != run.id
 
 
-async def test_a_run_that_somebody_cancels() -> None:
-    """Its client hears why; the run is stored as cancelled, with what it had spent."""
+async def test_a_client_whose_run_is_cancelled_is_notified() -> None:
+    """The run is stored as cancelled, with its calls."""
     store, model, deployment = answering()
     live = LiveRuns()
     answer = asking(deployment, store, live=live)
@@ -443,8 +432,8 @@ async def test_a_run_that_somebody_cancels() -> None:
     assert not answer.cancelling()
 
 
-async def test_a_run_that_somebody_cancels_while_it_is_stored() -> None:
-    """That is too late: the answer goes out."""
+async def test_a_run_cannot_be_cancelled_while_it_is_stored() -> None:
+    """The client gets its answer."""
     store = Kept()
     live = LiveRuns()
     store.let.clear()
@@ -456,8 +445,8 @@ async def test_a_run_that_somebody_cancels_while_it_is_stored() -> None:
     assert (await ended(answer)).status == "finished"
 
 
-async def test_money_needs_prices() -> None:
-    """A limit in money is refused where a price is unknown, before anything is spent."""
+async def test_a_limit_in_money_needs_all_prices() -> None:
+    """Without a price, the request is refused before anything is spent."""
     store = Kept()
     with pytest.raises(BadRequest, match=r'\[prices."backbone"\]'):
         await (
@@ -468,41 +457,45 @@ async def test_money_needs_prices() -> None:
     assert not store.starts
 
 
-async def test_who_hears_of_an_answer_and_when() -> None:
-    """Once it is stored, and of no answer that was given before."""
+async def test_a_listener_is_notified_of_an_answer_once_it_is_stored() -> None:
+    """A repeated answer is not reported again."""
     store = Kept()
-    heard = list[Run]()
-    gateway = Deployment().gateway(store, on_answered=lambda run: heard.append(store.runs[-1]))
+    stored_when_notified = list[Run]()
+    gateway = Deployment().gateway(
+        store, on_answered=lambda run: stored_when_notified.append(store.runs[-1])
+    )
     run = await gateway.answer(QUESTION, RequestOptions(request_id="mine"))
     await gateway.answer(QUESTION, RequestOptions(request_id="mine"))
-    assert heard == [run]
+    assert stored_when_notified == [run]
 
 
 class Redacting(Kept):
-    """A store of a tenant whose texts are not kept."""
+    """A store of a tenant whose texts are redacted."""
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         await super().begin(start)
         return Admitted(redact=True)
 
 
-async def test_nobody_hears_of_anything_else() -> None:
-    """Failed answers, reports, completions, and answers that must not be kept."""
-    heard: list[Run] = []
+async def test_a_listener_is_notified_of_answers_alone() -> None:
+    """Failed answers, reports, completions and redacted answers are not reported."""
+    reported: list[Run] = []
     refused = ScriptedModel([UpstreamRefused("wrong key", endpoint="e")])
     with pytest.raises(UpstreamRefused):
         await (
-            Deployment(refused).gateway(on_answered=heard.append).answer(QUESTION, RequestOptions())
+            Deployment(refused)
+            .gateway(on_answered=reported.append)
+            .answer(QUESTION, RequestOptions())
         )
-    gateway = Deployment().gateway(on_answered=heard.append)
+    gateway = Deployment().gateway(on_answered=reported.append)
     await gateway.execute(QUESTION, RequestOptions())
     await gateway.complete(ASKED, RequestOptions())
     await (
         Deployment()
-        .gateway(Redacting(), on_answered=heard.append)
+        .gateway(Redacting(), on_answered=reported.append)
         .answer(QUESTION, RequestOptions())
     )
-    assert heard == []
+    assert reported == []
 
 
 class Interrupted(Kept):
@@ -517,7 +510,7 @@ class Interrupted(Kept):
 
 
 async def test_a_resumed_answer_gets_the_whole_request() -> None:
-    """All of its fields are on record, and they are what is asked again."""
+    """All fields of the request are recorded and used again."""
 
     def hosting(store: Kept) -> Gateway:
         deployment = Deployment()

@@ -1,4 +1,4 @@
-"""Trials: the other version works on what was answered; nobody waits for it, and no tenant pays
+"""Trials: the other version works on answered questions; no client waits for it and no tenant pays
 for it.
 """
 
@@ -53,18 +53,18 @@ OWNER = Identity("owner", SCOPES)
 
 
 def delegates(prompt: Prompt) -> str:
-    """One round of one sub-query."""
+    """Ask one sub-query in one round, then stop."""
     return block(SUB_QUERY) if len(prompt.messages) == 2 else STOP
 
 
 def answers(prompt: Prompt) -> str:
-    """The first report's answer."""
+    """Return the first report's answer."""
     text = prompt.messages[1].content
     return f"<answer>{text.split('</request><answer>')[1].split('</answer>')[0]}</answer>"
 
 
 def reports(answer: str) -> Callable[[Prompt], str]:
-    """An executor that searches once and reports this."""
+    """Return an executor's script that searches once and reports `answer`."""
     return lambda prompt: (
         f"<search>{SUB_QUERY}</search>"
         if len(prompt.messages) == 2
@@ -74,7 +74,7 @@ def reports(answer: str) -> Callable[[Prompt], str]:
 
 @dataclass
 class Models:
-    """Who says what."""
+    """The models of a deployment."""
 
     executors: dict[str, Model] = field(
         default_factory=lambda: {
@@ -88,7 +88,7 @@ class Models:
     retriever: Retriever = field(default_factory=lambda: FixedRetriever({SUB_QUERY: [PASSAGE]}))
 
     def executor(self, version: str) -> Executor:
-        """The executor of a version."""
+        """Return the executor of a version."""
         model = Role(
             "execution",
             self.executors[version],
@@ -100,7 +100,7 @@ class Models:
         return Executor(model, self.retriever, ExecutorLimits())
 
     def search(self, executor: Executes) -> FactorizedSearch:
-        """The search loop with an executor."""
+        """Return the search loop with an executor."""
         return FactorizedSearch(
             Delegator(role("delegation", self.delegator), 8),
             executor,
@@ -110,7 +110,7 @@ class Models:
 
 @dataclass
 class Deployed:
-    """A gateway over a real store, whose versions and trials can be reached."""
+    """A gateway over a real store, with its versions and trials in reach."""
 
     database: Database
     versions: Versions
@@ -124,29 +124,29 @@ class Deployed:
     lifecycle: RunLifecycle
 
     async def ask(self, identity: Identity = OWNER, **terms: Any) -> Run:
-        """The answer to the question."""
+        """Ask the question and return the run."""
         return await self.gateway.answer(
             QUESTION, RequestOptions(identity, **terms), lambda _event: None
         )
 
     async def set(self, state: Any, share: float = 0.0) -> None:
-        """Let the new version be tried."""
+        """Set the state of the new version and its share of the traffic."""
         await self.versions.set_traffic(NEW, state, share)
         await self.executors.refresh()
 
     async def ask_served(self, version: str) -> Run:
-        """The answer to the question, asked until this version serves it."""
+        """Ask the question until this version serves it, and return the run."""
         while True:
             with suppress(ContextTooLong):  # of the other version's reports
                 if self.executors.traffic.serving((run := await self.ask()).id) == version:
                     return run
 
     async def next_review(self) -> None:
-        """Wait until something was learnt, and looked at."""
+        """Wait until a trial or a judgement was recorded and reviewed."""
         await ended(self.reviewed.get())
 
     async def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        """What the database holds."""
+        """Return the rows of a query on the database."""
         return await self.database.read(
             lambda connection: [tuple(row) for row in connection.exec_driver_sql(statement)]
         )
@@ -162,9 +162,10 @@ async def deployed(
     gate: GateRule | None = None,
     held_out: Sequence[HeldOutQuestion] = (),
 ) -> AsyncIterator[Deployed]:
-    """Everything of a gateway but its edge, with a version beside the configured model. `working`:
-    whether trials are made. `tenants`: settings that are there when it begins. `gate`: None leaves
-    all decisions to the test.
+    """Open all of a gateway but its edge, with a second version next to the configured model.
+
+    `working` runs the trials. `tenants` are stored before the start. With `gate` None, the test
+    makes all decisions.
     """
     models = models or Models()
     async with AsyncExitStack() as stack:
@@ -234,9 +235,7 @@ async def deployed(
 
 
 async def test_a_shadow_s_report_is_never_used(tmp_path: Path) -> None:
-    """The client's answer is the active version's, whatever the shadow reports; the trial has
-    both.
-    """
+    """The client gets the active version's answer; the trial has both answers."""
     async with deployed(tmp_path) as here:
         await here.set("shadow")
         run = await here.ask()
@@ -257,8 +256,8 @@ async def test_a_shadow_s_report_is_never_used(tmp_path: Path) -> None:
 
 
 async def test_a_shadow_is_booked_apart(tmp_path: Path) -> None:
-    """Its run is the tenant `shadow`'s, each of its calls has the purpose `shadow` and names the
-    version, and nothing of it counts against the client's tenant.
+    """The run of a shadow belongs to the tenant `shadow`. Each of its calls has the purpose
+    `shadow` and names the version, and none counts against the client's tenant.
     """
     async with deployed(tmp_path) as here:
         await here.set("shadow")
@@ -288,10 +287,8 @@ async def test_a_shadow_is_booked_apart(tmp_path: Path) -> None:
     assert tokens["owner"] == sum(call.usage.total_tokens for call in run.calls if call.usage)
 
 
-async def test_where_reports_agree_nobody_else_is_asked(tmp_path: Path) -> None:
-    """What followed from the same reports is the same, so that the trial costs the executor's
-    calls alone.
-    """
+async def test_a_trial_whose_reports_agree_calls_the_executor_alone(tmp_path: Path) -> None:
+    """Equal reports lead to equal answers, so the trial calls neither delegator nor answerer."""
     models = Models()
     models.executors[NEW] = ScriptedModel(reports("Michael Mann"), NEW)
     async with deployed(tmp_path, models) as here:
@@ -306,8 +303,8 @@ async def test_where_reports_agree_nobody_else_is_asked(tmp_path: Path) -> None:
     assert trial.by_candidate == trial.by_active
 
 
-async def test_a_canary_is_served_and_the_other_version_works_beside_it(tmp_path: Path) -> None:
-    """The client of a canary's run gets what the canary found; as many of the others' runs are
+async def test_a_canary_is_served_and_the_active_version_is_tried_alongside(tmp_path: Path) -> None:
+    """The client of a canary's run gets the canary's answer. As many runs of the active version are
     tried.
     """
     async with deployed(tmp_path) as here:
@@ -329,37 +326,37 @@ async def test_a_canary_is_served_and_the_other_version_works_beside_it(tmp_path
 
 
 @pytest.mark.parametrize("identity", [OWNER, LOCAL])
-@pytest.mark.parametrize("before", [True, False])
-async def test_feedback_judges_a_trial_whenever_it_comes(
-    tmp_path: Path, before: bool, identity: Identity
+@pytest.mark.parametrize("before_the_trial", [True, False])
+async def test_feedback_judges_a_trial_before_and_after_its_end(
+    tmp_path: Path, before_the_trial: bool, identity: Identity
 ) -> None:
-    """Given before the trial has ended, or after it; the gate sees the judgement, and whose it
-    is.
-    """
+    """The gate sees the judgement with its source and tenant."""
     async with deployed(tmp_path, working=False) as here:
         await here.set("canary", 0.5)
         run = await here.ask_served(BASE)
-        if before:
+        if before_the_trial:
             await here.runs.feedback(Feedback(run.id, right_answer="Al Pacino"), identity)
         async with background_tasks(here.trials.work()):
             while (trial := await here.book.trial(run.id)) is None:
                 await here.next_review()
-            if not before:
+            if not before_the_trial:
                 await here.runs.feedback(Feedback(run.id, right_answer="Al Pacino"), identity)
             pairs = here.book.pairs
             while not (
-                judged := [
+                judgements := [
                     pair.judgement for pair in await pairs(NEW, "canary", 0.0) if pair.judgement
                 ]
             ):
                 await here.next_review()
     assert not trial.candidate_served
-    whose: tuple[Source, str] = ("client", "owner") if identity is OWNER else ("operator", "")
-    assert judged == [Judgement(True, False, *whose, judged[0].judged_at)]
+    source_and_tenant: tuple[Source, str] = (
+        ("client", "owner") if identity is OWNER else ("operator", "")
+    )
+    assert judgements == [Judgement(True, False, *source_and_tenant, judgements[0].judged_at)]
 
 
 def verdicts(prompt: Prompt) -> str:
-    """A judge for whom Mann is right, if it was shown what was found, and no right answer."""
+    """Judge Mann's answer correct; expect the evidence and no right answer in the prompt."""
     shown = prompt.messages[-1].content
     assert "<evidence>It says so.</evidence>" in shown and "<right_answer>" not in shown
     return (
@@ -370,9 +367,9 @@ def verdicts(prompt: Prompt) -> str:
 
 
 @pytest.mark.parametrize("stage", ["shadow", "canary"])
-async def test_a_judge_is_asked_about_both_answers(tmp_path: Path, stage: str) -> None:
-    """Each alone, booked with the trial; a client's word does not change what it says, the
-    operator's does.
+async def test_a_judge_is_asked_about_each_answer_separately(tmp_path: Path, stage: str) -> None:
+    """The judge's calls are booked with the trial. The client's feedback does not override the
+    verdict, the operator's does.
     """
     models = Models(judge=ScriptedModel(verdicts, "judge"))
     async with deployed(tmp_path, models) as here:
@@ -399,7 +396,7 @@ async def test_a_judge_is_asked_about_both_answers(tmp_path: Path, stage: str) -
 
 
 async def test_a_judge_that_fails_or_agrees_is_no_evidence(tmp_path: Path) -> None:
-    """The trial counts all the same; about one answer nobody is asked."""
+    """The trial counts all the same. Equal answers are not judged."""
     models = Models(judge=ScriptedModel([down(), "hm", "<verdict>correct</verdict>"], "judge"))
     async with deployed(tmp_path, models) as here:
         await here.set("shadow")
@@ -415,9 +412,7 @@ async def test_a_judge_that_fails_or_agrees_is_no_evidence(tmp_path: Path) -> No
 
 
 async def test_held_out_questions_are_asked_with_both_versions(tmp_path: Path) -> None:
-    """Each in a run of its own, booked to the operator and never listed; asked again, nothing
-    is paid for twice.
-    """
+    """Each question is a run of the operator and never listed. A second comparison is free."""
     async with deployed(tmp_path) as here:
         await here.set("canary", 0.5)
         questions = [
@@ -435,8 +430,8 @@ async def test_held_out_questions_are_asked_with_both_versions(tmp_path: Path) -
         assert await here.rows("SELECT COUNT(*) FROM runs") == [(6,)]
 
 
-async def test_all_the_way(tmp_path: Path) -> None:
-    """From shadow to active by itself, while clients ask and the operator tells what is right."""
+async def test_a_version_goes_from_shadow_to_active_by_the_gate_alone(tmp_path: Path) -> None:
+    """Clients ask meanwhile, and the operator gives the right answers."""
     questions = [
         HeldOutQuestion(f"{QUESTION}{' ' * number}", ("Al Pacino",)) for number in range(4)
     ]
@@ -447,18 +442,18 @@ async def test_all_the_way(tmp_path: Path) -> None:
             while (await here.versions.traffic()).active != NEW:
                 run = await here.ask()
                 await here.runs.feedback(Feedback(run.id, right_answer="Al Pacino"), LOCAL)
-        decided = [
-            each.decision
-            for each in await here.versions.decisions(NEW)
-            if each.decided_by == "gate"
+        decisions = [
+            record.decision
+            for record in await here.versions.decisions(NEW)
+            if record.decided_by == "gate"
         ]
-        assert [each for each in decided if each != "wait"] == ["canary", "promote"]
+        assert [decision for decision in decisions if decision != "wait"] == ["canary", "promote"]
         assert (await here.ask()).result.answer == "Al Pacino"  # type: ignore[union-attr]
         assert await here.rows("SELECT COUNT(*) FROM runs WHERE tenant = 'default'") == [(8,)]
 
 
-async def test_held_out_questions_that_others_spoil_say_nothing(tmp_path: Path) -> None:
-    """Where there are many of them, nothing is decided; nor where the versions do not work here."""
+async def test_held_out_questions_that_fail_upstream_decide_nothing(tmp_path: Path) -> None:
+    """A comparison is refused if many questions fail, or if a version is not in use."""
     models = Models()
     models.executors[BASE] = ScriptedModel(down, BASE)
     async with deployed(tmp_path, models) as here:
@@ -471,44 +466,45 @@ async def test_held_out_questions_that_others_spoil_say_nothing(tmp_path: Path) 
             await held_out.compare(NEW, BASE, 1.0)
 
 
-async def test_feedback_on_a_run_that_was_not_tried(tmp_path: Path) -> None:
-    """It is kept, and judges nothing."""
+async def test_feedback_on_a_run_without_a_trial_is_kept_and_judges_nothing(tmp_path: Path) -> None:
     async with deployed(tmp_path) as here:
         run = await here.ask()
         assert await here.runs.feedback(Feedback(run.id, accepted=True), OWNER)
         assert await here.rows("SELECT COUNT(*) FROM feedback") == [(1,)]
 
 
-async def test_what_is_not_tried(tmp_path: Path) -> None:
-    """Reports on sub-queries, completions, questions that are out of scope, answers of earlier
-    runs, runs that the client's budget cut short, runs of tenants whose texts are not kept or must
-    not train, runs with another run's reports, and those of another topology.
+async def test_runs_that_cannot_be_compared_are_not_tried(tmp_path: Path) -> None:
+    """Sub-query reports, completions, questions out of scope, repeated answers, runs cut by the
+    client's budget, runs of tenants with redaction or without training, runs with shared reports,
+    and runs of another topology.
     """
     models = Models()
     tenants = [Tenant("private", redact=True), Tenant("untrained", training=False)]
     async with deployed(tmp_path, models, working=False, tenants=tenants) as here:
         await here.set("shadow")
         await here.gateway.execute(SUB_QUERY, RequestOptions(OWNER))
-        asked = CompletionRequest(
+        completion = CompletionRequest(
             "delegation", (Message("system", "delegate"), Message("user", "Who?")), (), 0
         )
-        await here.gateway.complete(asked, RequestOptions(OWNER))
+        await here.gateway.complete(completion, RequestOptions(OWNER))
         await here.gateway.answer("Who wrote Faust?", RequestOptions(OWNER), lambda _event: None)
         await here.ask(Identity("private", SCOPES))
         await here.ask(Identity("untrained", SCOPES))
-        cut = await here.ask(budget=Budget(role_tokens={"delegation": 85}))
-        assert cut.result.outcome == "budget_exhausted"  # type: ignore[union-attr]
+        cut_run = await here.ask(budget=Budget(role_tokens={"delegation": 85}))
+        assert cut_run.result.outcome == "budget_exhausted"  # type: ignore[union-attr]
         first = await here.ask(request_id="mine")
         assert await here.ask(request_id="mine") == first
         assert isinstance(first.result, Trajectory)
-        shared = [
-            msgspec.structs.replace(each, shared_from=("run-0",))
-            for each in first.result.executions
+        shared_executions = [
+            msgspec.structs.replace(execution, shared_from=("run-0",))
+            for execution in first.result.executions
         ]
-        used = msgspec.structs.replace(first.result, executions=tuple(shared))
-        here.trials.consider(msgspec.structs.replace(first, id="run-1", result=used))
-        pair = msgspec.structs.replace(first.result, topology="host")
-        here.trials.consider(msgspec.structs.replace(first, id="run-2", result=pair))
+        result_with_shared = msgspec.structs.replace(
+            first.result, executions=tuple(shared_executions)
+        )
+        here.trials.consider(msgspec.structs.replace(first, id="run-1", result=result_with_shared))
+        host_result = msgspec.structs.replace(first.result, topology="host")
+        here.trials.consider(msgspec.structs.replace(first, id="run-2", result=host_result))
         async with background_tasks(here.trials.work()):
             await here.next_review()
             await here.next_review()
@@ -517,64 +513,68 @@ async def test_what_is_not_tried(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["shadow", "canary"])
-async def test_a_trial_whose_reports_are_too_long(tmp_path: Path, stage: str) -> None:
-    """It counts against the version that wrote them."""
+async def test_reports_that_are_too_long_count_against_their_version(
+    tmp_path: Path, stage: str
+) -> None:
     models = Models()
 
-    def breaks(prompt: Prompt) -> str | ContextTooLong:
-        other = "Al Pacino" if stage == "shadow" else "Michael Mann"
+    def break_on_other_reports(prompt: Prompt) -> str | ContextTooLong:
+        failing_report = "Al Pacino" if stage == "shadow" else "Michael Mann"
         return (
             ContextTooLong("too long", endpoint="e")
-            if other in prompt.messages[1].content
+            if failing_report in prompt.messages[1].content
             else answers(prompt)
         )
 
-    models.answerer = ScriptedModel(breaks, "fixed")
+    models.answerer = ScriptedModel(break_on_other_reports, "fixed")
     async with deployed(tmp_path, models) as here:
         await here.set(stage, 0.5 if stage == "canary" else 0.0)
         run = await here.ask_served(NEW if stage == "canary" else BASE)
         while (trial := await here.book.trial(run.id)) is None:
             await here.next_review()
-    other = trial.by_candidate
-    served = trial.by_active
+
     if stage == "canary":
-        other, served = served, other
-    assert (other.answer, other.failed, served.failed) == ("", True, False)
-    assert other.tokens == served.tokens > 0
+        unserved = trial.by_active
+        served = trial.by_candidate
+    else:
+        unserved = trial.by_candidate
+        served = trial.by_active
+    assert (unserved.answer, unserved.failed, served.failed) == ("", True, False)
+    assert unserved.tokens == served.tokens > 0
 
 
 def down(_prompt: Prompt | None = None) -> UpstreamUnavailable:
-    """What whoever is not to be had for now says."""
+    """Return the failure of an upstream that is unavailable for now."""
     return UpstreamUnavailable("down for now", endpoint="e", unspent=True)
 
 
 class DownOnce(FixedRetriever):
-    """Is not to be had for the first search."""
+    """A retriever that is unavailable for the first search."""
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
     ) -> list[list[Passage]]:
-        found = await super().search(queries, top_k)
+        passages = await super().search(queries, top_k)
         if len(self.queries) == 1:
             raise down()
-        return found
+        return passages
 
 
 @pytest.mark.parametrize(
-    "who", ["delegator", "answerer", "executor", "breaker", "retriever", "quota"]
+    "culprit", ["delegator", "answerer", "executor", "breaker", "retriever", "quota"]
 )
-async def test_a_trial_that_others_spoil_is_none(tmp_path: Path, who: str) -> None:
-    """What a version cannot help speaks neither for nor against it: a few such trials would
-    decide on it.
+async def test_a_trial_that_an_upstream_spoils_is_given_up(tmp_path: Path, culprit: str) -> None:
+    """A failure that is not the version's fault speaks neither for nor against it: a few such
+    trials would decide on it.
     """
     models = Models()
-    tenants = [Tenant("shadow", tokens_per_day=165)] if who == "quota" else []
+    tenants = [Tenant("shadow", tokens_per_day=165)] if culprit == "quota" else []
     async with deployed(tmp_path, models, working=False, tenants=tenants) as here:
         await here.set("shadow")
         await here.ask()
-        match who:
+        match culprit:
             case "delegator" | "answerer":
-                setattr(models, who, ScriptedModel(down, who))
+                setattr(models, culprit, ScriptedModel(down, culprit))
             case "executor":
                 models.executors[NEW] = ScriptedModel(down, NEW)
             case "breaker":
@@ -582,21 +582,21 @@ async def test_a_trial_that_others_spoil_is_none(tmp_path: Path, who: str) -> No
                     here.executors.of(NEW).role(lasting()).endpoint.breaker.open()
             case "retriever":
                 models.retriever = DownOnce({})
-        told: asyncio.Queue[str] = asyncio.Queue()
+        trial_events: asyncio.Queue[str] = asyncio.Queue()
 
-        def hear(_logger: object, _level: str, event: Any) -> Any:
+        def note_trial_event(_logger: object, _level: str, event: Any) -> Any:
             if event["event"].startswith("trial."):
-                told.put_nowait(event["event"])
+                trial_events.put_nowait(event["event"])
             return event
 
-        with capture_logs(processors=[hear]):
+        with capture_logs(processors=[note_trial_event]):
             async with background_tasks(here.trials.work()):
-                assert await ended(told.get()) == "trial.given_up"
+                assert await ended(trial_events.get()) == "trial.given_up"
         assert await here.rows("SELECT COUNT(*) FROM version_trials") == [(0,)]
 
 
-async def test_a_run_that_others_spoiled_is_not_tried(tmp_path: Path) -> None:
-    """The version that was served could not help it."""
+async def test_a_run_that_an_upstream_spoiled_is_not_tried(tmp_path: Path) -> None:
+    """The failure is not the served version's fault."""
     models = Models()
     models.retriever = DownOnce({SUB_QUERY: [PASSAGE]})
     models.delegator = ScriptedModel([block(SUB_QUERY), *[block(SUB_QUERY), STOP] * 3], "backbone")
@@ -611,7 +611,7 @@ async def test_a_run_that_others_spoiled_is_not_tried(tmp_path: Path) -> None:
 
 
 async def test_an_execution_without_a_report_is_a_failure(tmp_path: Path) -> None:
-    """Also where the run came to an answer."""
+    """It counts even if the run has an answer."""
     models = Models()
     models.executors[NEW] = ScriptedModel(lambda _prompt: "I do not know.", NEW)
     async with deployed(tmp_path, models) as here:
@@ -625,7 +625,7 @@ async def test_an_execution_without_a_report_is_a_failure(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "says",
+    "output",
     [
         UpstreamRefused("no such model", endpoint="e"),
         UpstreamUnavailable("it broke down", endpoint="e"),
@@ -635,10 +635,12 @@ async def test_an_execution_without_a_report_is_a_failure(tmp_path: Path) -> Non
     ],
     ids=["not there", "breaks down", "protocol_error", "malformed", "silent"],
 )
-async def test_a_canary_that_fails(says: Answer, tmp_path: Path) -> None:
-    """The client gets an answer all the same, and the gate hears of the failure."""
+async def test_a_canary_s_failure_reaches_the_gate_and_not_the_client(
+    output: Answer, tmp_path: Path
+) -> None:
+    """The client gets an answer from the active version, and the trial records the failure."""
     models = Models()
-    models.executors[NEW] = ScriptedModel(lambda _prompt: says, NEW)
+    models.executors[NEW] = ScriptedModel(lambda _prompt: output, NEW)
     async with deployed(tmp_path, models) as here:
         await here.set("canary", 0.5)
         run = await here.ask_served(NEW)
@@ -651,8 +653,8 @@ async def test_a_canary_that_fails(says: Answer, tmp_path: Path) -> None:
     )
 
 
-async def test_a_trial_that_is_cut_at_the_end_is_none(tmp_path: Path) -> None:
-    """Closing waits for no trial; its run is stored as cancelled."""
+async def test_a_trial_that_is_cut_by_closing_is_not_recorded(tmp_path: Path) -> None:
+    """Closing waits for no trial; the trial's run is stored as cancelled."""
     models = Models()
     held = HeldModel(ScriptedModel([]))
     models.executors[NEW] = held
@@ -666,27 +668,27 @@ async def test_a_trial_that_is_cut_at_the_end_is_none(tmp_path: Path) -> None:
         assert await here.rows("SELECT status FROM runs WHERE kind = 'shadow'") == [("cancelled",)]
 
 
-async def test_a_cancelled_trial_is_none_and_the_next_one_is_made(tmp_path: Path) -> None:
-    """An operator may cancel it as any other run."""
+async def test_a_cancelled_trial_is_not_recorded_and_the_next_is_made(tmp_path: Path) -> None:
+    """An operator may cancel a trial like any other run."""
     models = Models()
     held = HeldModel(ScriptedModel(reports("Al Pacino"), NEW))
     models.executors[NEW] = held
     async with deployed(tmp_path, models) as here:
         await here.set("shadow")
-        first = await here.ask()
+        untried = await here.ask()
         await ended(held.called.wait())
         ((shadow,),) = await here.rows("SELECT run_id FROM runs WHERE kind = 'shadow'")
         here.live.cancel(shadow)
         await ended(held.cancelled.wait())
         held.let.set()
-        second = await here.ask()
+        tried = await here.ask()
         await here.next_review()
-        assert await here.rows("SELECT run_id FROM version_trials") == [(second.id,)]
-        assert await here.book.trial(first.id) is None
+        assert await here.rows("SELECT run_id FROM version_trials") == [(tried.id,)]
+        assert await here.book.trial(untried.id) is None
 
 
-async def test_trials_that_are_too_many_are_dropped(tmp_path: Path) -> None:
-    """Four at once, 64 waiting; those beyond are counted, and no client waits."""
+async def test_trials_beyond_the_queue_are_dropped_and_counted(tmp_path: Path) -> None:
+    """Four trials run and 64 wait; no client waits for them."""
     models = Models()
     held = HeldModel(ScriptedModel([]))
     models.executors[NEW] = held
@@ -697,7 +699,7 @@ async def test_trials_that_are_too_many_are_dropped(tmp_path: Path) -> None:
         for _ in range(100):
             here.trials.consider(run)
         assert here.trials.dropped == 100 - 64
-        # Meanwhile three more are at work, and it takes one's place
+        # Meanwhile three more are at work, and the answer below takes a free place
         assert (await here.ask()).status == "finished"
         for _ in range(3):
             here.trials.consider(run)
@@ -705,21 +707,21 @@ async def test_trials_that_are_too_many_are_dropped(tmp_path: Path) -> None:
         assert await here.rows("SELECT COUNT(*) FROM runs WHERE kind = 'shadow'") == [(4,)]
 
 
-async def test_what_a_shadow_left_waiting_is_no_canary_s_trial(tmp_path: Path) -> None:
-    """As all of it was served by the active version, at another time."""
+async def test_a_trial_that_waited_since_the_shadow_stage_is_dropped(tmp_path: Path) -> None:
+    """The active version served all of these runs, at another time."""
     async with deployed(tmp_path, working=False) as here:
         await here.set("shadow")
-        left = [await here.ask() for _ in range(6)]
+        waiting = [await here.ask() for _ in range(6)]
         await here.set("canary", 0.5)
         run = await here.ask_served(BASE)
         async with background_tasks(here.trials.work()):
             while await here.book.trial(run.id) is None:
                 await here.next_review()
-        assert [await here.book.trial(each.id) for each in left] == [None] * 6
+        assert [await here.book.trial(run_before.id) for run_before in waiting] == [None] * 6
 
 
-async def test_a_trial_that_traffic_has_overtaken_is_none(tmp_path: Path) -> None:
-    """What was compared by then is of no interest any more."""
+async def test_a_trial_of_traffic_that_has_changed_is_not_recorded(tmp_path: Path) -> None:
+    """The comparison is obsolete by then."""
     models = Models()
     held = HeldModel(ScriptedModel(reports("Al Pacino"), NEW))
     models.executors[NEW] = held
@@ -733,6 +735,6 @@ async def test_a_trial_that_traffic_has_overtaken_is_none(tmp_path: Path) -> Non
         for _ in range(50):
             await asyncio.sleep(0)  # until it is given up
         await here.set("shadow")
-        second = await here.ask()
+        run = await here.ask()
         await here.next_review()
-        assert await here.rows("SELECT run_id FROM version_trials") == [(second.id,)]
+        assert await here.rows("SELECT run_id FROM version_trials") == [(run.id,)]
