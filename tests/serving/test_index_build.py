@@ -1,4 +1,4 @@
-"""`rolegate index build` over folders that hold more than good documents."""
+"""`rolegate index build` over folders with damaged and hostile files."""
 
 import io
 import json
@@ -37,12 +37,12 @@ def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def build(docs: Path, capsys: pytest.CaptureFixture[str]) -> Build:
-    """Build the index; what the command says."""
+    """Build the index and return the command's output."""
 
     def run() -> dict[str, Any]:
         assert main(["index", "build", str(docs), "--out", "index", "--json"]) == 0
-        said: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return said
+        output: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return output
 
     return run
 
@@ -50,27 +50,28 @@ def build(docs: Path, capsys: pytest.CaptureFixture[str]) -> Build:
 def write_rows(path: Path, *ids: str) -> None:
     path.write_text(
         "".join(
-            json.dumps({"id": each, "title": "", "text": f"About {each}."}) + "\n" for each in ids
+            json.dumps({"id": row_id, "title": "", "text": f"About {row_id}."}) + "\n"
+            for row_id in ids
         )
     )
 
 
 @contextmanager
 def files_of_at_most(room: int) -> Iterator[None]:
-    """This process writes no file beyond `room`, which is refused as on a full disk."""
-    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
+    """Limit the files of this process to `room` bytes; larger ones fail as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("room", [20_000, 501 * 384 * 4 + 20])
-def test_a_full_disk(docs: Path, room: int, rolegate: Rolegate) -> None:
-    """The folder is named, and what to do, be it full at the passages or at the very end of the
-    vectors.
-    """
+def test_a_full_disk_is_reported_with_the_folder_and_the_remedy(
+    docs: Path, room: int, rolegate: Rolegate
+) -> None:
+    """The disk is full at the passages, or at the very end of the vectors."""
     write_rows(docs / "rows.jsonl", *(f"row-{number}" for number in range(500)))
     with files_of_at_most(room):
         ended = rolegate("index", "build", "docs", "--out", "index")
@@ -81,8 +82,8 @@ def test_a_full_disk(docs: Path, room: int, rolegate: Rolegate) -> None:
     )
 
 
-def test_an_id_given_twice_leaves_out_its_file_only(docs: Path, build: Build) -> None:
-    """In one file, or in two; the line is named."""
+def test_a_repeated_id_leaves_out_its_file_only(docs: Path, build: Build) -> None:
+    """The id is repeated in one file or in two; the line is named."""
     write_rows(docs / "a.jsonl", "ada", "bob")
     write_rows(docs / "b.jsonl", "eve", "ada")
     write_rows(docs / "c.jsonl", "eve", "tom", "eve")
@@ -91,15 +92,15 @@ def test_an_id_given_twice_leaves_out_its_file_only(docs: Path, build: Build) ->
     built = build()
 
     assert (built["documents"], built["passages"]) == (3, 4)
-    own = "give each row its own id."
+    advice = "give each row its own id."
     assert built["skipped"] == [
         {
             "name": "docs/b.jsonl",
-            "error": f"{docs}/b.jsonl:2: the id 'ada' is given to docs/a.jsonl#ada too; {own}",
+            "error": f"{docs}/b.jsonl:2: the id 'ada' is given to docs/a.jsonl#ada too; {advice}",
         },
         {
             "name": "docs/c.jsonl",
-            "error": f"{docs}/c.jsonl:3: the id 'eve' is given to docs/c.jsonl#eve too; {own}",
+            "error": f"{docs}/c.jsonl:3: the id 'eve' is given to docs/c.jsonl#eve too; {advice}",
         },
     ]
 
@@ -107,7 +108,10 @@ def test_an_id_given_twice_leaves_out_its_file_only(docs: Path, build: Build) ->
 def test_links_out_of_a_folder_are_not_followed(
     docs: Path, build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor links to folders; all are said, and neither a pipe nor a socket is waited for."""
+    """Links to folders are not followed either.
+
+    All are reported, and pipes and sockets do not block the build.
+    """
     (docs.parent / "secret.txt").write_text("The password is swordfish.")
     (docs / "a.txt").symlink_to("/etc/passwd")
     (docs / "b.txt").symlink_to("../secret.txt")
@@ -128,14 +132,16 @@ def test_links_out_of_a_folder_are_not_followed(
     assert built["links"] == links
     assert main(["index", "build", str(docs), "--out", "index", "--verbose"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    said = [f"not followed: {link}" for link in links] + [f"passed over: {path}" for path in others]
-    assert set(said) <= set(lines)
+    messages = [f"not followed: {link}" for link in links] + [
+        f"passed over: {path}" for path in others
+    ]
+    assert set(messages) <= set(lines)
 
 
 def test_a_path_that_is_too_long_is_named(
     docs: Path, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system takes no paths of more than 4,096 bytes; what lies above is read."""
+    """The system refuses paths of more than 4,096 bytes; files above that depth are read."""
     monkeypatch.chdir(docs)
     for _ in range(25):
         Path("d" * 200).mkdir()
@@ -153,9 +159,7 @@ def test_a_path_that_is_too_long_is_named(
 def test_names_that_are_not_utf8_are_shown_escaped(
     docs: Path, build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the index, in what is said of a file that cannot be read, and where they are given to
-    the command.
-    """
+    """They are escaped in the index, in errors of the file, and if they are given as arguments."""
     folder = Path(os.fsdecode(b"caf\xe9"))
     (docs / folder).mkdir()
     (docs / folder / os.fsdecode(b"\xfcber.txt")).write_text("The bridge is closed.")
@@ -177,7 +181,7 @@ def test_names_that_are_not_utf8_are_shown_escaped(
 
 
 def test_a_pdf_that_unpacks_to_gigabytes_is_left_out(docs: Path, build: Build) -> None:
-    """It is named; all others are indexed."""
+    """The file is named; all others are indexed."""
     shown = b"BT /F1 12 Tf 50 700 Td (bomb) Tj ET\n" * 10_000
     packer = zlib.compressobj(9)
     stream = (
@@ -202,7 +206,7 @@ def test_a_pdf_that_unpacks_to_gigabytes_is_left_out(docs: Path, build: Build) -
 
 @pytest.fixture
 def model() -> Iterator[str]:
-    """The base URL of a model that reads by rule."""
+    """The base URL of a model that reads by rules."""
     command = [sys.executable, "-m", "tests.reading_model"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
     with subprocess.Popen(
@@ -216,7 +220,7 @@ def model() -> Iterator[str]:
 def test_a_citation_of_a_row_names_its_file(
     docs: Path, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the row's id."""
+    """The row's id is named, too."""
     row = {"id": "r1", "title": "Gate", "text": "The gate code is changed on the first Monday."}
     (docs / "rows.jsonl").write_text(json.dumps(row) + "\n")
     names = [
@@ -245,8 +249,9 @@ def test_a_citation_of_a_row_names_its_file(
 
 
 def test_files_that_are_not_read_are_counted_in_the_manifest(docs: Path, build: Build) -> None:
-    """By suffix, most first: kinds without a reader and files that fail. The counts follow the
-    folder, also where no document changes.
+    """They are counted by suffix, most frequent first: kinds without a reader, and files that fail.
+
+    The counts follow the folder, even if no document changes.
     """
 
     def counts() -> dict[str, int]:
@@ -265,10 +270,12 @@ def test_files_that_are_not_read_are_counted_in_the_manifest(docs: Path, build: 
     assert list(counts().items()) == [(".pptx", 1), (".xlsx", 1), ("no suffix", 1)]
 
 
-def test_what_is_not_read_is_said(
+def test_unread_files_are_reported(
     docs: Path, build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Per file and by kind: as JSON, on the terminal, in the next build as well, and by `check`."""
+    """They are reported by file and by kind: in JSON, on the terminal, in the next build and by
+    `check`.
+    """
     (docs / "page.html").write_text("<p>Bees.<script>lost")
     (docs / "bad.html").write_bytes(b"<meta charset=utf-8><p>caf\xe9 au lait")
     (docs / "broken.pdf").write_bytes(b"%PDF-1.7 and no more")
@@ -285,12 +292,12 @@ def test_what_is_not_read_is_said(
         (docs / "note.txt").write_text("The boiler was replaced.")
 
     assert main(["index", "build", str(docs), "--out", "index"]) == 0
-    said = [
+    messages = [
         *(f"read in part: {file['name']}: without {file['not_read']}" for file in in_part),
         "4 files not read: .xlsx 2, .pdf 1, .pptx 1",
     ]
     lines = capsys.readouterr().out.splitlines()
-    assert set(said) <= set(lines)
+    assert set(messages) <= set(lines)
     assert any(
         line.startswith(f"left out, the whole file: {docs}/broken.pdf: damaged") for line in lines
     )
@@ -305,7 +312,7 @@ def test_what_is_not_read_is_said(
         "".join(map(role.format, roles)) + '[retrieval]\nindex = "index"\n'
     )
     assert main(["check", "--config", "config.toml"]) == 0
-    assert {f"index: {line}" for line in said} <= set(capsys.readouterr().out.splitlines())
+    assert {f"index: {line}" for line in messages} <= set(capsys.readouterr().out.splitlines())
     assert main(["check", "--config", "config.toml", "--json"]) == 0
     index = json.loads(capsys.readouterr().out)["index"]
     assert (index["files_not_read"], index["read_in_part"]) == (counts, in_part)
@@ -313,8 +320,12 @@ def test_what_is_not_read_is_said(
 
 
 def test_hostile_files_are_named_and_the_others_are_read(docs: Path, build: Build) -> None:
-    """Nested without end, unpacking without end, or of nothing but the beginnings of markup."""
-    entities = "".join(f'<!ENTITY {name} "{f"&{of};" * 10}">' for of, name in pairwise("abcdefgh"))
+    """The files are nested without end, unpack without end, or contain nothing but the beginnings
+    of markup.
+    """
+    entities = "".join(
+        f'<!ENTITY {name} "{f"&{inner};" * 10}">' for inner, name in pairwise("abcdefgh")
+    )
     bomb = f'<!DOCTYPE x [<!ENTITY a "{"x" * 100}">{entities}]><x>&h;</x>'
     for name, xml in {
         "bomb.docx": bomb,
@@ -324,11 +335,11 @@ def test_hostile_files_are_named_and_the_others_are_read(docs: Path, build: Buil
         saved = io.BytesIO()
         docx.Document().save(saved)
         with (
-            zipfile.ZipFile(saved) as given,
+            zipfile.ZipFile(saved) as source,
             zipfile.ZipFile(docs / name, "w", zipfile.ZIP_DEFLATED) as packed,
         ):
-            for part in given.namelist():
-                packed.writestr(part, xml if part == "word/document.xml" else given.read(part))
+            for part in source.namelist():
+                packed.writestr(part, xml if part == "word/document.xml" else source.read(part))
     for name, text in {
         "deep.html": "<div>" * 100_000,
         "tables.html": "<table><tr><td>" * 100_000,

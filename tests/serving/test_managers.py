@@ -1,4 +1,4 @@
-"""Managers of a config, asked for over gRPC: who is asked, by which prompts, and what it cost."""
+"""Managers of a config, used over gRPC: their calls, prompts and costs."""
 
 import json
 import re
@@ -38,8 +38,8 @@ from tests.serving.test_topologies import (
 PAGES = '<search manager="pages">Who made Heat?</search>'
 HANDED_ON = '<escalate to="search">it is in the documents</escalate>'
 SAID = (PAGES, HANDED_ON, block("Who?"), SEARCH, REPORT, REPORT, STOP, ANSWER)
-"""The delegator, the manager `pages`, the manager `search`, its worker twice, that manager, the
-delegator, answerer.
+"""Replies in order: the delegator, the manager `pages`, the manager `search`, its worker twice,
+that manager, the delegator, the answerer.
 """
 ASKED = block("Which?") + '<ask column="director">Who made {film}?</ask>'
 FILMS = report("Heat", "Heat is a film.")
@@ -57,19 +57,22 @@ FILLED = (
 )
 
 
-def with_managers(config: Config, **others: ManagerConfig) -> Config:
+def with_managers(config: Config, **keys: ManagerConfig) -> Config:
+    """Return the config with the managers `search` and `pages`, and these."""
     known = {
         "search": ManagerConfig(about="finds it in the documents"),
         "pages": ManagerConfig(about="opens pages"),
     }
-    return msgspec.structs.replace(config, managers=known | others)
+    return msgspec.structs.replace(config, managers=known | keys)
 
 
 @asynccontextmanager
-async def asked(folder: Path, *said: str) -> AsyncIterator[tuple[AsyncClient, OpenAIServer, str]]:
-    """A client of a gateway with two managers, whose models say this."""
+async def asked(
+    folder: Path, *replies: str
+) -> AsyncIterator[tuple[AsyncClient, OpenAIServer, str]]:
+    """Yield a client of a gateway with two managers, whose models reply with these texts."""
     async with serving() as server, retrieving() as port:
-        server.plays(*map(says, said))
+        server.plays(*map(says, replies))
         config = with_managers(config_of(folder, server.base_url, port))
         async with (
             running_gateway(config, "127.0.0.1:0", lambda _told: None) as address,
@@ -78,35 +81,40 @@ async def asked(folder: Path, *said: str) -> AsyncIterator[tuple[AsyncClient, Op
             yield client, server, address
 
 
-async def test_three_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The delegator knows the managers by what they are for; the ledger, the trace and the wire
-    tell who did what.
+async def test_the_delegator_delegates_to_managers_and_they_to_workers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The delegator's prompt describes the managers.
+
+    The ledger, the trace and the protocol have the layer of every call.
     """
     async with asked(tmp_path, *SAID) as (client, server, _):
         answer = await client.ask(QUESTION, topology="host", no_cache=True)
-        found = await client.run(answer.run_id, trace=True)
+        run = await client.run(answer.run_id, trace=True)
         usage = await client.usage(by=["role", "manager"])
     assert (answer.answer, len(server.bodies)) == ("Michael Mann", len(SAID))
     (result,) = answer.results
     assert (result.manager, result.outcome) == ("search", evidence_pb2.EXECUTION_OUTCOME_REPORTED)
     assert [worker.sub_query for worker in result.workers] == ["Who?"]
     assert [citation.quote for citation in answer.citations] == ["Heat is a film by Michael Mann."]
-    lead, first = (server.bodies[number]["messages"][0]["content"] for number in (0, 1))
-    assert "- search: finds it in the documents\n- pages: opens pages" in lead
-    assert first.startswith((FULL / "manager.txt").read_text("utf-8").strip())
-    assert "- search: finds it in the documents" in first
-    assert "- pages" not in first
-    at = [
+    delegator_prompt, manager_prompt = (
+        server.bodies[number]["messages"][0]["content"] for number in (0, 1)
+    )
+    assert "- search: finds it in the documents\n- pages: opens pages" in delegator_prompt
+    assert manager_prompt.startswith((FULL / "manager.txt").read_text("utf-8").strip())
+    assert "- search: finds it in the documents" in manager_prompt
+    assert "- pages" not in manager_prompt
+    positions = [
         (
             call.role,
             call.sub_query_index if call.HasField("sub_query_index") else None,
             call.manager,
         )
-        for call in found.calls
+        for call in run.calls
     ]
     lead_role = usage_pb2.ROLE_DELEGATION
     works = usage_pb2.ROLE_EXECUTION
-    assert at == [
+    assert positions == [
         (lead_role, None, ""),
         (lead_role, 0, "pages"),
         (lead_role, 0, "search"),
@@ -116,11 +124,11 @@ async def test_three_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (lead_role, None, ""),
         (usage_pb2.ROLE_ANSWER, None, ""),
     ]
-    assert [call.worker for call in found.calls if call.HasField("worker")] == [0, 0]
+    assert [call.worker for call in run.calls if call.HasField("worker")] == [0, 0]
     sums = {(row.usage.role, row.usage.manager): row.usage.attempts for row in usage.rows}
     assert sums[lead_role, "search"] == sums[works, "search"] == 2
     assert {(row.role, row.manager) for row in answer.usage} == set(sums)
-    trace = json.loads(found.trace_json)
+    trace = json.loads(run.trace_json)
     shown = {body["messages"][0]["content"] for body in server.bodies}
     digests = {sha256(prompt.encode()).hexdigest() for prompt in shown}
     assert {setting["prompt_sha256"] for setting in trace["settings"].values()} == digests
@@ -133,8 +141,10 @@ async def test_three_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     }
 
 
-async def test_what_is_shown_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`rolegate runs show` prints all three layers, and what each manager spent."""
+async def test_runs_show_prints_all_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The output has the cost of each manager."""
     import asyncio
 
     async with asked(tmp_path, *SAID) as (client, _, address):
@@ -149,17 +159,17 @@ async def test_what_is_shown_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixt
         assert line in printed
 
 
-async def test_two_layers_stay_as_they_are(tmp_path: Path) -> None:
-    """Without a word of managers in any prompt, beside managers in the config."""
-    said = (block("Who?"), SEARCH, REPORT, STOP, ANSWER)
-    async with asked(tmp_path, *said) as (client, server, _):
+async def test_prompts_without_managers_do_not_mention_them(tmp_path: Path) -> None:
+    """This holds for two layers in a config that has managers."""
+    replies = (block("Who?"), SEARCH, REPORT, STOP, ANSWER)
+    async with asked(tmp_path, *replies) as (client, server, _):
         answer = await client.ask(QUESTION, no_cache=True)
     assert answer.answer == "Michael Mann"
     assert "manager" not in json.dumps(server.bodies)
 
 
-async def test_a_table(tmp_path: Path) -> None:
-    """Is filled by managers, who are told the form of its reports."""
+async def test_a_table_is_filled_by_managers(tmp_path: Path) -> None:
+    """Their prompts describe the form of reports for tables."""
     async with asked(tmp_path, *FILLED) as (client, server, _):
         table = await client.table("All films.", "film*, director", no_cache=True)
     assert table.rows == [["Heat", "Michael Mann"]]
@@ -170,8 +180,7 @@ async def test_a_table(tmp_path: Path) -> None:
     assert managing.endswith((FULL / "table_manager.txt").read_text("utf-8").strip())
 
 
-async def test_what_is_not_set_up(tmp_path: Path) -> None:
-    """The error says what to add."""
+async def test_a_missing_manager_is_reported_with_the_remedy(tmp_path: Path) -> None:
     config = config_of(tmp_path, "http://127.0.0.1:9/v1")
     async with (
         running_gateway(config, "127.0.0.1:0", lambda _told: None) as address,
@@ -181,36 +190,38 @@ async def test_what_is_not_set_up(tmp_path: Path) -> None:
             await client.ask(QUESTION, topology="host")
 
 
-async def test_a_managers_role(tmp_path: Path) -> None:
-    """Is the delegator's with the shipped prompt, unless it has a prompt or a role of its own;
-    that is checked.
-    """
+async def test_a_manager_has_the_delegator_s_role_by_default(tmp_path: Path) -> None:
+    """Its prompt is the shipped one. A config may give it a prompt or a role, which is checked."""
     config = config_of(tmp_path, "http://127.0.0.1:9/v1")
     lead = config.roles.delegation
-    own = config.roles.answer
+    role = config.roles.answer
     config = with_managers(
         config,
-        prompted=ManagerConfig(about="?", prompt=own.prompt),
-        other=ManagerConfig(about="?", role=own),
+        prompted=ManagerConfig(about="?", prompt=role.prompt),
+        other=ManagerConfig(about="?", role=role),
     )
-    found = manager_configs(config)
-    assert found["search"] == msgspec.structs.replace(lead, prompt=f"{FULL}/manager.txt")
-    assert found["prompted"] == msgspec.structs.replace(lead, prompt=own.prompt)
-    assert found["other"] == own
+    managers = manager_configs(config)
+    assert managers["search"] == msgspec.structs.replace(lead, prompt=f"{FULL}/manager.txt")
+    assert managers["prompted"] == msgspec.structs.replace(lead, prompt=role.prompt)
+    assert managers["other"] == role
     assert problems(config) == []
     broken = ManagerConfig(
-        about="?", role=msgspec.structs.replace(own, engine="nowhere"), prompt="/nowhere"
+        about="?", role=msgspec.structs.replace(role, engine="nowhere"), prompt="/nowhere"
     )
-    told = problems(with_managers(config, broken=broken))
-    assert any(one.startswith("managers.broken.prompt: there is no file") for one in told)
-    assert any(one.startswith("managers.broken.role.engine") for one in told)
+    messages = problems(with_managers(config, broken=broken))
+    assert any(
+        message.startswith("managers.broken.prompt: there is no file") for message in messages
+    )
+    assert any(message.startswith("managers.broken.role.engine") for message in messages)
     async with open_runtime(config, lambda _told: None) as bench:
         assert isinstance(bench.topology("host").loop, FactorizedSearch)
         assert {"managers.search", "managers.other"} <= bench.topology("host").roles.keys()
 
 
-async def test_tools_without_a_gateway(tmp_path: Path) -> None:
-    """Are refused: the workers would search instead, and be measured as if they had them."""
+async def test_managers_with_tools_need_a_gateway(tmp_path: Path) -> None:
+    """Without a gateway they are refused: the workers would search instead, and the measurement
+    would be wrong.
+    """
     pages = ManagerConfig(about="opens pages", tools=("web",))
     config = with_managers(config_of(tmp_path, "http://127.0.0.1:9/v1"), pages=pages)
     async with open_runtime(config, lambda _told: None) as bench:
@@ -239,8 +250,8 @@ ROLE = '[roles.{}]\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\nprompt = "p
 MANAGERS = '[managers.search]\nabout = "finds it"\n'
 
 
-def test_sweeps(tmp_path: Path) -> None:
-    """Set `host` beside `factorized`, with the same models; the config has to have managers."""
+def test_a_sweep_compares_managers_with_the_two_layers(tmp_path: Path) -> None:
+    """Both arms, `host` and `factorized`, have the same models; the config needs managers."""
     (tmp_path / "p.txt").write_text("do it", "utf-8")
     (tmp_path / "sweep.toml").write_text(PLAN, "utf-8")
     config = CONFIG + "".join(map(ROLE.format, ("delegation", "execution", "answer")))
@@ -256,10 +267,8 @@ def test_sweeps(tmp_path: Path) -> None:
         cells_of(read_plan(tmp_path / "sweep.toml"))
 
 
-async def test_workers_with_tools(tmp_path: Path) -> None:
-    """Call those of their manager's servers, of whose output the citations are, and search for
-    nothing.
-    """
+async def test_workers_use_the_tools_of_their_manager(tmp_path: Path) -> None:
+    """Citations are of the tools' output, and nothing is searched."""
     page = {"id": "heat", "title": "Heat", "text": "Heat is a film by Michael Mann."}
     (tmp_path / "pages.jsonl").write_text(json.dumps(page), "utf-8")
     program = (
@@ -268,7 +277,7 @@ async def test_workers_with_tools(tmp_path: Path) -> None:
         f"{tmp_path}/pages.jsonl",
     )
     web = ToolServerConfig(command=program, allow=("fetch",))
-    said = (
+    replies = (
         PAGES,
         block("Who?"),
         '<call tool="fetch">{"url": "mini://heat"}</call>',
@@ -278,24 +287,24 @@ async def test_workers_with_tools(tmp_path: Path) -> None:
         ANSWER,
     )
     async with serving() as server, retrieving() as port:
-        server.plays(*map(says, said))
+        server.plays(*map(says, replies))
         pages = ManagerConfig(about="opens pages", tools=("web",))
         config = with_managers(config_of(tmp_path, server.base_url, port), pages=pages)
         config = msgspec.structs.replace(config, tools={"web": web})
         assert problems(config) == []
         async with (
-            running_gateway(config, "127.0.0.1:0", lambda _told: None) as at,
-            AsyncClient(at) as client,
+            running_gateway(config, "127.0.0.1:0", lambda _told: None) as address,
+            AsyncClient(address) as client,
         ):
             answer = await client.ask(QUESTION, topology="host", no_cache=True)
             trace = json.loads((await client.run(answer.run_id, trace=True)).trace_json)
     (worker,) = trace["result"]["executions"][0]["work"]["executions"]
-    told = server.bodies[2]["messages"][0]["content"]
-    assert re.findall('<escalate to="NAME">.*</escalate>', told)
-    assert "- search: finds it in the documents" in told
+    prompt = server.bodies[2]["messages"][0]["content"]
+    assert re.findall('<escalate to="NAME">.*</escalate>', prompt)
+    assert "- search: finds it in the documents" in prompt
     assert [
-        (one["call"]["server"], one["call"]["tool"], one["call"]["error"])
-        for one in worker["searches"]
+        (search["call"]["server"], search["call"]["tool"], search["call"]["error"])
+        for search in worker["searches"]
     ] == [("web", "fetch", None)]
     assert [citation.document for citation in answer.citations] == ["mini://heat"]
     assert [result.manager for result in answer.results] == ["pages"]

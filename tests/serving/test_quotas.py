@@ -1,4 +1,4 @@
-"""What a tenant is booked and refused, through a whole gateway over a real store."""
+"""Usage and refusals of a tenant through a whole gateway with a real store."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -49,42 +49,42 @@ HI = pb.CompleteRequest(
 )
 
 
-class Asked:
-    """A running gateway, and the books behind it."""
+class BookedGateway:
+    """A running gateway and its ledger."""
 
     def __init__(self, channel: grpc.aio.Channel, store: str) -> None:
         self.channel = channel
         self._store = store
 
     async def complete(self) -> tuple[pb.CompleteResponse, run_pb.UpstreamCall]:
-        """A completion, and its one call as it is booked."""
+        """Complete, and return the response with the recorded call."""
         reply = await CompletionServiceStub(self.channel).Complete(HI, timeout=30)
-        found = await RunServiceStub(self.channel).GetRun(
+        run = await RunServiceStub(self.channel).GetRun(
             run_pb.GetRunRequest(run_id=reply.run_id), timeout=30
         )
-        (call,) = found.calls
+        (call,) = run.calls
         return reply, call
 
     async def spent(self) -> Spent:
-        """Of this day."""
+        """Return the tenant's usage of this day."""
         async with opened(self._store) as database:
             return (await SQLAccounts(database).spending("default"))[0]
 
 
 @asynccontextmanager
-async def asked(folder: Path, config: Config, **limits: int) -> AsyncIterator[Asked]:
-    """A gateway whose one tenant has these limits."""
+async def asked(folder: Path, config: Config, **limits: int) -> AsyncIterator[BookedGateway]:
+    """Run a gateway with one tenant that has these limits."""
     async with opened(config.server.store) as database:
         await SQLAccounts(database).set_tenant(Tenant("default", **limits))  # type: ignore[arg-type]
     async with (
         running_gateway(config, "127.0.0.1:0", lambda _step: None) as address,
         grpc.aio.insecure_channel(address) as channel,
     ):
-        yield Asked(channel, config.server.store)
+        yield BookedGateway(channel, config.server.store)
 
 
 def one_model(folder: Path, base_url: str, max_tokens: int) -> Config:
-    """A config of one model, which has a price."""
+    """Return a config of one model with a price."""
     (folder / "prompt.txt").write_text("Answer.\n", "utf-8")
     role = RoleConfig(
         model=MODEL, prompt=f"{folder}/prompt.txt", base_url=base_url, max_tokens=max_tokens
@@ -124,22 +124,22 @@ def told(prompt: object, completion: object, **parts: object) -> dict[str, Any]:
         told(10**30, 10**30),
     ],
 )
-async def test_a_usage_that_cannot_be(tmp_path: Path, usage: dict[str, Any]) -> None:
-    """Is unknown, charged as the worst case, and named so; the sums of the tenant are still to
-    be had.
-    """
+async def test_an_impossible_usage_is_recorded_as_unknown(
+    tmp_path: Path, usage: dict[str, Any]
+) -> None:
+    """It is charged as the worst case and marked; the tenant's sums can still be read."""
     async with (
         serving() as server,
-        asked(tmp_path, one_model(tmp_path, server.base_url, 64), tokens_per_day=10**6) as to,
+        asked(tmp_path, one_model(tmp_path, server.base_url, 64), tokens_per_day=10**6) as gateway,
     ):
         server.plays(says("hello", usage=usage))
-        _, call = await to.complete()
+        _, call = await gateway.complete()
         (row,) = (
-            await UsageServiceStub(to.channel).GetUsage(
+            await UsageServiceStub(gateway.channel).GetUsage(
                 usage_service_pb.GetUsageRequest(), timeout=30
             )
         ).rows
-        spent = await to.spent()
+        spent = await gateway.spent()
     assert (call.outcome, call.counted) == ("completed", "impossible")
     assert not any(
         call.HasField(field) for field in ("prompt_tokens", "completion_tokens", "cost_nano_usd")
@@ -156,8 +156,7 @@ async def test_a_usage_that_cannot_be(tmp_path: Path, usage: dict[str, Any]) -> 
     assert (spent.tokens, spent.nano_usd) == (BOUND + 64, BOUND * 2000 + 64 * 8000)
 
 
-async def test_a_usage_that_shrinks(tmp_path: Path) -> None:
-    """Counts at its largest."""
+async def test_a_usage_that_shrinks_counts_at_its_largest(tmp_path: Path) -> None:
     chunks = [
         text_event("a", told(11, 9)),
         text_event("b", told(11, 2)),
@@ -172,22 +171,22 @@ async def test_a_usage_that_shrinks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("counts", [True, False])
-async def test_an_engine_that_ignores_max_tokens(tmp_path: Path, counts: bool) -> None:
-    """Is left once it has counted more and writes on, or has written more than so many tokens
-    can hold.
+async def test_an_engine_that_ignores_max_tokens_is_stopped(tmp_path: Path, counts: bool) -> None:
+    """The stream ends once the engine has counted more tokens, or written more text than that
+    number can hold.
     """
     pieces = [
-        text_event("a " if counts else "a word ", told(11, at + 1) if counts else None)
-        for at in range(1000)
+        text_event("a " if counts else "a word ", told(11, position + 1) if counts else None)
+        for position in range(1000)
     ]
     async with (
         serving() as server,
-        asked(tmp_path, one_model(tmp_path, server.base_url, 64), tokens_per_day=10**6) as to,
+        asked(tmp_path, one_model(tmp_path, server.base_url, 64), tokens_per_day=10**6) as gateway,
     ):
         server.plays(streams(*pieces, then=hang))
-        reply, call = await to.complete()
+        reply, call = await gateway.complete()
         await server.sees_disconnect()
-        spent = await to.spent()
+        spent = await gateway.spent()
     assert reply.finish_reason == "length"
     assert len(reply.text) < 2000 if counts else len(reply.text) == 64 * 32 + 256
     assert (call.counted, call.completion_tokens) == (("lower_bound", 64) if counts else ("", 0))
@@ -195,43 +194,39 @@ async def test_an_engine_that_ignores_max_tokens(tmp_path: Path, counts: bool) -
 
 
 @pytest.mark.parametrize("counted", [200, 10**12])
-async def test_a_whole_reply_of_more_than_max_tokens(tmp_path: Path, counted: int) -> None:
-    """Has at least as many as were asked for, where it can have as many as it says; it is cut
-    where it holds more.
-    """
+async def test_a_whole_reply_longer_than_max_tokens_is_cut(tmp_path: Path, counted: int) -> None:
+    """The engine's count becomes a lower bound, or is marked as impossible."""
     async with serving() as server:
         config = one_model(tmp_path, server.base_url, 64)
-        async with asked(tmp_path, config, tokens_per_day=10**6) as to:
+        async with asked(tmp_path, config, tokens_per_day=10**6) as gateway:
             server.plays(says("word " * 1000, usage=told(11, counted)))
-            reply, call = await to.complete()
-            spent = await to.spent()
+            reply, call = await gateway.complete()
+            spent = await gateway.spent()
     assert (reply.finish_reason, len(reply.text)) == ("length", 64 * 32 + 256)
     assert spent.tokens <= BOUND + 64
     assert call.counted == ("lower_bound" if counted == 200 else "impossible")
 
 
-async def test_the_rest_of_a_quota(tmp_path: Path) -> None:
-    """A call may write less where there is no room for all; below a quarter, it is refused, and
-    told what lacks.
-    """
+async def test_a_call_is_shortened_to_the_rest_of_a_quota(tmp_path: Path) -> None:
+    """If less than a quarter is left, the call is refused and the error names the quota."""
     async with serving() as server:
         config = one_model(tmp_path, server.base_url, 1024)
-        async with asked(tmp_path, config, tokens_per_day=BOUND + 300) as to:
+        async with asked(tmp_path, config, tokens_per_day=BOUND + 300) as gateway:
             server.plays(says("hello", usage=told(20, 30)))
-            await to.complete()
+            await gateway.complete()
             assert server.bodies[-1]["max_tokens"] == 300
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 for _ in range(20):
-                    await to.complete()
-            spent = await to.spent()
+                    await gateway.complete()
+            spent = await gateway.spent()
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    left = BOUND + 300 - spent.tokens
-    assert f"{left} tokens are left, and " in (caught.value.details() or "")
-    assert left < BOUND + 256
+    remaining = BOUND + 300 - spent.tokens
+    assert f"{remaining} tokens are left, and " in (caught.value.details() or "")
+    assert remaining < BOUND + 256
 
 
 async def test_a_quota_is_used_to_its_end(tmp_path: Path) -> None:
-    """Questions are answered until what is left is less than another one may take."""
+    """Questions are answered until the remaining quota is below the maximum of another question."""
     every = {
         f"Who directed Heat, and why, number {n}?": [
             Passage("p", "Heat", "Heat was directed.", 0.9)
@@ -259,15 +254,15 @@ async def test_a_quota_is_used_to_its_end(tmp_path: Path) -> None:
         retrieval=RetrievalConfig(address=f"127.0.0.1:{await retrieval.start('127.0.0.1:0')}"),
         server=ServerConfig(store=f"sqlite:///{tmp_path}/runs.db"),
     )
-    async with asked(tmp_path, config, tokens_per_day=20_000) as to:
+    async with asked(tmp_path, config, tokens_per_day=20_000) as gateway:
         with pytest.raises(
             grpc.aio.AioRpcError, match=r"\d+ tokens are left, and \d+ tokens are needed"
         ) as caught:
             for question in every:
-                await AnswerServiceStub(to.channel).Answer(
+                await AnswerServiceStub(gateway.channel).Answer(
                     AnswerRequest(question=question), timeout=30
                 )
-        spent = await to.spent()
+        spent = await gateway.spent()
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert 15_000 < spent.tokens <= 20_000
     await runner.cleanup()

@@ -1,6 +1,4 @@
-"""Secrets in a real gateway with a real store, whose upstreams repeat in their errors whatever
-they were sent.
-"""
+"""Secrets in a real gateway with a real store; its upstreams repeat requests in their errors."""
 
 import asyncio
 import io
@@ -39,16 +37,14 @@ SECRETS = {
     "sent": b64encode(b"me:hunter2-in-the-address").decode(),
 }
 PRICE = "[prices.tiny]\nprompt = 1.0\ncompletion = 1.0\n"
-"""Without it LiteLLM is asked, whose import leaves warnings behind."""
+"""Price of the model, so that LiteLLM is not loaded; its import leaves warnings."""
 ROLE = '[roles.{name}]\nmodel = "tiny"\nprompt = "prompt.txt"\nattempts = 1\n{more}\n'
 NUMBERS = (Role.ROLE_DELEGATION, Role.ROLE_EXECUTION, Role.ROLE_ANSWER)
 
 
 @pytest.fixture
 def logged() -> Iterator[io.StringIO]:
-    """All that is logged from now on, by structlog, and by gRPC, aiohttp and asyncio at every
-    level.
-    """
+    """Record the log of structlog, gRPC, aiohttp and asyncio at every level."""
     log = io.StringIO()
     plain_tracebacks()
     structlog.configure(
@@ -65,14 +61,14 @@ def logged() -> Iterator[io.StringIO]:
 
 
 async def repeats(request: web.Request) -> web.Response:
-    """Refuse, with all headers and the whole body in the text."""
-    said = f"no: {dict(request.headers)} {await request.text()}"
+    """Refuse the request, with all its headers and its whole body in the text."""
+    text = f"no: {dict(request.headers)} {await request.text()}"
     status = {"tell 401": 401, "tell 500": 500, "tell 302": 302}.get(
         _asked(await request.json()), 0
     )
     if not status:
-        return web.Response(text=said, content_type="application/json")  # which is no JSON
-    return web.json_response({"error": {"message": said}}, status=status)
+        return web.Response(text=text, content_type="application/json")  # which is not JSON
+    return web.json_response({"error": {"message": text}}, status=status)
 
 
 def _asked(body: dict[str, list[dict[str, str]]]) -> str:
@@ -80,7 +76,7 @@ def _asked(body: dict[str, list[dict[str, str]]]) -> str:
 
 
 def written(folder: Path, server: OpenAIServer, store: str = "sqlite:///runs.db") -> Path:
-    """A config with a secret wherever one may stand."""
+    """Write a config with a secret in every place that can have one."""
     address = urlsplit(server.base_url)
     with_password = f"http://me:{SECRETS['userinfo']}@{address.netloc}/v1"
     (folder / "prompt.txt").write_text("Do it.\n")
@@ -103,8 +99,8 @@ def written(folder: Path, server: OpenAIServer, store: str = "sqlite:///runs.db"
 
 
 async def failures(address: str, door: str, keys: list[str]) -> list[str]:
-    """All that callers are told, over gRPC and HTTP, with good keys, bad ones and none."""
-    told: list[str] = []
+    """Return all errors that callers get over gRPC and HTTP, with good keys, bad keys and none."""
+    errors: list[str] = []
     async with grpc.aio.insecure_channel(address) as channel, aiohttp.ClientSession() as session:
         stub = CompletionServiceStub(channel)
         for key in keys:
@@ -117,27 +113,27 @@ async def failures(address: str, door: str, keys: list[str]) -> list[str]:
                             request, metadata=(("authorization", f"Bearer {key}"),), timeout=30
                         )
                     except grpc.aio.AioRpcError as error:
-                        told.append(f"{error.details()} {error.trailing_metadata()}")
+                        errors.append(f"{error.details()} {error.trailing_metadata()}")
                 body = {"model": "rolegate", "messages": [{"role": "user", "content": text}]}
                 headers = {"Authorization": f"Bearer {key}"}
                 async with session.post(
                     f"http://{door}/v1/chat/completions", json=body, headers=headers
                 ) as response:
-                    told.append(f"{response.headers} {await response.text()}")
-    return told
+                    errors.append(f"{response.headers} {await response.text()}")
+    return errors
 
 
-async def test_secrets_are_nowhere(
+async def test_secrets_are_in_no_error_log_or_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: io.StringIO
 ) -> None:
-    """Neither in what callers are told, nor in any log, nor in the store, whatever fails."""
+    """All kinds of upstream failures occur."""
     monkeypatch.setenv("THE_UPSTREAM_KEY", SECRETS["api_key"])
-    told: list[str] = []
+    lines: list[str] = []
     keys = [new_key(None, SCOPES), new_key("acme", SCOPES)]
     unknown = "rg_0badf00d_never-made-here"
 
     def tell(step: str) -> None:
-        told.append(step)
+        lines.append(step)
 
     async with serving() as server:
         server.plays(repeats)
@@ -147,14 +143,14 @@ async def test_secrets_are_nowhere(
             await SQLAccounts(database).add_key(key)
         async with running_gateway(config, "127.0.0.1:0", tell, "127.0.0.1:0") as address:
             door = (
-                next(step for step in told if "OpenAI" in step)
+                next(step for step in lines if "OpenAI" in step)
                 .split("http://")[1]
                 .removesuffix("/v1")
             )
-            asked = await failures(address, door, [keys[0][0], keys[1][0], unknown])
+            errors = await failures(address, door, [keys[0][0], keys[1][0], unknown])
             async with AsyncClient(address, api_key=keys[0][0]) as client:
                 runs = [run async for run in client.runs()]
-                seen = [str(await client.run(run.run_id, trace=True)) for run in runs]
+                traces = [str(await client.run(run.run_id, trace=True)) for run in runs]
             with pytest.raises(GatewayError):
                 async with AsyncClient(address, api_key=unknown) as stranger:
                     await stranger.usage()
@@ -163,8 +159,8 @@ async def test_secrets_are_nowhere(
     assert all(
         secret in sent for secret in (SECRETS["api_key"], SECRETS["extra_body"], SECRETS["sent"])
     )
-    assert len(asked) == 48
-    # The gateway calls models that fail by itself, too
+    assert len(errors) == 48
+    # The gateway also calls failing models by itself
     assert sum(run.tenant != "shadow" for run in runs) == 32
     assert "aiohttp" in logged.getvalue() or "POST /v1/chat/completions" in logged.getvalue()
     files = [
@@ -174,14 +170,14 @@ async def test_secrets_are_nowhere(
         if file.is_file()
     ]
     stored = b"".join(file.read_bytes() for file in files).decode(errors="replace")
-    everything = "\n".join([*told, *asked, *seen, logged.getvalue(), stored])
+    everything = "\n".join([*lines, *errors, *traces, logged.getvalue(), stored])
     for secret in (*SECRETS.values(), unknown, *(text.split("_", 2)[2] for text, _ in keys)):
         assert secret not in everything
     assert "***" in everything
 
 
-def test_tracebacks_show_no_values(logged: io.StringIO) -> None:
-    """Of a bug, too: the lines, and nothing that stood in their variables."""
+def test_tracebacks_have_no_values_of_variables(logged: io.StringIO) -> None:
+    """This holds for bugs: the log has the lines alone."""
 
     def fail(key: str) -> None:
         raise KeyError(len(key))
@@ -197,7 +193,7 @@ def test_tracebacks_show_no_values(logged: io.StringIO) -> None:
 async def test_check_shows_no_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On paper and live, as text and as JSON, while the endpoints repeat what they are sent."""
+    """The check runs offline and live, with text and JSON; the endpoints repeat all requests."""
     monkeypatch.setenv("THE_UPSTREAM_KEY", SECRETS["api_key"])
     store = f"postgresql://me:{SECRETS['store']}@127.0.0.1:9/runs"
     async with serving() as server:
@@ -211,10 +207,9 @@ async def test_check_shows_no_secrets(
 
 
 @pytest.mark.parametrize("command", ["keys list", "tenants list", "serve --address 127.0.0.1:0"])
-def test_a_store_that_cannot_be_opened(
+def test_a_store_that_cannot_be_opened_is_reported_without_its_password(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Is told without its password."""
     for store in (
         f"postgresql://me:{SECRETS['store']}@127.0.0.1:9/runs",
         f"postgresql://me:{SECRETS['store']}@[::/x",
@@ -227,8 +222,8 @@ def test_a_store_that_cannot_be_opened(
         assert SECRETS["store"] not in shown
 
 
-async def test_an_embedder_that_repeats_its_key() -> None:
-    """Is quoted without it, and without the password in its address."""
+async def test_the_key_in_an_embedder_s_error_is_masked() -> None:
+    """The password in its address is masked, too."""
     app = web.Application()
 
     async def refuse(request: web.Request) -> web.Response:
@@ -252,7 +247,7 @@ async def test_an_embedder_that_repeats_its_key() -> None:
 
 
 def test_a_config_is_refused_without_its_secrets(tmp_path: Path) -> None:
-    """Whatever is wrong with the values that hold them."""
+    """Any value with a secret may be wrong."""
     file = written(tmp_path, OpenAIServer("http://127.0.0.1:9/v1"))
     good = file.read_text()
     for bad in (

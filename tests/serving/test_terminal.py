@@ -1,4 +1,4 @@
-"""What came from outside takes no hold of a terminal, whichever command prints it."""
+"""Control characters in texts from outside never reach a terminal, in any command."""
 
 import asyncio
 import io
@@ -36,7 +36,7 @@ PASSAGE = Passage("p1", f"Heat {HOSTILE}", SENTENCE, 0.9)
 
 
 def obeyed(text: str) -> set[str]:
-    """The characters that a terminal would obey."""
+    """Return the characters that a terminal would interpret."""
     turning = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
     return {
         character
@@ -48,7 +48,7 @@ def obeyed(text: str) -> set[str]:
 
 @asynccontextmanager
 async def gateway() -> AsyncIterator[str]:
-    """The address of a gateway whose models, passages and errors are hostile."""
+    """Address of a gateway whose models, passages and errors are hostile."""
 
     def delegates(prompt: Prompt) -> Answer:
         if "dead" in prompt.messages[1].content:
@@ -73,11 +73,11 @@ async def gateway() -> AsyncIterator[str]:
     await server.drain(0)
 
 
-async def test_every_command(
+async def test_every_command_escapes_control_characters(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Questions, sub-queries, answers, titles, quotes, models, comments and errors are shown
-    with their characters.
+    """They are escaped in questions, sub-queries, answers, titles, quotes, models, comments and
+    errors.
     """
 
     async def printed(*arguments: str, status: int = 0) -> tuple[str, str]:
@@ -121,10 +121,10 @@ async def test_every_command(
         assert f"refused {SHOWN}" in err
 
 
-def test_what_the_store_and_the_config_name(
+def test_names_from_the_store_and_the_config_are_escaped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Labels of keys, and names of files and models, are shown with their characters."""
+    """They are labels of keys, and names of files and models."""
     folder = tmp_path / HOSTILE
     folder.mkdir()
     write_config(folder)
@@ -147,10 +147,8 @@ def test_what_the_store_and_the_config_name(
     assert SHOWN in err
 
 
-def test_our_own_styles_stay() -> None:
-    """What rich styles is styled, also while `print` and its progress are under way, and what
-    it is given is shown.
-    """
+def test_styles_of_rich_are_kept() -> None:
+    """They are also kept while `print` and progress are active; the text is shown."""
     stream = io.StringIO()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("sys.stdout", stream)
@@ -168,8 +166,10 @@ def test_our_own_styles_stay() -> None:
 
 
 @pytest.mark.parametrize("colours", [True, False])
-def test_the_log(colours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fields and tracebacks are shown with their characters, in colours or not."""
+def test_fields_and_tracebacks_of_the_log_are_escaped(
+    colours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This holds with and without colours."""
     log = io.StringIO()
     monkeypatch.setattr(log, "isatty", lambda: colours)
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -192,8 +192,8 @@ def test_the_log(colours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.text())
-def test_visible(text: str) -> None:
-    """Nothing is left that a terminal obeys, and JSON says the same as before."""
+def test_visible_text_has_no_control_characters(text: str) -> None:
+    """JSON keeps its meaning."""
     assert obeyed(visible(text)) == set()
     assert json.loads(visible(json.dumps(text, ensure_ascii=False))) == text
     if not obeyed(text):

@@ -1,4 +1,4 @@
-"""Topologies of a config, asked for over gRPC."""
+"""Topologies of a config, requested over gRPC."""
 
 import hashlib
 import json
@@ -64,7 +64,7 @@ ANSWERING = usage_pb2.ROLE_ANSWER
 
 
 def config_of(folder: Path, base_url: str, retrieval: int = 9) -> Config:
-    """Three roles with prompts of their own."""
+    """Return a config with three roles, each with its own prompt."""
 
     def role(name: str, **settings: Any) -> RoleConfig:
         (folder / f"{name}.txt").write_text(f"{name}.", "utf-8")
@@ -84,7 +84,7 @@ def config_of(folder: Path, base_url: str, retrieval: int = 9) -> Config:
 
 @asynccontextmanager
 async def retrieving() -> AsyncIterator[int]:
-    """The port of a retrieval server."""
+    """Run a retrieval server, and yield its port."""
     server = Server(
         None, RetrievalServicer(FixedRetriever({"Heat": [PASSAGE]}), index_id=lambda: "an index")
     )
@@ -95,10 +95,10 @@ async def retrieving() -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def asked(folder: Path, *said: str) -> AsyncIterator[tuple[AsyncClient, OpenAIServer]]:
-    """A client of a gateway whose models say this."""
+async def asked(folder: Path, *replies: str) -> AsyncIterator[tuple[AsyncClient, OpenAIServer]]:
+    """Yield a client of a gateway whose models reply with these texts."""
     async with serving() as server, retrieving() as port:
-        server.plays(*map(says, said))
+        server.plays(*map(says, replies))
         config = config_of(folder, server.base_url, port)
         async with (
             running_gateway(config, "127.0.0.1:0", lambda _told: None) as address,
@@ -107,17 +107,17 @@ async def asked(folder: Path, *said: str) -> AsyncIterator[tuple[AsyncClient, Op
             yield client, server
 
 
-async def test_an_answer(tmp_path: Path) -> None:
-    """The ledger and the trace say who came to it, and by which prompts."""
+async def test_an_answer_records_its_topology(tmp_path: Path) -> None:
+    """The ledger and the trace have the roles and their prompts."""
     async with asked(tmp_path, *SAID) as (client, server):
         answer = await client.ask(QUESTION, topology="factorized", no_cache=True)
-        found = await client.run(answer.run_id, trace=True)
+        run = await client.run(answer.run_id, trace=True)
         exported = [json.loads(row.trace_json) async for row in client.export()]
     assert (answer.answer, answer.outcome) == ("Michael Mann", pb.ANSWER_OUTCOME_ANSWERED)
     assert [usage.role for usage in answer.usage] == [DELEGATION, EXECUTION, ANSWERING]
-    assert len(found.calls) == len(server.bodies) == len(SAID)
+    assert len(run.calls) == len(server.bodies) == len(SAID)
     assert [citation.quote for citation in answer.citations] == ["Heat is a film by Michael Mann."]
-    trace = json.loads(found.trace_json)
+    trace = json.loads(run.trace_json)
     assert exported == [trace]
     assert trace["result"]["topology"] == "factorized"
     shown = {body["messages"][0]["content"] for body in server.bodies}
@@ -125,13 +125,13 @@ async def test_an_answer(tmp_path: Path) -> None:
     assert {setting["prompt_sha256"] for setting in trace["settings"].values()} == digests
 
 
-async def test_a_table(tmp_path: Path) -> None:
-    """It has its sources; the ledger and the trace say whose it is, and by which prompts."""
+async def test_a_table_records_its_topology(tmp_path: Path) -> None:
+    """The table has its sources; the ledger and the trace have the roles and their prompts."""
     async with asked(tmp_path, *WRITTEN) as (client, server):
         table = await client.table("All films.", "film*, director", no_cache=True)
-        found = await client.run(table.run_id, trace=True)
-        again = await client.get_table(table.run_id)
-    assert (table.rows, again.message) == ([["Heat", "Michael Mann"]], table.message)
+        run = await client.run(table.run_id, trace=True)
+        stored = await client.get_table(table.run_id)
+    assert (table.rows, stored.message) == ([["Heat", "Michael Mann"]], table.message)
     assert table.message.outcome == table_pb.TABLE_OUTCOME_FILLED
     cell = table.message.rows[0].cells[1]
     assert [citation.quote for citation in cell.citations] == ["Heat is a film by Michael Mann."]
@@ -139,15 +139,15 @@ async def test_a_table(tmp_path: Path) -> None:
     spent = sum(usage.prompt_tokens + usage.completion_tokens for usage in table.message.usage)
     paid = sum(row.tokens for row in table.message.rows)
     assert (paid + table.message.overhead_tokens, paid > 0) == (spent, True)
-    assert len(found.calls) == len(server.bodies) == len(WRITTEN)
-    trace = json.loads(found.trace_json)
+    assert len(run.calls) == len(server.bodies) == len(WRITTEN)
+    trace = json.loads(run.trace_json)
     shown = {body["messages"][0]["content"] for body in server.bodies}
     digests = {hashlib.sha256(prompt.encode()).hexdigest() for prompt in shown}
     assert {setting["prompt_sha256"] for setting in trace["settings"].values()} == digests
 
 
-async def test_what_is_not_set_up(tmp_path: Path) -> None:
-    """The error says what to add; a number of no topology is a bad request."""
+async def test_a_topology_that_is_not_configured_is_refused(tmp_path: Path) -> None:
+    """The error says what to add; an unknown number is a bad request."""
     config = config_of(tmp_path, "http://127.0.0.1:9/v1")
     async with running_gateway(config, "127.0.0.1:0", lambda _told: None) as address:
         async with AsyncClient(address) as client:
@@ -165,8 +165,8 @@ async def test_what_is_not_set_up(tmp_path: Path) -> None:
     assert unknown.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_the_client_knows_no_other_topology() -> None:
-    """And asks for none unless it is told to."""
+def test_the_client_knows_the_same_topologies() -> None:
+    """It requests the default unless another is given, and refuses unknown names."""
     for call in (calls.ask, calls.stream):
         assert call(QUESTION).request.topology == pb.TOPOLOGY_UNSPECIFIED
         assert call(QUESTION, topology="host").request.topology == pb.TOPOLOGY_HOST
@@ -174,10 +174,8 @@ def test_the_client_knows_no_other_topology() -> None:
             call(QUESTION, topology="single_agent")  # type: ignore[arg-type]
 
 
-def test_roles_in_the_work_on_tables(tmp_path: Path) -> None:
-    """Are the usual ones, but for prompts and, where that is set, what they may write;
-    fallbacks alike.
-    """
+def test_roles_of_tables_differ_in_prompts_and_output_limits_only(tmp_path: Path) -> None:
+    """Fallbacks differ in the same way."""
     config = config_of(tmp_path, "http://127.0.0.1:9/v1")
     tables = msgspec.structs.replace(config.roles, table_execution=TableRoleConfig(max_tokens=99))
     config = msgspec.structs.replace(config, roles=tables)
@@ -187,9 +185,9 @@ def test_roles_in_the_work_on_tables(tmp_path: Path) -> None:
         for name in ROLE_NAMES
     }
     nothing = FixedRetriever({})
-    _, made = new_tables(config, roles, Executor(roles["execution"], nothing, ExecutorLimits()))
-    delegation = made["delegation"]
-    execution = made["execution"]
+    _, topology = new_tables(config, roles, Executor(roles["execution"], nothing, ExecutorLimits()))
+    delegation = topology["delegation"]
+    execution = topology["execution"]
     assert (delegation.sampling.max_tokens, execution.sampling.max_tokens) == (9, 99)
     assert delegation.system == (FULL / "table_delegation.txt").read_text("utf-8").strip()
     assert {execution.system, execution.fallbacks[0].system} == {
@@ -201,17 +199,17 @@ def test_roles_in_the_work_on_tables(tmp_path: Path) -> None:
     )
 
 
-async def test_a_workbench_makes_it(tmp_path: Path) -> None:
-    """With its seed and its memory: what was said once is not asked for again."""
+async def test_a_workbench_builds_a_topology_with_its_seed_and_memory(tmp_path: Path) -> None:
+    """A recorded reply is not requested again."""
     async with serving() as server, retrieving() as port:
         config = config_of(tmp_path, server.base_url, port)
         server.plays(*map(says, SAID), _never)
         answers = []
         async with open_runtime(config, lambda _told: None, cache=tmp_path / "calls") as bench:
             for _ in range(2):
-                made = bench.sampled(3).topology("factorized")
-                answers.append((await made.loop.run(QUESTION, bench.context())).answer)
-                assert {role.sampling.seed for role in made.roles.values()} == {3}
+                topology = bench.sampled(3).topology("factorized")
+                answers.append((await topology.loop.run(QUESTION, bench.context())).answer)
+                assert {role.sampling.seed for role in topology.roles.values()} == {3}
     assert answers == ["Michael Mann"] * 2
 
 
@@ -219,8 +217,8 @@ async def _never(_request: web.Request) -> web.StreamResponse:
     raise AssertionError("Nobody should have asked again.")
 
 
-def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """`rolegate ask --topology` asks for it, and shows what the gateway says to that."""
+def test_ask_takes_a_topology(capsys: pytest.CaptureFixture[str]) -> None:
+    """`rolegate ask --topology` requests it, and shows the gateway's error."""
     question = "When was the director of Heat born?"
     with running() as address:
         assert ask(["--address", address, "--topology", "factorized", question]) == 0

@@ -32,13 +32,13 @@ UP = "\x1b[A"
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    """Who signs certificates."""
+    """Certificate authority of the servers."""
     return Authority(tmp_path)
 
 
 @asynccontextmanager
 async def served(deployment: Deployment) -> AsyncIterator[tuple[str, Kept]]:
-    """The address of a gateway, and its store."""
+    """Start a gateway; return its address and store."""
     store = Kept()
     server = whole_server(deployment, store)
     yield f"127.0.0.1:{await server.start('127.0.0.1:0')}", store
@@ -46,12 +46,12 @@ async def served(deployment: Deployment) -> AsyncIterator[tuple[str, Kept]]:
 
 
 Piped = Callable[..., Ended]
-"""Takes lines and options."""
+"""Function of lines and options."""
 
 
 @pytest.fixture
 def piped(rolegate: Rolegate, monkeypatch: pytest.MonkeyPatch) -> Piped:
-    """A chat whose questions come from a pipe, run to its end."""
+    """Run a chat with questions from a pipe."""
 
     def run(*lines: str, options: Sequence[object]) -> Ended:
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
@@ -61,7 +61,7 @@ def piped(rolegate: Rolegate, monkeypatch: pytest.MonkeyPatch) -> Piped:
 
 
 class Terminal:
-    """A person's terminal in which a chat runs."""
+    """A pseudo-terminal with a chat."""
 
     def __init__(self, screen: int, process: subprocess.Popen[bytes]) -> None:
         self._screen = screen
@@ -72,11 +72,11 @@ class Terminal:
         os.write(self._screen, text.encode())
 
     async def shows(self, text: str, insisting: str = "") -> None:
-        """Wait until `text` is shown, typing `insisting` again and again."""
+        """Wait until `text` is shown; type `insisting` repeatedly meanwhile."""
         await asyncio.to_thread(self._until, text, insisting)
 
     async def status(self) -> int:
-        """The chat's exit status, once it has ended."""
+        """Wait for the end of the chat, and return its exit status."""
         return await ended(asyncio.to_thread(self._process.wait))
 
     def _until(self, text: str, insisting: str) -> None:
@@ -92,7 +92,7 @@ class Terminal:
 
 @contextmanager
 def terminal(*options: str) -> Iterator[Terminal]:
-    """A chat at a pseudo-terminal; it is killed at the end, should it still run."""
+    """Start a chat at a pseudo-terminal, and kill it at the end of the test if it still runs."""
     screen, inside = pty.openpty()
     command = [sys.executable, "-c", AT_TERMINAL, "chat", *options]
     environ = {**environment(), "TERM": "xterm", "COLUMNS": "100"}
@@ -108,9 +108,10 @@ def terminal(*options: str) -> Iterator[Terminal]:
         os.close(screen)
 
 
-def test_questions_from_a_pipe(gateway: str) -> None:
-    """Answers on one stream without a prompt, everything else on the other; the end of the pipe
-    ends it.
+def test_questions_are_read_from_a_pipe(gateway: str) -> None:
+    """Answers are on standard output without a prompt, everything else is on standard error.
+
+    The end of the pipe ends the chat.
     """
     run = subprocess.run(
         [sys.executable, "-c", CODE, "chat", "--address", gateway],
@@ -128,8 +129,8 @@ def test_questions_from_a_pipe(gateway: str) -> None:
     assert run.stderr.startswith("Each question stands alone.")
 
 
-def test_an_error_does_not_end_it(gateway: str, piped: Piped) -> None:
-    """It is shown, and the next question is asked; nothing after `exit` is."""
+def test_an_error_does_not_end_the_chat(gateway: str, piped: Piped) -> None:
+    """The error is shown, and the next question is asked; lines after `exit` are not."""
     run = piped(DEAD_QUESTION, QUESTION, "exit", QUESTION, options=("--address", gateway))
 
     assert (run.status, run.out.count("│ in 1943")) == (0, 1)
@@ -137,8 +138,7 @@ def test_an_error_does_not_end_it(gateway: str, piped: Piped) -> None:
 
 
 @pytest.mark.parametrize("end", ["/quit", "/exit", ":q", "quit", "exit"])
-def test_slash_commands_work_as_in_other_chats(end: str, gateway: str, piped: Piped) -> None:
-    """They are never asked as questions."""
+def test_slash_commands_are_not_asked(end: str, gateway: str, piped: Piped) -> None:
     run = piped("/help", QUESTION, "/usage", end, QUESTION, options=("--address", gateway))
 
     assert (run.status, run.out.count("│ in 1943")) == (0, 1)
@@ -149,8 +149,8 @@ def test_slash_commands_work_as_in_other_chats(end: str, gateway: str, piped: Pi
     ]
 
 
-def test_usage_is_that_of_the_chat(gateway: str, piped: Piped) -> None:
-    """Two answers have cost twice one; a chat before it does not count."""
+def test_usage_is_that_of_this_chat(gateway: str, piped: Piped) -> None:
+    """Two answers cost twice as much as a single one; a previous chat does not count."""
     piped(QUESTION, options=("--address", gateway))
     run = piped(QUESTION, QUESTION, ":usage", options=("--address", gateway))
 
@@ -158,8 +158,11 @@ def test_usage_is_that_of_the_chat(gateway: str, piped: Piped) -> None:
     assert sums == ["8", "8", "16"]
 
 
-async def test_feedback_on_the_last_answer(piped: Piped) -> None:
-    """Good, bad, and bad with the right answer; not on a question that got none."""
+async def test_feedback_is_for_the_last_answer(piped: Piped) -> None:
+    """It is good, bad, or bad with the right answer.
+
+    A question without an answer takes no feedback.
+    """
     delegator = ScriptedModel([*[block(DIRECTOR), STOP] * 2, "", ""])
     async with served(
         Deployment(delegator, answerer=ScriptedModel(["<answer>Mann</answer>"] * 2))
@@ -188,8 +191,8 @@ async def test_feedback_on_the_last_answer(piped: Piped) -> None:
     assert ":nonsense is not a command." in run.err
 
 
-async def test_ctrl_c_cancels_the_running_question_alone() -> None:
-    """Its run ends upstream, and the chat goes on to the next one; Ctrl-D ends it."""
+async def test_ctrl_c_cancels_the_running_question_only() -> None:
+    """Its run ends at the gateway, and the chat takes the next question; Ctrl-D ends the chat."""
     model = HeldModel(ScriptedModel(["", block(DIRECTOR), STOP]))
     async with served(Deployment(model)) as (address, store):
         with terminal("--address", address) as person:
@@ -209,10 +212,8 @@ async def test_ctrl_c_cancels_the_running_question_alone() -> None:
             assert await person.status() == 0
 
 
-async def test_lines_are_edited(gateway: str) -> None:
-    """What was typed before comes back with the arrow; Ctrl-C empties a line and does not end
-    the chat.
-    """
+async def test_lines_can_be_edited_and_recalled(gateway: str) -> None:
+    """The arrow key recalls the previous line; Ctrl-C clears a line and does not end the chat."""
     with terminal("--address", gateway) as person:
         await person.shows(PROMPT)
         person.type(f"{QUESTION}\n")
@@ -220,7 +221,7 @@ async def test_lines_are_edited(gateway: str) -> None:
         await person.shows(PROMPT)
         person.type("half a quest")
         await person.shows("half a quest")
-        # Python misses one that comes while it reads a key
+        # Python misses a signal that comes while it reads a key
         await person.shows(PROMPT, insisting=CTRL_C)
         person.type(f"{UP}\n")
         await person.shows("in 1943")
@@ -230,7 +231,7 @@ async def test_lines_are_edited(gateway: str) -> None:
 
 
 def written(folder: Path, server: str = "") -> Path:
-    """A config whose models nobody serves."""
+    """Write a config whose models are not served."""
     (folder / "prompt.txt").write_text("Do it.\n")
     roles = "".join(
         f'[roles.{name}]\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\nprompt = '
@@ -245,10 +246,10 @@ def written(folder: Path, server: str = "") -> Path:
     return config
 
 
-def test_a_gateway_is_started_for_the_chat(
+def test_a_chat_without_an_address_has_its_own_gateway(
     tmp_path: Path, piped: Piped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once for all of its questions, and stopped with it."""
+    """It is started once for all questions, and stopped with the chat."""
     monkeypatch.chdir(tmp_path)
     run = piped("Why?", "How?", options=("--config", written(tmp_path)))
 
@@ -257,14 +258,14 @@ def test_a_gateway_is_started_for_the_chat(
     assert (tmp_path / "runs.db").stat().st_size > 0
 
 
-def test_a_gateway_of_ones_own_needs_no_key(
+def test_a_chat_s_own_gateway_needs_no_key(
     tmp_path: Path,
     authority: Authority,
     piped: Piped,
     rolegate: Rolegate,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor a certificate, whatever others need to reach one of this config."""
+    """It needs no certificate either, even if the config requires both of other clients."""
     certificate, key = authority.issue("server")
     config = written(tmp_path, f'[server.tls]\ncertificate = "{certificate}"\nkey = "{key}"\n')
     monkeypatch.chdir(tmp_path)
@@ -276,8 +277,8 @@ def test_a_gateway_of_ones_own_needs_no_key(
     assert run.err.count("delegation at http://127.0.0.1:9/v1") == 1
 
 
-def test_a_gateway_that_cannot_be_started(tmp_path: Path, piped: Piped) -> None:
-    """Is told in one line; status 1."""
+def test_a_gateway_that_cannot_start_is_reported_in_one_line(tmp_path: Path, piped: Piped) -> None:
+    """The status is 1."""
     run = piped("Why?", options=("--config", tmp_path / "absent.toml"))
 
     assert run.status == 1

@@ -17,20 +17,20 @@ PRESETS = ["hosted", "one-gpu", "local"]
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with documents, and no key in the environment."""
+    """Change to a folder with documents, and remove keys from the environment."""
     (tmp_path / "documents").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
 def comments(path: Path) -> list[str]:
-    """Every comment of a file."""
+    """Return every comment of a file."""
     return re.findall(r"#[^\n]*", path.read_text())
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_defaults_are_the_preset(name: str, tmp_path: Path) -> None:
-    """With all its comments; but that the documents are those that lie here."""
+    """The file has all its comments; only the documents are those of this folder."""
     assert main(["init", "--preset", name, "--yes"]) == 0
 
     written = tmp_path / "rolegate.toml"
@@ -43,9 +43,9 @@ def test_the_defaults_are_the_preset(name: str, tmp_path: Path) -> None:
     assert load_config(written).retrieval.documents == (str(tmp_path / "documents"),)
 
 
-def test_without_a_terminal_nothing_is_asked(tmp_path: Path) -> None:
-    """The defaults are taken, and the next steps told: what to install, the key to export, what
-    to call.
+def test_without_a_terminal_the_defaults_are_taken(tmp_path: Path) -> None:
+    """The output has the next steps: the package to install, the key to export, and the next
+    command.
     """
     code = "import sys; from serving.cli.main import main; sys.exit(main(['init']))"
     command = [sys.executable, "-c", code]
@@ -69,9 +69,9 @@ def test_without_a_terminal_nothing_is_asked(tmp_path: Path) -> None:
     ]
 
 
-def test_every_question_is_an_option(tmp_path: Path) -> None:
-    """Models, address, key and embedder land where they belong; no other model's prefix or key
-    is left.
+def test_every_question_has_an_option(tmp_path: Path) -> None:
+    """Models, address, key and embedder are at their places; no prefix or key of another model is
+    left.
     """
     (tmp_path / "sub").mkdir()
     (tmp_path / "notes.md").write_text("A note.")
@@ -109,8 +109,8 @@ def test_every_question_is_an_option(tmp_path: Path) -> None:
     assert config.retrieval.documents == (str(tmp_path / "documents"), str(tmp_path / "notes.md"))
 
 
-def test_an_engine_is_given_its_role_s_model(tmp_path: Path) -> None:
-    """And there is none for an embedder that runs in process."""
+def test_an_engine_has_the_model_of_its_role(tmp_path: Path) -> None:
+    """There is no engine for an embedder in this process."""
     assert (
         main(
             [
@@ -139,7 +139,7 @@ def test_an_engine_is_given_its_role_s_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--documents", "nowhere"], "retrieval.documents: there is no file or folder"),
         (
@@ -157,20 +157,20 @@ def test_an_engine_is_given_its_role_s_model(tmp_path: Path) -> None:
         (["--base-url", "localhost"], "roles.delegation.base_url: is not an address"),
     ],
 )
-def test_what_cannot_work_is_not_written(
-    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_impossible_answers_are_refused_and_nothing_is_written(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor is a key repeated that was given for its name."""
+    """A key that was given instead of its name is not repeated."""
     assert main(["init", "--yes", *options]) == 1
 
     shown = capsys.readouterr().err
-    assert said in shown
+    assert message in shown
     assert "abc" not in shown
     assert not (tmp_path / "rolegate.toml").exists()
 
 
-def test_a_file_that_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unless --force is given; and a failure leaves it as it was even then."""
+def test_an_existing_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--force` replaces it; if that fails, the file is unchanged."""
     mine = tmp_path / "rolegate.toml"
     mine.write_text("mine")
 
@@ -182,8 +182,8 @@ def test_a_file_that_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert load_config(mine).roles.answer.model
 
 
-def test_a_terminal_is_asked_each_question_with_its_default(tmp_path: Path) -> None:
-    """An empty line takes the default; a wrong preset is asked for again."""
+def test_each_question_is_asked_with_its_default(tmp_path: Path) -> None:
+    """An empty line takes the default; after an unknown preset, the question is repeated."""
     answers = ["nowhere", "local", "", "big", "", "", "bge", "", "384", "documents"]
     code = "import sys; from serving.cli.main import main; sys.exit(main(['init']))"
     ours, theirs = pty.openpty()
@@ -201,7 +201,7 @@ def test_a_terminal_is_asked_each_question_with_its_default(tmp_path: Path) -> N
         while select.select([ours], [], [], 60)[0]:
             try:
                 shown += os.read(ours, 4096).decode()
-            except OSError:  # Linux's way to say that the other side is closed
+            except OSError:  # Linux reports that the other side is closed
                 break
     os.close(ours)
 
@@ -218,10 +218,10 @@ def test_a_terminal_is_asked_each_question_with_its_default(tmp_path: Path) -> N
     )
 
 
-def test_the_file_is_what_commands_use_here(
+def test_commands_in_the_folder_use_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without --config; which one it is goes to the standard error."""
+    """This holds without `--config`; standard error has the file's name."""
     assert main(["init", "--yes"]) == 0
     assert main(["check"]) == 1
     assert main(["check", "--allow-missing"]) == 0
@@ -231,8 +231,10 @@ def test_the_file_is_what_commands_use_here(
     assert "rolegate.toml: not ready yet" in shown.out
 
 
-def test_one_model_does_for_all_roles_where_the_preset_has_one(tmp_path: Path) -> None:
-    """Naming the backbone of `local` names the others too; one that is named by itself stays."""
+def test_one_model_is_for_all_roles_if_the_preset_has_one(tmp_path: Path) -> None:
+    """Naming the backbone of `local` sets the others, too; a role that is named separately keeps
+    its model.
+    """
     assert (
         main(["init", "--yes", "--preset", "local", "--backbone", "big", "--executor", "small"])
         == 0

@@ -22,7 +22,7 @@ ROLE = '[roles.{name}]\nmodel = "m"\nprompt = "absent.txt"\n'
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A config, of which these commands need no more than the store."""
+    """A config with no more than a store."""
     monkeypatch.setenv("COLUMNS", "200")
     path = tmp_path / "my.toml"
     path.write_text(
@@ -32,20 +32,20 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Commands:
-    """Commands with one config, and what they print."""
+    """Commands with one config, and their output."""
 
     def __init__(self, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self._config = config
         self._capsys = capsys
 
     def run(self, line: str, status: int = 0) -> tuple[str, str]:
-        """Both outputs."""
+        """Run a command, and return both streams."""
         assert main([*line.split(), "--config", str(self._config)]) == status
         shown = self._capsys.readouterr()
         return shown.out, shown.err
 
     def read(self, line: str) -> Any:
-        """What is printed as JSON."""
+        """Run a command, and return its output as JSON."""
         out, err = self.run(f"{line} --json")
         assert err == ""
         return json.loads(out)
@@ -57,8 +57,8 @@ def commands(config: Path, capsys: pytest.CaptureFixture[str]) -> Commands:
 
 
 def test_a_key_is_printed_once(commands: Commands, tmp_path: Path) -> None:
-    """Alone on the standard output; beside it whose it is, and that from the first one on all
-    callers need one.
+    """It is alone on standard output; standard error has its tenant, and warns that from the first
+    key on, all callers need one.
     """
     assert "everybody on this machine" in commands.run("keys list")[0]
     out, err = commands.run("keys create --tenant acme --label [mine]")
@@ -73,31 +73,37 @@ def test_a_key_is_printed_once(commands: Commands, tmp_path: Path) -> None:
     assert all(secret.encode() not in file.read_bytes() for file in tmp_path.iterdir())
 
 
-def test_an_operators_key(commands: Commands) -> None:
-    """Has every scope, unless some are named, and it is said to be one."""
+def test_an_operator_s_key_has_every_scope_by_default(commands: Commands) -> None:
+    """The output says that it is an operator's."""
     commands.run("keys create --tenant acme")
     _, err = commands.run("keys create")
     assert "of the operator, who sees all tenants, for ask, operate, train." in err
     assert "from now on" not in err
-    made = commands.read("keys create --scope train ask")
-    assert (made["tenant"], made["scopes"], made["first"]) == (None, ["ask", "train"], False)
-    assert made["key"].startswith(f"rg_{made['key_id']}_")
+    created = commands.read("keys create --scope train ask")
+    assert (created["tenant"], created["scopes"], created["first"]) == (
+        None,
+        ["ask", "train"],
+        False,
+    )
+    assert created["key"].startswith(f"rg_{created['key_id']}_")
 
 
 def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
-    """And the last good one is said to be that, as nobody gets in any more."""
+    """After the last valid key, the output warns that no caller has access."""
     other = commands.read("keys create")
-    made = commands.read("keys create --tenant acme")
-    out, _ = commands.run(f"keys revoke {made['key_id']}")
-    assert out == f"Key {made['key_id']} is revoked; running gateways refuse it within a second.\n"
+    created = commands.read("keys create --tenant acme")
+    out, _ = commands.run(f"keys revoke {created['key_id']}")
+    assert (
+        out == f"Key {created['key_id']} is revoked; running gateways refuse it within a second.\n"
+    )
     assert "It was the last valid key" in commands.run(f"keys revoke {other['key_id']}")[0]
     _, listed = commands.read("keys list")
     assert listed["revoked_at"] > listed["created_at"]
-    assert commands.read(f"keys revoke {made['key_id']}") == listed
+    assert commands.read(f"keys revoke {created['key_id']}") == listed
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (
             "keys revoke 0badf00d",
@@ -110,10 +116,12 @@ def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
         ("tenants show nobody", "no tenant 'nobody'; there are: default."),
     ],
 )
-def test_what_cannot_be_done(commands: Commands, line: str, said: str) -> None:
-    """Is told in one line; nothing has changed."""
+def test_an_impossible_request_is_reported_in_one_line(
+    commands: Commands, line: str, message: str
+) -> None:
+    """Nothing changes."""
     out, err = commands.run(line, status=1)
-    assert (out, err.startswith(f"rolegate: {said}")) == ("", True)
+    assert (out, err.startswith(f"rolegate: {message}")) == ("", True)
     assert commands.read("keys list") == []
 
 
@@ -133,14 +141,14 @@ def test_what_cannot_be_done(commands: Commands, line: str, said: str) -> None:
         "tenants set acme --usd-per-day 1e10",
     ],
 )
-def test_what_makes_no_sense(config: Path, line: str) -> None:
+def test_impossible_limits_are_refused_with_the_usage(config: Path, line: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*line.split(" "), "--config", str(config)])
     assert ended.value.code == 2
 
 
-def test_a_tenant_is_made_by_being_set(commands: Commands) -> None:
-    """What is not named keeps its value, and `none` takes a limit away; dollars are exact."""
+def test_setting_a_tenant_creates_it(commands: Commands) -> None:
+    """Values that are not named are kept, and `none` removes a limit; dollars are exact."""
     commands.run(
         "tenants set acme --tokens-per-day 1000 --usd-per-month 2.000000001 --redact --no-training"
     )
@@ -155,9 +163,7 @@ def test_a_tenant_is_made_by_being_set(commands: Commands) -> None:
 
 
 def test_a_limit_in_dollars_needs_prices(commands: Commands) -> None:
-    """Where one is missing, that is told when the limit is set, and not only when a question is
-    refused.
-    """
+    """A missing price is reported when the limit is set, before any question is refused."""
     _, err = commands.run("tenants set acme --usd-per-day 5")
     assert err.startswith(
         "no price is known for m: its calls for tenant acme are refused until the "
@@ -166,24 +172,23 @@ def test_a_limit_in_dollars_needs_prices(commands: Commands) -> None:
     assert commands.run("tenants set acme --usd-per-day none")[1] == ""
 
 
-def test_a_config_that_is_found(
+def test_the_config_in_use_is_named_once(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Is told, and once."""
     monkeypatch.chdir(config.parent)
     config.rename("rolegate.toml")
     assert main("tenants set acme --tokens-per-day 2000000".split()) == 0
     assert capsys.readouterr().err.count("the config is") == 1
 
 
-def test_a_key_makes_its_tenant(commands: Commands) -> None:
-    """Without limits."""
+def test_creating_a_key_creates_its_tenant(commands: Commands) -> None:
+    """The tenant has no limits."""
     commands.run("keys create --tenant acme")
     assert [tenant["name"] for tenant in commands.read("tenants list")] == ["default", "acme"]
 
 
-def test_limits_are_shown_beside_what_is_spent(commands: Commands, tmp_path: Path) -> None:
-    """This day's and this month's, by UTC; nothing where it has not asked."""
+def test_limits_are_shown_next_to_the_usage(commands: Commands, tmp_path: Path) -> None:
+    """The usage is of the day and the month in UTC, and empty for a tenant without requests."""
     commands.run("tenants set acme --usd-per-day 1234.5 --tokens-per-month 1000000")
     now = datetime.now(UTC)
     day = f"{now:%Y-%m-%d}"

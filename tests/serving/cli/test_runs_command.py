@@ -1,4 +1,4 @@
-"""`rolegate runs` against a gateway in a process of its own."""
+"""`rolegate runs` with a gateway in another process."""
 
 import json
 import uuid
@@ -23,18 +23,20 @@ HEADER = "run status started UTC s request"
 
 @pytest.fixture(scope="module")
 def run_id(gateway: str) -> str:
-    """A run that has ended."""
+    """Id of a completed run."""
     with Client(gateway) as client:
         return client.ask(QUESTION).run_id
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What was printed, with single spaces."""
+    """Return the printed lines with single spaces."""
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_list(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The newest first, as many as are wanted; identifiers are never cut."""
+def test_runs_are_listed_newest_first(
+    gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The list has the requested number of runs; identifiers are never cut."""
     with Client(gateway) as client:
         newer = client.ask(QUESTION).run_id
     assert main(["runs", "list", "--address", gateway]) == 0
@@ -49,8 +51,10 @@ def test_list(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "run-" not in "".join(lines(capsys))
 
 
-def test_show(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its calls and sums; as JSON; with its whole trace."""
+def test_a_run_is_shown_with_its_calls_and_sums(
+    gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--json` prints JSON, and `--trace` the whole trace."""
     assert main(["runs", "show", run_id, "--address", gateway]) == 0
     shown = lines(capsys)
     assert "# role model why outcome prompt written cost s" in shown
@@ -69,8 +73,9 @@ def test_show(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> 
     assert json.loads(capsys.readouterr().out)["result"]["answer"] == "in 1943"
 
 
-def test_a_run_without_calls(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Is shown without tables of them."""
+def test_a_run_without_calls_has_no_tables(
+    gateway: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Client(gateway) as client, pytest.raises(GatewayError):
         client.ask(QUESTION, max_total_tokens=1)
     with Client(gateway) as client:
@@ -81,29 +86,31 @@ def test_a_run_without_calls(gateway: str, capsys: pytest.CaptureFixture[str]) -
     assert not any(line.startswith(("#", "all")) for line in shown)
 
 
-def test_watch(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What happened, on one stream, and the answer on the other; as lines of JSON; from any
-    event on.
-    """
+def test_watch_shows_events_and_answer_on_different_streams(
+    gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--json` prints lines, and events may begin at any number."""
     assert main(["runs", "watch", run_id, "--address", gateway]) == 0
-    told = capsys.readouterr()
-    assert told.err.splitlines()[:2] == ["round 1", "  → 1. Who directed Heat?"]
-    assert "│ in 1943" in told.out
+    output = capsys.readouterr()
+    assert output.err.splitlines()[:2] == ["round 1", "  → 1. Who directed Heat?"]
+    assert "│ in 1943" in output.out
     assert main(["runs", "watch", run_id, "--after", "10", "--json", "--address", gateway]) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [event["event_number"] for event in events] == ["11", "12", "13"]
     assert events[-1]["done"]["run_id"] == run_id
 
 
-def test_cancel_and_feedback(gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Are told to the gateway; what has ended stays as it is."""
+def test_cancel_and_feedback_reach_the_gateway(
+    gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A completed run is unchanged."""
     assert main(["runs", "cancel", run_id, "--address", gateway]) == 0
     assert (
         main(["runs", "feedback", run_id, "--bad", "--right-answer", "1944", "--address", gateway])
         == 0
     )
-    told, noted = lines(capsys)
-    assert told == f"{run_id} has ended already"
+    cancelled, noted = lines(capsys)
+    assert cancelled == f"{run_id} has ended already"
     assert noted.startswith("stored as feedback-")
     assert main(["runs", "show", run_id, "--address", gateway]) == 0
     shown = lines(capsys)
@@ -113,7 +120,7 @@ def test_cancel_and_feedback(gateway: str, run_id: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["show", "run-0"], "run_id 'run-0': no such run is stored here."),
         (["watch", "run-0"], "run_id 'run-0'"),
@@ -124,26 +131,24 @@ def test_cancel_and_feedback(gateway: str, run_id: str, capsys: pytest.CaptureFi
         (["feedback", "run-0", "--comment", "caf\udce9"], "can't encode character '\\udce9'"),
     ],
 )
-def test_what_cannot_be_done(
-    gateway: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_an_impossible_request_is_reported_in_one_line(
+    gateway: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Is told in one line; status 1."""
+    """The status is 1."""
     assert main(["runs", *arguments, "--address", gateway]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert message in line
 
 
 def rows(table: RenderableType, width: int = 120) -> list[str]:
-    """What a terminal shows."""
+    """Return the rows that a terminal shows."""
     with (console := Console(width=width)).capture() as shown:
         console.print(table)
     return [" ".join(line.split()) for line in shown.get().splitlines()]
 
 
-def test_whose_runs_they_are() -> None:
-    """Tenants and kinds are shown if there are several. Each run has one line; a running one has no
-    duration yet, and a long request is cut.
-    """
+def test_tenants_and_kinds_are_shown_if_there_are_several() -> None:
+    """Each run has one line; a running run has no duration, and a long request is cut."""
     runs = [
         pb.Run(
             run_id="run-1",
@@ -167,8 +172,8 @@ def test_whose_runs_they_are() -> None:
 
 @pytest.mark.parametrize("outcome", AnswerOutcome.values())
 @pytest.mark.parametrize("tenants", [["acme"], ["acme", "a tenant of a long name"]])
-def test_80_columns(outcome: AnswerOutcome, tenants: list[str]) -> None:
-    """A run's line has its whole identifier, which can be copied, and its status."""
+def test_a_run_fits_into_80_columns(outcome: AnswerOutcome, tenants: list[str]) -> None:
+    """The line has the whole identifier, which can be copied, and the status."""
     runs = [
         pb.Run(
             run_id=str(uuid.uuid4()),
@@ -189,8 +194,8 @@ def test_80_columns(outcome: AnswerOutcome, tenants: list[str]) -> None:
         assert "01-01 00:00 123.4" in line
 
 
-def test_how_tokens_are_known() -> None:
-    """Lower bounds and estimates are marked; what nobody knows is unknown."""
+def test_inexact_token_counts_are_marked() -> None:
+    """Lower bounds and estimates are marked; unknown counts are shown as unknown."""
     reported = pb.UpstreamCall(
         call_id="run-1-0",
         role=usage_pb2.ROLE_ANSWER,
@@ -213,8 +218,10 @@ def test_how_tokens_are_known() -> None:
     assert "3 answer m – – unknown unknown unknown 0.00" in shown
 
 
-def test_search(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`rolegate search` shows passages, best first, and their places; as JSON, too."""
+def test_search_shows_passages_with_their_places(
+    gateway: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The best comes first; `--json` prints JSON."""
     assert main(["search", DIRECTOR, "--address", gateway]) == 0
     assert lines(capsys)[:2] == [
         "0.900 Heat (p1)",
@@ -224,8 +231,10 @@ def test_search(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["passage_id"] == "p1"
 
 
-def test_calls_of_tools_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """By which server, how long they took, and why they failed, beside searches."""
+def test_tool_calls_are_shown_with_server_duration_and_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They are shown alongside searches."""
     page = Passage("web:fetch:1#1", "Heat", "Heat is a film.")
     searches = (
         SearchRecord("Heat", (page,)),

@@ -62,14 +62,14 @@ RUNS = (
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with a config."""
+    """Change to a folder with a config."""
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path)
     return tmp_path
 
 
 def keep(*runs: Run) -> None:
-    """Store runs."""
+    """Store runs in it."""
 
     async def write() -> None:
         database = await Database.open("sqlite:///rolegate.db")
@@ -85,14 +85,14 @@ def export(out: str, *options: str) -> int:
 
 def loaded(path: Path) -> list[dict[str, Any]]:
     kind = {".jsonl": "json", ".parquet": "parquet"}[path.suffix]
-    found = datasets.load_dataset(
+    dataset = datasets.load_dataset(
         kind, data_files=str(path), split="train", cache_dir=str(path.parent / "cache")
     )
-    assert found.column_names == list(ExportRow.__struct_fields__)
+    assert dataset.column_names == list(ExportRow.__struct_fields__)
     names = {str: "string", int: "int64", int | None: "int64", float: "float64", bool: "bool"}
     types = {field.name: names[field.type] for field in msgspec.structs.fields(ExportRow)}
-    assert {name: feature.dtype for name, feature in found.features.items()} == types
-    return list(found)
+    assert {name: feature.dtype for name, feature in dataset.features.items()} == types
+    return list(dataset)
 
 
 def expected(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -100,8 +100,10 @@ def expected(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_runs_of_all_kinds(folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each is a row, the oldest first; one that still runs is left out."""
+def test_runs_of_all_kinds_are_exported_oldest_first(
+    folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that is still running is left out."""
     keep(run("run-00", 0.0, status="running", result=None, events=()), *RUNS)
 
     assert export(f"runs{suffix}") == 0
@@ -122,8 +124,8 @@ sys.exit(main(["runs", "export", "--out", sys.argv[1]]))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_an_export_that_is_told_to_end_leaves_nothing(folder: Path, suffix: str) -> None:
-    """By SIGTERM, at any of its rows."""
+def test_an_export_that_gets_sigterm_leaves_no_file(folder: Path, suffix: str) -> None:
+    """The signal may come at any row."""
     keep(*RUNS)
     before = sorted(folder.iterdir())
     stopped = subprocess.run(
@@ -142,7 +144,7 @@ def test_an_export_that_is_told_to_end_leaves_nothing(folder: Path, suffix: str)
 def test_a_name_that_is_not_utf8_is_shown_escaped(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rather than taken for a failure."""
+    """It is not reported as a failure."""
     keep(*RUNS)
 
     assert export(os.fsdecode(b"caf\xe9.jsonl")) == 0
@@ -151,8 +153,9 @@ def test_a_name_that_is_not_utf8_is_shown_escaped(
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("status", ["finished", "failed"])
-def test_one_run(folder: Path, suffix: str, status: str) -> None:
-    """Gives the same columns of the same types."""
+def test_a_single_run_has_the_same_columns_and_types(
+    folder: Path, suffix: str, status: str
+) -> None:
     result: dict[str, Any] = {"result": None, "events": ()} if status == "failed" else {}
     keep(run("run-1", status=status, **result))
 
@@ -161,8 +164,8 @@ def test_one_run(folder: Path, suffix: str, status: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_hostile_texts(folder: Path, suffix: str) -> None:
-    """Come through as they are: no row is split, none is forged, no text becomes something else."""
+def test_hostile_texts_are_exported_unchanged(folder: Path, suffix: str) -> None:
+    """No row is split or forged, and no text gets another type."""
     answers = [msgspec.structs.replace(ANSWER, answer=text) for text in HOSTILE]
     runs = [
         run(f"run-{number:02}", float(number), request=text, request_id=f"id-{text}", result=answer)
@@ -179,26 +182,24 @@ def test_hostile_texts(folder: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_texts_that_are_dates(folder: Path, suffix: str, moment: str) -> None:
-    """Stay texts, though there is nothing else in their columns; JSON lines need a space behind
-    them for that.
+def test_texts_that_are_dates_stay_texts(folder: Path, suffix: str, moment: str) -> None:
+    """This holds for a column of dates alone; in JSON lines, a space after the date keeps it a
+    text.
     """
     answer = msgspec.structs.replace(ANSWER, answer=moment)
     keep(*(run(f"run-{number}", request=moment, result=answer) for number in range(3)))
 
     assert export(f"runs{suffix}") == 0
 
-    told = f"{moment} " if suffix == ".jsonl" else moment
+    text = f"{moment} " if suffix == ".jsonl" else moment
     for row in loaded(folder / f"runs{suffix}"):
-        assert (row["request"], row["output"]) == (told, told)
+        assert (row["request"], row["output"]) == (text, text)
         assert json.loads(row["trace"])["result"]["answer"] == moment
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_more_than_a_reader_takes_at_once(folder: Path, suffix: str) -> None:
-    """Texts come first that are dates, then others, megabytes later; and one is larger than
-    what is read at once.
-    """
+def test_exports_larger_than_a_reader_s_block_keep_their_types(folder: Path, suffix: str) -> None:
+    """Dates come first and other texts megabytes later; one text is larger than a block."""
     texts = ["2026-11-21"] * 40 + ["so so", "2026-11-21"] + ["x" * 11_000_000]
     padding = Conversation((Message("user", "y" * 400_000),))
     runs = [
@@ -214,19 +215,25 @@ def test_more_than_a_reader_takes_at_once(folder: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("early", [True, False])
-def test_what_is_unknown_for_ten_megabytes(folder: Path, suffix: str, early: bool) -> None:
-    """Tokens and costs of early runs, or of late ones; null stays null."""
+def test_ten_megabytes_of_unknown_values_keep_the_column_s_type(
+    folder: Path, suffix: str, early: bool
+) -> None:
+    """Tokens and costs are unknown in the early or the late runs; null stays null."""
     padding = Conversation((Message("user", "y" * 600_000),))
     unknown = [n < 25 if early else n >= 1 for n in range(27)]
     runs = [
         run(
             f"run-{n:02}",
             float(n),
-            [call(f"run-{n:02}", usage=None, nano_usd=None) if none else call(f"run-{n:02}")],
+            [
+                call(f"run-{n:02}", usage=None, nano_usd=None)
+                if unknown_run
+                else call(f"run-{n:02}")
+            ],
             result=padding,
             events=(),
         )
-        for n, none in enumerate(unknown)
+        for n, unknown_run in enumerate(unknown)
     ]
     keep(*runs)
 
@@ -238,8 +245,8 @@ def test_what_is_unknown_for_ten_megabytes(folder: Path, suffix: str, early: boo
         assert [row[name] is None for row in rows] == unknown
 
 
-def test_rewards_that_are_unknown_for_ten_megabytes(folder: Path) -> None:
-    """The lines for reinforcement learning load too."""
+def test_ten_megabytes_of_unknown_rewards_keep_the_column_s_type(folder: Path) -> None:
+    """This holds for the lines for reinforcement learning."""
     texts = ["y" * 600_000] * 20
     runs = []
     for n, text in enumerate(texts):
@@ -262,14 +269,14 @@ def test_rewards_that_are_unknown_for_ten_megabytes(folder: Path) -> None:
     rows = datasets.load_dataset(
         "json", data_files="runs.jsonl", split="train", cache_dir=str(folder / "cache")
     )
-    found = sorted(rows, key=lambda row: row["run_id"])
-    assert [row["reward"]["f1"] is None for row in found] == [True] * 19 + [False]
-    assert [row["turns"][0]["usage"] is None for row in found] == [True] * 19 + [False]
-    assert found[-1]["right_answers"] == ["michael mann"]
+    loaded_rows = sorted(rows, key=lambda row: row["run_id"])
+    assert [row["reward"]["f1"] is None for row in loaded_rows] == [True] * 19 + [False]
+    assert [row["turns"][0]["usage"] is None for row in loaded_rows] == [True] * 19 + [False]
+    assert loaded_rows[-1]["right_answers"] == ["michael mann"]
 
 
-def test_row_groups(folder: Path) -> None:
-    """Keep what is held in memory small, however much is exported."""
+def test_row_groups_bound_the_memory(folder: Path) -> None:
+    """The memory does not depend on the size of the export."""
     padding = Conversation((Message("user", "y" * 3_000_000),))
     keep(
         *(run(f"run-{number:02}", float(number), result=padding, events=()) for number in range(30))
@@ -294,16 +301,17 @@ def test_row_groups(folder: Path) -> None:
         (["--since", "1970-01-01T00:00:02", "--until", "1970-01-01T00:00:05", "--training"], "24"),
     ],
 )
-def test_filters(folder: Path, options: list[str], numbers: str) -> None:
-    """Leave out what is not wanted."""
+def test_filters_select_the_runs(folder: Path, options: list[str], numbers: str) -> None:
     keep(*RUNS)
     assert export("runs.jsonl", *options) == 0
     assert [row["run_id"][-1] for row in loaded(folder / "runs.jsonl")] == list(numbers)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_nothing_to_export(folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Gives no file, as none without rows can be loaded; and leaves one that is there as it was."""
+def test_an_empty_export_writes_no_file(
+    folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file without rows cannot be loaded; an existing file is unchanged."""
     keep(run("run-1", status="running", result=None, events=()))
     out = folder / f"runs{suffix}"
 
@@ -316,8 +324,7 @@ def test_nothing_to_export(folder: Path, suffix: str, capsys: pytest.CaptureFixt
     assert out.read_text() == "mine"
 
 
-def test_what_was_said_of_a_run(folder: Path) -> None:
-    """Stands in its row."""
+def test_feedback_is_in_the_row_of_its_run(folder: Path) -> None:
     said = Feedback("run-01", accepted=False, right_answer="1995")
 
     async def write() -> None:
@@ -333,9 +340,11 @@ def test_what_was_said_of_a_run(folder: Path) -> None:
     assert second["feedback"] == "[]"
 
 
-def test_what_agents_sampled(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each agent of each answer that may train, with the reward that feedback tells;
-    `datasets` reads it.
+def test_sampled_turns_are_exported_by_agent(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each agent of each answer that may be used for training has a line, with the reward from
+    feedback. `datasets` reads the file.
     """
     shy = run("run-08", 8.0, [call("run-08")], tenant="shy")
 
@@ -361,17 +370,18 @@ def test_what_agents_sampled(folder: Path, capsys: pytest.CaptureFixture[str]) -
     rows = datasets.load_dataset(
         "json", data_files="runs.jsonl", split="train", cache_dir=str(folder / "cache")
     )
-    assert [row["messages"][0]["content"] for row in rows] == [one.sub_query for one in EXECUTIONS]
+    assert [row["messages"][0]["content"] for row in rows] == [
+        execution.sub_query for execution in EXECUTIONS
+    ]
 
     assert export("runs.parquet", "--for", "rl") == 1
     assert "--out runs.parquet: name a file that ends in .jsonl." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_that_is_there(
+def test_an_existing_file_is_replaced_only_on_request(
     folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Is replaced when that is asked for, and not otherwise."""
     keep(*RUNS)
     out = folder / f"runs{suffix}"
     out.write_text("mine")
@@ -390,10 +400,10 @@ def test_a_file_that_is_there(
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_an_export_that_fails(
+def test_a_failed_export_leaves_the_existing_file_unchanged(
     folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Leaves nothing behind, and the file of that name as it was."""
+    """No other file is left."""
     keep(*RUNS)
 
     async def damage() -> None:
@@ -413,8 +423,10 @@ def test_an_export_that_fails(
     assert "The trace of run run-05 is damaged" in capsys.readouterr().err
 
 
-def test_what_cannot_be_exported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Other formats, and a store that is not there, which is not made for it."""
+def test_unknown_formats_and_missing_stores_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A missing store is not created."""
     assert export("runs.csv") == 1
     assert "name a file that ends in .jsonl or .parquet" in capsys.readouterr().err
     assert export("runs.jsonl") == 1
@@ -426,8 +438,11 @@ def test_what_cannot_be_exported(folder: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_an_export_is_its_owner_s_alone(suffix: str, folder: Path) -> None:
-    """As the store is, whose texts it holds, also in the place of a file that others could read."""
+def test_an_export_is_readable_by_its_owner_only(suffix: str, folder: Path) -> None:
+    """It contains texts of the store, which is private, too.
+
+    An existing file that others could read is replaced by a private file.
+    """
     keep(*RUNS)
     out = folder / f"runs{suffix}"
     out.touch()

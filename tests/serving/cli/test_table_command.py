@@ -1,4 +1,4 @@
-"""`rolegate table`, against a gateway of scripted models."""
+"""`rolegate table` with a gateway of scripted models."""
 
 import json
 from io import StringIO
@@ -26,10 +26,8 @@ MARKDOWN = [
 ]
 
 
-def test_what_is_printed(rolegate: Rolegate, gateway: str) -> None:
-    """Markdown, where it is no terminal; beside it how far it is, what to check, and how far it
-    came.
-    """
+def test_a_table_is_printed_as_markdown_in_a_pipe(rolegate: Rolegate, gateway: str) -> None:
+    """Standard error has the progress, the cells to check, and the result."""
     status, out, err = rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway)
     assert (status, out.splitlines()) == (0, MARKDOWN)
     assert err.startswith("0 rows, 0 sub-queries under way\n")
@@ -37,8 +35,7 @@ def test_what_is_printed(rolegate: Rolegate, gateway: str) -> None:
     assert "done: 2 rows, 100% filled; run-" in err
 
 
-def test_json(rolegate: Rolegate, gateway: str) -> None:
-    """The message of the protocol, one line."""
+def test_json_is_the_protocol_s_message_in_one_line(rolegate: Rolegate, gateway: str) -> None:
     status, out, err = rolegate(
         "table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--json"
     )
@@ -49,8 +46,9 @@ def test_json(rolegate: Rolegate, gateway: str) -> None:
 @pytest.mark.parametrize(
     ("suffix", "first"), [("md", MARKDOWN[0]), ("csv", "city,founder,founded"), ("json", "{")]
 )
-def test_files(rolegate: Rolegate, gateway: str, tmp_path: Path, suffix: str, first: str) -> None:
-    """In the form that the name says."""
+def test_the_suffix_of_a_file_chooses_its_form(
+    rolegate: Rolegate, gateway: str, tmp_path: Path, suffix: str, first: str
+) -> None:
     out = tmp_path / f"cities.{suffix}"
     assert (
         rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--out", out).status
@@ -59,24 +57,26 @@ def test_files(rolegate: Rolegate, gateway: str, tmp_path: Path, suffix: str, fi
     assert out.read_text("utf-8").startswith(first)
 
 
-def test_known_rows(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
-    """A file's columns may stand in any order; one that was written can be sent back."""
+def test_known_rows_are_read_from_a_file(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
+    """Columns may have any order; a written file can be read again."""
     known = tmp_path / "known.csv"
     out = tmp_path / "out.csv"
     known.write_text("\ufeffFounded,City\n777,Tal\n")
-    asked = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--out", out)
-    assert rolegate(*asked, "--rows", known).status == 0
+    arguments = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--out", out)
+    assert rolegate(*arguments, "--rows", known).status == 0
     assert out.read_text("utf-8").splitlines()[1] == "Tal,,777"
-    again = rolegate(
+    second_run = rolegate(
         "table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--rows", out, "--closed"
     )
-    assert again.out.splitlines()[2:] == ["| Tal |  | 777 |", *MARKDOWN[2:]]
+    assert second_run.out.splitlines()[2:] == ["| Tal |  | 777 |", *MARKDOWN[2:]]
 
 
-def test_what_is_refused(rolegate: Rolegate, dead: str, gateway: str, tmp_path: Path) -> None:
-    """Before anything is started where it can be seen by then."""
+def test_impossible_tables_are_refused(
+    rolegate: Rolegate, dead: str, gateway: str, tmp_path: Path
+) -> None:
+    """Nothing is started if the problem is known before."""
     (tmp_path / "known.csv").write_text("town\nTal\n")
-    for options, said in (
+    for options, message in (
         (("--columns", "a*:b"), "must be one of text, integer"),
         (("--columns", "a*", "--out", "t.xls"), "ends in .md or .csv or .tsv or .xlsx or .json."),
         (
@@ -92,14 +92,14 @@ def test_what_is_refused(rolegate: Rolegate, dead: str, gateway: str, tmp_path: 
     ):
         ended = rolegate("table", QUESTION, "--address", dead, *options)
         assert ended.status in (1, 2)
-        assert said in ended.err
+        assert message in ended.err
     status, out, err = rolegate("table", QUESTION, "--address", gateway, "--columns", "city*, City")
     assert (status, out) == (1, "")
     assert err.startswith("rolegate: columns")
 
 
-def test_watching_its_run(rolegate: Rolegate, gateway: str) -> None:
-    """As a table, or as events for programs; it stands among the runs."""
+def test_a_table_s_run_can_be_watched(rolegate: Rolegate, gateway: str) -> None:
+    """It is shown as a table or as events for programs, and is in the list of runs."""
     with Client(gateway) as client:
         run_id = client.table(QUESTION, COLUMNS).run_id
     assert rolegate("runs", "watch", run_id, "--address", gateway).out.splitlines() == MARKDOWN
@@ -111,7 +111,7 @@ def test_watching_its_run(rolegate: Rolegate, gateway: str) -> None:
 
 
 class Stream:
-    """A stream of events."""
+    """A stream of given events."""
 
     def __init__(self, *events: pb.StreamTableResponse) -> None:
         self._events = events
@@ -120,18 +120,16 @@ class Stream:
         return self._events
 
     def __exit__(self, *_error: object) -> None:
-        """Nothing is left."""
+        """Do nothing."""
 
 
 def row(name: str, *cells: pb.Cell, merged: tuple[str, ...] = ()) -> pb.Row:
-    """One of a key and cells."""
+    """Return a row of a key and cells."""
     return pb.Row(row_id=name, cells=[pb.Cell(value=name), *cells], merged_row_ids=merged)
 
 
-def test_a_terminal() -> None:
-    """How many rows there are, one that is another's alias no longer; at the end what sources
-    disagree on.
-    """
+def test_progress_counts_rows_and_ends_with_disagreements() -> None:
+    """A row that turns out to be an alias of another is no longer counted."""
     rival = pb.Claim(
         value="901", citations=[Citation(title="Annals", quote="Bel was founded in 901.")]
     )
@@ -140,20 +138,20 @@ def test_a_terminal() -> None:
     )
     copied = pb.Cell(value="long ago", support=pb.SUPPORT_VALUE_ONLY, mistyped=True)
     columns = [pb.Column(name="city", key=True), pb.Column(name="founded")]
-    done = pb.Table(
+    table = pb.Table(
         run_id="run-1", columns=columns, rows=[row("Bel", conflict), row("Tal", copied)]
     )
     events = [
         pb.StreamTableResponse(planned=pb.Planned(columns=columns)),
         pb.StreamTableResponse(sub_query_dispatched=SubQueryDispatched(index=0)),
         *(
-            pb.StreamTableResponse(row_changed=pb.RowChanged(row_id=one.row_id, row=one))
-            for one in (
+            pb.StreamTableResponse(row_changed=pb.RowChanged(row_id=event.row_id, row=event))
+            for event in (
                 row("Belu", pb.Cell(state=pb.CELL_STATE_MISSING)),
                 row("Bel", conflict, merged=("Belu",)),
             )
         ),
-        pb.StreamTableResponse(done=done),
+        pb.StreamTableResponse(done=table),
     ]
     out, progress = (
         Console(file=StringIO(), width=80, force_terminal=True, color_system=None) for _ in range(2)
@@ -174,8 +172,8 @@ def test_a_terminal() -> None:
     "name",
     ["[link=http://evil.example]x[/link]", "[/]", "[red]x", "\x1b]8;;http://evil.example\x07x"],
 )
-def test_names_of_columns_take_no_hold_of_a_terminal(name: str) -> None:
-    """No link and no style comes of them, and none is an error."""
+def test_names_of_columns_are_shown_literally(name: str) -> None:
+    """They are neither links nor styles, and cause no error."""
     out = StringIO()
     console = Console(file=out, force_terminal=True, width=120)
     table = Table(pb.Table(columns=[pb.Column(name=name, key=True)], rows=[row("Bel")]))

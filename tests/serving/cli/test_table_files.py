@@ -29,7 +29,7 @@ EVIL = "<img src=x> [x](javascript:alert(1))"
 
 
 def lines_of(file: Path) -> list[list[str]]:
-    """The cells of a table's file, as its readers have them."""
+    """Return the cells of a table's file, as its readers have them."""
     if file.suffix == ".xlsx":
         assert all(
             cell.data_type != "f"
@@ -42,22 +42,24 @@ def lines_of(file: Path) -> list[list[str]]:
     if file.suffix == ".md":
         tokens = MarkdownIt("gfm-like").parse(text)
         cells = [
-            (token.content, tokens[at - 1].type)
-            for at, token in enumerate(tokens)
+            (token.content, tokens[position - 1].type)
+            for position, token in enumerate(tokens)
             if token.type == "inline"
         ]
         width = sum(kind == "th_open" for _, kind in cells)
         texts = [text.replace("\\", "") for text, _ in cells]
-        return [texts[at : at + width] for at in range(0, len(texts), width)]
+        return [texts[position : position + width] for position in range(0, len(texts), width)]
     return list(
         csv.reader(io.StringIO(text, newline=""), delimiter="\t" if file.suffix == ".tsv" else ",")
     )
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "md", "xlsx"])
-def test_a_file_with_sources(rolegate: Rolegate, gateway: str, tmp_path: Path, suffix: str) -> None:
-    """A column behind the others for each; without the option, values alone."""
-    asked = (
+def test_sources_have_a_column_each_after_the_values(
+    rolegate: Rolegate, gateway: str, tmp_path: Path, suffix: str
+) -> None:
+    """Without the option, the file has values alone."""
+    arguments = (
         "table",
         QUESTION,
         "--columns",
@@ -67,22 +69,24 @@ def test_a_file_with_sources(rolegate: Rolegate, gateway: str, tmp_path: Path, s
         "--out",
         tmp_path / f"t.{suffix}",
     )
-    assert rolegate(*asked).status == 0
+    assert rolegate(*arguments).status == 0
     assert lines_of(tmp_path / f"t.{suffix}") == [
         NAMES,
         ["Krurou", "Ana", "1200"],
         ["Bel", "Bo", "900"],
     ]
-    assert rolegate(*asked, "--sources").status == 0
+    assert rolegate(*arguments, "--sources").status == 0
     header, _, bel = lines_of(tmp_path / f"t.{suffix}")
     assert header == [*NAMES, *SOURCES]
     assert bel[:3] == ["Bel", "Bo", "900"]
     assert bel[5] == "Bel: “Bel was founded in 900.” (Bel)"
 
 
-def test_one_shape_of_json(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
-    """In the file and on the output, which is the message of the wire."""
-    asked = (
+def test_json_in_a_file_and_on_the_output_are_equal(
+    rolegate: Rolegate, gateway: str, tmp_path: Path
+) -> None:
+    """Both have the protocol's message."""
+    arguments = (
         "table",
         QUESTION,
         "--columns",
@@ -93,7 +97,7 @@ def test_one_shape_of_json(rolegate: Rolegate, gateway: str, tmp_path: Path) -> 
         "--out",
         tmp_path / "t.json",
     )
-    printed = rolegate(*asked).out
+    printed = rolegate(*arguments).out
     assert json.loads((tmp_path / "t.json").read_bytes()) == json.loads(printed)
 
 
@@ -126,9 +130,10 @@ HOSTILE = pb.Table(
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".md", ".xlsx"])
-def test_no_file_holds_formulas_or_markup(tmp_path: Path, ending: str) -> None:
-    """Names and sources neither; numbers of columns of numbers are numbers to Excel, unless
-    that would change them.
+def test_no_file_contains_formulas_or_markup(tmp_path: Path, ending: str) -> None:
+    """This holds for values, names and sources.
+
+    Numbers in columns of numbers are numbers in Excel, unless that would change them.
     """
     file = tmp_path / f"t{ending}"
     file.write_bytes(
@@ -157,15 +162,15 @@ def test_no_file_holds_formulas_or_markup(tmp_path: Path, ending: str) -> None:
     assert "but 901 (Annals, p. 3: “In 901.”)" in rows[2][5]
 
 
-def test_a_given_value_that_a_source_contradicts(
+def test_a_given_value_that_a_source_contradicts_is_kept_and_marked(
     rolegate: Rolegate, gateway: str, tmp_path: Path
 ) -> None:
-    """Stays, and is marked: on the output's side, in files, and on the wire."""
+    """It is marked on standard error, in files, and in the protocol's message."""
     known = tmp_path / "known.csv"
     out = tmp_path / "out.csv"
     known.write_text("city,founded\nBel,899\nKrurou,1200\n")
-    asked = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--rows", known)
-    status, printed, err = rolegate(*asked, "--out", out, "--sources")
+    arguments = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--rows", known)
+    status, printed, err = rolegate(*arguments, "--out", out, "--sources")
     assert status == 0
     assert "| Bel | Bo | 899 |" in printed
     assert (
@@ -175,18 +180,20 @@ def test_a_given_value_that_a_source_contradicts(
     assert "but 900 (Bel: “Bel was founded in 900.” (Bel))" in lines_of(out)[1][5]
     marked = [
         cell["contradicted"]
-        for row in json.loads(rolegate(*asked, "--json").out)["rows"]
+        for row in json.loads(rolegate(*arguments, "--json").out)["rows"]
         for cell in row["cells"]
     ]
     assert marked == [False, False, True, False, False, False]
 
 
-def test_other_columns_pass_through(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
-    """Behind the table's own; rows that were found have none."""
+def test_other_columns_of_given_rows_are_kept(
+    rolegate: Rolegate, gateway: str, tmp_path: Path
+) -> None:
+    """They come after the table's columns; rows that were found have no values in them."""
     known = tmp_path / "known.csv"
     out = tmp_path / "out.csv"
     known.write_text("note;Founded;City;id\nnice;777;Tal;=1+1\n;;Bel;7\n")
-    asked = (
+    arguments = (
         "table",
         QUESTION,
         "--columns",
@@ -198,7 +205,7 @@ def test_other_columns_pass_through(rolegate: Rolegate, gateway: str, tmp_path: 
         "--out",
         out,
     )
-    assert rolegate(*asked).status == 0
+    assert rolegate(*arguments).status == 0
     assert lines_of(out) == [
         [*NAMES, "note", "id"],
         ["Tal", "", "777", "nice", "'=1+1"],
@@ -227,8 +234,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_delimiters_and_encodings(tmp_path: Path, form: str) -> None:
-    """Are found."""
+def test_delimiters_and_encodings_are_recognised(tmp_path: Path, form: str) -> None:
     (tmp_path / "known.csv").write_bytes(FORMS[form])
     found = read_given_rows(tmp_path / "known.csv", parse_columns(COLUMNS))
     assert [row["city"] for row in found.values] == ["Köln – “old”", "Bel"]
@@ -236,15 +242,15 @@ def test_delimiters_and_encodings(tmp_path: Path, form: str) -> None:
     assert list(found.lines) == [2, 3]
 
 
-def test_chinese(tmp_path: Path) -> None:
+def test_a_chinese_encoding_is_recognised(tmp_path: Path) -> None:
     text = "城市;成立\n北京市是中华人民共和国的首都;一九四九年\n上海市位于中国东部的沿海地区;一二九一年\n"
     (tmp_path / "known.csv").write_bytes(text.encode("gb18030"))
-    found = read_given_rows(tmp_path / "known.csv", parse_columns("城市*, 成立"))
-    assert [row["成立"] for row in found.values] == ["一九四九年", "一二九一年"]
+    rows = read_given_rows(tmp_path / "known.csv", parse_columns("城市*, 成立"))
+    assert [row["成立"] for row in rows.values] == ["一九四九年", "一二九一年"]
 
 
-def test_a_workbook(tmp_path: Path) -> None:
-    """Its first sheet: numbers and days as people write them."""
+def test_a_workbook_is_read_from_its_first_sheet(tmp_path: Path) -> None:
+    """Numbers and days have the form in which people write them."""
     book = Workbook()
     sheet = book.worksheets[0]
     for row in (
@@ -255,15 +261,15 @@ def test_a_workbook(tmp_path: Path) -> None:
     ):
         sheet.append(row)
     book.save(tmp_path / "known.xlsx")
-    found = read_given_rows(tmp_path / "known.xlsx", parse_columns(COLUMNS))
-    assert [row["founded"] for row in found.values] == ["900", "12.5"]
-    assert found.others == {("Bel",): {"seen": "2024-05-01"}, ("Tal",): {"seen": ""}}
-    assert list(found.lines) == [2, 4]
+    rows = read_given_rows(tmp_path / "known.xlsx", parse_columns(COLUMNS))
+    assert [row["founded"] for row in rows.values] == ["900", "12.5"]
+    assert rows.others == {("Bel",): {"seen": "2024-05-01"}, ("Tal",): {"seen": ""}}
+    assert list(rows.lines) == [2, 4]
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".xlsx"])
-def test_a_file_that_was_written_is_read_back(tmp_path: Path, ending: str) -> None:
-    """With formulas as they were."""
+def test_a_written_file_is_read_back(tmp_path: Path, ending: str) -> None:
+    """Formulas are unchanged."""
     columns = parse_columns("city*, n")
     rows = [pb.Row(cells=cells(FORMULA, "-1")), pb.Row(cells=cells("Bel", "@x"))]
     file = tmp_path / f"t{ending}"
@@ -278,7 +284,7 @@ def test_a_file_that_was_written_is_read_back(tmp_path: Path, ending: str) -> No
     "text",
     ["a\ufffeb", "a\uffffb", "a\x00b", "_x0041_", "_x003D_1+1", "x_x000D_"],
 )
-def test_a_workbook_holds_any_text(tmp_path: Path, text: str) -> None:
+def test_a_workbook_may_have_any_text(tmp_path: Path, text: str) -> None:
     """XML allows neither U+FFFE nor U+FFFF, and `_x0041_` is an A to spreadsheets."""
     columns = parse_columns("city*, n")
     table = pb.Table(columns=columns, rows=[pb.Row(cells=cells("Bel", text))])
@@ -305,8 +311,7 @@ def test_a_workbook_holds_any_text(tmp_path: Path, text: str) -> None:
         ('city,founded\nTal,1\nBel,"2\n', "line 3: unexpected end of data."),
     ],
 )
-def test_what_is_wrong_with_a_file(tmp_path: Path, content: str, said: str) -> None:
-    """With the line."""
+def test_a_bad_file_is_refused_with_the_line(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "known.csv").write_text(content)
     with pytest.raises(BadConfig) as caught:
         read_given_rows(tmp_path / "known.csv", parse_columns(COLUMNS))
@@ -315,14 +320,15 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, content: str, said: str) -> N
 
 
 @pytest.mark.parametrize("name", ["known.xlsx", "known.csv"])
-def test_what_is_no_table(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x00\x01\x02PK" * 99)
     with pytest.raises(Exception, match="known"):
         read_given_rows(tmp_path / name, parse_columns(COLUMNS))
 
 
-def test_a_row_that_the_gateway_refuses(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
-    """Is named by its line."""
+def test_a_row_that_the_gateway_refuses_is_named_by_its_line(
+    rolegate: Rolegate, gateway: str, tmp_path: Path
+) -> None:
     known = tmp_path / "known.csv"
     known.write_text("city,founded\nTal,1\n\n,2\n")
     status, _, err = rolegate(

@@ -57,8 +57,8 @@ EQUAL = Reconciliation(
 )
 
 
-class Told:
-    """Sums that are always the same, and what they were asked for."""
+class FixedSums:
+    """A usage service with fixed sums that records the requests."""
 
     def __init__(self) -> None:
         self.asked = list[UsageQuery]()
@@ -69,21 +69,21 @@ class Told:
 
 
 @asynccontextmanager
-async def served(usages: Told, *found: Reconciliation) -> AsyncIterator[list[str]]:
-    """The options that lead to a server of these sums."""
-    server = Server(None, None, None, UsageServicer(usages, reconciling(list(found))))
+async def served(usages: FixedSums, *sums: Reconciliation) -> AsyncIterator[list[str]]:
+    """Start a server with these sums, and return the options that lead to it."""
+    server = Server(None, None, None, UsageServicer(usages, reconciling(list(sums))))
     try:
         yield ["--address", f"127.0.0.1:{await server.start('127.0.0.1:0')}"]
     finally:
         await server.drain(0)
 
 
-async def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row for each group with the share that was cached; what nobody knows is unknown; a sum
-    at the end.
-    """
+async def test_a_table_has_a_row_per_group_and_a_sum(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows have the share of cached tokens; unknown values are shown as unknown."""
     monkeypatch.setenv("COLUMNS", "120")
-    async with served(Told()) as address:
+    async with served(FixedSums()) as address:
         status = await asyncio.to_thread(
             main, ["usage", "--by", "role,version", "--per", "day", *address]
         )
@@ -99,9 +99,8 @@ async def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert "1,234 runs" in lines
 
 
-async def test_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """The options arrive."""
-    usages = Told()
+async def test_options_are_in_the_request(capsys: pytest.CaptureFixture[str]) -> None:
+    usages = FixedSums()
     options = [
         "--by",
         "tenant,version",
@@ -123,9 +122,9 @@ async def test_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-async def test_csv(capsys: pytest.CaptureFixture[str]) -> None:
-    """The same columns whatever was asked for; what is unknown is empty, and 0 is 0."""
-    async with served(Told()) as address:
+async def test_csv_has_the_same_columns_for_any_request(capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown value is empty, and 0 is 0."""
+    async with served(FixedSums()) as address:
         assert await asyncio.to_thread(main, ["usage", "--by", "tenant", "--csv", *address]) == 0
     first, second = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert tuple(first) == COLUMNS
@@ -150,9 +149,8 @@ async def test_csv(capsys: pytest.CaptureFixture[str]) -> None:
     assert (second["completion_tokens"], second["wasted_tokens"]) == ("", "")
 
 
-async def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """The same as numbers, and null."""
-    async with served(Told()) as address:
+async def test_json_has_numbers_and_null(capsys: pytest.CaptureFixture[str]) -> None:
+    async with served(FixedSums()) as address:
         assert await asyncio.to_thread(main, ["usage", "--json", *address]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["runs"], tuple(told["rows"][0])) == (1234, COLUMNS)
@@ -162,10 +160,8 @@ async def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-async def test_reconcile(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the sides differ, by how much, and by which calls; status 1 where that cannot be
-    explained.
-    """
+async def test_reconcile_shows_the_differences(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has its amount and its calls; the status is 1 if a difference cannot be explained."""
     within = Reconciliation(
         "within",
         "within_bounds",
@@ -184,7 +180,7 @@ async def test_reconcile(capsys: pytest.CaptureFixture[str]) -> None:
         completion_tokens=ReconciledTokens(4, 5, 9),
     )
     unknown = Reconciliation("hosted", "unknown", "it has no counters")
-    async with served(Told(), EQUAL, within, unknown) as address:
+    async with served(FixedSums(), EQUAL, within, unknown) as address:
         assert await asyncio.to_thread(main, ["usage", "reconcile", *address]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "equal: equal; 3 completed and 0 uncertain calls since 2025-11-21 00:00:00 UTC",
@@ -196,7 +192,7 @@ async def test_reconcile(capsys: pytest.CaptureFixture[str]) -> None:
         "  uncertain: run-1-0",
         "hosted: unknown; it has no counters",
     ]
-    async with served(Told(), EQUAL, different) as address:
+    async with served(FixedSums(), EQUAL, different) as address:
         assert await asyncio.to_thread(main, ["usage", "reconcile", *address]) == 1
         assert capsys.readouterr().out.splitlines()[-2:] == [
             "  prompt tokens: engine 1,300, ledger 1,000 to 1,200",
@@ -218,20 +214,18 @@ async def test_reconcile(capsys: pytest.CaptureFixture[str]) -> None:
         ("2026-11-21T10:00+02:00", datetime(2026, 11, 21, 8, tzinfo=UTC)),
     ],
 )
-def test_moments(text: str, meant: datetime) -> None:
-    """Are UTC's unless they name a zone."""
+def test_moments_are_in_utc_by_default(text: str, meant: datetime) -> None:
     assert time_argument(text) == meant
 
 
 @pytest.mark.parametrize(("text", "ago"), [("7d", timedelta(days=7)), ("12h", timedelta(hours=12))])
-def test_moments_before_now(text: str, ago: timedelta) -> None:
-    """Are so many days or hours ago."""
+def test_moments_may_be_days_or_hours_ago(text: str, ago: timedelta) -> None:
     before = datetime.now(UTC)
     assert before <= time_argument(text) + ago <= datetime.now(UTC)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--since", "yesterday"], "'yesterday' is not a time"),
         (["--since", "99999999999d"], "'99999999999d' is not a time"),
@@ -248,21 +242,21 @@ def test_moments_before_now(text: str, ago: timedelta) -> None:
         ),
     ],
 )
-def test_what_cannot_be_done(
-    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_an_impossible_request_is_reported_in_one_line(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Is told in one line; status 1."""
+    """The status is 1."""
     assert main(["usage", *options]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert message in line
 
 
-def test_a_key_in_the_clear(
+def test_a_key_is_not_sent_without_encryption(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is not sent, nor shown."""
+    """It is not shown either."""
     monkeypatch.setenv("ROLEGATE_API_KEY", "rg_1_secret")
     assert main(["usage", "--address", "10.0.0.7:50551"]) == 1
-    said = capsys.readouterr().err
-    assert "sent to 10.0.0.7:50551" in said
-    assert "secret" not in said
+    message = capsys.readouterr().err
+    assert "sent to 10.0.0.7:50551" in message
+    assert "secret" not in message
