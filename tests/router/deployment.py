@@ -1,4 +1,4 @@
-"""A whole deployment of doubles: roles, a search and a gateway around scripted models."""
+"""A deployment of doubles: roles, a search and a gateway around scripted models."""
 
 import asyncio
 import json
@@ -41,17 +41,17 @@ SYSTEMS: Mapping[RoleName, str] = {
 
 
 def block(*sub_queries: str) -> str:
-    """A delegator's search block."""
+    """Return a search block of the delegator."""
     return f"<search>{json.dumps(sub_queries)}</search>"
 
 
 def report(answer: str, *evidence: str) -> str:
-    """An executor's report."""
+    """Return a report of an executor."""
     return f"<answer>{answer}</answer>\n<evidence>{chr(10).join(evidence)}</evidence>"
 
 
 def finds(prompt: Prompt) -> str:
-    """An executor that searches for its sub-query as it is, and then reports about it."""
+    """Search for the sub-query unchanged, then report on it."""
     sub_query = prompt.messages[1].content
     if len(prompt.messages) == 2:
         return f"<search>{sub_query}</search>"
@@ -59,19 +59,19 @@ def finds(prompt: Prompt) -> str:
 
 
 def role(name: RoleName, model: Model, attempts: int = 1, max_tokens: int = 64) -> Role:
-    """A role with a system prompt of one word."""
+    """Return a role with a system prompt of one word."""
     return Role(name, model, SYSTEMS[name], Sampling(max_tokens=max_tokens), attempts)
 
 
 def lasting(time_s: float = 60.0, events: list[Event] | None = None) -> RunContext:
-    """A run that begins now."""
+    """Return a run that begins now."""
     told: list[Event] = [] if events is None else events
     return RunContext.lasting(time_s, told.append, Ledger())
 
 
 @dataclass
 class Deployment:
-    """Three models and a retriever, each of which may be replaced."""
+    """Three models and a retriever, each of which can be replaced."""
 
     delegator: Model = field(
         default_factory=lambda: ScriptedModel([block("Who directed Heat?"), STOP], "backbone")
@@ -87,7 +87,7 @@ class Deployment:
     max_tokens: int = 64
 
     def roles(self) -> dict[RoleName, Role]:
-        """The three roles."""
+        """Return the three roles."""
         models: dict[RoleName, Model] = {
             "delegation": self.delegator,
             "execution": self.executor,
@@ -108,7 +108,7 @@ class Deployment:
         executor: Executes | None = None,
         topology: TopologyName = "factorized",
     ) -> FactorizedSearch:
-        """The search loop."""
+        """Return the search loop."""
         roles = self.roles()
         return FactorizedSearch(
             Delegator(roles["delegation"], max_sub_queries),
@@ -132,7 +132,7 @@ class Deployment:
         admission: Admission | None = None,
         topologies: Mapping[TopologyName, Topology] = {},
     ) -> Gateway:
-        """The gateway."""
+        """Return the gateway."""
         roles = self.roles()
         store = store or Kept()
         settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
@@ -153,8 +153,9 @@ _RUNNING: RunStatus = "running"
 
 
 class Kept(NoJournal):
-    """A journal and an archive in memory; `full` makes storing fail, and `let`, cleared, keeps
-    its callers waiting.
+    """A journal and an archive in memory.
+
+    `full` makes storing fail; clearing `let` makes it wait.
     """
 
     def __init__(self) -> None:
@@ -166,7 +167,7 @@ class Kept(NoJournal):
         self.let = asyncio.Event()
         self.let.set()
         self.asked = asyncio.Event()
-        """Set once a run is to be stored."""
+        """Event of a run about to be stored."""
         self._arrived = asyncio.Queue[Run]()
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
@@ -256,16 +257,18 @@ class Kept(NoJournal):
         return tuple(feedback for feedback in self.given if feedback.run_id == run_id)
 
     async def request_cancel(self, run_id: str) -> None:
-        """Nobody else works on its runs."""
+        """Refuse, as no other gateway works on its runs."""
 
     async def next(self) -> Run:
-        """The next run that arrives."""
+        """Wait for the next run and return it."""
         async with asyncio.timeout(10):
             return await self._arrived.get()
 
 
 class HeldModel:
-    """Says what `model` says: the first `free` times at once, then only once it is let."""
+    """A model that says what `model` says: the first `free` times immediately, then only when
+    released.
+    """
 
     def __init__(self, model: ScriptedModel, free: int = 0) -> None:
         self._model = model
@@ -295,7 +298,7 @@ class HeldModel:
         return await self._model.count(prompt, text)
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
-        """The first delta at once, if there is one, the others held back."""
+        """Yield the first delta immediately, if there is one, and hold back the others."""
         try:
             said = await self._model.complete(prompt)
         except RuntimeError:  # nothing is left to say
@@ -311,7 +314,7 @@ class HeldModel:
 
 
 class Meeting:
-    """A retriever that answers nobody before `parties` have asked."""
+    """A retriever that answers only after `parties` calls have come."""
 
     def __init__(self, parties: int) -> None:
         self._barrier = asyncio.Barrier(parties)

@@ -1,4 +1,4 @@
-"""The ledger: one row for every attempt, and sums that hold back nothing."""
+"""The ledger: one row for every attempt, and sums that leave nothing out."""
 
 import asyncio
 import time
@@ -34,8 +34,9 @@ CALLER = Caller("execution", "small", "http://e", 3, 64)
 async def ends(
     ledger: Ledger, *deltas: Delta, error: BaseException | None = None, count: Usage | None = None
 ) -> None:
-    """An attempt that hears of `deltas` and then fails, or not; whose tokens a tokenizer would
-    count as `count`.
+    """Run an attempt that takes `deltas` and ends, with an error if given.
+
+    A tokenizer counts its tokens as `count`.
     """
 
     async def counted(_text: str) -> Usage | None:
@@ -61,8 +62,9 @@ async def ends(
         (GeneratorExit(), "cancelled"),
     ],
 )
-async def test_a_failed_attempt_has_its_row(error: BaseException, outcome: Outcome) -> None:
-    """However an attempt ends, it leaves one row, and the error goes on."""
+async def test_every_attempt_leaves_one_row_and_its_error_is_raised(
+    error: BaseException, outcome: Outcome
+) -> None:
     ledger = Ledger("run-1", "acme")
     with pytest.raises(type(error)):
         async with ledger.attempt(CALLER, "retry", 2) as attempt:
@@ -95,12 +97,12 @@ CUT = asyncio.CancelledError()
         ([Delta("a", usage=Usage(7, 2, lower_bound=True))], None, Usage(7, 2, lower_bound=True), 0),
     ],
 )
-async def test_what_an_attempt_has_spent(
+async def test_the_usage_of_an_attempt_is_exact_a_lower_bound_or_unknown(
     deltas: list[Delta], error: BaseException | None, usage: Usage | None, wasted: int
 ) -> None:
-    """Exact where the engine reported it at the end; where it was cut, a lower bound, and wasted,
-    unless the stream was only left because the engine ignores stop strings; unknown where the
-    engine said nothing.
+    """It is exact if the engine reported it at the end, and a lower bound and wasted if the
+    attempt was cut. A stream that was left because the engine ignores stop strings is not
+    wasted. Without a report the usage is unknown.
     """
     ledger = Ledger()
     await ends(ledger, *deltas, error=error)
@@ -112,8 +114,8 @@ async def test_what_an_attempt_has_spent(
     )
 
 
-async def test_the_first_token() -> None:
-    """Its time is that of the first text or thought, not of a usage."""
+async def test_the_time_of_the_first_token_is_that_of_text_or_thought() -> None:
+    """A usage does not count."""
     ledger = Ledger()
     await ends(ledger, Delta(usage=Usage(7, 0)))
     async with ledger.attempt(CALLER, "first", 1) as attempt:
@@ -124,10 +126,8 @@ async def test_the_first_token() -> None:
     assert first is not None
 
 
-async def test_what_nobody_reported_is_counted() -> None:
-    """A cut attempt without a usage is settled once its text is counted; one without text has
-    nothing to count.
-    """
+async def test_a_cut_attempt_without_a_usage_is_counted_from_its_text() -> None:
+    """It is settled once the text is counted. Without text there is nothing to count."""
     texts: list[str] = []
 
     async def count(text: str) -> Usage | None:
@@ -151,8 +151,7 @@ async def test_what_nobody_reported_is_counted() -> None:
     assert texts == ["hm a"]
 
 
-async def test_counting_takes_no_longer_than_it_may() -> None:
-    """A tokenizer that does not answer leaves the usage unknown, and the others' known."""
+async def test_a_tokenizer_that_hangs_leaves_only_its_own_usage_unknown() -> None:
     ledger = Ledger()
 
     async def hang(_text: str) -> Usage | None:
@@ -176,8 +175,8 @@ async def test_counting_takes_no_longer_than_it_may() -> None:
     assert len(ledger.calls) == 3
 
 
-async def test_cost() -> None:
-    """By the price of the caller; what is not priced or not counted has none."""
+async def test_the_cost_follows_the_price_of_the_caller() -> None:
+    """Without a price or a usage there is no cost."""
     price = Price(prompt=1.0, completion=10.0, cached=0.5)
     ledger = Ledger()
     for caller, usage in (
@@ -191,7 +190,7 @@ async def test_cost() -> None:
 
 
 class Told(NoJournal):
-    """A journal that notes what it is told, and fails where it should."""
+    """A journal that notes its calls and fails where it should."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
@@ -212,7 +211,7 @@ class Told(NoJournal):
 
 
 async def test_a_call_is_opened_before_it_is_made_and_settled_after_it() -> None:
-    """Double entry; of two attempts that overlap, the one that ends first has the first row."""
+    """Of two overlapping attempts, the one that ends first has the first row."""
     journal = Told()
     ledger = Ledger(journal=journal)
     async with ledger.attempt(CALLER, "first", 1), ledger.attempt(CALLER, "first", 1):
@@ -230,7 +229,7 @@ async def test_a_call_is_opened_before_it_is_made_and_settled_after_it() -> None
     ],
 )
 async def test_a_call_that_cannot_be_opened_is_not_made(error: BaseException) -> None:
-    """There is no row, and its reservation is given back."""
+    """It leaves no row, and its reservation is returned."""
     journal = Told(error)
     allowance = Allowance(Budget(max_total_tokens=100))
     ledger = Ledger(journal=journal, allowance=allowance)
@@ -242,16 +241,14 @@ async def test_a_call_that_cannot_be_opened_is_not_made(error: BaseException) ->
     assert ledger.refusal is (error if isinstance(error, BudgetExhausted) else None)
 
 
-async def test_a_hold_reaches_the_tenant_s_quota_where_there_is_one() -> None:
-    """A request's own budget is nobody else's business."""
+async def test_a_hold_reaches_the_quota_of_a_limited_tenant_only() -> None:
     for limited, told in ((False, []), (True, [("hold", "run", Amount(5))])):
         journal = Told()
         await Ledger(journal=journal, limited=limited).reserve_for_answer(Amount(5))
         assert journal.told == told
 
 
-async def test_what_the_quota_refuses_to_hold_is_not_held() -> None:
-    """What was kept for the answer before still is."""
+async def test_a_hold_that_the_quota_refuses_leaves_the_one_before() -> None:
     journal = Told()
     allowance = Allowance(Budget(max_total_tokens=100))
     ledger = Ledger(journal=journal, allowance=allowance, limited=True)
@@ -262,10 +259,8 @@ async def test_what_the_quota_refuses_to_hold_is_not_held() -> None:
     allowance.reserve("execution", Amount(90))
 
 
-async def test_what_is_charged() -> None:
-    """What an attempt spent takes the place of what was reserved; where nobody knows, the worst
-    case stays taken.
-    """
+async def test_the_usage_of_an_attempt_replaces_its_reservation() -> None:
+    """If it is unknown, the worst case stays charged."""
     allowance = Allowance(Budget(max_total_tokens=300))
     ledger = Ledger(allowance=allowance)
     async with ledger.attempt(CALLER, "first", 1, Amount(100)) as attempt:
@@ -286,10 +281,10 @@ USAGES = st.none() | st.builds(Usage, COUNTS, COUNTS, st.none() | COUNTS, st.non
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), USAGES)))
-def test_totals(rows: list[tuple[str, Usage | None]]) -> None:
-    """By role and model, in the order in which they first spent; what is not known is counted,
-    not taken for zero.
-    """
+def test_totals_by_role_and_model_count_unknown_usages(
+    rows: list[tuple[str, Usage | None]],
+) -> None:
+    """The order is that of their first calls. An unknown usage is not taken for zero."""
     calls = [call("run-1", model=model, usage=usage, nano_usd=usage and 7) for model, usage in rows]
     summed = totals(calls)
     assert [total.model for total in summed] == list(dict.fromkeys(model for model, _ in rows))
@@ -310,8 +305,8 @@ def test_totals(rows: list[tuple[str, Usage | None]]) -> None:
         )
 
 
-async def test_who_has_worked_on_a_sub_query() -> None:
-    """Also as long as it is not known whether anybody wants it; only what was completed counts."""
+async def test_the_models_of_a_sub_query_are_those_that_completed_a_call() -> None:
+    """They count before it is known whether the sub-query is dispatched."""
     ledger = Ledger()
     await ends(ledger)
     ledger.await_decision(3)
@@ -333,12 +328,10 @@ ANY_USAGES = st.builds(Usage, ANY, ANY, st.none() | ANY, st.none() | ANY)
     st.integers(1, 300),
     st.sampled_from([0, 350]),
 )
-async def test_no_usage_costs_more_than_the_worst_case(
+async def test_no_usage_costs_more_than_the_worst_case_or_less_than_nothing(
     told: list[Usage], writes: bool, bound: int, reserved: int
 ) -> None:
-    """Nor less than nothing, whatever an engine says it counted; what is believed holds its
-    parts.
-    """
+    """An engine's count is corrected, and what remains holds its parts."""
     price = Price(prompt=2.0, completion=8.0, cached=0.1)
     worst = Amount(reserved, price.max_cost(bound, 64)) if reserved else NOTHING
     ledger = Ledger()
@@ -362,8 +355,8 @@ async def test_no_usage_costs_more_than_the_worst_case(
     assert not reserved or call.charged.tokens <= reserved
 
 
-async def test_the_calls_of_a_sub_query_are_found_whatever_else_was_called() -> None:
-    """To look for them costs the same in a run of twenty times as many calls."""
+async def test_finding_the_calls_of_a_sub_query_takes_constant_time() -> None:
+    """A run with twenty times as many calls costs no more."""
 
     async def cost(calls: int) -> float:
         ledger = Ledger()

@@ -1,5 +1,5 @@
-"""What one question may spend: never more than its budget, and an answer from the reports
-wherever there are any.
+"""Spending of one question: never more than its budget, and an answer from the reports if there
+are any.
 """
 
 import random
@@ -34,8 +34,8 @@ ROLES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
 
 
 class Spender:
-    """Says one of its texts at random, spends anything up to its worst case, and, where it is
-    flaky, fails.
+    """A model that says one of its texts at random, spends up to its worst case, and fails if it
+    is flaky.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Spender:
 
 
 class Auditor(NoJournal):
-    """Notes the most that was ever spent and reserved at once."""
+    """A journal that notes the maximum of spending plus reservations."""
 
     def __init__(self) -> None:
         self._open: dict[int, Amount] = {}
@@ -96,7 +96,7 @@ class Auditor(NoJournal):
 def searching(
     models: dict[RoleName, Model], attempts: int = 2, max_tokens: int = 64
 ) -> FactorizedSearch:
-    """A search over these models, which are priced."""
+    """Return a search over these priced models."""
     roles = {
         name: replace(
             role(name, model, attempts, max_tokens),
@@ -114,7 +114,7 @@ def searching(
 
 
 def limited(budget: Budget) -> tuple[RunContext, Ledger, Auditor]:
-    """A run that may spend so much."""
+    """Return a run with this budget."""
     auditor = Auditor()
     ledger = Ledger(journal=auditor, allowance=Allowance(budget))
     return RunContext.lasting(60.0, lambda _event: None, ledger), ledger, auditor
@@ -142,8 +142,9 @@ BUDGETS = st.builds(
 async def test_a_budget_is_never_exceeded(
     budget: Budget, seed: int, counts: bool, flaky: bool, max_tokens: int
 ) -> None:
-    """Whatever is said, corrected, retried, cut and spent up to the worst case, no limit is
-    exceeded at any time, and the run ends in an answer or in a typed error.
+    """Outputs, corrections, retries, cuts and usages are random, up to the worst case.
+
+    No limit is exceeded at any time, and the run ends in an answer or in a typed error.
     """
     chance = random.Random(seed)
     models: dict[RoleName, Model] = {
@@ -176,7 +177,7 @@ async def test_a_budget_is_never_exceeded(
 
 
 def scripted(*delegations: str) -> dict[RoleName, Model]:
-    """Models whose tokens are words."""
+    """Return models whose tokens are words."""
     return {
         "delegation": ScriptedModel([*delegations]),
         "execution": ScriptedModel(finds),
@@ -185,13 +186,13 @@ def scripted(*delegations: str) -> dict[RoleName, Model]:
 
 
 async def run(budget: Budget, *delegations: str) -> tuple[Trajectory, Ledger]:
-    """What comes of a question under a budget."""
+    """Run a question under a budget."""
     context, ledger, _ = limited(budget)
     return await searching(scripted(*delegations)).run(QUESTION, context), ledger
 
 
 async def test_a_run_that_would_overrun_answers_from_its_reports() -> None:
-    """It stops delegating as soon as another step might take what the answer needs."""
+    """It stops delegating as soon as another step might take tokens that the answer needs."""
     rounds = [block("Who?"), block("When?"), block("Where?")]
     whole, ledger = await run(Budget(max_total_tokens=10**6), *rounds)
     assert (whole.outcome, len(whole.executions)) == ("rounds_exhausted", 3)
@@ -207,10 +208,8 @@ async def test_a_run_that_would_overrun_answers_from_its_reports() -> None:
     assert outcomes >= {("budget_exhausted", 1), ("budget_exhausted", 2), ("rounds_exhausted", 3)}
 
 
-async def test_the_rest_of_a_budget_is_used() -> None:
-    """Where there is no room for a whole call, less is written; where there is, nothing is
-    other than without one.
-    """
+async def test_the_rest_of_a_budget_shortens_the_last_output() -> None:
+    """Where a whole call fits, the run equals the run without a budget."""
     asked: dict[int, list[Prompt]] = {}
     for tokens in (10**6, 1300):
         models = scripted(block("Who directed Heat?"), STOP)
@@ -223,8 +222,8 @@ async def test_the_rest_of_a_budget_is_used() -> None:
     assert min(prompt.sampling.max_tokens for prompt in asked[1300]) < 800
 
 
-async def test_an_executor_that_runs_out_reports_nothing() -> None:
-    """Its report is the neutral one; what others found is answered from."""
+async def test_an_executor_that_runs_out_of_budget_reports_nothing() -> None:
+    """Its report is neutral, and the answer comes from the reports of the others."""
     found, ledger = await run(
         Budget(role_tokens={"execution": 100}), block("Who directed Heat?"), block("And who else?")
     )
@@ -233,10 +232,8 @@ async def test_an_executor_that_runs_out_reports_nothing() -> None:
     assert [call.role for call in ledger.calls].count("delegation") == 2
 
 
-async def test_an_answer_that_a_budget_kept_from_being_found() -> None:
-    """Where the reports do not hold the answer, and the search was cut, the budget is named as
-    the reason.
-    """
+async def test_a_search_cut_by_the_budget_names_it_as_the_reason() -> None:
+    """The reports do not hold the answer."""
     outcomes = set[str]()
     for tokens in range(80, 500, 10):
         models = scripted(block("Who?"), block("When?"), block("Where?"))
@@ -249,8 +246,8 @@ async def test_an_answer_that_a_budget_kept_from_being_found() -> None:
     assert outcomes == {"budget_exhausted", "not_found"}
 
 
-async def test_a_budget_without_anything_found() -> None:
-    """Nothing to answer from: the refusal is raised, and names the limit."""
+async def test_a_budget_too_small_for_any_report_is_refused_by_its_limit() -> None:
+    """Without a report there is no answer, so the error is raised."""
     with pytest.raises(BudgetExhausted, match=r"budget\.role_budgets: 10 tokens for execution"):
         await run(Budget(role_tokens={"execution": 10}), block("a?"))
     with pytest.raises(BudgetExhausted, match=r"budget\.max_total_tokens"):
@@ -262,7 +259,7 @@ async def test_a_budget_without_anything_found() -> None:
 
 
 class Quota(NoJournal):
-    """Lets so many calls be made."""
+    """A quota of so many calls."""
 
     def __init__(self, calls: int) -> None:
         self.left = calls
@@ -277,8 +274,8 @@ class Quota(NoJournal):
         self.held.append(amount)
 
 
-async def test_a_tenant_s_quota_stops_a_run_as_well() -> None:
-    """With something found it answers, without it tells when to come back."""
+async def test_the_quota_of_a_tenant_stops_a_run_as_well() -> None:
+    """With a report it answers. Without one, the error says when to retry."""
     for calls in range(4):
         ledger = Ledger(journal=Quota(calls), limited=True)
         context = RunContext.lasting(60.0, lambda _event: None, ledger)
@@ -292,7 +289,7 @@ async def test_a_tenant_s_quota_stops_a_run_as_well() -> None:
 
 
 class TokenQuota(NoJournal):
-    """A quota of so many tokens for the answer and all that comes before it."""
+    """A quota of so many tokens for the answer and everything before it."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
@@ -302,8 +299,8 @@ class TokenQuota(NoJournal):
             raise QuotaExhausted("no more today", retry_after_s=60.0)
 
 
-async def test_a_quota_that_cannot_hold_a_question_is_refused_before_anything_is_paid() -> None:
-    """It has room for the answer alone, which was enough to pay the delegator for nothing."""
+async def test_a_quota_too_small_for_a_question_is_refused_before_any_call() -> None:
+    """It has room for the answer only, which used to be enough to pay the delegator for nothing."""
     quota = Quota(99)
     context = RunContext.lasting(60.0, lambda _event: None, Ledger(journal=quota, limited=True))
     await searching(scripted(block("Who directed Heat?"), STOP)).run(QUESTION, context)
@@ -317,9 +314,9 @@ async def test_a_quota_that_cannot_hold_a_question_is_refused_before_anything_is
         assert len(ledger.calls) == calls
 
 
-async def test_what_is_held_grows_with_what_is_found() -> None:
-    """First for all that a question takes at the least, then for its answer, then for the reports
-    to come as well, then for those that came; without limits, nothing is reserved.
+async def test_the_hold_grows_with_the_reports() -> None:
+    """At first it covers the minimum of a question, then its answer, then the reports to come as
+    well, then those that came. Without limits nothing is reserved.
     """
     quota = Quota(99)
     context = RunContext.lasting(60.0, lambda _event: None, Ledger(journal=quota))

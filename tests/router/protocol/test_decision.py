@@ -1,5 +1,5 @@
-"""The delegator's output: what is dispatched, what stops, what is corrected, and what is
-certain before its end.
+"""Parsing of the delegator's output: dispatch, stop, correction, and the certain part of a
+stream.
 """
 
 import pytest
@@ -14,7 +14,7 @@ from tests.router.protocol.test_sub_queries import ONE_OR_MORE
 
 
 def asked(text: str, *, cut: bool = False) -> tuple[str, ...]:
-    """The sub-queries that `text` dispatches; none where it is no dispatch."""
+    """Return the sub-queries that `text` dispatches; none if it is no dispatch."""
     decision = parse_decision(text, limit=8, cut=cut)
     return decision.sub_queries if isinstance(decision, Dispatch) else ()
 
@@ -28,9 +28,7 @@ def asked(text: str, *, cut: bool = False) -> tuple[str, ...]:
     ],
 )
 @pytest.mark.parametrize("end", ["</search>", "</search>\n", "", "\n", "</sea"])
-def test_the_questions_of_a_block_are_dispatched_whether_or_not_a_stop_string_took_its_end(
-    body: str, end: str
-) -> None:
+def test_a_block_is_dispatched_with_or_without_its_closing_tag(body: str, end: str) -> None:
     assert asked(f"<search>{body}{end}") == ("Who directed Heat?", "When was he born?")
 
 
@@ -95,7 +93,7 @@ def test_what_stands_around_a_block_changes_nothing(text: str) -> None:
         ("<search>capital of France\n<search_results><result>Par", ("capital of France",)),
     ],
 )
-def test_of_a_cut_output_the_complete_questions_are_kept(
+def test_the_complete_questions_of_a_cut_output_are_kept(
     text: str, questions: tuple[str, ...]
 ) -> None:
     assert asked(text, cut=True) == questions
@@ -137,7 +135,7 @@ def test_no_block_and_no_stop_is_malformed(text: str) -> None:
     assert parse_decision(text, limit=8) == Malformed("neither a search block nor a stop")
 
 
-def test_the_reason_says_what_was_wrong() -> None:
+def test_a_malformed_output_has_its_reason() -> None:
     assert parse_decision("<search> </search>", limit=8) == Malformed("the search block is empty")
     assert parse_decision("<search>[]</search>", limit=8) == Malformed(
         "no complete question in the search block"
@@ -196,7 +194,7 @@ def test_a_duplicate_runs_once_in_its_first_spelling(again: str) -> None:
     )
 
 
-def test_what_is_over_the_limit_is_told_apart() -> None:
+def test_questions_over_the_limit_are_listed_separately() -> None:
     text = '<search>["a?", "b?", "A", "c?"]</search><search>d?</search>'
     assert parse_decision(text, limit=2) == Dispatch(("a?", "b?"), ("c?", "d?"))
     assert parse_decision(text, limit=4) == Dispatch(("a?", "b?", "c?", "d?"), ())
@@ -233,7 +231,7 @@ def test_escaped_text_decides_nothing_wherever_it_stands(text: str) -> None:
 
 
 def certain(text: str, *, limit: int = 8, size: int = 1) -> list[tuple[str, ...]]:
-    """What is told of `text`, which comes in pieces of `size` characters."""
+    """Return the sub-queries announced for `text`, which comes in pieces of `size` characters."""
     told: list[tuple[str, ...]] = []
     reader = EarlyReader(limit, told.append)
     for start in range(0, len(text), size):
@@ -261,7 +259,9 @@ def certain(text: str, *, limit: int = 8, size: int = 1) -> list[tuple[str, ...]
         ("<search>director of Heat</search>", ("director of Heat",)),
     ],
 )
-def test_what_is_certain(text: str, questions: tuple[str, ...]) -> None:
+def test_a_complete_question_is_certain_before_the_block_ends(
+    text: str, questions: tuple[str, ...]
+) -> None:
     assert certain(text)[-1] == questions
 
 
@@ -281,18 +281,14 @@ def test_what_is_certain(text: str, questions: tuple[str, ...]) -> None:
         "<stop/>Enough evidence<stop>",
     ],
 )
-def test_what_is_not(text: str) -> None:
-    """A quote that may stand within its string, a key that may be for reasons, a line that may
-    go on.
-    """
+def test_an_ambiguous_question_is_not_certain(text: str) -> None:
+    """A quote may stand within its string, a key may be for reasons, and a line may continue."""
     assert certain(text) == []
 
 
 @pytest.mark.parametrize("body", ONE_OR_MORE.values(), ids=ONE_OR_MORE)
-def test_what_was_certain_is_dispatched(body: str) -> None:
-    """However questions are written: each piece adds to what was certain before, and in the end
-    it is the decision.
-    """
+def test_certain_questions_are_dispatched(body: str) -> None:
+    """Each piece adds to the certain questions, and at the end they are the decision."""
     text = f"<search>{body}</search>"
     decision = parse_decision(text, limit=8)
     assert isinstance(decision, Dispatch)
@@ -302,15 +298,14 @@ def test_what_was_certain_is_dispatched(body: str) -> None:
         assert all(decision.sub_queries[: len(one)] == one for one in told)
 
 
-def test_no_more_than_the_limit() -> None:
+def test_no_more_questions_than_the_limit_are_certain() -> None:
     assert certain('<search>["a?", "b?", "c?", "d?"]</search>', limit=2)[-1] == ("a?", "b?")
 
 
 @settings(deadline=None)
 @given(OUTPUTS, st.integers(1, 9))
 @example('<search>["a?", "b?"]</search>', 1)
-def test_any_text_in_any_pieces(text: str, size: int) -> None:
-    """None raises, and nothing is told twice."""
+def test_any_text_in_any_pieces_announces_each_question_once(text: str, size: int) -> None:
     told = certain(f"<search>{text}", size=size)
     assert sorted(map(len, told)) == list(dict.fromkeys(map(len, told)))
 
@@ -339,7 +334,7 @@ def test_any_text_in_any_pieces(text: str, size: int) -> None:
 def test_a_block_may_name_a_manager(
     text: str, questions: tuple[str, ...], managers: tuple[str, ...]
 ) -> None:
-    """Where there are any; nothing of a block that names one is certain before its end."""
+    """Managers are configured. No question of a block that names one is certain before its end."""
     assert parse_decision(text, limit=8, managed=True) == Dispatch(questions, (), managers)
     assert certain(text) == ([] if "anager" in text.partition(">")[0] else [("a?",)])
 
@@ -352,8 +347,8 @@ def test_a_block_may_name_a_manager(
         '<search manager="browser"',
     ],
 )
-def test_where_there_are_none(text: str) -> None:
-    """An opening tag with any attribute is no tag, and one with another attribute never is."""
+def test_without_managers_a_tag_with_an_attribute_is_no_tag(text: str) -> None:
+    """A tag with another attribute never is."""
     assert isinstance(parse_decision(text, limit=8), Malformed)
     assert isinstance(parse_decision(text, limit=8, managed=True), Dispatch) == (
         "manager" in text and ">a" in text
@@ -362,10 +357,8 @@ def test_where_there_are_none(text: str) -> None:
 
 @settings(deadline=None)
 @given(OUTPUTS, st.booleans())
-def test_any_text_may_name_managers(text: str, cut: bool) -> None:
-    """Each sub-query has one, or none has; texts that name none are read as they are without
-    managers.
-    """
+def test_any_text_names_a_manager_for_all_sub_queries_or_for_none(text: str, cut: bool) -> None:
+    """A text without names is read as without managers."""
     decision = parse_decision(text, limit=3, cut=cut, managed=True)
     assert decision == parse_decision(text, limit=3, cut=cut)
     named = parse_decision(f'<search manager="x">{text}</search>', limit=3, cut=cut, managed=True)

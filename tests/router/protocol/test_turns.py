@@ -1,4 +1,4 @@
-"""Turns of executors, agents and answerers: a search, a report, an answer, or none of them."""
+"""Parsing of turns of executors, agents and answerers: a search, a report, an answer, or none."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -59,7 +59,7 @@ def test_the_first_query_runs_and_the_rest_is_counted(text: str, ignored: int) -
 @pytest.mark.parametrize(
     "tag", ["search_results", "documents", 'document index="0"', "result", "information"]
 )
-def test_what_follows_invented_results_is_not_the_turns_own(tag: str) -> None:
+def test_text_after_invented_results_is_ignored(tag: str) -> None:
     text = f"<search>a?</search>\n<{tag}>It is so.</{tag}>\n<search>b?</search>{REPORT}"
     assert parse_turn(text) == SearchTurn("a?", 0)
     assert parse_turn(
@@ -111,7 +111,7 @@ def test_an_incomplete_report_does_not_hide_a_search(text: str) -> None:
         f"{REPORT}<answer>Ridley Scott</answer><evidence>Invented.</evidence>",
     ],
 )  # fmt: skip
-def test_a_report(text: str) -> None:
+def test_a_report_is_read_with_its_evidence(text: str) -> None:
     assert parse_turn(text) == MANN
 
 
@@ -172,7 +172,7 @@ def test_several_evidence_blocks_are_united() -> None:
         ("<answer>Michael Mann</answer><evidence>\n- \n...</evidence>", "the evidence is empty"),
     ],
 )
-def test_neither_search_nor_report(text: str, reason: str) -> None:
+def test_a_turn_without_search_or_report_is_malformed(text: str, reason: str) -> None:
     assert parse_turn(text) == Malformed(reason)
 
 
@@ -284,7 +284,7 @@ def test_the_answer_is_found(text: str) -> None:
         ("half a pair \ud83d", "half a pair \ufffd"),
     ],
 )
-def test_an_answer_is_kept_as_it_is(text: str, answer: str) -> None:
+def test_an_answer_is_kept_unchanged(text: str, answer: str) -> None:
     assert parse_answer(text) == answer
 
 
@@ -315,14 +315,15 @@ def test_escaped_text_in_an_answer_comes_back_whole(text: str) -> None:
         ('<escalate to="browser">blocked</escalate><search>x</search>', "browser", "blocked"),
     ],
 )
-def test_a_turn_may_name_who_could_do_it(text: str, to: str, why: str) -> None:
-    """It is a report without evidence."""
+def test_a_turn_that_names_a_manager_is_a_report_without_evidence(
+    text: str, to: str, why: str
+) -> None:
     assert parse_turn(text) == ReportTurn(Report(why, (), escalate_to=to))
 
 
 @pytest.mark.parametrize("after", ["", "\n- and more", "</evidence>"])
-def test_a_report_that_names_a_manager(after: str) -> None:
-    """Keeps what was found; what is not a whole report changes nothing."""
+def test_a_report_that_names_a_manager_keeps_its_evidence(after: str) -> None:
+    """An incomplete report changes nothing."""
     found = f"<answer>42</answer><evidence>- It is 42.{after}"
     handed_on = '<escalate to="pages">the rest is blocked</escalate>'
     points = ("It is 42.", *(["and more"] if "more" in after else []))
@@ -334,12 +335,11 @@ def test_a_report_that_names_a_manager(after: str) -> None:
 @pytest.mark.parametrize(
     "text", ["<escalate>why</escalate>", '<escalate to="">why</escalate>', "<escalate to>x"]
 )
-def test_whoever_names_nobody(text: str) -> None:
+def test_an_escalation_without_a_name_is_malformed(text: str) -> None:
     assert isinstance(parse_turn(text), Malformed)
 
 
-def test_what_comes_first_counts() -> None:
-    """A search before the name of a manager is made."""
+def test_a_search_before_the_name_of_a_manager_is_run() -> None:
     assert parse_turn('<search>x</search><escalate to="browser">blocked</escalate>') == SearchTurn(
         "x", 0
     )

@@ -1,4 +1,4 @@
-"""Sub-queries that begin before the delegator's turn ends."""
+"""Early dispatch: sub-queries begin before the delegator's turn ends."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ DOWN = UpstreamUnavailable("the stream was cut", endpoint="e")
 
 
 class Watched:
-    """A retriever that tells who has searched, and can be held up."""
+    """A retriever that notes its queries and holds some of them."""
 
     def __init__(self, *held: str) -> None:
         self.searched: dict[str, asyncio.Event] = {}
@@ -59,13 +59,13 @@ class Watched:
 def paced(
     retriever: Watched, *outputs: Sequence[Piece], attempts: int = 1, early: bool = True
 ) -> FactorizedSearch:
-    """A search whose delegator writes as it is let."""
+    """Return a search whose delegator writes at the pace of the test."""
     deployment = Deployment(PacedModel(*outputs), retriever=retriever, attempts=attempts)
     return deployment.search(early_dispatch=early)
 
 
 def spent(context: RunContext, outcome: str) -> list[Call]:
-    """The executor's calls that ended so."""
+    """Return the executors' calls with this outcome."""
     return [
         call
         for call in context.ledger.calls
@@ -74,8 +74,8 @@ def spent(context: RunContext, outcome: str) -> list[Call]:
 
 
 async def test_a_sub_query_begins_at_its_closing_quote() -> None:
-    """The second one is written only once the first has searched, and the block is closed once
-    the second has.
+    """The second sub-query is written only once the first has searched, and the block is closed
+    once the second has.
     """
     retriever = Watched()
     a = retriever.of("a?").wait
@@ -87,8 +87,8 @@ async def test_a_sub_query_begins_at_its_closing_quote() -> None:
     assert found.answer == "Michael Mann"
 
 
-async def test_nothing_is_heard_of_it_before_the_block_is_read() -> None:
-    """Events come once it is certain what was dispatched, in the order of the protocol."""
+async def test_events_of_early_sub_queries_wait_for_the_end_of_the_block() -> None:
+    """They come once the dispatch is certain, in the order of the protocol."""
     retriever = Watched()
     events = list[Event]()
     context = lasting(events=events)
@@ -116,8 +116,8 @@ async def test_nothing_is_heard_of_it_before_the_block_is_read() -> None:
     assert {call.outcome for call in context.ledger.calls} == {"completed"}
 
 
-async def test_a_question_is_gone_once_nobody_holds_it() -> None:
-    """It leaves no cycles behind, with all its conversations in them, to the garbage collector."""
+async def test_a_finished_question_leaves_no_reference_cycles() -> None:
+    """Its conversations are freed without the garbage collector."""
     context = lasting()
     ledger = weakref.ref(context.ledger)
     gc.collect()
@@ -143,10 +143,10 @@ def insists(prompt: Prompt) -> str:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a run may do, and how its executors work."""
+    """Options of a run and of its executors."""
 
     size: int = 3
-    """Characters of a piece of the delegator's."""
+    """Length of a piece of the delegator's output, in characters."""
     tokens: int | None = None
     quota: bool = False
     sharing: bool = False
@@ -155,8 +155,9 @@ class Terms:
 
 
 async def compared(*outputs: str, terms: Terms = Terms()) -> Sequence[Call]:
-    """With and without, the same comes of it; and without, nothing is wasted. The executors'
-    calls with it.
+    """Assert that a run with early dispatch equals the run without.
+
+    Return the executors' calls with it. Without early dispatch nothing is wasted.
     """
     results: list[tuple[Trajectory, list[list[Event]], list[str]]] = []
     executed: list[Call] = []
@@ -218,10 +219,8 @@ async def compared(*outputs: str, terms: Terms = Terms()) -> Sequence[Call]:
         "<search>1. a?\n2. b?\n</search>",
     ],
 )
-async def test_the_same_comes_of_it(first: str) -> None:
-    """Answer, trajectory, events and calls, however the block is written, and wherever it goes
-    wrong.
-    """
+async def test_early_dispatch_changes_no_answer_trajectory_event_or_call(first: str) -> None:
+    """The block is written in many ways, and wrong in many places."""
     for size in (1, 5, 1000):
         for sharing in (False, True):
             await compared(first, STOP, STOP, terms=Terms(size, sharing=sharing))
@@ -236,10 +235,8 @@ async def test_the_same_comes_of_it(first: str) -> None:
         Terms(sharing=True),
     ],
 )
-async def test_the_same_comes_of_it_on_any_terms(terms: Terms) -> None:
-    """Rounds that ask again what another one has found, and outputs that have to be corrected
-    in between.
-    """
+async def test_early_dispatch_changes_nothing_under_any_options(terms: Terms) -> None:
+    """Rounds repeat sub-queries, and outputs are corrected in between."""
     await compared(
         block("a?", "b?"),
         "let me see",
@@ -252,9 +249,9 @@ async def test_the_same_comes_of_it_on_any_terms(terms: Terms) -> None:
 
 
 @pytest.mark.parametrize("sharing", [False, True])
-async def test_what_was_begun_for_nothing_is_begun_anew(sharing: bool) -> None:
-    """Also where its report is there for others: the trace is that of a run in which nothing
-    was begun early.
+async def test_sub_queries_begun_for_nothing_are_executed_again(sharing: bool) -> None:
+    """This holds even where a report is shared: the trace is that of a run without early
+    dispatch.
     """
     taken_back = f'<search>["a?", "b?"{" " * 200}</think>no'
     executed = await compared(
@@ -266,7 +263,9 @@ async def test_what_was_begun_for_nothing_is_begun_anew(sharing: bool) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(OUTPUTS, OUTPUTS, st.integers(1, 9), st.booleans())
-async def test_the_same_comes_of_any_text(one: str, other: str, size: int, sharing: bool) -> None:
+async def test_early_dispatch_changes_nothing_for_any_text(
+    one: str, other: str, size: int, sharing: bool
+) -> None:
     terms = Terms(size, sharing=sharing)
     await compared(
         f'<search>["a?", "b?"{one}', other, STOP, STOP, STOP, STOP, STOP, STOP, terms=terms
@@ -274,8 +273,9 @@ async def test_the_same_comes_of_any_text(one: str, other: str, size: int, shari
 
 
 async def test_what_is_not_dispatched_is_cancelled_and_wasted() -> None:
-    """A thought that ends too late takes the block back: of what had begun one is at work, and
-    one has ended.
+    """A thought that ends late retracts the block.
+
+    One of its sub-queries is running then, and one has ended.
     """
     retriever = Watched("a?")
     context = lasting()
@@ -303,10 +303,10 @@ async def test_what_is_not_dispatched_is_cancelled_and_wasted() -> None:
 
 
 @pytest.mark.parametrize(("again", "calls", "wasted"), [(["a?", "b?"], 4, 0), (["c?"], 3, 1)])
-async def test_a_call_that_is_made_anew(again: list[str], calls: int, wasted: int) -> None:
-    """Where the stream breaks off, what had begun is used if it is asked for again, and else
-    cancelled.
-    """
+async def test_a_retried_call_reuses_the_sub_queries_that_it_asks_again(
+    again: list[str], calls: int, wasted: int
+) -> None:
+    """The stream broke off. Other sub-queries are cancelled."""
     retriever = Watched(*([] if "a?" in again else ["a?"]))
     context = lasting()
     broken: list[Piece] = ['<search>["a?"', retriever.of("a?").wait, DOWN]
@@ -319,8 +319,8 @@ async def test_a_call_that_is_made_anew(again: list[str], calls: int, wasted: in
     assert retriever.cancelled == ({"a?"} if wasted else set())
 
 
-async def test_a_delegator_that_fails() -> None:
-    """Its failed call of the delegator cancels what had begun, and is raised."""
+async def test_a_failed_delegator_cancels_its_early_sub_queries() -> None:
+    """Its error is raised."""
     retriever = Watched("a?")
     context = lasting()
     search = paced(retriever, ['<search>["a?"', retriever.of("a?").wait, DOWN])
@@ -331,8 +331,8 @@ async def test_a_delegator_that_fails() -> None:
     assert sorted(call.outcome for call in context.ledger.calls) == ["unavailable", "wasted"]
 
 
-async def test_cancelling_the_run_cancels_what_had_begun() -> None:
-    """Nothing is left at work, and everything is booked."""
+async def test_cancelling_the_run_cancels_early_sub_queries() -> None:
+    """No task is left running, and every call is booked."""
     retriever = Watched("a?")
     context = lasting()
     search = paced(retriever, ['<search>["a?"', asyncio.Event().wait])
@@ -347,10 +347,8 @@ async def test_cancelling_the_run_cancels_what_had_begun() -> None:
     assert sorted(call.outcome for call in context.ledger.calls) == ["cancelled", "wasted"]
 
 
-def test_time_that_runs_out_cancels_what_had_begun() -> None:
-    """A block that was not finished is not dispatched: its sub-queries are no part of the
-    answer.
-    """
+def test_a_deadline_cancels_early_sub_queries() -> None:
+    """An unfinished block is not dispatched, and its sub-queries are no part of the answer."""
 
     async def main(clock: Clock) -> None:
         retriever = Watched()
@@ -370,7 +368,7 @@ def test_time_that_runs_out_cancels_what_had_begun() -> None:
 
 
 async def test_a_run_with_a_budget_begins_nothing_early() -> None:
-    """What it may spend is not spent on guesses."""
+    """A budget is not spent on guesses."""
     retriever = Watched()
     seen: list[bool] = []
 
@@ -388,9 +386,7 @@ async def test_a_run_with_a_budget_begins_nothing_early() -> None:
 
 
 class Contended(Ledger):
-    """A tenant's quota that has no room for executors until the delegator's first call is
-    settled.
-    """
+    """A tenant's quota without room for executors until the delegator's first call is settled."""
 
     async def _open(self, caller: object, *rest: object) -> object:  # type: ignore[override]
         if caller.role == "execution" and not self.calls:  # type: ignore[attr-defined]
@@ -398,8 +394,8 @@ class Contended(Ledger):
         return await super()._open(caller, *rest)  # type: ignore[arg-type]
 
 
-async def test_what_a_quota_refused_early_is_tried_again() -> None:
-    """What the delegator's own reservation stood in the way of is done once that is settled."""
+async def test_a_sub_query_refused_early_by_a_quota_is_tried_again() -> None:
+    """The delegator's reservation stood in its way until it was settled."""
     events: list[Event] = []
     context = RunContext.lasting(60.0, events.append, Contended(limited=True))
     written: list[Piece] = ['<search>["a?"', *[""] * 50, "]</search>"]
@@ -408,8 +404,7 @@ async def test_what_a_quota_refused_early_is_tried_again() -> None:
     assert [type(event) for event in events[1:4]] == [SubQueryDispatched, SearchDone, Reported]
 
 
-async def test_a_model_that_is_not_streamed() -> None:
-    """It is read at its end, as ever."""
+async def test_a_model_that_does_not_stream_is_read_at_its_end() -> None:
     roles = Deployment(ScriptedModel([block("a?"), STOP])).roles()
     executor = Executor(roles["execution"], Watched(), ExecutorLimits())
     delegator = Delegator(replace(roles["delegation"], streams=False))

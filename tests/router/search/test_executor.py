@@ -1,4 +1,4 @@
-"""The executor: search first, a few turns, and a report that is all that leaves it."""
+"""The executor: a search first, a few turns, and a report as its only output."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ RETRIEVER = FixedRetriever({"director of Heat": [PASSAGE], "Heat 1995 film": [PA
 
 
 def turned(execution: Execution) -> list[str]:
-    """What the executor was told after each of its turns."""
+    """Return the messages to the executor after each of its turns."""
     return [
         message.content for message in execution.conversation.messages[2:] if message.role == "user"
     ]
@@ -47,13 +47,13 @@ async def run(
     limits: ExecutorLimits = LIMITS,
     retriever: Retriever = RETRIEVER,
 ) -> Execution:
-    """One run over what the model says."""
+    """Run the executor once with these outputs of the model."""
     executor = Executor(role("execution", ScriptedModel(answers)), retriever, limits)
     return await executor.run(SUB_QUERY, 0, lasting())
 
 
 async def test_it_searches_and_reports() -> None:
-    """A search, then a report: the paper's usual run."""
+    """This is the usual run of the paper."""
     events: list[Event] = []
     executor = Executor(role("execution", ScriptedModel([SEARCH, REPORT])), RETRIEVER, LIMITS)
     execution = await executor.run(SUB_QUERY, 2, lasting(events=events))
@@ -68,7 +68,7 @@ async def test_it_searches_and_reports() -> None:
 
 
 async def test_it_is_shown_its_sub_query_and_nothing_else() -> None:
-    """The context holds the role's prompt, the sub-query and what the search found."""
+    """The context holds the role's prompt, the sub-query and the passages of the search."""
     model = ScriptedModel([SEARCH, REPORT])
     await Executor(role("execution", model), RETRIEVER, ExecutorLimits()).run(
         "A < B & <stop/>?", 0, lasting()
@@ -82,17 +82,14 @@ async def test_it_is_shown_its_sub_query_and_nothing_else() -> None:
     assert {prompt.stop for prompt in model.prompts} == {("</search>", "</evidence>")}
 
 
-async def test_it_may_not_answer_from_memory() -> None:
-    """A report before any search is sent back, however good it looks."""
+async def test_a_report_before_any_search_is_sent_back() -> None:
     execution = await run(REPORT, SEARCH, REPORT)
     assert (execution.outcome, execution.report) == ("reported", READ)
     assert turned(execution)[0] == prompts.CORRECT_SEARCH
 
 
-async def test_a_third_search_is_not_run() -> None:
-    """The last turn is for the report; a search there ends in a typed failure with a neutral
-    report.
-    """
+async def test_a_search_in_the_last_turn_is_not_run() -> None:
+    """That turn is for the report. The outcome is a typed failure with a neutral report."""
     execution = await run(SEARCH, AGAIN, "<search>one more</search>")
     assert (execution.outcome, execution.report, len(execution.searches)) == (
         "no_report",
@@ -109,8 +106,8 @@ async def test_a_third_search_is_not_run() -> None:
 async def test_both_budgets_bind(
     max_turns: int, max_searches: int, searches: int, turns: int
 ) -> None:
-    """An executor that only searches is stopped by whichever budget ends first, and has a turn
-    to report in.
+    """An executor that only searches is stopped by the budget that ends first, and has a turn to
+    report in.
     """
     limits = ExecutorLimits(max_turns, max_searches)
     execution = await run(*[SEARCH] * 9, limits=limits)
@@ -126,10 +123,8 @@ async def test_both_budgets_bind(
 @pytest.mark.parametrize(
     "bad", ["I think it is Mann.", "", "<search></search>", "<think>hm", "<evidence>x</evidence>"]
 )
-async def test_malformed_output_is_corrected(bad: str) -> None:
-    """Before the first search the correction asks for a search, after it for a search or a
-    report.
-    """
+async def test_a_correction_asks_for_what_is_still_possible(bad: str) -> None:
+    """Before the first search that is a search, afterwards a search or a report."""
     first = await run(bad, SEARCH, REPORT, limits=ExecutorLimits(4, 2))
     assert (first.outcome, turned(first)[0]) == ("reported", prompts.CORRECT_SEARCH)
     later = await run(SEARCH, bad, REPORT, limits=ExecutorLimits(4, 2))
@@ -138,8 +133,8 @@ async def test_malformed_output_is_corrected(bad: str) -> None:
     assert (last.outcome, turned(last)[1]) == ("reported", prompts.LAST_SEARCH)
 
 
-async def test_malformed_to_the_end() -> None:
-    """It is corrected while turns are left; the report is neutral then."""
+async def test_malformed_output_is_corrected_while_turns_are_left() -> None:
+    """Then the report is neutral."""
     hm = "I think it is Mann."
     execution = await run(*[hm] * 4, limits=ExecutorLimits(4, 2))
     assert (execution.outcome, execution.report, execution.searches) == (
@@ -154,7 +149,7 @@ async def test_malformed_to_the_end() -> None:
 
 
 async def test_corrections_are_booked_as_such() -> None:
-    """The ledger tells a correction turn from a first one."""
+    """The ledger distinguishes a correction from a first turn."""
     context = lasting()
     model = ScriptedModel(["hm", SEARCH, REPORT])
     await Executor(role("execution", model), RETRIEVER, ExecutorLimits()).run(SUB_QUERY, 7, context)
@@ -165,8 +160,7 @@ async def test_corrections_are_booked_as_such() -> None:
     ]
 
 
-async def test_of_several_searches_the_first_runs() -> None:
-    """The others are counted, not dropped in silence."""
+async def test_of_several_searches_the_first_runs_and_the_others_are_counted() -> None:
     retriever = FixedRetriever({})
     (search,) = (
         await run(Completion(f"{SEARCH}{AGAIN}", "stop"), REPORT, retriever=retriever)
@@ -175,15 +169,13 @@ async def test_of_several_searches_the_first_runs() -> None:
     assert retriever.queries == ["director of Heat"]
 
 
-async def test_a_report_cut_by_the_length_limit_is_none() -> None:
-    """Half a report is corrected, not believed."""
+async def test_a_report_cut_by_the_length_limit_is_corrected() -> None:
     cut = Completion("<answer>Michael Mann</answer><evidence>Heat is a fi", "length")
     execution = await run(SEARCH, cut, REPORT)
     assert (execution.outcome, len(execution.conversation.outputs)) == ("reported", 3)
 
 
-async def test_thinking_stays_in_the_trace() -> None:
-    """Earlier thinking is not shown to the model again, but the trace keeps it."""
+async def test_thinking_stays_in_the_trace_and_out_of_the_next_prompt() -> None:
     model = ScriptedModel([f"<think>I wonder</think>{SEARCH}", REPORT])
     execution = await Executor(role("execution", model), RETRIEVER, ExecutorLimits()).run(
         SUB_QUERY, 0, lasting()
@@ -192,10 +184,8 @@ async def test_thinking_stays_in_the_trace() -> None:
     assert "I wonder" in execution.conversation.outputs[0].text
 
 
-async def test_a_stop_string_met_while_thinking() -> None:
-    """Engines end the output there, within the thought; the correction is asked for without
-    stop strings.
-    """
+async def test_after_a_stop_string_in_a_thought_none_are_sent() -> None:
+    """Engines end the output there, within the thought."""
     said = f"<think>I could <search>x</search>, or not.</think>{SEARCH}"
     execution = await run(said, said, REPORT)
     assert (execution.outcome, [search.query for search in execution.searches]) == (
@@ -204,8 +194,8 @@ async def test_a_stop_string_met_while_thinking() -> None:
     )
 
 
-async def test_top_k_passages_are_shown() -> None:
-    """As many passages as configured, best first; a search that finds nothing is shown as such."""
+async def test_the_best_passages_up_to_top_k_are_shown() -> None:
+    """A search without a passage is shown as such."""
     found = [Passage(str(number), f"T{number}", "text") for number in range(5)]
     execution = await run(
         SEARCH,
@@ -218,9 +208,9 @@ async def test_top_k_passages_are_shown() -> None:
     assert turned(execution)[1].startswith("<documents></documents>")
 
 
-async def test_what_is_too_long_is_cut() -> None:
-    """Passages before they are shown or traced, reports before anyone sees them: nobody's
-    context bursts of one.
+async def test_long_passages_and_reports_are_cut() -> None:
+    """Passages are cut before they are shown or traced, and reports before any other role sees
+    them.
     """
     found = [Passage("1", "T" * 200, "x" * 200), PASSAGE]
     limits = ExecutorLimits(passage_chars=100, report_chars=10)
@@ -242,7 +232,7 @@ MANY = [Passage(str(number), f"T{number}", "text") for number in range(3)]
 async def shortened(
     *answers: Answer, context_tokens: int | None = None
 ) -> tuple[Execution, RunContext, ScriptedModel]:
-    """A run whose searches find three passages each."""
+    """Run with searches that find three passages each."""
     model = ScriptedModel(answers)
     context = lasting()
     asked = replace(role("execution", model), context_tokens=context_tokens)
@@ -250,10 +240,8 @@ async def shortened(
     return await Executor(asked, retriever, LIMITS).run(SUB_QUERY, 0, context), context, model
 
 
-async def test_passages_give_way() -> None:
-    """A context that is too short loses the latest search's passages, lowest rank first, then
-    the earlier search's.
-    """
+async def test_passages_of_the_latest_search_are_dropped_first() -> None:
+    """The lowest rank goes first, then passages of the earlier search."""
     execution, context, model = await shortened(SEARCH, AGAIN, *[TOO_LONG] * 4, REPORT)
     assert execution.outcome == "reported"
     assert [search.passages for search in execution.searches] == [tuple(MANY)] * 2
@@ -271,10 +259,8 @@ async def test_passages_give_way() -> None:
     ]
 
 
-async def test_nothing_left_to_give_way() -> None:
-    """A prompt that is too long without any passage fails as any other refusal; every attempt
-    is booked.
-    """
+async def test_a_prompt_that_is_too_long_without_passages_fails() -> None:
+    """It fails like any other refusal, and every attempt is booked."""
     execution, context, _ = await shortened(SEARCH, *[TOO_LONG] * 4)
     assert (execution.outcome, execution.report) == ("model_failed", NO_EVIDENCE)
     assert execution.searches[0].dropped_passages == 3
@@ -283,8 +269,8 @@ async def test_nothing_left_to_give_way() -> None:
     assert (execution.outcome, len(context.ledger.calls)) == ("model_failed", 1)
 
 
-async def test_a_known_context_is_kept_to() -> None:
-    """Where the context's length is configured, passages give way before anything is refused."""
+async def test_passages_are_dropped_before_a_configured_context_overflows() -> None:
+    """No request is refused."""
     execution, context, _ = await shortened(Completion(SEARCH, "stop"), REPORT, context_tokens=150)
     assert (execution.outcome, len(context.ledger.calls)) == ("reported", 2)
     assert execution.searches[0].dropped_passages == 1
@@ -292,8 +278,7 @@ async def test_a_known_context_is_kept_to() -> None:
     assert execution.searches[0].dropped_passages == 0
 
 
-async def test_what_was_not_shown_is_not_cited() -> None:
-    """A report does not rest on a passage that the model never saw."""
+async def test_a_dropped_passage_is_not_cited() -> None:
     said = Passage("a", "Heat", "Heat is a film by Michael Mann.")
     retriever = FixedRetriever({"director of Heat": [said, Passage("b", "Heat", said.text)]})
     whole = await run(SEARCH, REPORT, retriever=retriever)
@@ -325,8 +310,8 @@ FAILURES: Iterable[type[UpstreamError]] = (
 
 
 @pytest.mark.parametrize("kind", FAILURES)
-async def test_a_failure_upstream_is_an_outcome(kind: type[UpstreamError]) -> None:
-    """What fails is told apart in the trace; the report says nothing of it."""
+async def test_upstream_failures_have_their_outcome_in_the_trace(kind: type[UpstreamError]) -> None:
+    """The report does not mention them."""
     error = kind("secret-host refused", endpoint="http://secret-host")
     model = await run(SEARCH, error)
     retrieval = await run(
@@ -339,14 +324,14 @@ async def test_a_failure_upstream_is_an_outcome(kind: type[UpstreamError]) -> No
     assert len(model.searches) == 1
 
 
-async def test_what_is_no_failure_upstream_is_raised() -> None:
+async def test_other_errors_are_raised() -> None:
     """A bug is not disguised as missing evidence."""
     with pytest.raises(RuntimeError):
         await run(SEARCH)
 
 
-def test_time_runs_out() -> None:
-    """An executor ends when searching ends, and what it spent is booked."""
+def test_an_executor_ends_when_searching_ends() -> None:
+    """Its spending is booked."""
 
     async def main(clock: Clock) -> None:
         model = HeldModel(ScriptedModel([]))
@@ -364,7 +349,7 @@ def test_time_runs_out() -> None:
 
 
 async def test_the_form_of_reports_selects_the_agent() -> None:
-    """A run that reports in another form is served by the executor's agent for that form."""
+    """A run with another form of reports is served by the executor's agent for it."""
     listing = Agent(
         role("execution", ScriptedModel([SEARCH, report("a list", "b")])),
         RETRIEVER,

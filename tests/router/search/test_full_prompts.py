@@ -1,5 +1,5 @@
-"""The full-length prompts with answers as real models give them, through the real client, to
-the end of a search.
+"""Searches with the full-length prompts and the real client, on outputs as real models write
+them.
 """
 
 import json
@@ -51,28 +51,30 @@ THOUGHT = "The user asks about two films. I should ask for each of them.\n"
 
 
 def of_content(text: str, finish_reason: str = "stop") -> Behaviour:
-    """An engine without a reasoning parser: thinking, if any, stands in the content."""
+    """Return a reply without a reasoning parser: any thinking stands in the content."""
     return says(text, finish_reason=finish_reason)
 
 
 def of_deepseek(thought: str, text: str) -> Behaviour:
-    """An endpoint that returns its thinking as `reasoning_content`."""
+    """Return a reply with thinking as `reasoning_content`, like DeepSeek's."""
     return says(text, reasoning={"reasoning_content": thought})
 
 
 def of_vllm(thought: str, text: str, stop_reason: str | None = None) -> Behaviour:
-    """vLLM with a reasoning parser, which leaves the stop string out and names it."""
+    """Return a reply of vLLM with a reasoning parser, which names the stop string and leaves it
+    out.
+    """
     return says(text, reasoning={"reasoning": thought}, stop_reason=stop_reason)
 
 
 def reports(answer: str, evidence: str) -> str:
-    """A report as the prompt asks for it."""
+    """Return a report in the form that the prompt asks for."""
     return f"<answer>{answer}</answer><evidence>{evidence}</evidence>"
 
 
 class Script:
-    """Plays its behaviours in order for the delegator, for the answerer, and for the executor
-    of each sub-query.
+    """Behaviours played in order for the delegator, the answerer, and the executor of each
+    sub-query.
     """
 
     def __init__(
@@ -147,16 +149,16 @@ REPORTS = {
 
 @dataclass(frozen=True)
 class Manner:
-    """How the models of a search write."""
+    """Manner in which the models of a search write."""
 
     delegation: tuple[Behaviour, ...] = (SEARCHES["plain"], STOPS["as printed"])
     execution: tuple[str, ...] = (LOOKS_UP["plain"], REPORTS["plain"])
-    """With a place for the query."""
+    """Text with a place for the query."""
     answer: Behaviour = ANSWERS["plain"]
 
 
 async def searched(pool: ConnectionPool, server: OpenAIServer, manner: Manner) -> Trajectory:
-    """A whole search of two sub-queries."""
+    """Run a search of two sub-queries."""
     execution = {
         asked: [of_content(turn.format(asked)) for turn in manner.execution]
         for asked in (FIRST, SECOND)
@@ -173,7 +175,7 @@ async def searched(pool: ConnectionPool, server: OpenAIServer, manner: Manner) -
 
 
 def is_whole(trajectory: Trajectory) -> bool:
-    """Whether both sub-queries were searched and reported, and the answer came from them."""
+    """Return whether both sub-queries were searched and reported, and the answer came from them."""
     assert (trajectory.answer, trajectory.outcome, trajectory.rounds) == ("yes", "answered", (2,))
     assert [execution.sub_query for execution in trajectory.executions] == [FIRST, SECOND]
     for execution in trajectory.executions:
@@ -186,12 +188,9 @@ def is_whole(trajectory: Trajectory) -> bool:
 
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
-async def test_dispatches(
+async def test_a_dispatch_in_any_notation_needs_no_correction(
     pool: ConnectionPool, openai_server: OpenAIServer, search: Behaviour
 ) -> None:
-    """Both sub-queries are dispatched at the first try, in whichever of these ways they were
-    written.
-    """
     assert is_whole(
         await searched(pool, openai_server, Manner(delegation=(search, STOPS["as printed"])))
     )
@@ -199,8 +198,9 @@ async def test_dispatches(
 
 
 @pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS.keys())
-async def test_stops(pool: ConnectionPool, openai_server: OpenAIServer, stop: Behaviour) -> None:
-    """A stop ends the delegation, and a tag in a thought does not."""
+async def test_a_stop_ends_the_delegation_and_a_tag_in_a_thought_does_not(
+    pool: ConnectionPool, openai_server: OpenAIServer, stop: Behaviour
+) -> None:
     assert is_whole(
         await searched(pool, openai_server, Manner(delegation=(SEARCHES["plain"], stop)))
     )
@@ -209,19 +209,17 @@ async def test_stops(pool: ConnectionPool, openai_server: OpenAIServer, stop: Be
 
 @pytest.mark.parametrize("looks_up", LOOKS_UP.values(), ids=LOOKS_UP.keys())
 @pytest.mark.parametrize("reported", REPORTS.values(), ids=REPORTS.keys())
-async def test_executions(
+async def test_any_search_and_report_notations_combine_without_a_correction(
     pool: ConnectionPool, openai_server: OpenAIServer, looks_up: str, reported: str
 ) -> None:
-    """Every manner of searching goes with every manner of reporting, without a correction."""
     assert is_whole(await searched(pool, openai_server, Manner(execution=(looks_up, reported))))
     assert len(openai_server.bodies) == 2 + 4 + 1
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
-async def test_answers(
+async def test_the_answer_is_extracted_without_the_text_around_it(
     pool: ConnectionPool, openai_server: OpenAIServer, answer: Behaviour
 ) -> None:
-    """The answer is what was asked for, and nothing around it."""
     assert is_whole(await searched(pool, openai_server, Manner(answer=answer)))
 
 
@@ -238,10 +236,10 @@ STUMBLES: dict[str, Behaviour] = {
 
 
 @pytest.mark.parametrize("stumble", STUMBLES.values(), ids=STUMBLES.keys())
-async def test_a_delegator_that_stumbles(
+async def test_a_malformed_delegator_is_corrected_once(
     pool: ConnectionPool, openai_server: OpenAIServer, stumble: Behaviour
 ) -> None:
-    """One correction brings it back, though its next thought mentions the tags again."""
+    """Its next thought mentions the tags again."""
     wordy = of_content(f"<think>So <search>{LIST}</search> it is.</think><search>{LIST}</search>")
     manner = Manner(delegation=(stumble, wordy, STOPS["as printed"]))
     assert is_whole(await searched(pool, openai_server, manner))
@@ -257,19 +255,19 @@ async def test_a_delegator_that_stumbles(
         "<think>I could <search>x</search> first.</think>",
     ],
 )
-async def test_an_executor_that_stumbles(
+async def test_an_executor_without_a_search_is_asked_to_search(
     pool: ConnectionPool, openai_server: OpenAIServer, stumble: str
 ) -> None:
-    """An executor that answers from memory, or not at all, is sent to search."""
+    """It answers from memory, or not at all."""
     manner = Manner(execution=(stumble, LOOKS_UP["thinking"], REPORTS["thinking"]))
     assert is_whole(await searched(pool, openai_server, manner))
     assert len(openai_server.bodies) == 2 + 6 + 1
 
 
-async def test_what_each_role_is_sent(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """Each conversation opens with its role's prompt; what is constant stands first, for the
-    engine's prefix cache.
-    """
+async def test_each_conversation_opens_with_the_prompt_of_its_role(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """Constant text comes first, for the engine's prefix cache."""
     await searched(pool, openai_server, Manner())
     for body in openai_server.bodies:
         first, second, *_ = body["messages"]
@@ -285,8 +283,8 @@ async def test_what_each_role_is_sent(pool: ConnectionPool, openai_server: OpenA
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_prompts_follow_their_own_rules(name: RoleName) -> None:
-    """What a prompt tells a model to write is what the parsers read and what the code sends."""
+def test_the_prompts_match_the_parsers_and_the_code(name: RoleName) -> None:
+    """A prompt asks a model to write what the parsers read, and describes what the code sends."""
     prompt = PROMPTS[name]
     if name == "delegation":
         blocks = [

@@ -1,4 +1,4 @@
-"""Databases are opened, or said why not."""
+"""Opening of databases, and the errors where they cannot be opened."""
 
 import asyncio
 import sqlite3
@@ -34,17 +34,16 @@ from tests.router.store.entries import rows
         ("postgresql://u:secret@127.0.0.1:1/runs?application_name=secret", r"u:\*\*\*@127.0.0.1:1"),
     ],
 )
-async def test_what_cannot_be_opened(url: str, said: str, tmp_path: Path) -> None:
-    """An address that is none, or leads nowhere, is a fault of the configuration; its password
-    is not told.
-    """
+async def test_an_invalid_or_unreachable_address_is_a_config_error(
+    url: str, said: str, tmp_path: Path
+) -> None:
+    """The message hides the password."""
     with pytest.raises(BadConfig, match=rf"^server\.store: cannot open.*{said}") as caught:
         await Database.open(url.format(folder=tmp_path))
     assert "secret" not in str(caught.value).replace("application_name=secret", "")
 
 
-async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
-    """Is left as it was."""
+async def test_a_file_that_is_no_database_is_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     path.write_bytes(b"not a database at all" * 100)
     with pytest.raises(BadConfig, match="not a database"):
@@ -66,10 +65,10 @@ async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_other_tables(url: str, statements: list[str], said: str) -> None:
-    """Of another release or another program: refused with what is there, what is needed and
-    what to do; all stays.
-    """
+async def test_tables_of_another_release_or_program_are_refused(
+    url: str, statements: list[str], said: str
+) -> None:
+    """The message says what is there, what is needed and what to do. Nothing changes."""
     engine = engine_of(url)
     with engine.execution_options(**WRITES).begin() as connection:
         for statement in statements:
@@ -82,7 +81,7 @@ async def test_other_tables(url: str, statements: list[str], said: str) -> None:
 
 
 def test_the_demo_s_file_has_the_number_of_the_schema_in_its_name() -> None:
-    """Where the tables have changed, the demo begins a new file, and nobody has to name one."""
+    """After a change of the tables the demo begins a new file without a config change."""
     preset = tomllib.loads(
         Path(serving.__file__).with_name("presets").joinpath("mini.toml").read_text("utf-8")
     )
@@ -90,8 +89,8 @@ def test_the_demo_s_file_has_the_number_of_the_schema_in_its_name() -> None:
 
 
 async def test_writes_are_durable(tmp_path: Path) -> None:
-    """Every connection writes ahead and waits for the disk, so that what is acknowledged
-    survives a power cut.
+    """Every connection uses the write-ahead log and waits for the disk, so acknowledged writes
+    survive a power cut.
     """
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
     wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10000}
@@ -109,7 +108,7 @@ async def test_writes_are_durable(tmp_path: Path) -> None:
 
 
 async def test_a_note_does_not_wait_for_the_disk(url: str) -> None:
-    """And the next write does."""
+    """The next write does."""
     database = await Database.open(url)
     setting, noted, waiting = (
         ("PRAGMA synchronous", 1, 2)
@@ -137,7 +136,7 @@ def _both(insert: TextClause, statement: TextClause, connection: Connection) -> 
 
 
 async def test_a_write_that_fails_changes_nothing(database: Database) -> None:
-    """And says so without what was to be written."""
+    """The error does not show the values."""
     insert = text("INSERT INTO tenants (name, redact, training) VALUES ('secret', false, false)")
 
     for statement in (insert, text("INSERT INTO tenants (name) VALUES ('secret')")):
@@ -154,8 +153,8 @@ asyncio.run(asyncio.wait_for(Database.open(sys.argv[1]), 60))
 """
 
 
-async def test_several_processes_open_at_once(url: str) -> None:
-    """One of them makes the tables, and the others find them."""
+async def test_several_processes_may_open_an_empty_database_together(url: str) -> None:
+    """One of them creates the tables, and the others find them."""
     children = [
         await asyncio.create_subprocess_exec(
             sys.executable, "-c", _OPENING, url, stderr=asyncio.subprocess.PIPE
@@ -168,7 +167,7 @@ async def test_several_processes_open_at_once(url: str) -> None:
     ] * 4
 
 
-async def test_a_file_that_another_process_is_just_making_is_waited_for(tmp_path: Path) -> None:
+async def test_a_file_that_another_process_is_creating_is_waited_for(tmp_path: Path) -> None:
     """SQLite refuses to switch such a file to its write-ahead log, without waiting."""
     with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as other:
         other.execute("PRAGMA user_version=1")
@@ -181,7 +180,7 @@ async def test_a_file_that_another_process_is_just_making_is_waited_for(tmp_path
 
 
 async def test_writers_of_several_processes_wait_for_each_other(tmp_path: Path) -> None:
-    """A file that another process is writing to is written to when that has ended."""
+    """A write waits until the write of another process has ended."""
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
     with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -200,10 +199,10 @@ async def test_writers_of_several_processes_wait_for_each_other(tmp_path: Path) 
     await database.close()
 
 
-async def test_the_presets_own_folder_is_made(
+async def test_the_folder_of_a_preset_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A demo that is started for the first time finds nothing in a new home."""
+    """A demo that is started for the first time has a new home directory."""
     monkeypatch.setenv("HOME", str(tmp_path))
     database = await Database.open(f"sqlite:///{tmp_path}/.cache/rolegate/mini-1.db")
     await database.close()
@@ -211,15 +210,16 @@ async def test_the_presets_own_folder_is_made(
 
 
 def modes(folder: Path) -> dict[str, int]:
-    """Of the files in a folder, what their owner, their group and others may do."""
+    """Return the permissions of the files in a folder."""
     return {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
 
 
 @pytest.mark.usefixtures("_open_to_all")
 @pytest.mark.parametrize("before", [None, 0o644, 0o666])
-async def test_the_files_are_their_owner_s_alone(tmp_path: Path, before: int | None) -> None:
-    """Those of a new database from the first, and those of one that others could read from when
-    it is opened.
+async def test_only_the_owner_may_read_the_files(tmp_path: Path, before: int | None) -> None:
+    """New files have these permissions from the start.
+
+    Files that others could read get them when the database is opened.
     """
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
     assert modes(tmp_path) == dict.fromkeys(("runs.db", "runs.db-wal", "runs.db-shm"), 0o600)
@@ -232,8 +232,8 @@ async def test_the_files_are_their_owner_s_alone(tmp_path: Path, before: int | N
     await database.close()
 
 
-async def test_whoever_works_beside_it_takes_no_file_away(tmp_path: Path) -> None:
-    """Others may open, check, clean up, shrink and close a database that is in use."""
+async def test_concurrent_tools_leave_the_files_in_place(tmp_path: Path) -> None:
+    """Other processes may open, check, clean up, shrink and close a database in use."""
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     database = await Database.open(url)
     insert = text("INSERT INTO tenants (name, redact, training) VALUES (:name, false, false)")

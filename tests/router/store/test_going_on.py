@@ -1,4 +1,4 @@
-"""A run whose gateway was killed is gone on with, from the last turn of each of its models."""
+"""Runs of a killed gateway are resumed from the last turn of each of their models."""
 
 import asyncio
 import shutil
@@ -33,7 +33,7 @@ SUB_QUERIES = "Who directed Heat?", "When was he born?"
 
 
 class Models:
-    """Three models that note what they are asked; `held` never says what it is asked first."""
+    """Three models that note their prompts. The model `held` does not answer its first prompt."""
 
     def __init__(self, held: RoleName | None = None, free: int = 0) -> None:
         self.prompts: dict[RoleName, list[Prompt]] = {}
@@ -57,7 +57,7 @@ def _decide(prompt: Prompt) -> str:
 async def gateway(
     store: Path | str, models: Models, index: str = "one", tools: Tools | None = None
 ) -> AsyncIterator[tuple[Gateway, SQLArchive, LogJournal]]:
-    """A gateway on the store in a folder, or at a URL."""
+    """Open a gateway on the store in a folder or at a URL."""
     database = await Database.open(
         store if isinstance(store, str) else f"sqlite:///{store}/runs.db"
     )
@@ -89,8 +89,9 @@ async def killed(
     options: RequestOptions,
     tools: Tools | None = None,
 ) -> tuple[Path, str]:
-    """Ask until `held` does not answer; the store as a kill at that moment leaves it, and the
-    run.
+    """Ask until `held` does not answer.
+
+    Return the store as a kill at that moment leaves it, and the run.
     """
     left = folder / "killed"
     async with gateway(folder / "first", models, tools=tools) as (first, archive, _):
@@ -118,12 +119,10 @@ WAYS = "a retry under its name", "by its identifier"
         ("answer", 0, {"delegation": 0, "execution": 0, "answer": 1}),
     ],
 )
-async def test_only_what_was_in_flight_is_asked_again(
+async def test_only_calls_in_flight_are_repeated(
     tmp_path: Path, way: str, held: RoleName, free: int, again: dict[RoleName, int]
 ) -> None:
-    """The run that goes on is as if nothing had happened; its first turns are booked to the one
-    that was killed.
-    """
+    """The resumed run equals an undisturbed one. Its first turns are booked to the killed run."""
     models = Models(held, free)
     (tmp_path / "first").mkdir()
     left, run_id = await killed(tmp_path, models, held, RequestOptions(request_id="mine"))
@@ -146,10 +145,10 @@ async def test_only_what_was_in_flight_is_asked_again(
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("way", WAYS)
-async def test_on_postgresql(postgres: Callable[[], str], tmp_path: Path, way: str) -> None:
-    """The gateway that takes the log goes on with its runs; others may share the database
-    meanwhile.
-    """
+async def test_on_postgresql_the_gateway_that_takes_the_log_resumes_its_runs(
+    postgres: Callable[[], str], tmp_path: Path, way: str
+) -> None:
+    """Other gateways may share the database meanwhile."""
     url = postgres()
     models = Models("execution", 3)
     asked = RequestOptions(request_id="mine")
@@ -184,7 +183,7 @@ class _Killed(Exception):
 
 
 async def whole(folder: Path) -> object:
-    """The result of a run that nothing has happened to."""
+    """Return the result of an undisturbed run."""
     (folder / "whole").mkdir()
     async with gateway(folder / "whole", Models()) as (undisturbed, _, _):
         return (await undisturbed.answer(QUESTION, RequestOptions())).result
@@ -197,8 +196,8 @@ def _calls(prompt: Prompt) -> str:
     return report(f"the answer to {sub_query}", f"It is so: {sub_query}")
 
 
-async def test_no_call_of_a_tool_is_repeated(tmp_path: Path) -> None:
-    """That has completed, or failed: its record is taken over, as a search's is."""
+async def test_no_completed_or_failed_tool_call_is_repeated(tmp_path: Path) -> None:
+    """Its record is taken over, as a search's is."""
     fetch = Tool("web", "fetch", "", {})
     page = ToolOutput(f"It is so: {SUB_QUERIES[0]}", "Page", "http://mini/1")
     before, after = (FixedTools([fetch], {SUB_QUERIES[0]: page}) for _ in range(2))
@@ -225,8 +224,8 @@ async def test_no_call_of_a_tool_is_repeated(tmp_path: Path) -> None:
     assert (search.call.server, search.call.tool, search.call.arguments) == ("web", "fetch", "")
 
 
-async def test_a_second_kill(tmp_path: Path) -> None:
-    """Is gone on after as well: what was taken over stands in the log of the run that goes on."""
+async def test_a_run_is_resumed_after_a_second_kill(tmp_path: Path) -> None:
+    """The turns that were taken over are in the log of the resumed run."""
     (tmp_path / "first").mkdir()
     left, run_id = await killed(tmp_path, Models("execution", 3), "execution", RequestOptions())
     models = Models("answer")
@@ -248,10 +247,8 @@ async def test_a_second_kill(tmp_path: Path) -> None:
     assert run.result == await whole(tmp_path)
 
 
-async def test_kills_before_anything_was_taken_over(tmp_path: Path) -> None:
-    """Cost nothing either: the first run's turns are found behind those of the others, and what
-    it spent is.
-    """
+async def test_kills_before_any_turn_was_taken_over_cost_nothing(tmp_path: Path) -> None:
+    """The turns and the spending of the first run are found behind the later ones."""
     (tmp_path / "first").mkdir()
     left, run_id = await killed(
         tmp_path, Models("answer"), "answer", RequestOptions(request_id="mine")
@@ -290,10 +287,8 @@ async def test_kills_before_anything_was_taken_over(tmp_path: Path) -> None:
             await last.answer(QUESTION, tight)
 
 
-async def test_what_was_spent_counts(tmp_path: Path) -> None:
-    """Against the budget of the request, which is the old one; calls in flight with all that
-    they may have cost.
-    """
+async def test_earlier_spending_counts_against_the_budget(tmp_path: Path) -> None:
+    """The budget is that of the first request. Calls in flight count with their worst case."""
     (tmp_path / "first").mkdir()
     options = RequestOptions(request_id="mine", budget=Budget(max_total_tokens=2000))
     left, run_id = await killed(tmp_path, Models("answer"), "answer", options)
@@ -306,8 +301,10 @@ async def test_what_was_spent_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["index", "turned over", "finished", "unknown", "redacted"])
-async def test_what_cannot_be_gone_on_with(tmp_path: Path, what: str) -> None:
-    """Is refused with the reason; a retry under its name begins anew."""
+async def test_a_run_that_cannot_be_resumed_is_refused_with_the_reason(
+    tmp_path: Path, what: str
+) -> None:
+    """A retry with its request name starts again."""
     (tmp_path / "first").mkdir()
     if what == "redacted":
         database = await Database.open(f"sqlite:///{tmp_path}/first/runs.db")

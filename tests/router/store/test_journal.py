@@ -1,4 +1,4 @@
-"""The journal: what happens is on record, once, before anyone hears of it."""
+"""The journal: every record is written once, before it is announced."""
 
 import asyncio
 from pathlib import Path
@@ -26,8 +26,10 @@ FAILING = "ALTER TABLE spending RENAME TO elsewhere"
 WORKING = "ALTER TABLE elsewhere RENAME TO spending"
 
 
-async def test_the_way_of_a_run(database: Database, journal: LogJournal) -> None:
-    """It is running, with its calls so far; at its end it is read as it was, with its sums."""
+async def test_a_run_is_stored_as_running_and_then_with_its_result(
+    database: Database, journal: LogJournal
+) -> None:
+    """While it runs it has its calls so far, at its end also its sums."""
     calls = [ended("run-1", 0), ended("run-1", 1, usage=None, outcome="refused", nano_usd=None)]
     archive = SQLArchive(database, journal.calls)
     assert await journal.begin(start("run-1", request_id="mine")) == Admitted()
@@ -61,10 +63,10 @@ async def test_the_way_of_a_run(database: Database, journal: LogJournal) -> None
 
 
 @pytest.mark.parametrize("status", ["finished", "running"])
-async def test_a_request_that_was_made_before(
+async def test_a_repeated_request_returns_its_run_and_counts_once(
     database: Database, journal: LogJournal, status: RunStatus
 ) -> None:
-    """Leads to the run that it began, whether that still runs or not, and counts once."""
+    """The run may be running or ended."""
     await journal.begin(start("run-1", request_id="mine"))
     if status == "finished":
         await journal.finish(run("run-1", NOW))
@@ -82,10 +84,10 @@ async def test_a_request_that_was_made_before(
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "interrupted", "finished"])
 @pytest.mark.parametrize("where", ["in the database", "here"])
-async def test_a_request_that_is_made_anew(
+async def test_the_name_of_a_failed_or_old_request_passes_to_the_new_run(
     database: Database, journal: LogJournal, status: RunStatus, where: str
 ) -> None:
-    """Where the run before came to nothing, or was a day ago, the name goes over to the new run."""
+    """The run before failed, or began more than a day ago."""
     before = run("run-1", NOW, request_id="mine", status=status)
     if where == "here":
         await journal.begin(start("run-1", request_id="mine"))
@@ -106,8 +108,10 @@ async def test_a_request_that_is_made_anew(
     ]
 
 
-async def test_requests_of_one_name_at_once(database: Database, journal: LogJournal) -> None:
-    """One of them begins; the others wait for it, also where it is taken back."""
+async def test_of_concurrent_equal_requests_one_begins(
+    database: Database, journal: LogJournal
+) -> None:
+    """The others wait for it, even if it is withdrawn."""
     starts = [start(f"run-{number}", request_id="mine") for number in range(20)]
     began = await asyncio.gather(*(journal.begin(each) for each in starts))
     first = f"run-{began.index(Admitted())}"
@@ -118,8 +122,8 @@ async def test_requests_of_one_name_at_once(database: Database, journal: LogJour
     assert await rows(database, "SELECT run_id FROM runs") == [("run-20",)]
 
 
-async def test_whatever_is_told_twice_counts_once(database: Database, journal: LogJournal) -> None:
-    """A call that was settled stays as it is, also when its run ends."""
+async def test_records_written_twice_count_once(database: Database, journal: LogJournal) -> None:
+    """A settled call stays unchanged, even when its run ends."""
     settled = ended("run-1", 0, Amount(50, 60))
     await journal.begin(start("run-1"))
     await journal.open(opened(settled))
@@ -134,16 +138,18 @@ async def test_whatever_is_told_twice_counts_once(database: Database, journal: L
     assert await rows(database, "SELECT prompt_tokens FROM calls") == [(10,)]
 
 
-async def test_a_run_that_is_not_on_record(database: Database, journal: LogJournal) -> None:
-    """Spends nothing and is not acknowledged."""
+async def test_an_unknown_run_spends_nothing_and_is_not_acknowledged(
+    database: Database, journal: LogJournal
+) -> None:
     for attempt in (journal.open(opened(ended("run-1"))), journal.finish(run("run-1", NOW))):
         with pytest.raises(StoreFailed, match="run-1"):
             await attempt
     assert await rows(database, "SELECT * FROM calls") == []
 
 
-async def test_a_redacted_tenant(database: Database, journal: LogJournal, tmp_path: Path) -> None:
-    """Nothing that was said is in the database or the log, from the beginning on."""
+async def test_texts_of_a_redacted_tenant_are_in_neither_database_nor_log(
+    database: Database, journal: LogJournal, tmp_path: Path
+) -> None:
     await put(database, tenants=[Tenant("acme", redact=True)])
     async with asyncio.timeout(10):
         while await journal.begin(start("run-0", "acme", request="")) != Admitted(redact=True):
@@ -167,8 +173,9 @@ async def test_a_redacted_tenant(database: Database, journal: LogJournal, tmp_pa
     assert [file for file in tmp_path.rglob("*-*.log") if b"Heat" in file.read_bytes()] == []
 
 
-async def test_text_that_a_database_cannot_hold(database: Database, journal: LogJournal) -> None:
-    """A NUL in a question does no harm."""
+async def test_a_nul_in_a_question_is_stored_without_an_error(
+    database: Database, journal: LogJournal
+) -> None:
     assert await journal.begin(start("run-1", request="a\0b", request_id="x\0y")) == Admitted()
     assert await journal.begin(start("run-2", request_id="x\0y")) == EarlierRun(
         "run-1", "running", True
@@ -178,9 +185,12 @@ async def test_text_that_a_database_cannot_hold(database: Database, journal: Log
     assert await SQLArchive(database).load("run-1") == finished
 
 
-async def test_a_database_that_fails_for_a_while(database: Database, journal: LogJournal) -> None:
-    """Runs go on, as the log has them, and it gets what it has missed. Where gateways share it,
-    none begins meanwhile, and none is acknowledged.
+async def test_runs_continue_while_the_database_fails(
+    database: Database, journal: LogJournal
+) -> None:
+    """The log has them, and the database catches up.
+
+    Where gateways share the database, no run begins meanwhile and none is acknowledged.
     """
     if database.shared:
         await journal.begin(start("run-1"))
@@ -205,8 +215,10 @@ async def test_a_database_that_fails_for_a_while(database: Database, journal: Lo
     assert (await check(database)).problems == []
 
 
-async def test_one_change_that_cannot_be_written(database: Database, journal: LogJournal) -> None:
-    """Harms none of those that come with it, and its run is not left as running."""
+async def test_a_change_that_cannot_be_written_affects_no_other(
+    database: Database, journal: LogJournal
+) -> None:
+    """Its run does not stay running."""
     calls = {"run-1": ended("run-1", 0, usage=Usage(2**63, 0)), "run-2": ended("run-2", 0)}
     for run_id, call in calls.items():
         await journal.begin(start(run_id))
@@ -227,8 +239,8 @@ async def test_one_change_that_cannot_be_written(database: Database, journal: Lo
     assert await spent(database) == {DAY: (2, 12, 7), MONTH: (2, 12, 7)}
 
 
-async def test_what_is_told_last_is_written(database: Database) -> None:
-    """Leaving the journal waits for it; nothing is left in the log then."""
+async def test_closing_the_journal_writes_the_last_records(database: Database) -> None:
+    """The log is empty then."""
     log = own_log(database)
     async with LogJournal.writing(database, log) as journal:
         await journal.begin(start("run-1"))
@@ -239,7 +251,7 @@ async def test_what_is_told_last_is_written(database: Database) -> None:
 
 
 async def test_a_trace_is_the_fold_of_its_turns(tmp_path: Path) -> None:
-    """The last record holds nothing of what turns and searches have told."""
+    """The last record repeats nothing of the turns and searches."""
     database = await Database.open(f"sqlite:///{tmp_path}/runs.db")
     folder = database.log_folder
     async with LogJournal.writing(database) as journal:
@@ -255,10 +267,10 @@ async def test_a_trace_is_the_fold_of_its_turns(tmp_path: Path) -> None:
     await database.close()
 
 
-async def test_runs_to_be_cancelled(database: Database, url: str) -> None:
-    """Whoever asks for it elsewhere is heard by the gateway that runs it; a run that has ended
-    is not cancelled.
-    """
+async def test_a_cancel_request_reaches_the_gateway_of_the_run(
+    database: Database, url: str
+) -> None:
+    """Another gateway makes it. A run that has ended is not cancelled."""
     heard: asyncio.Queue[str] = asyncio.Queue()
     beside = await Database.open(url)
     async with (

@@ -356,7 +356,7 @@ async def test_a_cut_costs_only_the_records_after_it(small: tuple[Path, bytes, S
         assert read.damaged == 0
 
 
-@pytest.mark.parametrize("later", [False, True], ids=["at once", "for later"])
+@pytest.mark.parametrize("later", [False, True], ids=["synced", "for later"])
 async def test_a_short_earlier_segment_is_damage(log: RunLog, later: bool) -> None:
     """All of it was on disk before the next one began."""
     log.append(1, 0, b"first")

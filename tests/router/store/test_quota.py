@@ -1,6 +1,4 @@
-"""Quotas: what is spent and what is reserved never exceed them together, whoever asks at the
-same time.
-"""
+"""Quotas: spending plus reservations never exceed them, for any number of concurrent runs."""
 
 import asyncio
 import random
@@ -26,7 +24,7 @@ WORST = Amount(10, 10)
 
 @asynccontextmanager
 async def journal_for(database: Database, *tenants: Tenant) -> AsyncIterator[LogJournal]:
-    """A journal that knows these settings from the beginning on."""
+    """Open a journal with these settings from the start."""
     await put(database, tenants=tenants)
     async with LogJournal.writing(database) as journal:
         yield journal
@@ -39,7 +37,7 @@ async def refused(step: Awaitable[object]) -> QuotaExhausted:
 
 
 async def left(journal: LogJournal, tokens: int, at: float = NOW + 1, tenant: str = "acme") -> None:
-    """See that exactly so many tokens are left for a run."""
+    """Assert that exactly this many tokens are left for a run."""
     probe = ended(
         "probe", 0, Amount(tokens), tenant=tenant, started_at=at, usage=None, outcome="refused"
     )
@@ -61,11 +59,12 @@ async def left(journal: LogJournal, tokens: int, at: float = NOW + 1, tenant: st
         ("nano_usd_per_month", TO_DECEMBER_S),
     ],
 )
-async def test_what_is_left_is_reserved_before_it_is_spent(
+async def test_a_call_is_opened_only_if_its_worst_case_fits(
     database: Database, limit: str, comes_back_s: float
 ) -> None:
-    """A call that may cost more than what is left is not opened; what others did not spend of
-    theirs is free again. Whether that may happen soon, or another period must begin, is told.
+    """Tokens that other calls reserved and did not spend are free again.
+
+    The refusal says whether that may happen soon or the next period must begin.
     """
     calls = [
         ended("run-1", number, WORST, tenant="acme", usage=Usage(2, 3), nano_usd=5)
@@ -94,10 +93,10 @@ async def test_what_is_left_is_reserved_before_it_is_spent(
         assert await spent(database, "acme") == {DAY: (1, 20, 20), MONTH: (1, 20, 20)}
 
 
-async def test_what_a_run_keeps_itself_does_not_come_back(database: Database) -> None:
-    """A run that keeps what is left for its own answer is told to come back when the next
-    period begins.
-    """
+async def test_tokens_that_a_run_holds_for_itself_come_back_only_next_period(
+    database: Database,
+) -> None:
+    """The run holds everything for its own answer, so the refusal names the next period."""
     async with journal_for(database, Tenant("acme", tokens_per_day=25)) as journal:
         await journal.begin(start("run-1", "acme"))
         await journal.reserve_for_answer("run-1", Amount(20, 0))
@@ -105,10 +104,8 @@ async def test_what_a_run_keeps_itself_does_not_come_back(database: Database) ->
         assert (error.contended, error.retry_after_s > 1) == (False, True)
 
 
-async def test_the_answer_takes_what_is_kept_for_it(database: Database) -> None:
-    """Nobody else gets it; and where even that is too little, it is still kept. The run's end
-    gives it back.
-    """
+async def test_only_the_answer_uses_its_hold(database: Database) -> None:
+    """If the hold does not suffice, it is kept. The end of the run returns it."""
     async with journal_for(database, Tenant("acme", tokens_per_day=25)) as journal:
         await journal.begin(start("run-1", "acme", hold=Amount(5)))
         await left(journal, 20)
@@ -139,8 +136,8 @@ async def test_the_answer_takes_what_is_kept_for_it(database: Database) -> None:
         await left(journal, 20)
 
 
-async def test_a_day_that_begins(database: Database) -> None:
-    """Brings a new quota; what was reserved before midnight is released there."""
+async def test_a_new_day_brings_a_new_quota(database: Database) -> None:
+    """Reservations from before midnight are released on the day before."""
     tomorrow = NOW + TO_MIDNIGHT_S
     late = ended("run-1", 0, WORST, tenant="acme", usage=Usage(8, 1), nano_usd=None)
     early = ended(
@@ -165,11 +162,12 @@ async def test_a_day_that_begins(database: Database) -> None:
 
 
 @pytest.mark.parametrize("limit", ["tokens", "nano_usd"])
-async def test_a_limit_that_was_lowered_below_what_is_spent(
+async def test_a_limit_lowered_below_the_spending_leaves_nothing(
     database: Database, journal: LogJournal, limit: str
 ) -> None:
-    """Counts soon. Nothing is left of it, and not less; of a run that asks for nothing yet it is
-    not said what it needs.
+    """It counts soon, and the rest is never negative.
+
+    A run that requests nothing yet is refused without a number of tokens.
     """
     call = ended("run-1", 0, Amount(50, 50), tenant="acme", usage=Usage(20, 30), nano_usd=50)
     await journal.begin(start("run-1", "acme"))
@@ -195,10 +193,8 @@ async def test_a_limit_that_was_lowered_below_what_is_spent(
     assert f"{nothing} are left, and {some} are needed; it resets at" in str(error)
 
 
-async def test_a_price_that_is_not_known(database: Database) -> None:
-    """Cannot be held against a limit of cost, so the call is refused; tokens alone are no
-    hindrance.
-    """
+async def test_a_call_without_a_price_is_refused_under_a_cost_limit(database: Database) -> None:
+    """A limit of tokens does not refuse it."""
     tenants = Tenant("acme", nano_usd_per_month=10**9), Tenant("other", tokens_per_day=100)
     async with journal_for(database, *tenants) as journal:
         for tenant in ("acme", "other"):
@@ -218,8 +214,10 @@ async def test_a_price_that_is_not_known(database: Database) -> None:
         ("runs_in_flight", 1.0),
     ],
 )
-async def test_runs_are_counted(database: Database, limit: str, comes_back_s: float) -> None:
-    """As they are asked for, and as they run; a refused one does not count."""
+async def test_requests_and_running_runs_are_counted(
+    database: Database, limit: str, comes_back_s: float
+) -> None:
+    """A refused run does not count."""
     async with journal_for(database, Tenant("acme", **{limit: 3})) as journal:  # type: ignore[arg-type]
         starts = [start(f"run-{number}", "acme") for number in range(8)]
         begun = await asyncio.gather(
@@ -240,8 +238,9 @@ async def test_runs_are_counted(database: Database, limit: str, comes_back_s: fl
         await journal.begin(start("run-11", "acme"))
 
 
-async def test_many_runs_at_once(database: Database) -> None:
-    """Never is more spent and reserved than allowed, and it is used to the last."""
+async def test_many_concurrent_runs_use_a_quota_fully_and_never_exceed_it(
+    database: Database,
+) -> None:
     made = 0
 
     async def work(journal: LogJournal, run_id: str, luck: random.Random) -> None:
@@ -279,8 +278,7 @@ async def test_many_runs_at_once(database: Database) -> None:
         await left(journal, 5000 - tokens)
 
 
-async def test_what_was_spent_is_known_at_the_next_start(database: Database) -> None:
-    """Of this day and this month."""
+async def test_spending_of_the_day_and_month_is_known_after_a_restart(database: Database) -> None:
     now = time.time()
     call = ended("run-1", 0, WORST, tenant="acme", usage=Usage(8, 1), started_at=now)
     async with journal_for(database, Tenant("acme", tokens_per_month=20)) as journal:

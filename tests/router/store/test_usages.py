@@ -35,7 +35,7 @@ def usages(database: Database) -> SQLUsages:
 
 
 def some_calls(draw: random.Random, run_id: str, started_at: float) -> list[Call]:
-    """The calls of one run, of all that there may be."""
+    """Calls of one run, out of all possible ones."""
     tenant = draw.choice(("acme", "other", "ünï"))
     return [
         call(
@@ -60,7 +60,7 @@ def some_calls(draw: random.Random, run_id: str, started_at: float) -> list[Call
 
 
 def expected(calls: Sequence[Call], runs: Sequence[Run], query: UsageQuery) -> UsageReport:
-    """The same sums in plain Python."""
+    """Return these sums computed in plain Python."""
     first = query.start if query.start is not None else -1.0
     end = query.end if query.end is not None else float("inf")
     groups: dict[tuple[float | None, tuple[str, ...]], list[Call]] = defaultdict(list)
@@ -108,10 +108,9 @@ def row_of(
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_sums_are_exact(database: Database, usages: SQLUsages, seed: int) -> None:
-    """By any of the dimensions and buckets, over any span and of any tenant, they are what the
-    calls add up to.
-    """
+async def test_sums_equal_the_calls_for_any_grouping_span_and_tenant(
+    database: Database, usages: SQLUsages, seed: int
+) -> None:
     draw = random.Random(seed)
     starts = [NEW_YEAR + draw.uniform(-40 * 24 * HOUR, 40 * 24 * HOUR) for _ in range(60)]
     starts += [
@@ -143,24 +142,23 @@ async def test_sums_are_exact(database: Database, usages: SQLUsages, seed: int) 
         assert await usages.usage(query) == expected(calls, runs, query), query
 
 
-async def test_nothing(usages: SQLUsages) -> None:
-    """Has no rows, also where nothing is grouped."""
+async def test_without_calls_there_are_no_rows(usages: SQLUsages) -> None:
+    """This holds without grouping too."""
     for by in ((), DIMENSIONS):
         for end in (None, 5.5):
             assert await usages.usage(UsageQuery(1.5, end, by=by)) == UsageReport(0, ())
 
 
 @pytest.mark.parametrize(("start", "end"), [(1.0, 1.0), (2.0, 1.0)])
-async def test_a_span_that_is_none(usages: SQLUsages, start: float, end: float) -> None:
-    """Is refused."""
+async def test_an_empty_span_is_refused(usages: SQLUsages, start: float, end: float) -> None:
     with pytest.raises(BadRequest, match="start_time must be before end_time"):
         await usages.usage(UsageQuery(start, end))
 
 
-async def test_deleted_calls(database: Database, usages: SQLUsages) -> None:
-    """Are still in the sums of their hours. A part of such an hour cannot be told any more;
-    other hours' can.
-    """
+async def test_deleted_calls_stay_in_the_sums_of_their_hours(
+    database: Database, usages: SQLUsages
+) -> None:
+    """Part of such an hour is no longer available; other hours still are."""
     begun = {"acme": (600.0, 700.0), "other": (HOUR + 600.0,)}
     whose = [(tenant, NEW_YEAR + shift) for tenant, shifts in begun.items() for shift in shifts]
     calls = [call(f"run-{n}", tenant=tenant, started_at=at) for n, (tenant, at) in enumerate(whose)]
@@ -190,8 +188,8 @@ async def test_deleted_calls(database: Database, usages: SQLUsages) -> None:
     ] == [1]
 
 
-async def test_all_is_read_at_one_moment(database: Database) -> None:
-    """What is written while the parts are read belongs to none of them."""
+async def test_all_parts_are_read_from_one_snapshot(database: Database) -> None:
+    """Calls written meanwhile belong to none of them."""
     early = [call("run-1", started_at=0.0)]
     late = [call("run-2", n, started_at=HOUR * n) for n in range(2)]
     await put(database, run("run-1", 0.0, early))
@@ -229,8 +227,9 @@ SCANS = "SCAN calls", "Seq Scan on calls"
 
 @pytest.mark.parametrize("tenant", [None, "tenant-1"])
 async def test_calls_are_never_scanned(database: Database, tenant: str | None) -> None:
-    """A part of an hour is found through the index by tenant and time; whole hours are not read
-    from calls at all.
+    """Part of an hour is read through the index by tenant and time.
+
+    Whole hours are not read from calls.
     """
     times = [(number, NEW_YEAR + 10.0 * number) for number in range(8000)]
     calls = [
@@ -260,8 +259,8 @@ async def test_calls_are_never_scanned(database: Database, tenant: str | None) -
         assert not any(scan in plan for plan in plans for scan in SCANS)
 
 
-async def test_a_scan_would_be_noticed(database: Database) -> None:
-    """The plan of a query that reads all calls says so."""
+async def test_the_plan_of_a_scan_shows_the_scan(database: Database) -> None:
+    """A query that reads all calls would fail the test before."""
 
     def naive(connection: Connection) -> list[str]:
         with explained(connection) as plans:

@@ -1,4 +1,4 @@
-"""Versions on record: nothing is half changed, and several gateways never decide the same twice."""
+"""The version book: no change is half written, and gateways never decide the same thing twice."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -43,7 +43,7 @@ FIGURES = TrialFigures(
 
 
 def version(name: str, state: VersionState = "registered", **fields: float) -> ExecutorVersion:
-    """A version that came into its state when it was registered, but for `fields`."""
+    """Return a version in the state of its registration, with `fields` replaced."""
     known = {"share": 0.0, "state_at": 1000.1, "registered_at": 1000.1, **fields}
     return ExecutorVersion(name, state, **known, manifest='{"é": 1}')
 
@@ -51,21 +51,21 @@ def version(name: str, state: VersionState = "registered", **fields: float) -> E
 def decision(
     name: str, said: str = "registered", to: VersionState = "registered", **fields: object
 ) -> VersionDecision:
-    """A decision of an operator, but for `fields`."""
+    """Return a decision of an operator, with `fields` replaced."""
     return VersionDecision(name, said, None, to, "operator", 1000.5, **fields)  # type: ignore[arg-type]
 
 
 def trial(
     number: int, stage: str = "shadow", active: str = BASE, ended_at: float = 2000.0
 ) -> Trial:
-    """A trial of `FIRST`, of run `number`, which tells by its tokens which one it is."""
+    """Return a trial of `FIRST` for run `number`, which its token counts identify."""
     sides = Side("Mann\0", False, number), Side("no", True, 2 * number)
     return Trial(f"run-{number}", FIRST, active, stage, False, *sides, ended_at)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 async def book(database: Database) -> SQLVersionBook:
-    """A book with an active version and one that is registered, over a store with ten runs."""
+    """A book with an active and a registered version, over a store with ten runs."""
     await put(database, *(run(f"run-{number}") for number in range(10)))
     book = SQLVersionBook(database)
     await book.add(version(BASE, "active"), decision(BASE, to="active"))
@@ -75,7 +75,7 @@ async def book(database: Database) -> SQLVersionBook:
 
 @pytest.fixture
 async def other(url: str, book: SQLVersionBook) -> AsyncIterator[SQLVersionBook]:
-    """The same book, as another gateway has it open."""
+    """The book as another gateway has it open."""
     database = await Database.open(url)
     yield SQLVersionBook(database)
     await database.close()
@@ -85,8 +85,8 @@ async def states(book: SQLVersionBook) -> dict[str, str]:
     return {version.version: version.state for version in await book.versions()}
 
 
-async def test_what_is_written_is_read(book: SQLVersionBook) -> None:
-    """Versions the newest first, decisions the oldest first, every figure to the last bit."""
+async def test_versions_and_decisions_are_read_back_exactly(book: SQLVersionBook) -> None:
+    """Versions come newest first, decisions oldest first."""
     assert await book.versions() == [version(FIRST, registered_at=1001.0), version(BASE, "active")]
     canary = version(FIRST, "canary", registered_at=1001.0, share=0.1 + 0.2, state_at=1002.3)
     why = decision(FIRST, "canary", "canary", reason="é \" '", figures=FIGURES)
@@ -100,15 +100,17 @@ async def test_what_is_written_is_read(book: SQLVersionBook) -> None:
 
 
 async def test_a_name_is_used_once(book: SQLVersionBook) -> None:
-    """The second is refused, and leaves nothing behind."""
+    """The second registration is refused and leaves nothing behind."""
     with pytest.raises(BadRequest, match=FIRST):
         await book.add(version(FIRST, state_at=5.0), decision(FIRST))
     assert len(await book.decisions(None, 0, 9)) == 2
     assert (await book.versions())[0].state_at == 1000.1
 
 
-async def test_a_change_of_what_has_changed(book: SQLVersionBook, other: SQLVersionBook) -> None:
-    """Is refused whole, also where only a version that it leaves alone has changed."""
+async def test_a_change_with_stale_expectations_is_refused_whole(
+    book: SQLVersionBook, other: SQLVersionBook
+) -> None:
+    """This includes a version that the change leaves alone."""
     read = await other.versions()
     assert await book.change([], [version(BASE, "active", state_at=7.0)], [])
     retired = [version(FIRST, "retired"), version(BASE, "active")]
@@ -121,8 +123,10 @@ async def test_a_change_of_what_has_changed(book: SQLVersionBook, other: SQLVers
 
 
 @pytest.mark.parametrize("state", ["active", "shadow", "canary"])
-async def test_there_is_one_of_each(book: SQLVersionBook, state: VersionState) -> None:
-    """No change leads to two active versions, nor to two that are tried, whatever was expected."""
+async def test_no_change_leads_to_two_active_or_two_tried_versions(
+    book: SQLVersionBook, state: VersionState
+) -> None:
+    """The expectations of the change make no difference."""
     await book.add(version(SECOND), decision(SECOND))
     assert await book.change([], [version(SECOND, "shadow")], [])
     assert not await book.change([], [version(FIRST, state)], [])
@@ -131,8 +135,10 @@ async def test_there_is_one_of_each(book: SQLVersionBook, state: VersionState) -
     )
 
 
-async def test_gateways_that_decide_at_once(book: SQLVersionBook, other: SQLVersionBook) -> None:
-    """One of them decides; the decisions are numbered without a gap and without a double."""
+async def test_of_concurrent_decisions_of_gateways_one_is_made(
+    book: SQLVersionBook, other: SQLVersionBook
+) -> None:
+    """Decisions are numbered without gaps and duplicates."""
     for _ in range(10):
         read = await book.versions()
         state: VersionState = "shadow" if read[0].state == "registered" else "registered"
@@ -147,10 +153,8 @@ async def test_gateways_that_decide_at_once(book: SQLVersionBook, other: SQLVers
     assert [each.number for each in await other.decisions(None, 0, 99)] == list(range(1, 23))
 
 
-async def test_waiting_is_noted_once(book: SQLVersionBook) -> None:
-    """A new note takes the place of the last, with a number that readers who follow have not
-    seen; decisions stay.
-    """
+async def test_a_new_waiting_note_replaces_the_last(book: SQLVersionBook) -> None:
+    """Its number is new to readers who follow. Decisions stay."""
 
     async def numbers() -> list[tuple[int, str]]:
         return [(each.number, each.decision) for each in await book.decisions(FIRST, 0, 9)]
@@ -176,8 +180,8 @@ async def test_waiting_is_noted_once(book: SQLVersionBook) -> None:
     ]
 
 
-async def test_trials(book: SQLVersionBook) -> None:
-    """A run has one; what cannot be stored of a text is left out of it."""
+async def test_a_run_has_one_trial(book: SQLVersionBook) -> None:
+    """Characters that cannot be stored are left out of its texts."""
     await book.add_trial(trial(1))
     await book.add_trial(trial(1, "canary"))
     kept = msgspec.structs.replace(trial(1), by_candidate=Side("Mann\ufffd", False, 1))
@@ -186,9 +190,10 @@ async def test_trials(book: SQLVersionBook) -> None:
     assert await book.trial("run-\0") is None
 
 
-async def test_the_most_trusted_judgement_stands(book: SQLVersionBook) -> None:
-    """The first one of a client, of the judge instead, or of the operator; a run without a
-    trial has none.
+async def test_the_most_trusted_judgement_counts(book: SQLVersionBook) -> None:
+    """The first judgement of a client replaces the judge's, and the operator's replaces both.
+
+    A run without a trial has none.
     """
     await book.add_trial(trial(1))
 
@@ -214,10 +219,10 @@ async def test_the_most_trusted_judgement_stands(book: SQLVersionBook) -> None:
         assert await judged() == stands
 
 
-async def test_tenants_that_train_nobody_steer_nothing(
+async def test_trials_of_tenants_excluded_from_training_steer_nothing(
     book: SQLVersionBook, database: Database
 ) -> None:
-    """Whenever they say so."""
+    """The setting counts at any time."""
     await put(database, run("run-30", tenant="private"))
     await book.add_trial(trial(30))
     assert len(await book.pairs(FIRST, "shadow", 0.0)) == 1
@@ -225,8 +230,8 @@ async def test_tenants_that_train_nobody_steer_nothing(
     assert await book.pairs(FIRST, "shadow", 0.0) == []
 
 
-async def test_pairs_in_their_order(book: SQLVersionBook) -> None:
-    """As they ended; of this stay in this state, beside this active version."""
+async def test_pairs_come_in_order_of_their_end(book: SQLVersionBook) -> None:
+    """They are limited to this stay in this state and to this active version."""
     for number, ended_at in ((1, 2004.0), (2, 2003.0), (3, 2002.0), (4, 2001.0), (5, 1999.0)):
         await book.add_trial(trial(number, ended_at=ended_at))
     await book.add_trial(trial(6, "canary"))
@@ -246,16 +251,17 @@ async def test_pairs_in_their_order(book: SQLVersionBook) -> None:
     assert await found(0.0) == []
 
 
-async def test_what_is_not_to_be_kept(book: SQLVersionBook, database: Database) -> None:
-    """Of a tenant whose texts are not kept there are no trials; nor of a run that is deleted."""
+async def test_redacted_tenants_and_deleted_runs_have_no_trials(
+    book: SQLVersionBook, database: Database
+) -> None:
     await put(database, run("run-20", tenant="quiet"), tenants=[Tenant("quiet", redact=True)])
     await book.add_trial(trial(20))
     await book.add_trial(trial(21))
     assert await rows(database, "SELECT * FROM version_trials") == []
 
 
-async def test_trials_go_with_their_runs(book: SQLVersionBook, database: Database) -> None:
-    """When these are deleted; versions and decisions stay, and the store is whole."""
+async def test_trials_are_deleted_with_their_runs(book: SQLVersionBook, database: Database) -> None:
+    """Versions and decisions stay, and the store is consistent."""
     await book.add_trial(trial(1))
     assert (await check(database)).problems == []
     await delete_old(database, keep_days=1)

@@ -43,8 +43,10 @@ _OF_PART = re.compile(r"part (\d+)")
 
 
 class World:
-    """Cities. Of some no page states the founder; some have an old name, whose page names
-    another founder.
+    """Cities and their pages.
+
+    Some pages do not state the founder; some cities have an old name, whose page names another
+    founder.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class World:
         self.parts = [named[at : at + a_part] for at in range(0, len(named), a_part)]
 
     def page(self, city: str) -> Passage:
-        """A city's own page."""
+        """Return a city's own page."""
         founder = f" {city} was founded by {self.founder[city]}." if city in self.founder else ""
         former = "".join(
             f" {city} was once called {old}." for old, new in self.old.items() if new == city
@@ -67,12 +69,12 @@ class World:
         return Passage(city, city, text, document=city)
 
     def old_page(self, old: str) -> Passage:
-        """The page of an old name."""
+        """Return the page of an old name."""
         text = f"{old} is the former name of {self.old[old]}. {old} was founded by Bo Otherson."
         return Passage(old, old, text, document=old)
 
     def register(self, number: int) -> Passage:
-        """A part of the register, from 1."""
+        """Return a part of the register, counted from 1."""
         title = f"Register, part {number}"
         cities = self.parts[number - 1]
         return Passage(
@@ -80,13 +82,13 @@ class World:
         )
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The right table."""
+        """Return the correct table."""
         return [(city, self.founder.get(city, ""), self.founded[city]) for city in self.cities]
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
     ) -> list[list[Passage]]:
-        """The pages that queries name."""
+        """Return the pages that the queries name."""
         await asyncio.sleep(0)
         return [self._named(query)[:top_k] for query in queries]
 
@@ -98,8 +100,8 @@ class World:
 
 
 class Reader(ScriptedModel):
-    """An executor's model. It takes a random while for each turn, fails and invents as often as
-    it is told.
+    """A model of executors that takes a random time for each turn, and fails and invents at the
+    given rates.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class Reader(ScriptedModel):
         self.asked = Counter[str]()
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """The next turn."""
+        """Return the next turn."""
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         try:
@@ -135,7 +137,7 @@ class Reader(ScriptedModel):
         return self.report(asked, "\n".join(message.content for message in prompt.messages[2:]))
 
     def report(self, asked: str, shown: str) -> str:
-        """Read what is asked from the pages."""
+        """Read the requested values from the pages."""
         if "part" in asked:
             return written("\n".join(re.findall(r"([\w ]+) is listed\.", shown)))
         if ":\n" in asked:
@@ -157,13 +159,13 @@ class Reader(ScriptedModel):
 
 
 def written(answer: str) -> str:
-    """A report with some evidence."""
+    """Return a report with some evidence."""
     return f"<answer>{answer}</answer><evidence>as it is stated</evidence>"
 
 
 def lead(world: World, a_turn: int = 4, *, first: int = 0) -> ScriptedModel:
-    """A delegator that asks for some parts of the register in each turn, from one on, and stops
-    when it has asked for all.
+    """Return a delegator that asks for some parts of the register in each turn from `first` on,
+    and stops after the last.
     """
 
     return ScriptedModel(
@@ -172,7 +174,7 @@ def lead(world: World, a_turn: int = 4, *, first: int = 0) -> ScriptedModel:
 
 
 def lead_turn(world: World, messages: int, a_turn: int, *, first: int = 0) -> str:
-    """Its turn after so many messages."""
+    """Return its turn after this many messages."""
     turn = messages // 2 - 1
     parts = range(1 + first, len(world.parts) + 1)[turn * a_turn : (turn + 1) * a_turn]
     if not parts:
@@ -200,8 +202,10 @@ async def gateway(
     max_tokens: int = 256,
     report_chars: int = 2000,
 ) -> AsyncIterator[tuple[Gateway, SQLArchive]]:
-    """A gateway on the store in a folder, or at a URL. `world`: or any retriever, where both models
-    are given. `around`: what stands between tables and their executors.
+    """Open a gateway on the store in a folder or at a URL.
+
+    `world` may be any retriever if both models are given. `around` wraps the executors of
+    tables.
     """
     if isinstance(store, Path):
         store.mkdir(exist_ok=True)

@@ -1,4 +1,6 @@
-"""Values that mean the same have one canonical form, and what has none of its type is a text."""
+"""Canonical forms: values with equal meaning have one form, and values of no other type are
+texts.
+"""
 
 import pytest
 from hypothesis import given
@@ -122,13 +124,14 @@ COLUMNS = st.sampled_from(
         ("text", "france", "France|France¹|“France”"),
     ],
 )
-def test_values_with_one_form(kind: ColumnType, form: str, values: str) -> None:
-    """By the column's type."""
+def test_equal_values_have_one_form_by_the_type_of_the_column(
+    kind: ColumnType, form: str, values: str
+) -> None:
     assert {canonical(Column("c", kind), value) for value in values.split("|")} == {form}
 
 
-def test_a_unit_that_is_named_is_no_part_of_a_number() -> None:
-    """Nor is a power multiplied that the unit has already."""
+def test_a_named_unit_is_no_part_of_a_number() -> None:
+    """A power that the unit includes is not multiplied again."""
     column = Column("area", "number", unit="million km²")
     assert [
         canonical(column, value) for value in ("3.2 million km²", "3.2", "3.2 million", "320万")
@@ -137,7 +140,7 @@ def test_a_unit_that_is_named_is_no_part_of_a_number() -> None:
 
 
 def test_a_choice_is_spelt_as_listed() -> None:
-    """One that is named alone counts, two do not."""
+    """A single named choice counts, two do not."""
     column = Column("c", "choice", choices=_CHOICES)
     values = [
         "largely catholic",
@@ -156,8 +159,8 @@ def test_a_choice_is_spelt_as_listed() -> None:
 
 
 @given(COLUMNS, VALUES)
-def test_a_form_is_its_own_form(column: Column, value: str) -> None:
-    """Whatever the value is, and of its column's type where the value is."""
+def test_the_form_of_a_form_is_itself(column: Column, value: str) -> None:
+    """It has the type of the column if the value has."""
     form = canonical(column, value)
     assert canonical(column, form) == form
     assert is_mistyped(column, form) == is_mistyped(column, value)
@@ -193,8 +196,7 @@ def test_a_form_is_its_own_form(column: Column, value: str) -> None:
         ("choice", "Buddhist|Catholic or other faith"),
     ],
 )
-def test_values_of_no_such_type(kind: ColumnType, values: str) -> None:
-    """They are texts, which any value is."""
+def test_values_of_another_type_are_texts(kind: ColumnType, values: str) -> None:
     column = Column("c", kind, choices=_CHOICES if kind == "choice" else ())
     assert all(is_mistyped(column, value) for value in values.split("|"))
     assert not any(is_mistyped(Column("c"), value) for value in values.split("|"))
@@ -202,15 +204,14 @@ def test_values_of_no_such_type(kind: ColumnType, values: str) -> None:
 
 @given(VALUES)
 def test_numbers_and_dates_are_found_in_any_text(text: str) -> None:
-    """Each in the form that it has as a value."""
+    """They have the form that they have as values."""
     for kind in ("number", "date"):
         column = Column("c", kind)
         for found in values_in(column, text):
             assert len(found) > 60 or canonical(column, found) == found
 
 
-def test_dates_in_a_sentence() -> None:
-    """As far as each is stated."""
+def test_dates_in_a_sentence_are_as_precise_as_stated() -> None:
     text = (
         "Founded in 1943. 12 years later, on 5 May 1955, it had 1,200 people; 1999年 3 月 it "
         "had none."
@@ -227,8 +228,8 @@ def test_dates_in_a_sentence() -> None:
     )
 
 
-def test_what_stands_for_no_value() -> None:
-    """In the words of models, in tables and in reports."""
+def test_words_of_models_for_no_value_are_blank() -> None:
+    """They come from tables and reports."""
     blanks = [
         "",
         " ",
@@ -251,15 +252,14 @@ def test_what_stands_for_no_value() -> None:
     assert [value for value in values if is_blank(value)] == []
 
 
-def test_a_word_for_no_is_a_boolean() -> None:
-    """In a column of another type it stands for no value."""
+def test_no_is_a_boolean_only_in_a_boolean_column() -> None:
+    """In a column of another type it is no value."""
     for value in ("无", "なし", "없음"):
         assert is_blank(value)
         assert not is_blank(value, Column("c", "boolean"))
 
 
-def test_powers_in_a_sentence() -> None:
-    """Each number is read with its power, and without the marks of notes."""
+def test_numbers_of_a_sentence_keep_their_powers_and_lose_their_notes() -> None:
     text = "It had 350萬 people in 1871¹, 三百五十万 in 1999², and $1.2M of debt; 2.5×10⁶ trees."
     assert values_in(Column("c", "number"), text) == (
         "3500000",
@@ -272,20 +272,19 @@ def test_powers_in_a_sentence() -> None:
 
 
 def test_markup_is_no_part_of_a_value() -> None:
-    """A link's text stays, a note's number goes."""
+    """The text of a link stays, the number of a note is dropped."""
     written = "**Ana** <b>Ruiz</b>[2], [mayor](https://a.b/c_(d)) of `Bel`, see <https://a.b>"
     assert " ".join(plain(written).split()) == "Ana Ruiz , mayor of Bel, see https://a.b"
 
 
-def test_a_key_is_made_of_the_key_columns_by_their_types() -> None:
-    """In the order of the columns."""
+def test_a_key_joins_the_forms_of_its_columns_in_order() -> None:
     schema = Schema((Column("city", key=True), Column("mayor"), Column("year", "date", key=True)))
     assert row_key(schema, ["**Krurou**", "Ana", "May 1943"]) == ("krurou", "1943-05")
 
 
 @pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: repr(flood[:12]))
-def test_a_flood_has_a_form(flood: str) -> None:
-    """In the time of the test's limit, which is far from that of anything quadratic."""
+def test_a_flood_has_a_form_in_time(flood: str) -> None:
+    """The test's timeout is far below quadratic time."""
     for kind in ("text", "number", "date", "url"):
         assert isinstance(canonical(Column("c", kind), flood[:50_000]), str)
 
@@ -294,6 +293,6 @@ def test_a_flood_has_a_form(flood: str) -> None:
     "text", ["\ufdfa" * 300, "a\ufdfa" * 300, "\u3300" * 300, "\ufdfa" * 30_000]
 )
 def test_a_form_is_not_much_longer_than_its_value(text: str) -> None:
-    """Some characters stand for 18; where a value is full of them, they are left as they are."""
+    """Some characters expand to 18. A value full of them is left unchanged."""
     assert len(normal_text(text)) <= 3 * len(text) + 100
     assert normal_text(normal_text(text)) == normal_text(text)
