@@ -116,6 +116,15 @@ class MessageReply(msgspec.Struct, frozen=True, gc=False):
     """Ollama's name."""
     refusal: str | None = None
     tool_calls: tuple[CallReply, ...] | None = None
+    function_call: FunctionReply | None = None
+    """The only call in the older API."""
+
+    @property
+    def calls(self) -> tuple[CallReply, ...]:
+        """Tool calls, or pieces of them."""
+        if self.tool_calls or not self.function_call:
+            return self.tool_calls or ()
+        return (CallReply(function=self.function_call),)
 
     @property
     def parts(self) -> tuple[str, str, str]:
@@ -135,6 +144,8 @@ class MessageReply(msgspec.Struct, frozen=True, gc=False):
 
 def _part_text(value: Any) -> str:
     """Return the text of a content part's field; Mistral's thoughts have parts themselves."""
+    if isinstance(value, dict):
+        value = value.get("value")
     if isinstance(value, list):
         parts = (part for part in value[:_MAX_ITEMS] if isinstance(part, dict))
         return "".join(str(part.get("text", "")) for part in parts)
@@ -159,7 +170,11 @@ class _Call:
     def text(self) -> str:
         """The call without its end tag; `<` is escaped in its arguments, so they hold no tag."""
         arguments = _last_object(self.arguments).replace("<", r"\u003c")
-        return f'{CALL_BEGIN}{self.name}">{arguments}'
+        # Some servers name it `functions.fetch:0`
+        name = self.name.strip().removeprefix("functions.")
+        before, _, number = name.rpartition(":")
+        name = before if before and number.isdecimal() else name
+        return f'{CALL_BEGIN}{name}">{arguments}'
 
 
 class Calls:
@@ -235,12 +250,19 @@ def _json_values(text: str) -> list[tuple[int, Any]]:
 
 def _last_object(pieces: Sequence[str]) -> str:
     """Return the arguments in `pieces`; some servers send them again after the last or an
-    incomplete piece.
+    incomplete piece, write more after them, or encode them twice.
     """
     text = "".join(pieces)[:_LONGEST_ARGUMENTS]
-    start, value = (_json_values(text) or [(0, None)])[-1]
-    repeats = start == 0 and value is msgspec.UNSET and _is_object(pieces[-1])
-    return pieces[-1] if repeats else text[start:]
+    values = _json_values(text)
+    end = len(text)
+    for start, value in reversed(values):
+        if isinstance(value, str) and _is_object(value):
+            return value
+        if isinstance(value, dict):
+            return text[start:end].rstrip()
+        end = start
+    repeats = values and values[0][1] is msgspec.UNSET and _is_object(pieces[-1])
+    return pieces[-1] if repeats else text[values[-1][0] if values else 0 :]
 
 
 def _messages(prompt: Prompt) -> Sequence[Message | dict[str, Any]]:
@@ -288,6 +310,8 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     finish_reason: Any = None
     stop_reason: str | int | None = None
     """vLLM's: the stop string that was met, or the id of the stop token."""
+    matched_stop: str | int | None = None
+    """SGLang's name."""
     provider_specific_fields: ProviderFields | None = None
 
     @property
@@ -312,8 +336,9 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     @property
     def matched(self) -> str | None:
         """The stop string that was met, if the engine names it."""
-        reason = self.stop_reason or (self.provider_specific_fields or ProviderFields()).stop_reason
-        return reason if isinstance(reason, str) else None
+        nested = (self.provider_specific_fields or ProviderFields()).stop_reason
+        reasons = (self.stop_reason, self.matched_stop, nested)
+        return next((reason for reason in reasons if isinstance(reason, str)), None)
 
 
 _EMPTY = MessageReply()

@@ -187,12 +187,12 @@ class StreamedReply:
                 thoughts.opened = False
             text, more = thoughts.feed(text)
             text, thought = self._settled(text, thought + more)
-        if content.tool_calls and not (repeated and self._calls):
+        if content.calls and not (repeated and self._calls):
             if thoughts.unsettled:
                 thoughts.revoke()
                 text, thought = self._settled(text, thought)
             text += "" if self._calls else CALL_BEGIN
-            self._calls.add(content.tool_calls)
+            self._calls.add(content.calls)
 
         cut = self._cut
         kept_thought = "" if cut.met else thought

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.models import Delta, Prompt, Sampling
 from router.models.model import end_at_stop
-from router.models.openai_wire import ChatReply, Choice, MessageReply, UsageReply
+from router.models.openai_wire import ChatReply, Choice, MessageReply, UsageReply, read_replies
 from router.models.streaming import StopCut, StreamedReply
 
 LETTERS = "ab<"
@@ -93,3 +93,15 @@ def test_writes_on() -> None:
     assert reply.abandoned
     assert last.usage is not None
     assert last.usage.lower_bound
+
+
+@pytest.mark.parametrize("name", ["stop_reason", "matched_stop"])
+def test_an_engine_names_the_stop_string(name: str) -> None:
+    """It belongs to the text, though the engine left it out."""
+    (chunk,) = read_replies(
+        b'{"choices":[{"delta":{"content":"a"},"finish_reason":"stop","%b":"</x>"}]}'
+        % name.encode()
+    )
+    reply = StreamedReply(Prompt((), Sampling(), ("</x>",)))
+    reply.take(chunk)
+    assert reply.end().text == "a</x>"

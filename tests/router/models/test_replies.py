@@ -60,6 +60,9 @@ MESSAGE = {"role": "assistant", "content": "ab"}
 WHOLE: dict[str, dict[str, Any]] = {
     "content in parts": {"choices": [choice({"content": PARTS})]},
     "content in one part": {"choices": [choice({"content": {"type": "text", "text": "ab"}})]},
+    "text in a table": {
+        "choices": [choice({"content": [{"type": "text", "text": {"value": "ab"}}]})]
+    },
     "tool calls null": {"choices": [choice({**MESSAGE, "tool_calls": [None]})]},
     "tool calls no list": {"choices": [choice({**MESSAGE, "tool_calls": {}})]},
     "a function null": {

@@ -281,6 +281,10 @@ STREAMS: dict[str, list[dict[str, Any]]] = {
         called(None, None, index=0),
         called(WHOLE, "fetch", index=0),
     ],
+    "a brace behind": [called(WHOLE + "}", "fetch", id="a", index=0)],
+    "a mark behind": [called(WHOLE, "fetch", index=0), called("<|im_end|>", index=0)],
+    "encoded twice": [called(json.dumps(WHOLE), "fetch", id="a", index=0)],
+    "a name space": [called(WHOLE, " functions.fetch:0", id="functions.fetch:0", index=0)],
     "several without index": [called(WHOLE, "fetch"), called('{"url": "http://mini/2"}', "fetch")],
 }
 
@@ -335,6 +339,36 @@ async def test_a_finish_reason_with_each_piece(
     turn = parse_action_turn(parse_turn, (await streamed(model, PROMPT)).text)
     assert isinstance(turn, CallTurn)
     assert json.loads(turn.arguments) == json.loads(WHOLE)
+
+
+FUNCTION = {"name": "fetch", "arguments": WHOLE}
+MESSAGE = {"content": "I look.", "tool_calls": [called(WHOLE, "fetch", id="a")]}
+MESSAGES = {
+    "text, then the message": [
+        delta(content="I look."),
+        event({"choices": [{"message": MESSAGE, "finish_reason": "tool_calls"}]}),
+    ],
+    "function_call": [
+        delta(content="I look."),
+        delta(function_call={"name": "fetch", "arguments": WHOLE[:9]}),
+        delta(function_call={"arguments": WHOLE[9:]}),
+        end_event("function_call"),
+    ],
+    "function_call, whole": [
+        event({"choices": [{"message": {"content": "I look.", "function_call": FUNCTION}}]}),
+        end_event("function_call"),
+    ],
+}
+
+
+@pytest.mark.parametrize("events", MESSAGES.values(), ids=MESSAGES.keys())
+async def test_calls_of_messages(
+    openai_server: OpenAIServer, pool: ConnectionPool, events: list[bytes]
+) -> None:
+    """Calls that only the last message has, and calls of the older API, are calls."""
+    openai_server.plays(streams(*events, DONE))
+    model = OpenAIHTTP(pool, openai_server.base_url, MODEL)
+    assert (await streamed(model, PROMPT)).text == f'I look.<call tool="fetch">{WHOLE}</call>'
 
 
 @given(st.text(max_size=200), st.text(max_size=200))
