@@ -43,12 +43,11 @@ GARBLED = UpstreamProtocolError("not JSON", endpoint="e")
 
 
 def down(retry_after_s: float | None = 0.0) -> UpstreamUnavailable:
-    """An endpoint that is not there for now."""
+    """Return the failure of an endpoint that is unavailable for now."""
     return UpstreamUnavailable("overloaded", endpoint="e", retry_after_s=retry_after_s)
 
 
-async def test_one_call_one_row() -> None:
-    """A call that goes well is one attempt."""
+async def test_a_successful_call_has_one_row() -> None:
     ledger = Ledger()
     model = ScriptedModel([Completion("yes", "stop", usage=Usage(3, 1))])
     completion = await role("execution", model, 3).ask(
@@ -64,9 +63,9 @@ async def test_one_call_one_row() -> None:
     )
 
 
-async def test_what_is_unavailable_is_tried_again() -> None:
-    """Each attempt has its row, and attempts after the first are retries, whatever the first
-    was for.
+async def test_a_call_to_an_unavailable_model_is_retried() -> None:
+    """Each attempt has its row. Attempts after the first have the purpose `retry`, regardless of
+    the first one's.
     """
     ledger = Ledger()
     model = ScriptedModel([down(), down(), "yes"])
@@ -83,7 +82,7 @@ async def test_what_is_unavailable_is_tried_again() -> None:
 
 
 async def test_the_last_attempt_raises() -> None:
-    """Once the attempts are used up the error names the role."""
+    """The error names the role."""
     ledger = Ledger()
     with pytest.raises(UpstreamUnavailable, match=r"^delegation at e: overloaded$"):
         await role("delegation", ScriptedModel([down(), down()]), 2).ask(ASKED, (), ledger)
@@ -91,8 +90,8 @@ async def test_the_last_attempt_raises() -> None:
 
 
 @pytest.mark.parametrize("error", [REFUSED, GARBLED])
-async def test_what_will_not_change_is_not_tried_again(error: UpstreamError) -> None:
-    """A refusal, or garbage, is final."""
+async def test_a_permanent_failure_is_not_retried(error: UpstreamError) -> None:
+    """Refusals and malformed replies are permanent."""
     ledger = Ledger()
     with pytest.raises(type(error), match=r"^answer at e"):
         await role("answer", ScriptedModel([error, "yes"]), 3).ask(ASKED, (), ledger)
@@ -103,136 +102,136 @@ async def test_what_will_not_change_is_not_tried_again(error: UpstreamError) -> 
 
 @pytest.mark.parametrize("retry_after_s", [0.0, 7.0, 30.0])
 def test_retry_after_is_honoured(retry_after_s: float) -> None:
-    """Up to half a minute; zero means now."""
+    """The longest wait is half a minute; zero means no wait."""
 
     async def main(clock: Clock) -> None:
         model = ScriptedModel([down(retry_after_s), "yes"])
-        asking = asyncio.create_task(role("answer", model, 2).ask(ASKED, (), Ledger()))
+        answer = asyncio.create_task(role("answer", model, 2).ask(ASKED, (), Ledger()))
         await clock.advance(max(0.0, retry_after_s - 0.1))
         assert len(model.prompts) == (1 if retry_after_s else 2)
         await clock.advance(0.2)
-        assert (await asking).text == "yes"
+        assert (await answer).text == "yes"
 
     with_clock(main)
 
 
-async def test_the_longest_wait() -> None:
-    """Who asks for more than half a minute is not waited for at all, so that a caller can go
-    elsewhere.
-    """
+async def test_a_retry_after_of_more_than_half_a_minute_is_not_waited_for() -> None:
+    """The attempt fails immediately, so that the caller can go elsewhere."""
     with pytest.raises(UpstreamUnavailable):
         await role("answer", ScriptedModel([down(30.1), "yes"]), 2).ask(ASKED, (), Ledger())
 
 
 def test_without_retry_after_the_pause_is_short_and_bounded() -> None:
-    """The pauses grow, each to twice the last one at most."""
+    """Each pause is at most twice the one before."""
 
     async def main(clock: Clock) -> None:
         model = ScriptedModel([*[down(None)] * 4, "yes"])
-        asking = asyncio.create_task(role("answer", model, 5).ask(ASKED, (), Ledger()))
+        answer = asyncio.create_task(role("answer", model, 5).ask(ASKED, (), Ledger()))
         for attempts in range(1, 5):
             await clock.settle()
             assert attempts <= len(model.prompts)
             await clock.advance(2.0)
-        assert (await asking).text == "yes"
+        assert (await answer).text == "yes"
 
     with_clock(main)
 
 
-async def test_cancelling_is_booked() -> None:
-    """A call that is cancelled has its row too, once what it spent is counted."""
+async def test_a_cancelled_call_is_booked() -> None:
+    """Its row is written once its usage is counted."""
     ledger = Ledger()
     model = HeldModel(ScriptedModel(["yes"]))
-    asking = asyncio.create_task(role("answer", model, 3).ask(ASKED, (), ledger))
+    call_task = asyncio.create_task(role("answer", model, 3).ask(ASKED, (), ledger))
     await model.called.wait()
-    asking.cancel()
+    call_task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asking
+        await call_task
     await ledger.close(10)
     assert [(call.outcome, call.usage) for call in ledger.calls] == [
         ("cancelled", Usage(1, 1, estimated=True))
     ]
 
 
-async def test_a_foreign_error_is_booked_and_not_retried() -> None:
-    """A bug is no reason to try again."""
+async def test_an_unexpected_error_is_booked_and_not_retried() -> None:
     ledger = Ledger()
     with pytest.raises(RuntimeError):
         await role("answer", ScriptedModel([]), 3).ask(ASKED, (), ledger)
     assert [call.outcome for call in ledger.calls] == ["failed"]
 
 
-async def test_limited() -> None:
-    """A limit replaces the role's own; 0 keeps it."""
+async def test_a_limit_replaces_the_role_s_own() -> None:
+    """A limit of 0 keeps the role's own."""
     model = ScriptedModel(["a", "b"])
     for limit in (5, 0):
         await role("answer", model).limited(limit).ask(ASKED, (), Ledger())
     assert [prompt.sampling.max_tokens for prompt in model.prompts] == [5, 64]
 
 
-async def test_no_system_role() -> None:
-    """What the system says is sent in the user's turn; the conversation stays as it is."""
+async def test_a_model_without_a_system_role_gets_its_text_in_the_user_s_turn() -> None:
+    """The conversation itself is unchanged."""
     model = ScriptedModel(["a"])
-    asked = replace(role("answer", model), system_role=False)
-    opening = asked.opening("hi")
-    await asked.ask(opening, (), Ledger())
+    asked_role = replace(role("answer", model), system_role=False)
+    opening = asked_role.opening("hi")
+    await asked_role.ask(opening, (), Ledger())
     assert opening == (Message("system", "answer"), Message("user", "hi"))
     assert [prompt.messages for prompt in model.prompts] == [(Message("user", "answer\n\nhi"),)]
 
 
-async def test_what_is_passed_on() -> None:
-    """Text and thoughts as they are written, of the attempt that comes to a first token, and of
-    no other one.
-    """
+async def test_deltas_come_from_the_attempt_that_writes() -> None:
+    """Text and reasoning are passed on as they are written; failed attempts pass on nothing."""
     ledger = Ledger()
-    heard = list[Delta]()
+    deltas = list[Delta]()
     model = ScriptedModel([down(), Completion("a b", "stop", "hm", Usage(3, 2))])
-    whole = await role("answer", model, 2).ask(ASKED, (), ledger, on_delta=heard.append)
-    assert "".join(delta.text for delta in heard) == whole.text == "a b"
-    assert "".join(delta.reasoning for delta in heard) == "hm"
+    completion = await role("answer", model, 2).ask(ASKED, (), ledger, on_delta=deltas.append)
+    assert "".join(delta.text for delta in deltas) == completion.text == "a b"
+    assert "".join(delta.reasoning for delta in deltas) == "hm"
     assert [(call.outcome, call.usage) for call in ledger.calls] == [
         ("unavailable", None),
         ("completed", Usage(3, 2)),
     ]
 
 
-async def test_what_is_cut_once_it_is_passed_on(
+async def test_a_call_that_is_cut_after_its_first_delta_is_not_retried(
     pool: ConnectionPool, openai_server: OpenAIServer
 ) -> None:
-    """Neither the model nor a fallback is asked again, be it the model or a fallback that is
-    cut.
-    """
-    heard = list[Delta]()
-    asked = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL), 3)
+    """No fallback is called either, and a fallback that is cut is treated alike."""
+    deltas = list[Delta]()
+    streaming = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL), 3)
     spare = replace(
         role("answer", ScriptedModel([])),
-        fallbacks=(asked, role("answer", ScriptedModel(["never"]))),
+        fallbacks=(streaming, role("answer", ScriptedModel(["never"]))),
     )
-    for first in (replace(asked, fallbacks=(role("answer", ScriptedModel(["never"])),)), spare):
+    for tested in (
+        replace(streaming, fallbacks=(role("answer", ScriptedModel(["never"])),)),
+        spare,
+    ):
         openai_server.plays(streams(text_event("a")), says("a b"))
         ledger = Ledger()
-        failing = replace(first, model=ScriptedModel([GARBLED])) if first is spare else first
+        failing = replace(tested, model=ScriptedModel([GARBLED])) if tested is spare else tested
         with pytest.raises(UpstreamUnavailable, match=r"^answer at .* cut before its end$"):
-            await failing.ask(ASKED, (), ledger, on_delta=heard.append)
+            await failing.ask(ASKED, (), ledger, on_delta=deltas.append)
         await ledger.close(10)
-        assert [call.outcome for call in ledger.calls] == ["protocol_error"] * (first is spare) + [
+        assert [call.outcome for call in ledger.calls] == ["protocol_error"] * (tested is spare) + [
             "unavailable"
         ]
-    assert [delta.text for delta in heard] == ["a", "a"]
+    assert [delta.text for delta in deltas] == ["a", "a"]
 
 
-async def test_a_reader_who_leaves(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """Leaving early stops the engine; what it had counted by then is booked as a lower bound."""
+async def test_a_reader_that_leaves_stops_the_engine(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """The last usage is booked as a lower bound."""
     openai_server.plays(
         streams(text_event("a", {"prompt_tokens": 11, "completion_tokens": 2}), then=hang)
     )
     ledger = Ledger()
-    heard = asyncio.Event()
-    asked = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL))
-    asking = asyncio.create_task(asked.ask(ASKED, (), ledger, on_delta=lambda _delta: heard.set()))
-    await heard.wait()
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    first_delta = asyncio.Event()
+    asked_role = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL))
+    call_task = asyncio.create_task(
+        asked_role.ask(ASKED, (), ledger, on_delta=lambda _delta: first_delta.set())
+    )
+    await first_delta.wait()
+    call_task.cancel()
+    await asyncio.gather(call_task, return_exceptions=True)
     await openai_server.sees_disconnect()
     (call,) = ledger.calls
     assert (call.outcome, call.usage) == ("cancelled", Usage(11, 2, lower_bound=True))
@@ -249,32 +248,29 @@ ANSWERS: list[Behaviour] = [
 
 
 @pytest.mark.parametrize("behaviour", ANSWERS)
-async def test_streaming_changes_nothing(
+async def test_a_streamed_call_gives_the_same_completion(
     pool: ConnectionPool, openai_server: OpenAIServer, behaviour: Behaviour
 ) -> None:
-    """What a role says is the same whether its calls are streamed or not."""
     openai_server.plays(behaviour)
     streamed = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL))
-    said = [
-        await one.ask(ASKED, ("</y>",), Ledger())
-        for one in (streamed, replace(streamed, streams=False))
+    completions = [
+        await asked_role.ask(ASKED, ("</y>",), Ledger())
+        for asked_role in (streamed, replace(streamed, streams=False))
     ]
-    assert said[0] == said[1]
+    assert completions[0] == completions[1]
     assert [body.get("stream", False) for body in openai_server.bodies] == [True, False]
 
 
-async def test_streaming_a_scripted_model_changes_nothing() -> None:
-    """So it is with the shipped double."""
+async def test_a_streamed_scripted_model_gives_the_same_completion() -> None:
     whole = Completion("a  b\n", "length", "hm", Usage(3, 2, 1, 1), overran=True)
     streamed = role("answer", ScriptedModel(lambda _: whole))
-    for one in (streamed, replace(streamed, streams=False)):
-        assert await one.ask(ASKED, (), Ledger()) == whole
+    for asked_role in (streamed, replace(streamed, streams=False)):
+        assert await asked_role.ask(ASKED, (), Ledger()) == whole
 
 
-async def test_a_call_that_is_cut(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """A call that breaks off has the last usage that was reported, and a time to its first
-    token.
-    """
+async def test_a_cut_call_keeps_its_last_usage_and_its_time_to_first_token(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
     openai_server.plays(
         streams(text_event("a", {"prompt_tokens": 11, "completion_tokens": 2})), says("a")
     )
@@ -295,30 +291,28 @@ async def test_a_call_that_is_cut(pool: ConnectionPool, openai_server: OpenAISer
 async def test_a_cut_call_without_a_count_is_estimated(
     pool: ConnectionPool, openai_server: OpenAIServer
 ) -> None:
-    """Where nothing was reported but text had come, the model's tokenizer counts; where it has
-    none, nobody knows.
+    """The model's tokenizer counts the prompt and the text. Without a tokenizer, the usage is
+    unknown.
     """
     openai_server.plays(streams(text_event("two words")), fails(400, "no"))
     openai_server.tokenizes = True
     ledger = Ledger()
-    asked = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL), 2)
+    asked_role = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL), 2)
     with pytest.raises(UpstreamRefused):
-        await asked.ask(ASKED, (), ledger)
+        await asked_role.ask(ASKED, (), ledger)
     await ledger.close(10)
     assert [call.usage for call in ledger.calls] == [None, Usage(1, 2, estimated=True)]
     openai_server.plays(streams(text_event("two words")), fails(400, "no"))
     openai_server.tokenizes = False
     ledger = Ledger()
     with pytest.raises(UpstreamRefused):
-        await asked.ask(ASKED, (), ledger)
+        await asked_role.ask(ASKED, (), ledger)
     await ledger.close(10)
     assert [call.usage for call in ledger.calls] == [None, None]
 
 
-async def test_who_calls_whom() -> None:
-    """A row names the deployment, or else the endpoint; what it may write, which version it is,
-    and what it costs.
-    """
+async def test_a_row_names_its_deployment_or_its_endpoint() -> None:
+    """It has the limit on tokens, the version, and the cost too."""
     ledger = Ledger()
     plain = role("execution", ScriptedModel(lambda _: Completion("yes", "stop", usage=Usage(3, 1))))
     price = Price(prompt=1.0, completion=10.0)
@@ -329,47 +323,49 @@ async def test_who_calls_whom() -> None:
         price=price,
         context_tokens=20,
     )
-    for one in (plain, named):
-        await one.ask(ASKED, (), ledger)
-    first, second = ledger.calls
-    assert (first.deployment, first.executor_version, first.nano_usd) == (
+    for asked_role in (plain, named):
+        await asked_role.ask(ASKED, (), ledger)
+    unnamed_call, named_call = ledger.calls
+    assert (unnamed_call.deployment, unnamed_call.executor_version, unnamed_call.nano_usd) == (
         "scripted://scripted",
         None,
         None,
     )
-    assert (second.deployment, second.executor_version, second.nano_usd) == (
+    assert (named_call.deployment, named_call.executor_version, named_call.nano_usd) == (
         "executor",
         "executor-000007",
         13_000,
     )
-    assert (first.max_tokens, second.max_tokens) == (64, 64)
-    assert (first.prompt_bound, second.prompt_bound) == (prompt_bound(ASKED), 20)
+    assert (unnamed_call.max_tokens, named_call.max_tokens) == (64, 64)
+    assert (unnamed_call.prompt_bound, named_call.prompt_bound) == (prompt_bound(ASKED), 20)
 
 
 class Thrifty(NoJournal):
-    """Keeps what was reserved, and refuses whatever is more than it allows."""
+    """A journal that records reservations and refuses those above a limit."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.reserved = list[Amount]()
 
     async def open(self, call: OpenedCall) -> None:
         self.reserved.append(call.reserved)
-        if call.reserved.tokens > self.most:
+        if call.reserved.tokens > self.limit:
             raise QuotaExhausted("no more today", retry_after_s=60.0)
 
 
-async def test_the_worst_case_is_reserved() -> None:
-    """Of its prompt by its bytes, and of all that it may write; nothing where nothing is
-    limited.
+async def test_a_limited_call_reserves_its_worst_case() -> None:
+    """The worst case is the prompt's bound by bytes plus all output tokens. An unlimited call
+    reserves nothing.
     """
     journal = Thrifty(10**6)
-    asked = replace(
+    asked_role = replace(
         role("answer", ScriptedModel(lambda _: "yes")), price=Price(prompt=1.0, completion=10.0)
     )
-    await asked.ask(ASKED, (), Ledger(journal=journal))
-    await asked.ask(ASKED, (), Ledger(journal=journal, limited=True))
-    await replace(asked, context_tokens=100).ask(ASKED, (), Ledger(journal=journal, limited=True))
+    await asked_role.ask(ASKED, (), Ledger(journal=journal))
+    await asked_role.ask(ASKED, (), Ledger(journal=journal, limited=True))
+    await replace(asked_role, context_tokens=100).ask(
+        ASKED, (), Ledger(journal=journal, limited=True)
+    )
     bound = prompt_bound(ASKED)
     assert journal.reserved == [
         NOTHING,
@@ -378,35 +374,31 @@ async def test_the_worst_case_is_reserved() -> None:
     ]
 
 
-async def test_what_is_refused_by_bytes_is_counted() -> None:
-    """Where the bound by bytes is too much, the model's tokenizer tells the exact figure, which
-    is tried once.
-    """
-    asked = replace(role("answer", ScriptedModel(lambda _: "yes")), attempts=3)
+async def test_a_reservation_refused_by_bytes_is_repeated_by_tokens() -> None:
+    """The model's tokenizer gives the exact count, which is tried once."""
+    asked_role = replace(role("answer", ScriptedModel(lambda _: "yes")), attempts=3)
     journal = Thrifty(65)
-    assert (await asked.ask(ASKED, (), Ledger(journal=journal, limited=True))).text == "yes"
+    assert (await asked_role.ask(ASKED, (), Ledger(journal=journal, limited=True))).text == "yes"
     assert [amount.tokens for amount in journal.reserved] == [prompt_bound(ASKED) + 64, 1 + 64]
     ledger = Ledger(journal=Thrifty(64), limited=True)
     with pytest.raises(QuotaExhausted) as refused:
-        await asked.ask(ASKED, (), ledger)
+        await asked_role.ask(ASKED, (), ledger)
     assert refused.value.retry_after_s == 60.0
     assert (ledger.calls, ledger.refusal) == ((), refused.value)
 
 
-async def test_a_tokenizer_that_nobody_has(
+async def test_without_a_tokenizer_the_bound_by_bytes_decides(
     pool: ConnectionPool, openai_server: OpenAIServer
 ) -> None:
-    """Where nothing but bytes can be counted, the bound by bytes decides, and nothing is sent."""
-    asked = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL))
+    """Nothing is sent."""
+    asked_role = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL))
     with pytest.raises(QuotaExhausted):
-        await asked.ask(ASKED, (), Ledger(journal=Thrifty(65), limited=True))
+        await asked_role.ask(ASKED, (), Ledger(journal=Thrifty(65), limited=True))
     assert openai_server.bodies == []
 
 
-async def test_retries_reserve_again() -> None:
-    """What an attempt may have spent that nobody counted is spent, so that a retry may be too
-    much.
-    """
+async def test_a_retry_reserves_again() -> None:
+    """An attempt without usage counts as spent in full, so a retry may exceed the budget."""
     budget = Budget(max_total_tokens=prompt_bound(ASKED) + 64 + 64)
     ledger = Ledger(allowance=Allowance(budget))
     with pytest.raises(BudgetExhausted, match=r"budget\.max_total_tokens"):
@@ -414,8 +406,10 @@ async def test_retries_reserve_again() -> None:
     assert [call.outcome for call in ledger.calls] == ["unavailable"]
 
 
-async def test_rows_equal_requests(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """There are as many rows as requests reached the engine, whatever became of them."""
+async def test_there_are_as_many_rows_as_requests(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """Holds for every outcome."""
     openai_server.plays(
         fails(503, "loading", "0"),
         fails(429, "slow down", "0"),
@@ -424,15 +418,15 @@ async def test_rows_equal_requests(pool: ConnectionPool, openai_server: OpenAISe
         hang,
     )
     ledger = Ledger()
-    asked = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL), 3)
-    await asked.ask(ASKED, (), ledger)
+    asked_role = role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL), 3)
+    await asked_role.ask(ASKED, (), ledger)
     with pytest.raises(UpstreamRefused):
-        await asked.ask(ASKED, (), ledger)
+        await asked_role.ask(ASKED, (), ledger)
     openai_server.received.clear()
-    cancelled = asyncio.create_task(asked.ask(ASKED, (), ledger))
+    cancelled_call = asyncio.create_task(asked_role.ask(ASKED, (), ledger))
     await openai_server.received.wait()
-    cancelled.cancel()
-    await asyncio.gather(cancelled, return_exceptions=True)
+    cancelled_call.cancel()
+    await asyncio.gather(cancelled_call, return_exceptions=True)
     outcomes = [call.outcome for call in ledger.calls]
     assert outcomes == ["connect_error", "connect_error", "completed", "refused", "cancelled"]
     assert len(openai_server.bodies) == len(ledger.calls)
@@ -449,19 +443,19 @@ CUT_WITHIN: list[Behaviour] = [
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("behaviour", CUT_WITHIN)
-async def test_an_endpoint_that_stops_within_its_reasoning(
+async def test_an_endpoint_that_stops_in_its_reasoning_gets_no_stop_strings(
     pool: ConnectionPool, openai_server: OpenAIServer, behaviour: Behaviour, *, streams: bool
 ) -> None:
-    """It is asked once more, which is booked, without the stop strings, and is never sent any
-    again; the output ends at them all the same.
+    """The call is repeated once and booked as a retry. The output still ends at the stop
+    strings.
     """
-    asked = replace(
+    asked_role = replace(
         role("answer", OpenAIHTTP(pool, openai_server.base_url, MODEL)), streams=streams, attempts=1
     )
     ledger = Ledger()
     openai_server.plays(behaviour, says("<think>so</y></think>a</y>", " b"))
     for _ in range(2):
-        assert (await asked.ask(ASKED, ("</y>",), ledger)).text == "a</y>"
+        assert (await asked_role.ask(ASKED, ("</y>",), ledger)).text == "a</y>"
     assert [body.get("stop") for body in openai_server.bodies] == [["</y>"], None, None]
     assert [(call.outcome, call.purpose) for call in ledger.calls] == [
         ("completed", "first"),
@@ -470,10 +464,9 @@ async def test_an_endpoint_that_stops_within_its_reasoning(
     ]
 
 
-async def test_a_refusal_is_booked_as_one(
+async def test_a_refusal_is_booked_with_its_tokens_and_not_retried(
     pool: ConnectionPool, openai_server: OpenAIServer
 ) -> None:
-    """With its tokens; nobody is asked again."""
     openai_server.plays(says("No", finish_reason="content_filter"))
     ledger = Ledger()
     with pytest.raises(ContentRefused):

@@ -1,4 +1,4 @@
-"""Keys over real channels: who is let in, as whom, to what, and where without."""
+"""Keys over real channels: who is let in, with which scope, and where no key is needed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -48,13 +48,13 @@ ADDRESSES = ["127.0.0.1:0", "0.0.0.0:0"]
 
 
 def methods() -> Iterator[MethodDescriptor]:
-    """Every method of every service there is."""
+    """Yield every method of every service."""
     for name in SERVICES:
         yield from Default().FindServiceByName(f"rolegate.v1.{name}Service").methods
 
 
 def bearer(text: str) -> tuple[tuple[str, str], ...]:
-    """The metadata that a key is sent in."""
+    """Return the metadata in which a key is sent."""
     return (("authorization", f"Bearer {text}"),)
 
 
@@ -62,7 +62,7 @@ def bearer(text: str) -> tuple[tuple[str, str], ...]:
 async def guarded(
     accounts: KeptAccounts, deployment: Deployment | None = None, store: Kept | None = None
 ) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a gateway with keys."""
+    """Open a channel to a gateway with keys."""
     store = store or Kept()
     gateway = (deployment or Deployment()).gateway(store)
     server = Server(gateway, None, RunServicer(Runs(store, LiveRuns())), access=Access(accounts))
@@ -72,7 +72,7 @@ async def guarded(
 
 
 async def refused(call: Any) -> grpc.aio.AioRpcError:
-    """What a call fails with."""
+    """Await a call that fails, and return its error."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await ended(call)
     return caught.value
@@ -82,12 +82,12 @@ _ASK = (
     "Answer StreamAnswer Complete StreamComplete Execute Search "
     "GetRun ListRuns WatchRun CancelRun SubmitFeedback GetUsage"
 ).split()
-"""What every tenant's key opens; a new method is refused here until somebody has thought of it."""
+"""Methods that every tenant's key opens. A new method is refused here until it is added."""
 
 
 def test_every_method_has_its_scope() -> None:
-    """Operators' and trainers' methods are theirs alone; clients stream nothing, which nobody
-    checks.
+    """Methods of operators and trainers are theirs alone. No method streams from the client,
+    since the interceptor does not check such calls.
     """
     scopes = {
         method.name: needed_scope(f"/{method.containing_service.full_name}/{method.name}")
@@ -103,7 +103,7 @@ def test_every_method_has_its_scope() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_callers_at_the_same_time_do_not_mix(stream: bool) -> None:
-    """Each run is booked to whoever asked for it, also where all of them wait for one another."""
+    """Each run is booked to its caller, even if all calls are in progress together."""
     keys = {name: new_key(name, ["ask"]) for name in map(str, range(20))}
     store = Kept()
     model = HeldModel(ScriptedModel(lambda _prompt: STOP))
@@ -122,17 +122,17 @@ async def test_callers_at_the_same_time_do_not_mix(stream: bool) -> None:
     async with guarded(
         KeptAccounts(*(key for _, key in keys.values())), Deployment(model), store
     ) as channel:
-        asking = asyncio.gather(*(ask(channel, name) for name in keys))
+        calls = asyncio.gather(*(ask(channel, name) for name in keys))
         await ended(model.called.wait())
         model.let.set()
-        await ended(asking)
+        await ended(calls)
     assert {run.request: run.tenant for run in store.runs} == {
         f"question of {name}": name for name in keys
     }
 
 
-async def test_nobody_gets_in_without_a_key() -> None:
-    """UNAUTHENTICATED, in words that do not repeat what was sent; nothing has begun."""
+async def test_a_call_without_a_valid_key_is_unauthenticated() -> None:
+    """The message does not repeat the key that was sent, and nothing is started."""
     text, key = new_key("acme", ["ask"])
     store = Kept()
     async with guarded(KeptAccounts(key), store=store) as channel:
@@ -156,7 +156,7 @@ async def test_nobody_gets_in_without_a_key() -> None:
 
 
 async def test_health_needs_no_key() -> None:
-    """Nor does a watch of it."""
+    """A watch of it needs none either."""
     async with guarded(KeptAccounts(new_key("acme", ["ask"])[1])) as channel:
         stub: Any = HealthStub(channel)
         response = await stub.Check(health_pb2.HealthCheckRequest())
@@ -166,52 +166,64 @@ async def test_health_needs_no_key() -> None:
         watch.cancel()
 
 
-async def test_a_scope_that_is_missing() -> None:
-    """PERMISSION_DENIED names it, for a whole reply and for a stream; with it, the way is open."""
-    asks, asking = new_key("acme", ["ask"])
-    trains, training = new_key("acme", ["train"])
-    async with guarded(KeptAccounts(asking, training)) as channel:
+async def test_a_missing_scope_is_named() -> None:
+    """PERMISSION_DENIED holds for whole replies and streams; with the scope the call works."""
+    ask_text, ask_key = new_key("acme", ["ask"])
+    train_text, train_key = new_key("acme", ["train"])
+    async with guarded(KeptAccounts(ask_key, train_key)) as channel:
         error = await refused(
-            RunServiceStub(channel).ExportRuns(ExportRunsRequest(), metadata=bearer(asks)).read()
+            RunServiceStub(channel)
+            .ExportRuns(ExportRunsRequest(), metadata=bearer(ask_text))
+            .read()
         )
         assert (error.code(), info_of(error).reason) == (
             grpc.StatusCode.PERMISSION_DENIED,
             "ACCESS_DENIED",
         )
         assert "`train`" in str(error.details())
-        export = RunServiceStub(channel).ExportRuns(ExportRunsRequest(), metadata=bearer(trains))
+        export = RunServiceStub(channel).ExportRuns(
+            ExportRunsRequest(), metadata=bearer(train_text)
+        )
         assert await next_of(export) == grpc.aio.EOF
-        error = await refused(AnswerServiceStub(channel).Answer(ASK, metadata=bearer(trains)))
+        error = await refused(AnswerServiceStub(channel).Answer(ASK, metadata=bearer(train_text)))
         assert (error.code(), "`ask`" in str(error.details())) == (
             grpc.StatusCode.PERMISSION_DENIED,
             True,
         )
 
 
-async def test_a_tenant_learns_no_address() -> None:
-    """Of a model that fails: its role and what to do. The operator reads the whole text, and so
-    does the log.
+async def test_only_the_operator_sees_the_address_of_a_model() -> None:
+    """A tenant sees the failed role and what to do. The operator and the log get the whole
+    message.
     """
-    theirs, tenants = new_key("acme", ["ask"])
-    mine, operators = new_key(None, SCOPES)
+    tenant_text, tenant_key = new_key("acme", ["ask"])
+    operator_text, operator_key = new_key(None, SCOPES)
     failing = UpstreamUnavailable("the engine said: cache full", endpoint="http://10.1.2.3:8000/v1")
     deployment = Deployment(ScriptedModel(lambda _prompt: failing))
-    async with guarded(KeptAccounts(tenants, operators), deployment) as channel:
+    async with guarded(KeptAccounts(tenant_key, operator_key), deployment) as channel:
         stub = AnswerServiceStub(channel)
         with capture_logs() as logs:
-            told = await refused(stub.Answer(ASK, metadata=bearer(theirs)))
-        whole = await refused(stub.Answer(ASK, metadata=bearer(mine)))
-    assert told.details() == "The model for delegation is not available for now; try again later."
-    assert (told.code(), info_of(told).metadata["role"]) == (
+            tenant_error = await refused(stub.Answer(ASK, metadata=bearer(tenant_text)))
+        operator_error = await refused(stub.Answer(ASK, metadata=bearer(operator_text)))
+    assert (
+        tenant_error.details()
+        == "The model for delegation is not available for now; try again later."
+    )
+    assert (tenant_error.code(), info_of(tenant_error).metadata["role"]) == (
         grpc.StatusCode.UNAVAILABLE,
         "delegation",
     )
-    assert whole.details() == "delegation at http://10.1.2.3:8000/v1: the engine said: cache full"
-    assert [log["error"] for log in logs if log["event"] == "edge.refused"] == [whole.details()]
+    assert (
+        operator_error.details()
+        == "delegation at http://10.1.2.3:8000/v1: the engine said: cache full"
+    )
+    assert [log["error"] for log in logs if log["event"] == "edge.refused"] == [
+        operator_error.details()
+    ]
 
 
 class Endless(Kept):
-    """An archive whose export does not end, and which tells when so many runs have begun."""
+    """An archive whose export does not end, with an event for when a number of runs have begun."""
 
     def __init__(self, runs: int) -> None:
         super().__init__()
@@ -220,10 +232,10 @@ class Endless(Kept):
         self._expected = runs
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
-        began = await super().begin(start)
+        admitted = await super().begin(start)
         if len(self.starts) == self._expected:
             self.begun.set()
-        return began
+        return admitted
 
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         self.exporting.set()
@@ -234,9 +246,9 @@ class Endless(Kept):
 def asked_over_http(
     session: aiohttp.ClientSession, key: str, *, stream: bool
 ) -> Coroutine[Any, Any, str]:
-    """The reply to a question."""
+    """Ask a question over HTTP and return the reply."""
 
-    async def asked() -> str:
+    async def ask() -> str:
         body = {
             "model": "rolegate",
             "messages": [{"role": "user", "content": "Who?"}],
@@ -246,11 +258,11 @@ def asked_over_http(
         async with session.post("/v1/chat/completions", json=body, headers=headers) as response:
             return await response.text()
 
-    return asked()
+    return ask()
 
 
 async def read_to_its_end(call: Any) -> str:
-    """The reason with which a call fails."""
+    """Read a failing call to its end and return the reason of its error."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         if isinstance(call, grpc.aio.UnaryUnaryCall):
             await call
@@ -259,13 +271,13 @@ async def read_to_its_end(call: Any) -> str:
     return str(info_of(caught.value).reason)
 
 
-async def test_what_a_revoked_key_asked_for_ends() -> None:
-    """All of it, in the error that its next call gets, and without its work; what others ask
-    for goes on.
+async def test_revoking_a_key_ends_all_its_calls() -> None:
+    """Each call ends in the error that the next call gets, and its work is cancelled. Calls of
+    other keys continue.
     """
     text, key = new_key("acme", ["ask", "train"])
-    stays, other = new_key("acme", ["ask"])
-    accounts = KeptAccounts(key, other)
+    other_text, other_key = new_key("acme", ["ask"])
+    accounts = KeptAccounts(key, other_key)
     store = Endless(8)
     live = LiveRuns()
     model = HeldModel(ScriptedModel(lambda _prompt: STOP))
@@ -273,18 +285,18 @@ async def test_what_a_revoked_key_asked_for_ends() -> None:
     access = Access(accounts)
     server = Server(gateway, None, RunServicer(Runs(store, live)), access=access)
     http = HTTPServer(openai_app(gateway, access), 0.0, access=access)
-    at = await http.start("127.0.0.1:0", "server.http")
+    http_address = await http.start("127.0.0.1:0", "server.http")
     async with (
         connected(await server.start("127.0.0.1:0")) as channel,
-        aiohttp.ClientSession(f"http://{at}") as session,
+        aiohttp.ClientSession(f"http://{http_address}") as session,
     ):
         answers = AnswerServiceStub(channel)
         completions = CompletionServiceStub(channel)
         runs = RunServiceStub(channel)
-        going_on = answers.StreamAnswer(
-            pb.StreamAnswerRequest(question="Who?"), metadata=bearer(stays)
+        other_call = answers.StreamAnswer(
+            pb.StreamAnswerRequest(question="Who?"), metadata=bearer(other_text)
         )
-        watched = WatchRunRequest(run_id=(await next_of(going_on)).run_started.run_id)
+        watch_request = WatchRunRequest(run_id=(await next_of(other_call)).run_started.run_id)
         complete: dict[str, Any] = {
             "role": usage_pb2.ROLE_ANSWER,
             "messages": [completion_pb.ChatMessage(role="user", content="hi")],
@@ -299,10 +311,10 @@ async def test_what_a_revoked_key_asked_for_ends() -> None:
             ExecutionServiceStub(channel).Execute(
                 ExecuteRequest(sub_query="Who?"), metadata=bearer(text)
             ),
-            runs.WatchRun(watched, metadata=bearer(text)),
+            runs.WatchRun(watch_request, metadata=bearer(text)),
             runs.ExportRuns(ExportRunsRequest(), metadata=bearer(text)),
         ]
-        asked = asyncio.gather(
+        outcomes = asyncio.gather(
             *map(read_to_its_end, calls),
             *(asked_over_http(session, text, stream=stream) for stream in (False, True)),
         )
@@ -310,13 +322,13 @@ async def test_what_a_revoked_key_asked_for_ends() -> None:
             await store.exporting.wait()
             await store.begun.wait()
         await accounts.revoke_key(key.key_id)
-        *reasons, whole, streamed = await ended(asked)
+        *reasons, http_reply, http_stream = await ended(outcomes)
         assert reasons == ["NO_KEY"] * len(calls)
-        assert '"code":"NO_KEY"' in whole
-        assert '"code":"NO_KEY"' in streamed.split("data: ")[-1]
+        assert '"code":"NO_KEY"' in http_reply
+        assert '"code":"NO_KEY"' in http_stream.split("data: ")[-1]
         assert {run.status for run in store.runs} == {"cancelled"}
         model.let.set()
-        while (event := await next_of(going_on)).WhichOneof("event") != "done":
+        while (event := await next_of(other_call)).WhichOneof("event") != "done":
             assert event
     await server.drain(0)
     await http.drain()
@@ -340,37 +352,37 @@ async def http(
 
 
 async def posted(session: aiohttp.ClientSession, key: str | None) -> tuple[int, Any, Any]:
-    """Status, headers and reply of a question."""
+    """Post a question and return status, headers and reply."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     body = {"model": "rolegate", "messages": [{"role": "user", "content": "Who directed Heat?"}]}
     async with session.post("/v1/chat/completions", json=body, headers=headers) as response:
         return response.status, response.headers, await response.json()
 
 
-async def test_the_openai_server_takes_the_same_keys() -> None:
-    """401 and 403 in OpenAI's shape; only its health needs no key."""
-    asks, asking = new_key("acme", ["ask"])
-    trains, training = new_key("acme", ["train"])
+async def test_the_openai_server_accepts_the_same_keys() -> None:
+    """Errors are 401 and 403 in OpenAI's shape. Only its health needs no key."""
+    ask_text, ask_key = new_key("acme", ["ask"])
+    train_text, train_key = new_key("acme", ["train"])
     store = Kept()
-    async with http(KeptAccounts(asking, training), store) as session:
+    async with http(KeptAccounts(ask_key, train_key), store) as session:
         for key in (None, "rg_0badf00d_open-sesame"):
             status, headers, reply = await posted(session, key)
             assert (status, reply["error"]["code"]) == (401, "NO_KEY")
             assert (headers["WWW-Authenticate"], "sesame" in str(reply)) == ("Bearer", False)
-        status, _, reply = await posted(session, trains)
+        status, _, reply = await posted(session, train_text)
         assert (status, reply["error"]["code"]) == (403, "ACCESS_DENIED")
         assert (await session.get("/v1/models")).status == 401
         assert (await session.get("/health")).status == 200
         assert store.starts == {}
-        assert (await posted(session, asks))[0] == 200
+        assert (await posted(session, ask_text))[0] == 200
     assert [(start.tenant, start.key_id) for start in store.starts.values()] == [
-        ("acme", asking.key_id)
+        ("acme", ask_key.key_id)
     ]
 
 
-async def test_without_keys_only_this_machine_is_listened_to() -> None:
-    """Any other address is refused, with how to make a key; with keys it is open, and told to
-    be unencrypted.
+async def test_without_keys_only_loopback_addresses_are_allowed() -> None:
+    """Any other address is refused with the command that makes a key. With keys it is allowed,
+    with a warning that it is unencrypted.
     """
     for accounts, opens in (
         (KeptAccounts(), False),

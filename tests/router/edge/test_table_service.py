@@ -1,4 +1,4 @@
-"""Tables over a real channel."""
+"""The service of tables over a real channel."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -49,7 +49,7 @@ QUESTION = "the cities of Vorland"
 
 
 def _kind(number: int, *choices: str) -> pb.Column:
-    """A column with choices."""
+    """Return a column with choices."""
     return pb.Column(name=f"kind {number}", type=pb.COLUMN_TYPE_CHOICE, choices=choices)
 
 
@@ -72,21 +72,20 @@ class Wired:
 
 @asynccontextmanager
 async def wired() -> AsyncIterator[Wired]:
-    """While its server is open."""
-    found = Wired()
-    async with served(found.server) as channel:
-        found.tables = TableServiceStub(channel)
-        found.runs = RunServiceStub(channel)
-        yield found
+    """Serve the services, and open their stubs."""
+    services = Wired()
+    async with served(services.server) as channel:
+        services.tables = TableServiceStub(channel)
+        services.runs = RunServiceStub(channel)
+        yield services
 
 
 def values(table: pb.Table) -> list[list[str]]:
-    """The values of its rows."""
+    """Return the values of a table's rows."""
     return [[cell.value for cell in row.cells] for row in table.rows]
 
 
-async def test_a_table() -> None:
-    """Rows and cells, with what they rest on and how far it came."""
+async def test_a_table_has_rows_cells_support_and_completeness() -> None:
     async with wired() as services:
         filled = await services.tables.FillTable(
             pb.FillTableRequest(
@@ -113,21 +112,19 @@ async def test_a_table() -> None:
     assert table.completeness.rows == 3
     assert (table.completeness.estimated_rows, table.completeness.rows_seen_once) == (3, 1)
     assert table.markdown.splitlines()[3] == "| Krurou | Ana | 1200 |"
-    (asked,) = services.script.requests
-    assert (asked.question, asked.rows) == (QUESTION, (("Tal", "Cy", ""),))
+    (request,) = services.script.requests
+    assert (request.question, request.rows) == (QUESTION, (("Tal", "Cy", ""),))
 
 
-async def test_rivals() -> None:
-    """Another value stands beside that of the cell, with its sub-query; another precision of a
-    date does not.
-    """
+async def test_a_rival_value_stands_next_to_the_cell_s() -> None:
+    """The rival has its sub-query. A value that differs in the precision of a date is no rival."""
     schema = msgspec.structs.replace(SCHEMA, columns=(*SCHEMA.columns[:2], SCHEMA.columns[2]))
-    asks = [fill("bel", "founded"), fill("bel", "founded", attempt=2)]
+    sub_queries = [fill("bel", "founded"), fill("bel", "founded", attempt=2)]
     executions = [
         executed("founded: 900", "Bel: Bel was founded in 900."),
         executed("founded: 901", "Annals: Bel was founded in 901."),
     ]
-    result = TableRun(schema, (("Bel", "", ""),), tuple(asks), tuple(executions))
+    result = TableRun(schema, (("Bel", "", ""),), tuple(sub_queries), tuple(executions))
     table = await table_to_proto(msgspec.structs.replace(run("run-1"), kind="table", result=result))
     cell = table.rows[0].cells[2]
     assert (cell.value, cell.state) == ("900", pb.CELL_STATE_CONFLICT)
@@ -137,43 +134,45 @@ async def test_rivals() -> None:
     assert [at.document for at in cell.citations] == ["Bel"]
 
 
-async def test_one_that_a_model_will_write() -> None:
-    """Has no rows yet, and executors whose work no cell is asked of."""
+async def test_a_table_under_way_may_have_no_rows_yet() -> None:
+    """Executors may work before any cell has a sub-query."""
     events = (
         Planned(SCHEMA.columns),
         SubQueryDispatched(0, 1, "Which?"),
         Reported(0, executed("Bel")),
     )
-    going_on = msgspec.structs.replace(
+    running = msgspec.structs.replace(
         run("run-1"), kind="table", status="running", result=None, events=events
     )
-    table = await table_to_proto(going_on)
+    table = await table_to_proto(running)
     assert ([*table.rows], [column.name for column in table.columns]) == (
         [],
-        [one.name for one in SCHEMA.columns],
+        [column.name for column in SCHEMA.columns],
     )
 
 
-_SPENT = st.tuples(
+_SPENDING = st.tuples(
     st.none() | st.integers(0, len(SCRIPT)), st.integers(0, 999), st.none() | st.integers(0, 999)
 )
 
 
-@given(st.lists(_SPENT, max_size=12))
-def test_the_cost_adds_up(spent: list[tuple[int | None, int, int | None]]) -> None:
-    """That of rows and the overhead is that of the usage, in tokens and in money."""
-    calls = tuple(_call(*one) for one in spent)
+@given(st.lists(_SPENDING, max_size=12))
+def test_costs_of_rows_and_overhead_add_up_to_the_usage(
+    spending: list[tuple[int | None, int, int | None]],
+) -> None:
+    """Holds in tokens and in money."""
+    calls = tuple(_call(*call_spending) for call_spending in spending)
     result = TableRun(
         SCHEMA, (), tuple(ask for ask, _ in SCRIPT), tuple(execution for _, execution in SCRIPT)
     )
-    ran = msgspec.structs.replace(run("run-1"), kind="table", result=result, calls=calls)
-    table = asyncio.run(table_to_proto(ran))
-    used = [(row.prompt_tokens + row.completion_tokens, row.cost_nano_usd) for row in table.usage]
+    finished_run = msgspec.structs.replace(run("run-1"), kind="table", result=result, calls=calls)
+    table = asyncio.run(table_to_proto(finished_run))
+    usage = [(row.prompt_tokens + row.completion_tokens, row.cost_nano_usd) for row in table.usage]
     assert sum(row.tokens for row in table.rows) + table.overhead_tokens == sum(
-        tokens for tokens, _ in used
+        tokens for tokens, _ in usage
     )
     assert sum(row.cost_nano_usd for row in table.rows) + table.overhead_nano_usd == sum(
-        cost for _, cost in used
+        cost for _, cost in usage
     )
 
 
@@ -187,97 +186,97 @@ def _call(sub_query_index: int | None, tokens: int, nano_usd: int | None) -> Cal
     )
 
 
-async def test_events_and_the_same_again() -> None:
-    """Rows are told as they change; whoever watches later, from any event on, is told the same,
-    the last rows apart.
+async def test_a_watch_repeats_the_events_of_a_table() -> None:
+    """Rows are streamed as they change. A later watch, from any event on, gets the same events;
+    only its rows are in their last state.
     """
     async with wired() as services:
         request = pb.StreamTableRequest(question=QUESTION, columns=COLUMNS)
-        told = [event async for event in services.tables.StreamTable(request)]
-        assert [event.event_number for event in told] == list(range(1, len(told) + 1))
-        kinds = [event.WhichOneof("event") for event in told]
+        streamed = [event async for event in services.tables.StreamTable(request)]
+        assert [event.event_number for event in streamed] == list(range(1, len(streamed) + 1))
+        kinds = [event.WhichOneof("event") for event in streamed]
         assert kinds[:3] == ["run_started", "planned", "sub_query_dispatched"]
         assert kinds[-2:] == ["usage_counted", "done"]
         dispatched = [
-            event.sub_query_dispatched for event in told if event.HasField("sub_query_dispatched")
+            event.sub_query_dispatched
+            for event in streamed
+            if event.HasField("sub_query_dispatched")
         ]
-        assert [one.row_id for one in dispatched] == ["", "", '["krurou"]', '["bel"]']
+        assert [sub_query.row_id for sub_query in dispatched] == ["", "", '["krurou"]', '["bel"]']
         assert dispatched[2].columns == ["founder", "founded"]
         rows = {
             event.row_changed.row_id: event.row_changed.row
-            for event in told
+            for event in streamed
             if event.HasField("row_changed")
         }
         assert [[cell.value for cell in row.cells] for row in rows.values()] == VALUES
-        run_id = told[0].run_started.run_id
-        for after in (0, 5, len(told) - 1):
+        run_id = streamed[0].run_started.run_id
+        for event_number in (0, 5, len(streamed) - 1):
             watched = services.runs.WatchRun(
-                run_pb.WatchRunRequest(run_id=run_id, after_event_number=after)
+                run_pb.WatchRunRequest(run_id=run_id, after_event_number=event_number)
             )
-            again = [event.table_event async for event in watched]
-            assert [event.event_number for event in again] == [
-                event.event_number for event in told[after:]
+            watched_events = [event.table_event async for event in watched]
+            assert [event.event_number for event in watched_events] == [
+                event.event_number for event in streamed[event_number:]
             ]
-            assert again[-1] == told[-1]
+            assert watched_events[-1] == streamed[-1]
 
 
-async def test_a_detached_one() -> None:
-    """The run goes on although its client is gone; what there is can be read on the way, and
-    watched.
-    """
+async def test_a_detached_table_is_filled_without_its_client() -> None:
+    """The table can be read and watched meanwhile."""
     async with wired() as services:
         services.script.let.clear()
         request = pb.FillTableRequest(question=QUESTION, columns=COLUMNS, detached=True)
-        async with ended_call(services, request) as begun:
-            assert begun.run_id
-            assert not begun.HasField("table")
+        async with ended_call(services, request) as response:
+            assert response.run_id
+            assert not response.HasField("table")
         await ended(services.script.waiting.wait())
-        so_far = await services.tables.GetTable(pb.GetTableRequest(run_id=begun.run_id))
-        assert so_far.running
-        assert values(so_far.table) == [["Krurou", "", ""], ["Bel", "", ""]]
-        assert so_far.table.outcome == pb.TABLE_OUTCOME_UNSPECIFIED
-        assert so_far.table.duration.ToNanoseconds() > 0
+        partial = await services.tables.GetTable(pb.GetTableRequest(run_id=response.run_id))
+        assert partial.running
+        assert values(partial.table) == [["Krurou", "", ""], ["Bel", "", ""]]
+        assert partial.table.outcome == pb.TABLE_OUTCOME_UNSPECIFIED
+        assert partial.table.duration.ToNanoseconds() > 0
         watching = services.runs.WatchRun(
-            run_pb.WatchRunRequest(run_id=begun.run_id, after_event_number=8)
+            run_pb.WatchRunRequest(run_id=response.run_id, after_event_number=8)
         )
         services.script.let.set()
-        last = [event.table_event async for event in watching][-1]
-        whole = await services.tables.GetTable(pb.GetTableRequest(run_id=begun.run_id))
-    assert not whole.running
-    assert values(whole.table) == VALUES
-    assert whole.table == last.done
+        last_event = [event.table_event async for event in watching][-1]
+        finished = await services.tables.GetTable(pb.GetTableRequest(run_id=response.run_id))
+    assert not finished.running
+    assert values(finished.table) == VALUES
+    assert finished.table == last_event.done
 
 
 @asynccontextmanager
 async def ended_call(
     services: Wired, request: pb.FillTableRequest
 ) -> AsyncIterator[pb.FillTableResponse]:
-    """The response to a call whose deadline is shorter than the work."""
+    """Yield the response to a call whose deadline is shorter than the work."""
     yield await services.tables.FillTable(request, timeout=5)
 
 
-async def test_a_detached_one_of_a_gateway_that_stops() -> None:
-    """It is cancelled, and stored so, before the server is gone."""
+async def test_a_detached_table_is_cancelled_when_the_gateway_stops() -> None:
+    """The run is stored before the server is closed."""
     async with wired() as services:
         services.script.let.clear()
         request = pb.FillTableRequest(question=QUESTION, columns=COLUMNS, detached=True)
-        begun = await services.tables.FillTable(request)
+        response = await services.tables.FillTable(request)
         await ended(services.script.waiting.wait())
     (stored,) = services.store.runs
-    assert (stored.id, stored.status) == (begun.run_id, "cancelled")
+    assert (stored.id, stored.status) == (response.run_id, "cancelled")
 
 
-async def test_cancelling_a_detached_one() -> None:
-    """By `CancelRun`; what was found by then is there."""
+async def test_a_detached_table_can_be_cancelled() -> None:
+    """`CancelRun` stores the run as cancelled and ends its watches."""
     async with wired() as services:
         services.script.let.clear()
-        begun = await services.tables.FillTable(
+        response = await services.tables.FillTable(
             pb.FillTableRequest(question=QUESTION, columns=COLUMNS, detached=True)
         )
         await ended(services.script.waiting.wait())
-        await services.runs.CancelRun(run_pb.CancelRunRequest(run_id=begun.run_id))
+        await services.runs.CancelRun(run_pb.CancelRunRequest(run_id=response.run_id))
         assert (await ended(services.store.next())).status == "cancelled"
-        watched = services.runs.WatchRun(run_pb.WatchRunRequest(run_id=begun.run_id))
+        watched = services.runs.WatchRun(run_pb.WatchRunRequest(run_id=response.run_id))
         assert await refusal(_drained(watched)) == ("CANCELLED", "RUN_CANCELLED")
 
 
@@ -286,8 +285,7 @@ async def _drained(stream: Any) -> None:
         pass
 
 
-async def test_a_value_of_another_type() -> None:
-    """It is kept, and marked."""
+async def test_a_value_of_another_type_is_kept_and_marked() -> None:
     async with wired() as services:
         given = [pb.GivenRow(values=["Tal", "Cy", "long ago"])]
         filled = await services.tables.FillTable(
@@ -300,25 +298,27 @@ async def test_a_value_of_another_type() -> None:
     ]
 
 
-async def test_pages() -> None:
-    """Rows of a page, and figures of the whole table, whatever is read between them."""
+async def test_pages_have_their_rows_and_the_figures_of_the_whole_table() -> None:
+    """Another table may be read between two pages."""
     async with wired() as services:
         run_id = (
             await services.tables.FillTable(pb.FillTableRequest(question=QUESTION, columns=COLUMNS))
         ).run_id
-        first = await services.tables.GetTable(pb.GetTableRequest(run_id=run_id, page_size=1))
+        first_page = await services.tables.GetTable(pb.GetTableRequest(run_id=run_id, page_size=1))
         given = [pb.GivenRow(values=["Tal", "Cy", "800"])]
-        other = await services.tables.FillTable(
+        other_table = await services.tables.FillTable(
             pb.FillTableRequest(question=QUESTION, columns=COLUMNS, rows=given)
         )
-        read = await services.tables.GetTable(pb.GetTableRequest(run_id=other.run_id, page_size=1))
-        assert values(read.table) == [["Tal", "Cy", "800"]]
-        second = await services.tables.GetTable(
-            pb.GetTableRequest(run_id=run_id, page_size=1, page_token=first.next_page_token)
+        other_page = await services.tables.GetTable(
+            pb.GetTableRequest(run_id=other_table.run_id, page_size=1)
         )
-    assert [values(page.table) for page in (first, second)] == [VALUES[:1], VALUES[1:]]
-    assert (first.next_page_token, second.next_page_token) == ("1", "")
-    assert first.table.completeness == second.table.completeness
+        assert values(other_page.table) == [["Tal", "Cy", "800"]]
+        second_page = await services.tables.GetTable(
+            pb.GetTableRequest(run_id=run_id, page_size=1, page_token=first_page.next_page_token)
+        )
+    assert [values(page.table) for page in (first_page, second_page)] == [VALUES[:1], VALUES[1:]]
+    assert (first_page.next_page_token, second_page.next_page_token) == ("1", "")
+    assert first_page.table.completeness == second_page.table.completeness
 
 
 @pytest.mark.parametrize(
@@ -370,37 +370,39 @@ async def test_pages() -> None:
         ("GetTable", pb.GetTableRequest(page_token="²"), "page_token is invalid"),
     ],
 )
-async def test_what_is_refused(method: str, request_: Any, match: str) -> None:
-    """With what is wrong, where, and what to do."""
+async def test_an_invalid_request_is_refused(method: str, request_: Any, match: str) -> None:
+    """The message says what is wrong, where, and what to do."""
     async with wired() as services:
         code, _ = await refusal(getattr(services.tables, method)(request_), match)
     assert code in ("INVALID_ARGUMENT", "NOT_FOUND")
 
 
-async def test_large_tables_come_in_messages_that_clients_take() -> None:
-    """Whatever is quoted: `GetTable` pages what does not fit, and `FillTable`'s table says
-    where to go on.
+async def test_a_large_table_fits_into_messages_of_the_default_size() -> None:
+    """`GetTable` pages the rows, and the table of `FillTable` has the token of the next page.
+    Quotes are cut.
     """
     columns = (Column("city", key=True), *(Column(f"fact {number}") for number in range(40)))
     cities = [f"City {number}" for number in range(120)]
     facts = [f"“Fact”|<&> {number} {'界' * 30}" for number in range(40)]
     padding = "and so on " * 800
     passages = [f"{city}: {city} has {', '.join(facts)}, {padding}." for city in cities]
-    asks = [
+    sub_queries = [
         Ask("fill", tuple(column.name for column in columns[1:]), (city.casefold(),))
         for city in cities
     ]
     answer = "\n".join(f"fact {number}: {fact}" for number, fact in enumerate(facts))
     executions = tuple(executed(answer, passage) for passage in passages)
     rows = tuple((city, *[""] * 40) for city in cities)
-    stored = msgspec.structs.replace(
-        run("run-1"), kind="table", result=TableRun(Schema(columns), rows, tuple(asks), executions)
+    stored_run = msgspec.structs.replace(
+        run("run-1"),
+        kind="table",
+        result=TableRun(Schema(columns), rows, tuple(sub_queries), executions),
     )
-    whole = await table_to_proto(stored)
-    assert 500_000 < whole.ByteSize() < 3 << 19
-    assert 0 < len(whole.rows) < whole.completeness.rows == 120
+    first_part = await table_to_proto(stored_run)
+    assert 500_000 < first_part.ByteSize() < 3 << 19
+    assert 0 < len(first_part.rows) < first_part.completeness.rows == 120
     async with wired() as services:
-        services.store.runs[:] = [stored]
+        services.store.runs[:] = [stored_run]
         rows_read = list[pb.Row]()
         token = ""
         while token or not rows_read:
@@ -410,7 +412,7 @@ async def test_large_tables_come_in_messages_that_clients_take() -> None:
             rows_read += page.table.rows
             token = page.next_page_token
     assert [row.cells[0].value for row in rows_read] == cities
-    assert whole.next_page_token == str(len(whole.rows))
+    assert first_part.next_page_token == str(len(first_part.rows))
     for row in rows_read:
         assert all(len(at.quote) <= 300 for cell in row.cells for at in cell.citations)
         assert all(
@@ -418,8 +420,8 @@ async def test_large_tables_come_in_messages_that_clients_take() -> None:
         )
 
 
-async def test_a_row_that_is_larger_than_a_message() -> None:
-    """Its values are cut, and its sources left out."""
+async def test_a_row_larger_than_a_message_is_cut() -> None:
+    """Its values are cut, and its sources are left out."""
     columns = (Column("city", key=True), *(Column(f"fact {number}") for number in range(60)))
     rows = (("Krurou", *["界|" * 100_000] * 60),)
     result = TableRun(Schema(columns), rows, (), ())
@@ -428,54 +430,52 @@ async def test_a_row_that_is_larger_than_a_message() -> None:
     assert all(cell.value.endswith("…") for cell in table.rows[0].cells[1:])
 
 
-async def test_runs_that_have_no_table() -> None:
-    """Other kinds, and those whose texts are not kept."""
+async def test_a_run_without_a_table_is_refused() -> None:
+    """Runs of other kinds, and runs whose texts are redacted."""
     async with wired() as services:
-        for stored, match in (
+        for stored_run, match in (
             (run("run-1"), "is not a table"),
             (
                 msgspec.structs.replace(run("run-1"), kind="table", redacted=True),
                 "texts of this tenant",
             ),
         ):
-            services.store.runs[:] = [stored]
+            services.store.runs[:] = [stored_run]
             await refusal(services.tables.GetTable(pb.GetTableRequest(run_id="run-1")), match)
 
 
-async def test_the_same_request_again() -> None:
-    """The earlier table; a stream of it is told the events of that run."""
+async def test_a_repeated_request_gets_the_first_one_s_table() -> None:
+    """A stream gets the events of the first run."""
     async with wired() as services:
-        first = await services.tables.FillTable(
+        response = await services.tables.FillTable(
             pb.FillTableRequest(question=QUESTION, columns=COLUMNS, request_id="table-1")
         )
-        again = services.tables.StreamTable(
+        stream = services.tables.StreamTable(
             pb.StreamTableRequest(question=QUESTION, columns=COLUMNS, request_id="table-1")
         )
-        started, *_, last = [event async for event in again]
-    assert started.run_started.run_id == first.run_id
-    assert last.done.rows == first.table.rows
+        started, *_, last_event = [event async for event in stream]
+    assert started.run_started.run_id == response.run_id
+    assert last_event.done.rows == response.table.rows
 
 
-def test_row_ids_are_different() -> None:
-    """Also where parts of keys would be the same text together."""
+def test_row_ids_of_different_keys_differ() -> None:
+    """Holds also if the joined parts of their keys are equal."""
     assert len({row_id(key) for key in (("a", "b"), ("a b",), ("ab",), ('a", "b',))}) == 4
 
 
-async def test_tables_of_a_real_gateway(tmp_path: Path) -> None:
-    """Read again from the store, a table is what it was; rows and overhead together are what
-    the engines counted.
-    """
+async def test_a_stored_table_equals_the_table_that_was_filled(tmp_path: Path) -> None:
+    """Rows and overhead add up to the engines' usage."""
     world = World(9)
     columns = [pb.Column(name=name, key=name == "city") for name in ("city", "founder", "founded")]
-    async with gateway(tmp_path, world) as (real, archive):
-        servicer = TableServicer(real, Runs(archive, LiveRuns()))
-        async with served(Server(real, None, servicer)) as channel:
+    async with gateway(tmp_path, world) as (filling, archive):
+        servicer = TableServicer(filling, Runs(archive, LiveRuns()))
+        async with served(Server(filling, None, servicer)) as channel:
             stub: TableServiceAsyncStub = TableServiceStub(channel)
             filled = await stub.FillTable(pb.FillTableRequest(question=ALL_CITIES, columns=columns))
-            again = await stub.GetTable(pb.GetTableRequest(run_id=filled.run_id))
+            stored = await stub.GetTable(pb.GetTableRequest(run_id=filled.run_id))
     table = filled.table
-    assert again.table == table
+    assert stored.table == table
     assert sorted(map(tuple, values(table))) == sorted(world.rows())
     assert {cell.support for row in table.rows for cell in row.cells[1:]} == {pb.SUPPORT_STATED}
-    spent = sum(row.prompt_tokens + row.completion_tokens for row in table.usage)
-    assert sum(row.tokens for row in table.rows) + table.overhead_tokens == spent > 0
+    total_tokens = sum(row.prompt_tokens + row.completion_tokens for row in table.usage)
+    assert sum(row.tokens for row in table.rows) + table.overhead_tokens == total_tokens > 0

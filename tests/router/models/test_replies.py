@@ -1,4 +1,4 @@
-"""Any reply from which text can be read is read; whatever else is in it is ignored."""
+"""Any reply from which text can be read is read, and everything else in it is ignored."""
 
 import json
 import time
@@ -45,7 +45,7 @@ def model(pool: ConnectionPool, openai_server: OpenAIServer) -> OpenAIHTTP:
 
 
 def choice(message: object, **fields: Any) -> dict[str, Any]:
-    """A choice that is complete."""
+    """Return a complete choice."""
     return {"index": 0, "message": message, "finish_reason": "stop", **fields}
 
 
@@ -71,7 +71,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "the only index": {"choices": [choice(MESSAGE, index=3)]},
     "index as text": {"choices": [choice(MESSAGE, index="0")]},
     "index null": {"choices": [choice(MESSAGE, index=None)]},
-    "null beside it": {"choices": [None, 7, choice(MESSAGE)]},
+    "null next to it": {"choices": [None, 7, choice(MESSAGE)]},
     "finish reason 1": {"choices": [choice(MESSAGE, finish_reason=1)]},
     "finish reason in a table": {"choices": [choice(MESSAGE, finish_reason={"type": "stop"})]},
     "no finish reason": {"choices": [{"message": MESSAGE}]},
@@ -103,12 +103,10 @@ WHOLE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "kind", ["application/json", "text/plain", "application/octet-stream", "text/event-stream"]
 )
-async def test_any_type_of_content(
+async def test_a_reply_is_read_regardless_of_its_content_type(
     model: OpenAIHTTP, openai_server: OpenAIServer, kind: str
 ) -> None:
-    """A whole reply is read as one, and a stream as one, whatever was asked for and whatever
-    its header says.
-    """
+    """Whole replies and streams are recognised, regardless of the request too."""
     for body in (
         json.dumps(WHOLE["text"]).encode(),
         text_event("a") + text_event("b") + end_event() + DONE,
@@ -119,10 +117,10 @@ async def test_any_type_of_content(
 
 
 @pytest.mark.parametrize("reply", WHOLE.values(), ids=WHOLE.keys())
-async def test_whole_replies(
+async def test_a_whole_reply_is_read_with_or_without_streaming(
     model: OpenAIHTTP, openai_server: OpenAIServer, reply: dict[str, Any]
 ) -> None:
-    """Asked for as a whole, and as a stream; usage that is not told is unknown."""
+    """Usage that is not reported is unknown."""
     openai_server.plays(replies(json.dumps(reply).encode()))
     for output in (await model.complete(PROMPT), await streamed(model, PROMPT)):
         assert (output.text, output.finish_reason, output.usage) == ("ab", "stop", None)
@@ -130,7 +128,7 @@ async def test_whole_replies(
 
 
 def piece(delta: object, **fields: Any) -> bytes:
-    """An event of a stream."""
+    """Return an event of a stream."""
     return event({"choices": [{"index": 0, "delta": delta, **fields}]})
 
 
@@ -145,7 +143,7 @@ STREAMS: dict[str, bytes] = {
     "the only index": A.replace(b'"index":0', b'"index":3')
     + B.replace(b'"index":0', b'"index":3')
     + END,
-    "a message beside": piece({"content": "a"}, message={})
+    "a message next to the delta": piece({"content": "a"}, message={})
     + piece({"content": "b"}, message=None)
     + END,
     "a message instead": event({"choices": [{"message": {"content": "a"}, "delta": {}}]}) + B + END,
@@ -184,7 +182,7 @@ STREAMS: dict[str, bytes] = {
     "no end": A + B + END,
     "no last line": A + B + END.removesuffix(b"\n\n"),
     "single lines": (A + B + END + DONE).replace(b"\n\n", b"\n"),
-    "several in one": b"data: " + b"".join(one[6:-2] for one in (A, B, END)) + b"\n\n",
+    "several in one": b"data: " + b"".join(chunk[6:-2] for chunk in (A, B, END)) + b"\n\n",
     "not a number": A.replace(b'"index":0', b'"index":0,"logprobs":{"x":NaN,"y":-Infinity}')
     + B
     + END,
@@ -192,8 +190,10 @@ STREAMS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("body", STREAMS.values(), ids=STREAMS.keys())
-async def test_streams(model: OpenAIHTTP, openai_server: OpenAIServer, body: bytes) -> None:
-    """Asked for as a stream, in any pieces, and as a whole."""
+async def test_a_stream_is_read_with_or_without_streaming(
+    model: OpenAIHTTP, openai_server: OpenAIServer, body: bytes
+) -> None:
+    """Its events may arrive in any pieces."""
     openai_server.plays(
         streams(body), streams(*[body[at : at + 7] for at in range(0, len(body), 7)]), streams(body)
     )
@@ -210,10 +210,10 @@ LINES = b"\n".join(chunk.removeprefix(b"data: ").strip() for chunk in CHUNKS)
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])
-async def test_chunks_in_lines(model: OpenAIHTTP, openai_server: OpenAIServer, kind: str) -> None:
-    """Chunks that stand in lines are a stream: what is cut before its last chunk is no whole
-    output.
-    """
+async def test_chunks_in_lines_are_a_stream(
+    model: OpenAIHTTP, openai_server: OpenAIServer, kind: str
+) -> None:
+    """Without its last chunk, the output is cut and not whole."""
     openai_server.plays(replies(LINES, kind))
     assert (await model.complete(PROMPT)).text == "ab"
     for lines in (1, 2):
@@ -222,19 +222,21 @@ async def test_chunks_in_lines(model: OpenAIHTTP, openai_server: OpenAIServer, k
             await model.complete(PROMPT)
 
 
-async def test_status_201(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
-    """Some servers answer every POST with it."""
+async def test_a_reply_of_status_201_is_read(
+    model: OpenAIHTTP, openai_server: OpenAIServer
+) -> None:
+    """Some servers answer every POST with this status."""
     openai_server.plays(replies(json.dumps(WHOLE["any id"]).encode(), status=201))
     assert (await model.complete(PROMPT)).text == "ab"
 
 
-@pytest.mark.parametrize("most", [4_000, 5_000])
-async def test_values_in_one_event(
-    model: OpenAIHTTP, openai_server: OpenAIServer, most: int
+@pytest.mark.parametrize("count", [4_000, 5_000])
+async def test_an_event_of_too_many_values_is_refused(
+    model: OpenAIHTTP, openai_server: OpenAIServer, count: int
 ) -> None:
-    """A few thousand are read; an event of more is refused, as each costs a step."""
-    openai_server.plays(streams(b"data: " + b"{} " * most + b"\n\n", A, B, END, DONE))
-    if most > 4_096:
+    """A few thousand values are read; each costs a step."""
+    openai_server.plays(streams(b"data: " + b"{} " * count + b"\n\n", A, B, END, DONE))
+    if count > 4_096:
         with pytest.raises(UpstreamError):
             await streamed(model, PROMPT)
     else:
@@ -242,7 +244,7 @@ async def test_values_in_one_event(
 
 
 NULLS = b"null," * 200_000
-ODD = (
+MALFORMED_CALLS = (
     b'{"index":"x","delta":{"tool_calls":['
     + b'{"index":[],"function":{"name":1}},' * 500
     + b"7]}},"
@@ -251,18 +253,20 @@ LISTS: dict[str, bytes] = {
     "choices": b'{"index":"x"},' * 60_000 + b"7",
     "choices null": NULLS + b"7",
     "calls null": b'{"delta":{"tool_calls":[' + NULLS + b"7]}}",
-    "calls and an odd one": b'{"delta":{"tool_calls":[' + b"{}," * 200_000 + b'{"index":1.5}]}}',
+    "calls and a malformed one": b'{"delta":{"tool_calls":['
+    + b"{}," * 200_000
+    + b'{"index":1.5}]}}',
     "calls": b'{"delta":{"tool_calls":[' + b"{}," * 300_000 + b"{}]}}",
     "parts": b'{"delta":{"content":[' + b"1," * 400_000 + b"1]}}",
     "parts of a part": b'{"delta":{"content":[{"thinking":[' + b"{}," * 300_000 + b"{}]}]}}",
-    "calls of choices": ODD * 20 + b"7",
+    "calls of choices": MALFORMED_CALLS * 20 + b"7",
 }
 
 
 @pytest.mark.parametrize("choices", LISTS.values(), ids=LISTS.keys())
-def test_long_lists_are_read_in_part(choices: bytes) -> None:
-    """Items after the first hundreds, or the first of a list with odd ones, cost no time; what
-    stands before them is read.
+def test_items_late_in_a_long_list_are_skipped(choices: bytes) -> None:
+    """Items after the first hundreds, or the first of a list with malformed ones, cost no time.
+    The text before them is read.
     """
     calls = b'{"delta":{"content":"ab","tool_calls":[null]},"finish_reason":"x"},'
     body = b'{"choices":[' + calls + choices + b"]}"
@@ -279,8 +283,8 @@ def test_long_lists_are_read_in_part(choices: bytes) -> None:
 
 
 @pytest.mark.timing
-def test_small_odd_events() -> None:
-    """Reading one takes far less than a millisecond, as many come in one step."""
+def test_a_small_malformed_event_is_read_quickly() -> None:
+    """An event takes far less than a millisecond, as many arrive in one step."""
     event = b'{"choices":[{"index":"q","delta":{"content":5},"message":[]}],"usage":5}'
     begun = time.thread_time()
     for _ in range(1000):
@@ -297,10 +301,9 @@ async def hosted(openai_server: OpenAIServer) -> AsyncIterator[LiteLLMModel]:
 @pytest.mark.parametrize(
     "content", ["<think>x</x></think>ab", "[THINK]x</x>[/THINK]ab", "x</x></think>ab"]
 )
-async def test_hosted_thoughts(
+async def test_thoughts_are_separated_through_litellm_before_the_text_is_cut(
     hosted: LiteLLMModel, openai_server: OpenAIServer, content: str
 ) -> None:
-    """Through LiteLLM they are told apart as well, before the text is cut."""
     openai_server.plays(says(content))
     output = await hosted.complete(PROMPT)
     assert (output.text, output.reasoning) == ("ab", "x</x>")
@@ -317,14 +320,14 @@ REFUSALS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("reply", REFUSALS.values(), ids=REFUSALS.keys())
-async def test_refusals(
+async def test_a_refusal_keeps_its_words(
     model: OpenAIHTTP, openai_server: OpenAIServer, reply: dict[str, Any]
 ) -> None:
-    """A refusal is one, and keeps its words; so is what a content filter has ended."""
+    """An output that a content filter has ended is a refusal too."""
     openai_server.plays(replies(json.dumps(reply).encode()))
-    for ask in (model.complete(PROMPT), streamed(model, PROMPT)):
+    for output in (model.complete(PROMPT), streamed(model, PROMPT)):
         with pytest.raises(ContentRefused, match=r"declines: I will not\.") as caught:
-            await ask
+            await output
         assert caught.value.words == "I will not."
     openai_server.plays(
         streams(piece({"refusal": "I will "}), piece({"refusal": "not."}), END, DONE)
@@ -334,7 +337,7 @@ async def test_refusals(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         (
             "The response was filtered due to the prompt triggering content management "
@@ -348,11 +351,11 @@ async def test_refusals(
         "Your request was rejected by our safety system. (content_policy_violation)",
     ],
 )
-async def test_filters_before_the_model(
-    model: OpenAIHTTP, openai_server: OpenAIServer, said: str
+async def test_a_content_filter_before_the_model_is_a_refusal(
+    model: OpenAIHTTP, openai_server: OpenAIServer, message: str
 ) -> None:
-    """Those of providers answer with a status of 400."""
-    openai_server.plays(fails(400, said))
+    """Providers' filters reply with status 400."""
+    openai_server.plays(fails(400, message))
     with pytest.raises(ContentRefused, match="declines"):
         await model.complete(PROMPT)
 
@@ -391,22 +394,20 @@ REPORTS: list[tuple[dict[str, Any], type[UpstreamError]]] = [
 @pytest.mark.parametrize(
     ("report", "kind"), REPORTS, ids=[json.dumps(report) for report, _ in REPORTS]
 )
-async def test_reports(
+async def test_an_error_with_status_200_is_typed_by_its_name(
     model: OpenAIHTTP,
     openai_server: OpenAIServer,
     report: dict[str, Any],
     kind: type[UpstreamError],
 ) -> None:
-    """A failure with status 200 is the one that its name stands for; what was throttled after
-    it began was begun.
-    """
+    """An error after the first delta may have spent tokens."""
     openai_server.plays(
         streams(event(report)), streams(A, event(report)), replies(json.dumps(report).encode())
     )
     caught = []
-    for asked in (streamed(model, PROMPT), streamed(model, PROMPT), model.complete(PROMPT)):
+    for output in (streamed(model, PROMPT), streamed(model, PROMPT), model.complete(PROMPT)):
         with pytest.raises(kind) as error:
-            await asked
+            await output
         caught.append(error.value)
     assert {type(error) for error in caught} == {kind}
     if isinstance(caught[0], UpstreamUnavailable):
@@ -416,7 +417,7 @@ async def test_reports(
 
 
 @pytest.mark.parametrize(
-    ("said", "parameter"),
+    ("message", "parameter"),
     [
         ("Unsupported parameter: 'stop' is not supported with this model.", "stop"),
         ("Unrecognized request argument supplied: seed", "seed"),
@@ -431,13 +432,15 @@ async def test_reports(
         ('json: unknown field "stream_options"', "stream_options"),
     ],
 )
-async def test_a_refused_parameter(
-    pool: ConnectionPool, model: OpenAIHTTP, openai_server: OpenAIServer, said: str, parameter: str
+async def test_a_refused_parameter_is_named_and_can_be_omitted(
+    pool: ConnectionPool,
+    model: OpenAIHTTP,
+    openai_server: OpenAIServer,
+    message: str,
+    parameter: str,
 ) -> None:
-    """The error names it, and the key that leaves it out; then it is left out, and stop strings
-    end the output here.
-    """
-    openai_server.plays(fails(400, said))
+    """The error names the key that omits it. Without `stop`, stop strings end the output here."""
+    openai_server.plays(fails(400, message))
     with pytest.raises(
         UpstreamRefused, match=rf'parameter {parameter}; leave it out with omit = \["{parameter}"\]'
     ):
@@ -452,12 +455,14 @@ async def test_a_refused_parameter(
 
 
 def redirects(status: int, location: str) -> Behaviour:
-    """Send the caller on."""
+    """Redirect the caller."""
     return replies(b"moved", "text/plain", status, {"Location": location})
 
 
-async def test_redirects_on_the_same_host(model: OpenAIHTTP, openai_server: OpenAIServer) -> None:
-    """Up to three are followed, with method, body and key."""
+async def test_up_to_three_redirects_on_the_same_host_are_followed(
+    model: OpenAIHTTP, openai_server: OpenAIServer
+) -> None:
+    """The request keeps its method, body and key."""
     for status in (307, 308):
         openai_server.plays(
             redirects(status, "/v1/chat/completions"), redirects(307, "completions"), says("ab")
@@ -477,38 +482,40 @@ async def test_redirects_on_the_same_host(model: OpenAIHTTP, openai_server: Open
 async def test_a_redirect_keeps_user_and_password(
     pool: ConnectionPool, openai_server: OpenAIServer
 ) -> None:
-    """Those of `base_url` go along, as no other host gets them."""
+    """User and password of `base_url` are sent again, since the host is the same."""
     base_url = openai_server.base_url.replace("//", "//ada:secret@")
     openai_server.plays(redirects(307, "/v1/chat/completions"), says("ab"))
     assert (await OpenAIHTTP(pool, base_url, MODEL).complete(PROMPT)).text == "ab"
-    first, second = (headers["Authorization"] for headers in openai_server.headers[-2:])
-    assert first == second
+    authorization, authorization_after = (
+        headers["Authorization"] for headers in openai_server.headers[-2:]
+    )
+    assert authorization == authorization_after
 
 
 @pytest.mark.parametrize(
     "target",
     ["{other}/v1/chat/completions", "//{other_host}/x", "https://{host}/v1", "//e.invalid"],
 )
-async def test_redirects_elsewhere(
+async def test_a_redirect_to_another_host_is_refused(
     model: OpenAIHTTP, openai_server: OpenAIServer, target: str
 ) -> None:
-    """They are named and not followed: the key goes to no other host, port or scheme."""
-    async with serving() as other:
+    """The error names the target; the key goes to no other host, port or scheme."""
+    async with serving() as other_server:
         host = openai_server.base_url.removeprefix("http://").removesuffix("/v1")
-        other_host = other.base_url.removeprefix("http://").removesuffix("/v1")
+        other_host = other_server.base_url.removeprefix("http://").removesuffix("/v1")
         location = target.format(other=f"http://{other_host}", other_host=other_host, host=host)
         openai_server.plays(redirects(307, location.replace("//", "//user:pass@")))
         with pytest.raises(UpstreamRefused, match=location.rpartition("//")[2]) as caught:
             await model.complete(PROMPT)
         assert "pass" not in str(caught.value)
-        assert not other.bodies
+        assert not other_server.bodies
 
 
-HALVES = {
-    "two halves in two pieces": (["a \ud83d", "\ude00 b"], "a \U0001f600 b"),
-    "a half at the end": (["ab\ud83d"], "ab\ufffd"),
-    "a half in the middle": (["a\ude00b"], "a\ufffdb"),
-    "a half alone in a piece": (["a", "\ud83d", "b"], "a\ufffdb"),
+SURROGATES = {
+    "a pair in two pieces": (["a \ud83d", "\ude00 b"], "a \U0001f600 b"),
+    "a lone surrogate at the end": (["ab\ud83d"], "ab\ufffd"),
+    "a lone surrogate in the middle": (["a\ude00b"], "a\ufffdb"),
+    "a lone surrogate in its own piece": (["a", "\ud83d", "b"], "a\ufffdb"),
 }
 
 
@@ -516,14 +523,14 @@ def _escaped(text: str) -> bytes:
     return f"data: {json.dumps({'choices': [{'delta': {'content': text}}]})}\n\n".encode()
 
 
-@pytest.mark.parametrize("name", HALVES)
-async def test_halves_of_characters(
+@pytest.mark.parametrize("name", SURROGATES)
+async def test_a_surrogate_without_its_pair_is_replaced(
     model: OpenAIHTTP, openai_server: OpenAIServer, name: str
 ) -> None:
-    """JSON escapes a character beyond 16 bits in halves; one that stands alone is replaced, as
-    nothing can store it.
+    """JSON escapes a character beyond 16 bits as a pair of surrogates. A lone surrogate cannot
+    be stored.
     """
-    pieces, text = HALVES[name]
+    pieces, text = SURROGATES[name]
     openai_server.plays(streams(*map(_escaped, pieces), end_event("stop"), DONE))
     assert (await model.stream(PROMPT, lambda _delta: None)).text == text
     openai_server.plays(
@@ -538,10 +545,9 @@ async def test_halves_of_characters(
 
 
 @pytest.mark.parametrize("reason", ["error", "abort", "ABORT", "engine_error"])
-async def test_an_output_that_the_engine_gave_up(
+async def test_an_output_that_the_engine_gave_up_is_a_retryable_failure(
     model: OpenAIHTTP, openai_server: OpenAIServer, reason: str
 ) -> None:
-    """It is a failure that is worth another attempt, and no finished answer."""
     openai_server.plays(streams(text_event("a"), end_event(reason), DONE))
     with pytest.raises(UpstreamUnavailable, match="gave the output up"):
         await model.stream(PROMPT, lambda _delta: None)
@@ -552,10 +558,9 @@ async def test_an_output_that_the_engine_gave_up(
         await model.complete(PROMPT)
 
 
-async def test_the_whole_message_after_its_pieces(
+async def test_a_whole_message_after_its_pieces_adds_nothing(
     model: OpenAIHTTP, openai_server: OpenAIServer
 ) -> None:
-    """It adds nothing."""
     last = event({"choices": [{"index": 0, "message": MESSAGE, "finish_reason": "stop"}]})
     openai_server.plays(streams(text_event("a"), text_event("b"), last, DONE))
     assert (await model.stream(PROMPT, lambda _delta: None)).text == "ab"

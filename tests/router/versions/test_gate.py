@@ -1,4 +1,4 @@
-"""The gate errs no more often than it says, however often one looks, and decides where the
+"""The gate errs no more often than stated, no matter how often it looks, and decides where the
 difference is clear.
 """
 
@@ -28,7 +28,7 @@ from router.versions.gate import (
 
 RULE = GateRule(margin=0.1, error=0.05, max_tokens_ratio=2.0, max_trials=10_000)
 STRICT = GateRule(margin=0.1, error=0.05, max_tokens_ratio=1.0, max_trials=10_000)
-"""With it, versions that spend the same are at the edge of what is allowed."""
+"""A rule under which versions that spend the same are at the edge of the allowed ratio."""
 STREAMS = 1000
 LENGTH = 500
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -47,13 +47,15 @@ def pair(
     tenant: str = "",
     at: float = 0.0,
 ) -> Pair:
-    """A run in which both did the same, but for what is said. `right`: None where nobody knows."""
+    """Return a pair in which both versions did the same, apart from the arguments. With `right`
+    None, it is not judged.
+    """
     judgement = None if right is None else Judgement(right, active_right, source, tenant, at)
     return Pair(failed, active_failed, tokens, active_tokens, served, judgement)
 
 
 def alternating(pairs: Sequence[Pair]) -> list[Pair]:
-    """The same, served by either version in turn."""
+    """Return the pairs, served by either version in turn."""
     return [
         msgspec.structs.replace(pair, candidate_served=bool(place % 2))
         for place, pair in enumerate(pairs)
@@ -61,21 +63,21 @@ def alternating(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def paths(gains: Array) -> Array:
-    """The evidence after each pair of each stream, (streams, pairs): as the gate's, worked out
-    otherwise.
+    """Return the evidence after each pair of each stream (streams, pairs), computed
+    independently of the gate.
     """
     wealth = [np.exp(np.cumsum(np.log1p(stake * gains), axis=1)) for stake in STAKES]
     return np.asarray(np.mean(wealth, axis=0))
 
 
 def drawn(draw: np.random.Generator, better: float, worse: float) -> Array:
-    """Differences of streams of pairs: 1 and -1 with these probabilities, else 0."""
+    """Draw streams of differences: 1 and -1 with these probabilities, else 0."""
     drawn = draw.random((STREAMS, LENGTH))
     return np.asarray((drawn < better).astype(float) - (drawn > 1 - worse).astype(float))
 
 
 def saved(draw: np.random.Generator) -> Array:
-    """Differences in tokens of streams of pairs of versions that spend the same."""
+    """Draw streams of differences in tokens between versions that spend the same."""
     tokens = draw.integers(50, 400, (2, STREAMS, LENGTH)).astype(float)
     return np.asarray((tokens[0] - tokens[1]) / tokens.sum(axis=0))
 
@@ -95,19 +97,27 @@ def saved(draw: np.random.Generator) -> Array:
         max_size=60,
     )
 )
-def test_evidence_is_that_of_the_simulations(pairs: list[Pair]) -> None:
-    """What the tests below show of paths, they show of the gate."""
+def test_the_gate_s_evidence_equals_that_of_the_simulations(pairs: list[Pair]) -> None:
+    """The simulations below therefore hold for the gate."""
     judged = [
-        each.judgement
-        for each in pairs
-        if each.judgement and not each.candidate_failed and not each.active_failed
+        compared.judgement
+        for compared in pairs
+        if compared.judgement and not compared.candidate_failed and not compared.active_failed
     ]
-    spent = [(2.0 * each.active_tokens, each.candidate_tokens) for each in pairs]
+    limits_and_tokens = [
+        (2.0 * compared.active_tokens, compared.candidate_tokens) for compared in pairs
+    ]
     differences: dict[str, tuple[list[float], float]] = {
-        "correctness": ([each.sign for each in judged if each.sign], 0.1),
-        "failures": ([each.active_failed - each.candidate_failed for each in pairs], 0.05),
+        "correctness": ([compared.sign for compared in judged if compared.sign], 0.1),
+        "failures": (
+            [compared.active_failed - compared.candidate_failed for compared in pairs],
+            0.05,
+        ),
         "tokens": (
-            [(most - tokens) / (most + tokens) if most + tokens else 0 for most, tokens in spent],
+            [
+                (limit - tokens) / (limit + tokens) if limit + tokens else 0
+                for limit, tokens in limits_and_tokens
+            ],
             0.0,
         ),
     }
@@ -121,22 +131,20 @@ def test_evidence_is_that_of_the_simulations(pairs: list[Pair]) -> None:
 
 @pytest.mark.parametrize("differing", [0.0, 0.02, 0.1, 0.4])
 def test_equal_versions_are_not_rolled_back(differing: float) -> None:
-    """Of 1,000 streams of 500 pairs, looked at after every pair, at most the stated share, over
-    all three measures.
+    """Holds for 1,000 streams of 500 pairs, reviewed after every pair, over all three measures
+    together.
     """
     draw = np.random.default_rng(7)
     against = [paths(-drawn(draw, differing / 2, differing / 2)) for _ in range(2)]
     against.append(paths(-saved(draw)))
-    wrong = np.any([each >= 3 / RULE.error for each in against], axis=(0, 2))
-    assert wrong.mean() <= RULE.error
+    rolled_back = np.any([evidence >= 3 / RULE.error for evidence in against], axis=(0, 2))
+    assert rolled_back.mean() <= RULE.error
 
 
 @pytest.mark.parametrize("differing", [0.05, 0.1, 0.4])
 @pytest.mark.parametrize("measure", ["correctness", "failures", "tokens"])
 def test_a_worse_version_is_not_promoted(measure: str, differing: float) -> None:
-    """The same of one that is worse by just the margin in one measure, and the better version
-    in both others.
-    """
+    """One measure is worse by just the margin, and the version is the better one in both others."""
     draw = np.random.default_rng(8)
     margin = {"correctness": 0.1, "failures": 0.05, "tokens": 0.0}[measure]
     if measure == "correctness":  # of decisive pairs alone
@@ -147,21 +155,19 @@ def test_a_worse_version_is_not_promoted(measure: str, differing: float) -> None
             if measure == "tokens"
             else drawn(draw, (differing - 0.05) / 2, (differing + 0.05) / 2) + 0.05
         )
-    wrong = np.any(paths(gains) >= 1 / RULE.error, axis=1)
-    assert wrong.mean() <= RULE.error
+    promoted = np.any(paths(gains) >= 1 / RULE.error, axis=1)
+    assert promoted.mean() <= RULE.error
 
 
-def test_the_tests_have_power() -> None:
-    """Without which the two above would say nothing: nearly all of such streams are decided,
-    and rightly.
-    """
+def test_clearly_different_streams_are_decided() -> None:
+    """Otherwise the two tests above would prove nothing."""
     draw = np.random.default_rng(9)
     assert np.any(paths(-drawn(draw, 0.05, 0.25)) >= 3 / RULE.error, axis=1).mean() > 0.9
     assert np.any(paths(drawn(draw, 0.03, 0.03) + 0.05) >= 1 / RULE.error, axis=1).mean() > 0.9
 
 
 def pairs_until_decided(pairs: list[Pair], rule: GateRule = RULE) -> tuple[GateVerdict, int]:
-    """What the gate says first that is not `wait`, and after how many pairs."""
+    """Return the gate's first verdict other than `wait`, and the number of pairs before it."""
     for count in itertools.count(1):
         verdict, _, _ = decide(pairs[:count], rule, "shadow")
         if verdict != "wait" or count >= len(pairs):
@@ -179,23 +185,25 @@ def pairs_until_decided(pairs: list[Pair], rule: GateRule = RULE) -> tuple[GateV
         ([pair(None, active_failed=True, tokens=50)], "promote"),
     ],
 )
-def test_a_clear_difference_decides_soon(pairs: list[Pair], verdict: GateVerdict) -> None:
-    """Within some tens of pairs; that nothing ever fails takes longest to be sure of."""
-    decided, count = pairs_until_decided(pairs * 100)
-    assert decided == verdict
+def test_a_clear_difference_is_decided_within_some_tens_of_pairs(
+    pairs: list[Pair], verdict: GateVerdict
+) -> None:
+    """A version without any failure takes the most pairs."""
+    first_verdict, count = pairs_until_decided(pairs * 100)
+    assert first_verdict == verdict
     assert count < (40 if verdict == "roll_back" else 100)
 
 
-def test_nobody_is_promoted_unjudged() -> None:
-    """Without feedback it is not known whether answers are right, whatever else is known."""
+def test_a_canary_without_judgements_is_not_promoted() -> None:
+    """Without feedback the correctness of answers is unknown."""
     verdict, figures, reason = decide(alternating([pair(None, tokens=10)] * 1000), RULE, "canary")
     assert (verdict, figures.judged) == ("wait", 0)
     assert "correctness (evidence 1 of 20): no run has been judged" in reason
     assert decide(alternating([pair(None, tokens=10)] * 10_000), RULE, "canary")[0] == "stop"
 
 
-def test_a_shadow_that_nobody_judges_goes_on_by_the_rest() -> None:
-    """Which is said; where a judge has spoken, it decides."""
+def test_a_shadow_without_judgements_is_promoted_by_other_measures() -> None:
+    """The reason says so. With a judge, correctness decides."""
     verdict, _, reason = decide([pair(None, tokens=10)] * 200, RULE, "shadow")
     assert (verdict, "a shadow's are by a judge alone" in reason) == ("promote", True)
     assert reason.startswith(
@@ -206,23 +214,22 @@ def test_a_shadow_that_nobody_judges_goes_on_by_the_rest() -> None:
 
 
 def test_the_margin_allows_for_some_loss() -> None:
-    """A version that is a little worse is promoted with a wide margin and not with a narrow one."""
+    """A version that is a little worse is promoted with a wide margin only."""
     pairs = ([pair(False)] * 7 + [pair(True, False)] * 5 + [pair()] * 5) * 20
     assert pairs_until_decided(pairs, GateRule(0.5, 0.05, 2.0, 10_000))[0] == "promote"
     assert decide(pairs, GateRule(0.01, 0.05, 2.0, 10_000), "shadow")[0] == "wait"
 
 
 def test_pairs_that_both_have_right_or_wrong_are_no_evidence() -> None:
-    """However many they are."""
-    _, few, _ = decide([pair(False), pair(True, False)] * 30, RULE, "shadow")
-    _, many, _ = decide(
+    _, decisive_figures, _ = decide([pair(False), pair(True, False)] * 30, RULE, "shadow")
+    _, all_figures, _ = decide(
         [pair(False), pair(True, False), pair(), pair(False, False)] * 30, RULE, "shadow"
     )
-    assert few.evidence[0] == many.evidence[0]
+    assert decisive_figures.evidence[0] == all_figures.evidence[0]
 
 
 def test_a_canary_s_pairs_count_in_equal_numbers() -> None:
-    """By who served them, the first ones, judged or not."""
+    """The first pairs of each server count, judged or not."""
     pairs = [pair(None, served=True)] * 3 + [pair(served=True)] * 4 + [pair(False)] * 5
     assert (
         balanced(pairs)
@@ -235,32 +242,36 @@ def test_a_canary_s_pairs_count_in_equal_numbers() -> None:
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 200)), st.integers(0, 200))
-def test_no_tenant_has_more_than_its_share(given: dict[str, int], own: int) -> None:
-    """Of what counts, however much each gives; what nobody's tenant gives counts."""
-    words = [tenant for tenant, count in {**given, "": own}.items() for _ in range(count)]
-    counted = Counter(within_share(words, str))
-    assert counted[""] == own
-    assert all(counted[tenant] <= MAX_OF_ONE * counted.total() for tenant in given)
-    if len(set(given.values())) == 1 and len(given) >= 1 / MAX_OF_ONE:
-        assert counted.total() == len(words)
+def test_no_tenant_has_more_than_its_share(counts: dict[str, int], operators_count: int) -> None:
+    """Pairs without a tenant are not limited."""
+    tenants = [
+        tenant for tenant, count in {**counts, "": operators_count}.items() for _ in range(count)
+    ]
+    counted = Counter(within_share(tenants, str))
+    assert counted[""] == operators_count
+    assert all(counted[tenant] <= MAX_OF_ONE * counted.total() for tenant in counts)
+    if len(set(counts.values())) == 1 and len(counts) >= 1 / MAX_OF_ONE:
+        assert counted.total() == len(tenants)
 
 
-def test_one_client_s_tenant_decides_nothing() -> None:
-    """Nor does it where others leave it open, for or against; of two, none may be needed."""
-    one = [pair(True, False, source="client", tenant="acme", at=float(at)) for at in range(500)]
-    verdict, figures, reason = decide(alternating(one), RULE, "canary")
+def test_a_single_client_tenant_decides_nothing() -> None:
+    """It does not tip undecided evidence either, for or against."""
+    of_one_tenant = [
+        pair(True, False, source="client", tenant="acme", at=float(at)) for at in range(500)
+    ]
+    verdict, figures, reason = decide(alternating(of_one_tenant), RULE, "canary")
     assert (verdict, figures.evidence[0].in_favour) == ("wait", 1.0)
     assert figures.sources == (EvidenceSource("client", "acme", 500, 0),)
     assert "client acme 0 of 500" in reason
-    open_ = [pair(False), pair(True, False)] * 100
-    alone = decide(open_, RULE, "shadow")[1].evidence[0]
-    both = decide([*open_, *one], RULE, "shadow")[1].evidence[0]
-    assert both.in_favour <= alone.in_favour
-    assert both.against <= alone.against
+    undecided = [pair(False), pair(True, False)] * 100
+    without_tenant = decide(undecided, RULE, "shadow")[1].evidence[0]
+    with_tenant = decide([*undecided, *of_one_tenant], RULE, "shadow")[1].evidence[0]
+    assert with_tenant.in_favour <= without_tenant.in_favour
+    assert with_tenant.against <= without_tenant.against
 
 
-def test_many_tenants_decide() -> None:
-    """Five that agree, and it says whose evidence it was."""
+def test_several_tenants_that_agree_decide() -> None:
+    """The reason names the source of the evidence."""
     pairs = [
         pair(True, False, source="client", tenant=f"t{at % 5}", at=float(at)) for at in range(100)
     ]
@@ -269,8 +280,8 @@ def test_many_tenants_decide() -> None:
     assert "client t0 20, client t1 20" in reason
 
 
-def test_the_floor() -> None:
-    """A version that is hardly ever right is not promoted, however bad the other one is."""
+def test_a_version_that_is_hardly_ever_right_is_not_promoted() -> None:
+    """Holds regardless of the active version's correctness."""
     rule = GateRule(0.1, 0.05, 2.0, 10_000, min_right=0.2)
     pairs = alternating(([pair(False, False)] * 8 + [pair(True, False)]) * 60)
     assert decide(pairs, RULE, "canary")[0] == "promote"
@@ -290,41 +301,42 @@ def test_the_floor() -> None:
         (30, 10, 0, "promote"),
     ],
 )
-def test_held_out_questions(wins: int, losses: int, both: int, verdict: GateVerdict) -> None:
-    """By an exact test on those that one version alone has right."""
+def test_held_out_questions_are_decided_by_an_exact_test(
+    wins: int, losses: int, both: int, verdict: GateVerdict
+) -> None:
+    """Only questions that one version alone has right count."""
     right = [(True, False)] * wins + [(False, True)] * losses + [(True, True)] * both
-    found, said = on_held_out(right, RULE)
-    assert found == verdict
-    assert f"{wins} that the other has wrong and {losses} the other way" in said
+    decision, reason = on_held_out(right, RULE)
+    assert decision == verdict
+    assert f"{wins} that the other has wrong and {losses} the other way" in reason
 
 
-def test_held_out_questions_have_a_floor_and_an_error() -> None:
-    """A tenth has to be right; and of candidates at the margin, no more than the stated share
-    passes.
-    """
+def test_held_out_questions_have_a_floor_and_a_bounded_error() -> None:
+    """The floor is a tenth right. Of candidates at the margin, at most the stated share passes."""
     right = [(True, False)] * 15 + [(False, False)] * 185
     assert on_held_out(right, RULE)[0] == "promote"
     assert on_held_out(right, GateRule(0.1, 0.05, 2.0, 10_000, min_right=0.1))[0] == "stop"
     assert on_held_out([], RULE)[0] == "stop"
     wins = np.random.default_rng(1).binomial(100, 0.45, 400)
     passed = [
-        on_held_out([(True, False)] * won + [(False, True)] * (100 - won), RULE)[0] for won in wins
+        on_held_out(
+            [(True, False)] * wins_of_candidate + [(False, True)] * (100 - wins_of_candidate), RULE
+        )[0]
+        for wins_of_candidate in wins
     ]
     assert passed.count("promote") / 400 <= RULE.error
 
 
-def test_what_it_may_spend() -> None:
-    """The same tokens are too many where half of them are allowed, and few where twice as many
-    are.
-    """
+def test_the_ratio_of_tokens_decides_on_their_spending() -> None:
+    """Equal spending is too much for a ratio of a half, and little for a ratio of two."""
     pairs = [pair(None)] * 300
     assert decide(pairs, RULE, "shadow")[0] == "promote"
     assert decide(pairs, GateRule(0.1, 0.05, 0.5, 10_000), "shadow")[0] == "roll_back"
     assert decide(pairs, STRICT, "shadow")[0] == "wait"
 
 
-def test_a_version_that_is_worse_is_not_promoted_for_being_so_within_the_margin() -> None:
-    """Where there is enough evidence for both, it goes."""
+def test_a_worse_version_within_the_margin_is_rolled_back() -> None:
+    """Holds where there is enough evidence for both."""
     verdict, figures, reason = decide(
         ([pair(False)] * 53 + [pair(True, False)] * 47) * 200,
         GateRule(0.5, 0.05, 2.0, 10**5),
@@ -340,8 +352,8 @@ def test_a_version_that_is_worse_is_not_promoted_for_being_so_within_the_margin(
     )
 
 
-def test_figures() -> None:
-    """What is counted, and what is said of it."""
+def test_figures_count_pairs_by_outcome() -> None:
+    """The reason contains them."""
     pairs = [
         pair(False, tokens=150),
         pair(None, failed=True),
@@ -364,10 +376,8 @@ def test_figures() -> None:
     )
 
 
-def test_many_pairs() -> None:
-    """100,000 of them are no different, however good or bad: nothing overflows, and nothing is
-    lost.
-    """
+def test_evidence_of_many_pairs_does_not_overflow() -> None:
+    """Holds for 100,000 pairs, good or bad."""
     better = figures_of([pair(True, False, tokens=0)] * 100_000, RULE, "shadow")
     for evidence in better.evidence:
         assert 1e200 < evidence.in_favour < float("inf")
@@ -377,8 +387,7 @@ def test_many_pairs() -> None:
     )
 
 
-def test_nothing_is_known_without_pairs() -> None:
-    """Then one waits."""
+def test_the_gate_waits_without_pairs() -> None:
     verdict, figures, _ = decide([], RULE, "canary")
     assert verdict == "wait"
     assert all(

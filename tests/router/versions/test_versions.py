@@ -1,6 +1,4 @@
-"""Versions are tried, promoted and rolled back, by operators and by the gate, and every change
-is on record.
-"""
+"""Operators and the gate try, promote and roll back versions, and every change is recorded."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -24,7 +22,7 @@ BROKEN = "executor-000666"
 
 
 class Loaded:
-    """Loads every version but one, and knows which it has loaded."""
+    """A loader of every version but one that records the names it has loaded."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -40,7 +38,7 @@ class Loaded:
 
 
 class Setting:
-    """A gateway's versions over a store, and what they were told."""
+    """A gateway's versions over a store, and the number of changes that they reported."""
 
     def __init__(self, database: Database, gate: GateRule | None = RULE) -> None:
         self.database = database
@@ -51,7 +49,7 @@ class Setting:
         self._runs = 0
 
     def with_held_out(self, held_out: Examination | None, gate: GateRule | None = RULE) -> Versions:
-        """Versions over the same book, with held-out questions."""
+        """Return versions over the same book, with held-out questions."""
         self.versions = Versions(
             self.book, self.load, gate, 0.25, on_change=self._changed, held_out=held_out
         )
@@ -64,13 +62,15 @@ class Setting:
         return {version.version: version.state for version, _ in await self.versions.list()}
 
     async def decided(self) -> Sequence[tuple[str, str, str]]:
-        """Version, decision and by whom, from the first decision after that on the base."""
-        found = await self.versions.decisions()
-        return [(each.version, each.decision, each.decided_by) for each in found][2:]
+        """Return version, decision and decider of every decision after those on the base."""
+        decisions = await self.versions.decisions()
+        return [
+            (decision.version, decision.decision, decision.decided_by) for decision in decisions
+        ][2:]
 
     async def show(self, times: int, *, right: bool | None, candidate_tokens: int = 100) -> None:
-        """Trials of whoever is tried by now, which either version serves in turn; the active one is
-        right three times of four. `right`: None where nobody says.
+        """Add trials of the candidate, served by either version in turn; the active version is
+        right in three of four. With `right` None, nothing is judged.
         """
         traffic = await self.versions.traffic()
         assert traffic.candidate and traffic.stage
@@ -78,11 +78,11 @@ class Setting:
         self._runs += times
         await put(self.database, *runs)
         now = max(version.state_at for version in await self.book.versions()) + 1
-        for number, each in enumerate(runs):
+        for number, trial_run in enumerate(runs):
             sides = Side("a", False, candidate_tokens), Side("b", False, 100)
             await self.book.add_trial(
                 Trial(
-                    each.id,
+                    trial_run.id,
                     traffic.candidate,
                     traffic.active,
                     traffic.stage,
@@ -92,12 +92,12 @@ class Setting:
                 )
             )
             if right is not None:
-                await self.book.judge(each.id, Judgement(right, number % 8 > 1, "judge"))
+                await self.book.judge(trial_run.id, Judgement(right, number % 8 > 1, "judge"))
 
 
 @pytest.fixture
 async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
-    """The base is active, and two versions are registered."""
+    """Versions with an active base and two registered candidates."""
     database = await Database.open(f"sqlite:///{tmp_path / 'versions.db'}")
     setting = Setting(database)
     await setting.versions.ensure_base(BASE)
@@ -108,8 +108,8 @@ async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
     await database.close()
 
 
-async def test_the_base_is_active(setting: Setting) -> None:
-    """From the start, once; another one that the config names later changes nothing."""
+async def test_the_base_is_active_from_the_start(setting: Setting) -> None:
+    """It is registered once. Another base in a later config changes nothing."""
     await setting.versions.ensure_base(BASE)
     await setting.versions.ensure_base("another", '{"a": 1}')
     assert await setting.versions.traffic() == Traffic(BASE)
@@ -119,25 +119,25 @@ async def test_the_base_is_active(setting: Setting) -> None:
         FIRST: "registered",
         BASE: "active",
     }
-    first, second, *_ = await setting.versions.decisions()
-    assert (first.decision, first.from_state, second.decision, second.to_state) == (
+    registered, promoted, *_ = await setting.versions.decisions()
+    assert (registered.decision, registered.from_state, promoted.decision, promoted.to_state) == (
         "register",
         None,
         "promote",
         "active",
     )
-    assert first.decided_by == second.decided_by == "config"
+    assert registered.decided_by == promoted.decided_by == "config"
     assert setting.changes == 0
 
 
-async def test_gateways_that_start_at_once(tmp_path: Path) -> None:
-    """One base is active, also where their configs name two."""
+async def test_gateways_that_start_together_agree_on_one_base(tmp_path: Path) -> None:
+    """Holds also if their configs name different bases."""
     url = f"sqlite:///{tmp_path / 'versions.db'}"
     databases = [await Database.open(url) for _ in range(4)]
     settings = [Setting(database) for database in databases]
     names = [BASE, BASE, "another", "another"]
     await asyncio.gather(
-        *(each.versions.ensure_base(name) for each, name in zip(settings, names, strict=True))
+        *(setting.versions.ensure_base(name) for setting, name in zip(settings, names, strict=True))
     )
     states = await settings[0].states()
     assert sorted(states.values()) == ["active", "registered"]
@@ -145,8 +145,7 @@ async def test_gateways_that_start_at_once(tmp_path: Path) -> None:
         await database.close()
 
 
-async def test_without_any_version(tmp_path: Path) -> None:
-    """There is no traffic to tell of."""
+async def test_without_a_version_there_is_no_traffic(tmp_path: Path) -> None:
     database = await Database.open(f"sqlite:///{tmp_path / 'versions.db'}")
     with pytest.raises(BadVersion, match="no version of the executor is active"):
         await Setting(database).versions.traffic()
@@ -154,8 +153,8 @@ async def test_without_any_version(tmp_path: Path) -> None:
     await database.close()
 
 
-async def test_registering(setting: Setting) -> None:
-    """It is loaded, and then on record, with its manifest and nothing to do."""
+async def test_a_registered_version_is_loaded_and_gets_no_traffic(setting: Setting) -> None:
+    """Its manifest is recorded."""
     assert setting.load.names == [FIRST, SECOND]
     version = await setting.versions.register("executor-0000003")
     assert (version.state, version.manifest) == ("registered", '{"version":"executor-0000003"}')
@@ -177,15 +176,16 @@ async def test_registering(setting: Setting) -> None:
         "executor-٠٠٠٠٠١",
     ],
 )
-async def test_names_that_are_none(setting: Setting, name: str) -> None:
-    """Are refused before anything is looked for under them."""
+async def test_an_invalid_name_is_refused_before_anything_is_loaded(
+    setting: Setting, name: str
+) -> None:
     with pytest.raises(BadRequest, match="is no valid name"):
         await setting.versions.register(name)
     assert setting.load.names == [FIRST, SECOND]
 
 
-async def test_a_version_that_cannot_be_loaded(setting: Setting) -> None:
-    """Is not on record; and where that happens later, it is not put to work."""
+async def test_a_version_that_cannot_be_loaded_is_refused(setting: Setting) -> None:
+    """It is not registered, and gets no traffic if it becomes unloadable later."""
     with pytest.raises(BadVersion):
         await setting.versions.register(BROKEN)
     setting.load.broken.add(FIRST)
@@ -199,8 +199,8 @@ async def test_a_version_that_cannot_be_loaded(setting: Setting) -> None:
     assert (await setting.versions.set_traffic(FIRST, "registered")).state == "registered"
 
 
-async def test_a_version_that_was_replaced(setting: Setting) -> None:
-    """Another one in its folder is whole, and not what is on record."""
+async def test_a_version_whose_files_were_replaced_is_refused(setting: Setting) -> None:
+    """The new files are whole, but not the registered ones."""
     setting.load.replaced = FIRST
     for put_to_work in (
         setting.versions.set_traffic(FIRST, "shadow"),
@@ -211,10 +211,8 @@ async def test_a_version_that_was_replaced(setting: Setting) -> None:
     assert await setting.versions.traffic() == Traffic(BASE)
 
 
-async def test_traffic_is_set(setting: Setting) -> None:
-    """Shadow, canary, another candidate, and nobody; whoever was tried gives way, and all is on
-    record.
-    """
+async def test_setting_traffic_replaces_the_candidate(setting: Setting) -> None:
+    """Every change is recorded."""
     versions = setting.versions
     await versions.set_traffic(FIRST, "shadow")
     assert await versions.traffic() == Traffic(BASE, FIRST, "shadow")
@@ -240,7 +238,7 @@ async def test_traffic_is_set(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "state", "share", "said"),
+    ("name", "state", "share", "message"),
     [
         (FIRST, "canary", 0.0, "above 0"),
         (FIRST, "canary", 1.1, "at most 1"),
@@ -252,18 +250,17 @@ async def test_traffic_is_set(setting: Setting) -> None:
         ("executor-000009", "registered", 0.0, "is not registered"),
     ],
 )
-async def test_traffic_that_cannot_be_set(
-    setting: Setting, name: str, state: str, share: float, said: str
+async def test_invalid_traffic_is_refused_and_changes_nothing(
+    setting: Setting, name: str, state: str, share: float, message: str
 ) -> None:
-    """Is refused, and nothing changes."""
-    with pytest.raises(BadRequest, match=said):
+    with pytest.raises(BadRequest, match=message):
         await setting.versions.set_traffic(name, state, share)  # type: ignore[arg-type]
     assert await setting.versions.traffic() == Traffic(BASE)
     assert setting.changes == 0
 
 
-async def test_promoting_and_rolling_back(setting: Setting) -> None:
-    """The version that was active is kept, and is active again; whoever is tried goes on."""
+async def test_a_rolled_back_version_is_replaced_by_the_one_before(setting: Setting) -> None:
+    """A promotion retires the active version and leaves the candidate in place."""
     versions = setting.versions
     await versions.set_traffic(SECOND, "shadow")
     assert (await versions.promote(FIRST)).state == "active"
@@ -272,9 +269,9 @@ async def test_promoting_and_rolling_back(setting: Setting) -> None:
         await versions.promote(FIRST)
     await versions.promote(SECOND)
     assert await versions.traffic() == Traffic(SECOND)
-    for gone, now in ((SECOND, FIRST), (FIRST, BASE)):
-        active = await versions.roll_back(gone)
-        assert active and (active.version, active.state) == (now, "active")
+    for rolled_back, restored in ((SECOND, FIRST), (FIRST, BASE)):
+        active = await versions.roll_back(rolled_back)
+        assert active and (active.version, active.state) == (restored, "active")
     assert await setting.states() == {SECOND: "rolled_back", FIRST: "rolled_back", BASE: "active"}
     assert [decision[:2] for decision in await setting.decided()][-4:] == [
         (SECOND, "roll_back"),
@@ -284,8 +281,7 @@ async def test_promoting_and_rolling_back(setting: Setting) -> None:
     ]
 
 
-async def test_rolling_back_a_candidate(setting: Setting) -> None:
-    """Leaves the active one as it is."""
+async def test_rolling_back_a_candidate_leaves_the_active_version(setting: Setting) -> None:
     await setting.versions.set_traffic(FIRST, "canary", 0.5)
     active = await setting.versions.roll_back(FIRST)
     assert active and active.version == BASE
@@ -293,41 +289,44 @@ async def test_rolling_back_a_candidate(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         (BASE, "no retired version"),
         (FIRST, "is registered"),
         ("executor-000009", "is not registered"),
     ],
 )
-async def test_nothing_to_roll_back(setting: Setting, name: str, said: str) -> None:
-    """Is said, and nothing changes."""
-    with pytest.raises(BadRequest, match=said):
+async def test_a_version_that_cannot_be_rolled_back_is_refused(
+    setting: Setting, name: str, message: str
+) -> None:
+    with pytest.raises(BadRequest, match=message):
         await setting.versions.roll_back(name)
     assert setting.changes == 0
 
 
-class Asked:
-    """Held-out questions; the candidate is right on some."""
+class RecordedExamination:
+    """Held-out questions that record their comparisons; the candidate is right on `right` of
+    them.
+    """
 
     size = 40
 
     def __init__(self, right: int) -> None:
         self.right = right
-        self.asked = list[tuple[str, str, float]]()
+        self.comparisons = list[tuple[str, str, float]]()
 
     async def compare(self, candidate: str, active: str, since: float) -> list[tuple[bool, bool]]:
         """See `HeldOut`."""
-        self.asked.append((candidate, active, since))
+        self.comparisons.append((candidate, active, since))
         return [(number < self.right, number >= 30) for number in range(self.size)]
 
 
-async def test_the_gate_takes_a_good_version_all_the_way(setting: Setting) -> None:
-    """From shadow to canary to active, each on what it has shown in that state alone, and on
-    held-out questions; with figures, and as events.
+async def test_the_gate_takes_a_good_version_from_shadow_to_active(setting: Setting) -> None:
+    """Each step rests on the trials of that stage alone, and the last one on held-out questions.
+    Decisions have figures and are logged.
     """
-    asked = Asked(40)
-    setting.with_held_out(asked)
+    examination = RecordedExamination(40)
+    setting.with_held_out(examination)
     await setting.versions.set_traffic(FIRST, "shadow")
     with capture_logs() as logs:
         await setting.show(96, right=True)
@@ -336,10 +335,12 @@ async def test_the_gate_takes_a_good_version_all_the_way(setting: Setting) -> No
         await setting.versions.review()
         assert (await setting.versions.traffic()).stage == "canary"
         await setting.show(96, right=True)
-        canary = next(each for each, _ in await setting.versions.list() if each.state == "canary")
+        canary = next(
+            version for version, _ in await setting.versions.list() if version.state == "canary"
+        )
         await setting.versions.review()
     assert await setting.states() == {SECOND: "registered", FIRST: "active", BASE: "retired"}
-    assert asked.asked == [(FIRST, BASE, canary.state_at)]
+    assert examination.comparisons == [(FIRST, BASE, canary.state_at)]
     *_, to_canary, waits, retired, promoted = await setting.versions.decisions()
     assert (to_canary.decision, to_canary.decided_by) == ("canary", "gate")
     assert (
@@ -363,20 +364,20 @@ async def test_the_gate_takes_a_good_version_all_the_way(setting: Setting) -> No
     assert setting.changes == 3
 
 
-async def test_held_out_questions_that_are_not_passed(setting: Setting) -> None:
-    """They end the trial, and are asked once."""
-    asked = Asked(2)
-    setting.with_held_out(asked)
+async def test_held_out_questions_that_are_not_passed_end_the_trial(setting: Setting) -> None:
+    """They are asked once."""
+    examination = RecordedExamination(2)
+    setting.with_held_out(examination)
     await setting.versions.set_traffic(FIRST, "canary", 0.5)
     await setting.show(96, right=True)
     await setting.versions.review()
     last = (await setting.versions.decisions())[-1]
-    assert (last.decision, last.to_state, len(asked.asked)) == ("stop", "registered", 1)
+    assert (last.decision, last.to_state, len(examination.comparisons)) == ("stop", "registered", 1)
     assert "Of 40 held-out questions it has 2 right (active: 10)" in last.reason
 
 
 async def test_without_held_out_questions_a_canary_goes_no_further(setting: Setting) -> None:
-    """It says what is missing; an operator may promote it."""
+    """The decision names what is missing; an operator may promote the version."""
     await setting.versions.set_traffic(FIRST, "canary", 0.5)
     await setting.show(96, right=True)
     await setting.versions.review()
@@ -391,7 +392,6 @@ async def test_without_held_out_questions_a_canary_goes_no_further(setting: Sett
 
 @pytest.mark.parametrize("stage", ["shadow", "canary"])
 async def test_the_gate_rolls_a_bad_version_back(setting: Setting, stage: str) -> None:
-    """In either state."""
     await setting.versions.set_traffic(FIRST, stage, 0.5 if stage == "canary" else 0.0)  # type: ignore[arg-type]
     await setting.show(40, right=False)
     await setting.versions.review()
@@ -406,8 +406,8 @@ async def test_the_gate_rolls_a_bad_version_back(setting: Setting, stage: str) -
     assert (await setting.versions.decisions())[-1] == last
 
 
-async def test_the_gate_waits(setting: Setting) -> None:
-    """While little is known; that is noted where there is news, and once."""
+async def test_the_gate_waits_while_evidence_is_weak(setting: Setting) -> None:
+    """The wait is recorded once."""
     await setting.versions.set_traffic(FIRST, "shadow")
     await setting.versions.review()
     for _ in range(2):
@@ -421,8 +421,8 @@ async def test_the_gate_waits(setting: Setting) -> None:
     assert setting.changes == 1
 
 
-async def test_the_gate_does_not_wait_for_ever(setting: Setting) -> None:
-    """What most trials did not decide is for the operator: the version costs no more."""
+async def test_the_gate_stops_after_the_maximum_of_trials(setting: Setting) -> None:
+    """The operator decides then, and the version costs no more."""
     await setting.versions.set_traffic(FIRST, "canary", 0.5)
     for count, verdict in ((RULE.max_trials - 1, "wait"), (1, "stop")):
         await setting.show(count, right=None)
@@ -436,28 +436,36 @@ async def test_the_gate_does_not_wait_for_ever(setting: Setting) -> None:
     assert (await setting.versions.traffic()).candidate is None
 
 
-async def test_gateways_that_review_at_once(setting: Setting) -> None:
-    """Decide once."""
-    other = Setting(setting.database)
+async def test_gateways_that_review_together_decide_once(setting: Setting) -> None:
+    other_setting = Setting(setting.database)
     await setting.versions.set_traffic(FIRST, "shadow")
     await setting.show(96, right=True)
-    await asyncio.gather(*(each.versions.review() for each in (setting, other, setting, other)))
+    await asyncio.gather(
+        *(
+            setting_.versions.review()
+            for setting_ in (setting, other_setting, setting, other_setting)
+        )
+    )
     assert [decision for decision in await setting.decided() if decision[2] == "gate"] == [
         (FIRST, "canary", "gate")
     ]
 
 
-async def test_without_a_gate(setting: Setting) -> None:
-    """Nothing is decided, and figures come without evidence."""
+async def test_without_a_gate_nothing_is_decided(setting: Setting) -> None:
+    """Figures come without evidence."""
     manual = Setting(setting.database, gate=None)
     await manual.versions.set_traffic(FIRST, "shadow")
     await manual.show(50, right=False)
     await manual.versions.review()
-    ((version, figures), *others) = [each for each in await manual.versions.list() if each[1]]
-    assert (version.version, version.state, others) == (FIRST, "shadow", [])
+    ((version, figures), *other_versions) = [
+        version_with_figures
+        for version_with_figures in await manual.versions.list()
+        if version_with_figures[1]
+    ]
+    assert (version.version, version.state, other_versions) == (FIRST, "shadow", [])
     assert figures and (figures.trials, figures.evidence) == (50, ())
-    (_, (_, seen), _) = await setting.versions.list()
-    assert seen and [evidence.measure for evidence in seen.evidence] == [
+    (_, (_, gate_figures), _) = await setting.versions.list()
+    assert gate_figures and [evidence.measure for evidence in gate_figures.evidence] == [
         "correctness",
         "failures",
         "tokens",
