@@ -60,7 +60,7 @@ TRACE = (
     ),
 )
 """Of a run's trace; where a list is on the way, the field of each of its entries."""
-ROWS = ("calls.number", "calls.sub_query", "calls.max_tokens", "calls.reserved.tokens")
+ROWS = ("calls.number", "calls.sub_query_index", "calls.max_tokens", "calls.reserved.tokens")
 """What the trace says of each row of the ledger beyond `GetRun`."""
 
 
@@ -323,8 +323,8 @@ class Gateway:
         # What is worked on at the same time is booked in any order.
         rows.sort(
             key=lambda row: (
-                row.get("sub_query") is not None,
-                row.get("sub_query") or 0,
+                row.get("sub_query_index") is not None,
+                row.get("sub_query_index") or 0,
                 row.get("number") or 0,
             )
         )
