@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, get_args
 
@@ -23,6 +24,8 @@ _SPANS: dict[str, tuple[float, Bucket]] = {
     "year": (366 * 24 * _HOUR_S, "month"),
 }
 """Time spans, each with its length in seconds and its bucket."""
+_SERIES = 6
+"""Max groups with bars of their own, one for each colour; further ones are summed as the last."""
 _LABELS: dict[Bucket, str] = {"hour": "%d %b %H:00", "day": "%d %b", "month": "%b %Y"}
 
 
@@ -34,6 +37,10 @@ def add_usage(site: Site, usages: Usages, accounts: Accounts) -> None:
         user = caller()
         query, span = _query(asked, user.tenant)
         report = await usages.usage(query)
+        groups = _groups(report.rows, query.by[0])
+        series = list(groups)
+        if len(series) > _SERIES:
+            series[_SERIES - 1 :] = ["others"]
         tenants = [tenant for tenant in await accounts.tenants() if user.sees(tenant.name)]
         return await site.render(
             request,
@@ -44,8 +51,9 @@ def add_usage(site: Site, usages: Usages, accounts: Accounts) -> None:
             by=query.by[0],
             dimensions=get_args(Dimension),
             runs=report.runs,
-            groups=_groups(report.rows, query.by[0]),
-            columns=_columns(report.rows, query),
+            groups=groups,
+            series=series,
+            columns=_columns(report.rows, query, series),
             left=[
                 each for tenant in tenants if tenant.name for each in await _left(accounts, tenant)
             ],
@@ -81,10 +89,10 @@ def _groups(rows: tuple[UsageRow, ...], by: Dimension) -> dict[str, UsageRow]:
 
 
 def _columns(
-    rows: tuple[UsageRow, ...], query: UsageQuery
+    rows: tuple[UsageRow, ...], query: UsageQuery, series: Sequence[str]
 ) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return tokens and billionths of a dollar by time and group, for every hour, day or month of
-    the span.
+    """Return tokens and billionths of a dollar by time and series, for every hour, day or month of
+    the span. What is of no series counts to the last one.
     """
     form = _LABELS[query.bucket or "hour"]
     step = _HOUR_S if query.bucket == "hour" else 24 * _HOUR_S
@@ -94,8 +102,11 @@ def _columns(
     }
     for row in rows:
         column = time.strftime(form, time.gmtime(row.bucket_start or 0))
-        tokens = row.prompt_tokens + row.completion_tokens
-        columns[column][getattr(row, query.by[0]) or "none"] = tokens, row.nano_usd or 0
+        group = getattr(row, query.by[0]) or "none"
+        name = group if group in series else series[-1]
+        tokens, nano_usd = columns[column].get(name, (0, 0))
+        tokens += row.prompt_tokens + row.completion_tokens
+        columns[column][name] = tokens, nano_usd + (row.nano_usd or 0)
     return columns
 
 
