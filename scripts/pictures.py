@@ -16,7 +16,7 @@ from tests.browser import browsing_tab
 PAGES = (
     "/runs", "/runs/run-reading", "/runs/run-delegation", "/runs/run-executor",
     "/runs/run-answering",
-    "/runs/run-reading/agents/execution-2", "/runs/run-reading/compare/run-right",
+    "/runs/run-reading/agents/execution-2",
     "/runs/run-table", "/runs/run-table/cells/1/2", "/ask", "/ask/run-right",
 )  # fmt: skip
 WIDTHS = (1280, 390)

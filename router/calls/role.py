@@ -183,7 +183,7 @@ class Role:
     ) -> None:
         """Reserve the worst case of a call with `messages` and `coming_tokens` more.
 
-        `min_cost`: for the smallest output that is worth a call. `extra`: reserved in addition.
+        `shortest`: for the smallest output that is worth a call. `extra`: reserved in addition.
         Raises `BudgetExhausted` and `StoreFailed`.
         """
         tokens = await prompt_tokens(

@@ -40,7 +40,7 @@ class Runs:
         live: LiveRuns,
         on_feedback: OnFeedback = _ignore,
     ) -> None:
-        """`heard`: called with all feedback once it is stored; raises nothing."""
+        """`on_feedback`: called with all feedback once it is stored; raises nothing."""
         self._archive = archive
         self._live = live
         self._on_feedback = on_feedback

@@ -154,7 +154,7 @@ class RecordedRun:
         return replace(self.turns.within(run), calls=calls, error=run.error or self.damage)
 
     def interrupted(self) -> Run:
-        """Return the run, closed without an `RunEnded` record: calls in flight are charged their
+        """Return the run, closed without a `RunEnded` record: calls in flight are charged their
         worst case.
         """
         calls = (*self.calls, *self.cut())
