@@ -11,21 +11,21 @@ from tests import scripted_gateway
 
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
-    """Some commands say where their log goes."""
+    """Restore the logging that commands change."""
     yield
     structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[str]:
-    """The address of a gateway of scripted models."""
+    """Address of a gateway of scripted models."""
     with scripted_gateway.running() as address:
         yield address
 
 
 @pytest.fixture
 def dead() -> str:
-    """An address of the loopback where nothing listens."""
+    """Loopback address where nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"

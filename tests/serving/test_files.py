@@ -1,6 +1,4 @@
-"""Files of texts, keys and their hashes are their owner's alone, whatever the umask of whoever
-starts a command.
-"""
+"""Files of texts, keys and their hashes are readable by their owner alone, under any umask."""
 
 import asyncio
 import os
@@ -21,10 +19,10 @@ from tests.store_config import write_config
 
 @pytest.fixture(autouse=True)
 def open_umask() -> Iterator[None]:
-    """The umask that leaves everything readable to all."""
-    before = os.umask(0)
+    """Set a umask that leaves everything readable to all."""
+    previous = os.umask(0)
     yield
-    os.umask(before)
+    os.umask(previous)
 
 
 def mode(path: Path) -> int:
@@ -32,7 +30,7 @@ def mode(path: Path) -> int:
 
 
 def shared(folder: Path) -> list[str]:
-    """Files and folders below that others may read, write or enter."""
+    """Return the files and folders below that others may read, write or enter."""
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if mode(path) & 0o077]
 
 
@@ -55,14 +53,14 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_backup_is_private_from_its_first_byte(stored: Path) -> None:
-    """Nobody can open it while it is written either: it is made with that mode, and none is
-    changed later.
+    """Nobody else can open it while it is written: it is created with that mode, which is never
+    changed.
     """
-    seen = set[int]()
+    modes = set[int]()
 
     def look(event: str, arguments: tuple[object, ...]) -> None:
         if watching and event in ("open", "os.rename", "sqlite3.connect"):
-            seen.update(mode(path) for path in stored.glob(".backup.db*"))
+            modes.update(mode(path) for path in stored.glob(".backup.db*"))
 
     watching = True
     sys.addaudithook(look)
@@ -70,13 +68,13 @@ def test_a_backup_is_private_from_its_first_byte(stored: Path) -> None:
         assert main(["store", "backup", "backup.db"]) == 0
     finally:
         watching = False
-    assert seen == {0o600}
+    assert modes == {0o600}
     assert mode(stored / "backup.db") == 0o600
     assert shared(stored) == []
 
 
-def test_a_backup_that_is_put_back_stays_private(stored: Path) -> None:
-    """With the files that SQLite puts beside it."""
+def test_a_restored_backup_stays_private(stored: Path) -> None:
+    """The files that SQLite puts next to it are private, too."""
     assert main(["store", "backup", "backup.db"]) == 0
     (stored / "backup.db").replace(stored / "rolegate.db")
     for path in stored.glob("rolegate.db-*"):
@@ -90,7 +88,7 @@ def test_a_backup_that_is_put_back_stays_private(stored: Path) -> None:
 
 @pytest.mark.parametrize("name", ["runs.jsonl", "runs.parquet"])
 def test_an_export_is_private(stored: Path, name: str) -> None:
-    """Also where a file that all may read stood there before."""
+    """This holds even if a file that all may read is replaced."""
     (stored / name).touch(0o644)
     assert main(["runs", "export", "--out", name, "--force"]) == 0
     assert shared(stored) == []
@@ -112,7 +110,7 @@ def test_a_config_is_private(tmp_path: Path) -> None:
     ],
 )
 def test_commands_above_write_private_files(tmp_path: Path, command: list[str]) -> None:
-    """By the same rule, whatever library writes them."""
+    """The rule holds for all libraries that write the files."""
     (tmp_path / "q.jsonl").touch(0o600)
     (tmp_path / "q.jsonl").write_text('{"question": "Who?", "answer": "Ana", "id": "1"}\n')
     assert main([part.format(tmp_path) for part in command]) == 0
@@ -120,16 +118,16 @@ def test_commands_above_write_private_files(tmp_path: Path, command: list[str]) 
     assert shared(tmp_path) == []
 
 
-def test_lines_are_private_also_in_a_file_of_before(tmp_path: Path) -> None:
-    """Nothing is added to a file that others may read."""
+def test_lines_are_never_added_to_a_readable_file(tmp_path: Path) -> None:
+    """The file becomes private first."""
     file = tmp_path / "calls.jsonl"
     file.touch(0o644)
     JsonlFile(file, dict, "").close()
     assert mode(file) == 0o600
 
 
-def test_what_replaces_a_file_is_private(tmp_path: Path) -> None:
-    """Also outside of any command."""
+def test_a_replaced_file_is_private(tmp_path: Path) -> None:
+    """This holds outside of commands, too."""
     file = tmp_path / "report.md"
     file.touch(0o666)
     with replacing(file) as unfinished:
@@ -138,7 +136,7 @@ def test_what_replaces_a_file_is_private(tmp_path: Path) -> None:
     assert shared(tmp_path) == []
 
 
-def test_the_umask_is_given_back(tmp_path: Path) -> None:
+def test_the_umask_is_restored(tmp_path: Path) -> None:
     with private_files():
         (tmp_path / "one").touch()
     (tmp_path / "other").touch()

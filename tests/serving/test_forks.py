@@ -1,4 +1,4 @@
-"""Processes that a gateway starts while it serves."""
+"""Child processes of a running gateway."""
 
 import subprocess
 import sys
@@ -22,10 +22,8 @@ uvloop.run(main())
 """
 
 
-def test_grpc_takes_no_part_in_starting_a_process() -> None:
-    """Its handlers of fork() say so on standard error where they run, and crash one process of
-    some hundred.
-    """
+def test_grpc_s_fork_handlers_do_not_run() -> None:
+    """They would write to standard error, and crash about one process in a hundred."""
     ended = subprocess.run(
         [sys.executable, "-c", _STARTING], capture_output=True, text=True, check=False, timeout=60
     )

@@ -1,4 +1,4 @@
-"""Health of a whole gateway: what a question needs is down until something has worked."""
+"""Health of a whole gateway: what a question needs is down until a call has succeeded."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ COMPLETE = pb.CompleteRequest(
 
 
 def config_of(folder: Path, store: str, models: str, retrieval: str) -> Config:
-    """All roles at one base URL."""
+    """Return a config with all roles at one base URL."""
     (folder / "prompt.txt").write_text("Do it.\n")
     role = RoleConfig(model=MODEL, prompt=f"{folder}/prompt.txt", base_url=models, attempts=1)
     return Config(
@@ -46,7 +46,7 @@ def config_of(folder: Path, store: str, models: str, retrieval: str) -> Config:
 
 @asynccontextmanager
 async def searching(address: str = "127.0.0.1:0") -> AsyncIterator[str]:
-    """A retrieval server."""
+    """Run a retrieval server."""
     server = Server(None, RetrievalServicer(FixedRetriever({"Heat": [PASSAGE]})))
     port = await server.start(address)
     yield f"127.0.0.1:{port}"
@@ -54,7 +54,7 @@ async def searching(address: str = "127.0.0.1:0") -> AsyncIterator[str]:
 
 
 class Watch:
-    """What watchers of some services hear, and what the door says."""
+    """Watchers of the health of some services, and the health over HTTP."""
 
     def __init__(self, channel: grpc.aio.Channel, door: str, *services: str) -> None:
         stub: Any = HealthStub(channel)
@@ -62,7 +62,7 @@ class Watch:
         self._calls = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in services]
 
     async def all_say(self, status: int) -> None:
-        """Wait for the next word of each, which must be this."""
+        """Wait until the next status of each service is this."""
         async with asyncio.timeout(60):
             assert [(await call.read()).status for call in self._calls] == [status] * len(
                 self._calls
@@ -76,7 +76,7 @@ class Watch:
 
 @asynccontextmanager
 async def watched(config: Config, *services: str) -> AsyncIterator[tuple[grpc.aio.Channel, Watch]]:
-    """A gateway, and the health of these services of it."""
+    """Run a gateway, and watch the health of these services."""
     told: list[str] = []
     async with (
         running_gateway(config, "127.0.0.1:0", told.append, "127.0.0.1:0") as address,
@@ -90,10 +90,10 @@ async def watched(config: Config, *services: str) -> AsyncIterator[tuple[grpc.ai
         yield channel, Watch(channel, door, *services)
 
 
-async def test_an_endpoint_that_fails_every_completion(tmp_path: Path) -> None:
-    """It is down until a completion has worked, though it lists its models and its breaker lets
-    calls through. Nobody calls meanwhile but the gateway: a few tokens at a time, and each is on
-    record.
+async def test_an_endpoint_that_fails_every_completion_is_down(tmp_path: Path) -> None:
+    """It is down until a completion has succeeded, even though it lists its models and its breaker
+    allows calls. Only the gateway calls it meanwhile, with a few tokens at a time, and each call is
+    recorded.
     """
     async with serving() as models, searching() as retrieval:
         config = config_of(tmp_path, f"sqlite:///{tmp_path}/runs.db", models.base_url, retrieval)
@@ -131,8 +131,8 @@ async def test_an_endpoint_that_fails_every_completion(tmp_path: Path) -> None:
     assert sum(len(run.calls) for run in details) == len(probes)
 
 
-async def test_retrieval_that_goes_and_comes(tmp_path: Path) -> None:
-    """Nobody searches meanwhile, and what needs no passages goes on."""
+async def test_retrieval_is_down_while_it_is_unreachable(tmp_path: Path) -> None:
+    """There are no searches meanwhile, and services without retrieval stay up."""
     async with serving() as models:
         async with searching() as retrieval:
             config = config_of(

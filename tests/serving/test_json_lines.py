@@ -1,4 +1,4 @@
-"""JSON lines of more than a reader looks at for types, as `datasets` loads them."""
+"""JSON lines longer than the block from which `datasets` infers types."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,9 @@ def loaded(path: Path) -> list[dict[str, Any]]:
 
 
 def same(read: Any, written: Any) -> bool:
-    """As `datasets` has no absent fields, and dates have a space behind them."""
+    """Return the row as `datasets` loads it: without absent fields, and with a space after
+    dates.
+    """
     if isinstance(written, dict):
         return all(same(read[name], written.get(name)) for name in read) and set(read) >= set(
             written
@@ -58,8 +60,8 @@ def same(read: Any, written: Any) -> bool:
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_a_type_that_comes_late(tmp_path: Path, case: str, reverse: bool) -> None:
-    """After more than ten megabytes of the other."""
+def test_a_late_type_is_loaded(tmp_path: Path, case: str, reverse: bool) -> None:
+    """It comes after more than ten megabytes of the other type."""
     first, second = CASES[case][::-1] if reverse else CASES[case]
     rows = [
         {"number": n, "padding": _PADDING, "value": first if n < _ROWS - 2 else second}
@@ -72,7 +74,7 @@ def test_a_type_that_comes_late(tmp_path: Path, case: str, reverse: bool) -> Non
         assert same(row["value"], written["value"]), case
 
 
-def test_a_column_that_comes_late_or_ends(tmp_path: Path) -> None:
+def test_a_column_that_begins_late_or_ends_early_is_loaded(tmp_path: Path) -> None:
     rows = [
         {
             "number": n,
@@ -89,8 +91,8 @@ def test_a_column_that_comes_late_or_ends(tmp_path: Path) -> None:
     ]
 
 
-def test_all_columns_late_and_each_in_a_large_row(tmp_path: Path) -> None:
-    """The first values of each column stand together at the top."""
+def test_late_columns_in_large_rows_are_loaded(tmp_path: Path) -> None:
+    """The first values of all columns are together at the top."""
     names = [f"c{n}" for n in range(8)]
     rows: list[dict[str, Any]] = [
         {"number": n, "padding": _PADDING, **dict.fromkeys(names)} for n in range(_ROWS)

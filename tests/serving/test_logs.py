@@ -10,10 +10,8 @@ from serving.logs import json_lines
 from tests.router.deployment import Deployment
 
 
-async def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each tells which run, tenant and request it is about; a traceback is text, without the
-    values of variables.
-    """
+async def test_json_lines_name_run_tenant_and_request(capsys: pytest.CaptureFixture[str]) -> None:
+    """A traceback is text without the values of variables."""
     json_lines()
     identity = Identity("acme", frozenset())
     run = (

@@ -164,9 +164,12 @@ async def test_a_usage_that_shrinks_counts_at_its_largest(tmp_path: Path) -> Non
         event({"usage": told(7, 3)}),
         DONE,
     ]
-    async with serving() as server, asked(tmp_path, one_model(tmp_path, server.base_url, 64)) as to:
+    async with (
+        serving() as server,
+        asked(tmp_path, one_model(tmp_path, server.base_url, 64)) as gateway,
+    ):
         server.plays(streams(*chunks))
-        _, call = await to.complete()
+        _, call = await gateway.complete()
     assert (call.counted, call.prompt_tokens, call.completion_tokens) == ("reported", 11, 9)
 
 

@@ -1,4 +1,4 @@
-"""`rolegate store check`: whether what is stored is whole."""
+"""`rolegate store check` and `rolegate store backup`."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from tests.store_config import write_config
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A whole store, of the config in the working directory."""
+    """A whole store, with its config in the working directory."""
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path)
     url = "sqlite:///rolegate.db"
@@ -43,16 +43,18 @@ def check(*options: str) -> int:
     return main(["store", "check", "--config", "rolegate.toml", *options])
 
 
-def test_a_whole_store(store: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Is called whole, with what was looked at."""
+def test_a_whole_store_is_reported_with_its_counts(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert check() == 0
-    told = capsys.readouterr()
-    assert told.out.endswith(", 2 runs, 1 call and their references: all is well\n")
-    assert told.err == ""
+    output = capsys.readouterr()
+    assert output.out.endswith(", 2 runs, 1 call and their references: all is well\n")
+    assert output.err == ""
 
 
-def test_a_store_that_is_not_whole(store: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Has its problems named one by one, and the status says so."""
+def test_problems_are_named_and_set_the_status(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     damage(store)
 
     assert check() == 1
@@ -62,11 +64,10 @@ def test_a_store_that_is_not_whole(store: str, capsys: pytest.CaptureFixture[str
     assert last.endswith(", 1 call and their references: 1 problem")
 
 
-def test_json(store: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """For programs."""
+def test_json_has_problems_and_counts(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert check("--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["runs"], found["calls"], found["problems"]) == (2, 1, [])
+    report = json.loads(capsys.readouterr().out)
+    assert (report["runs"], report["calls"], report["problems"]) == (2, 1, [])
 
     damage(store)
     assert check("--json") == 1
@@ -74,10 +75,9 @@ def test_json(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert [set(problem) for problem in problems] == [{"where", "what"}]
 
 
-def test_no_store(
+def test_a_missing_store_is_reported_and_not_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Is said, and none is made."""
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path)
     assert check() == 1
@@ -85,10 +85,9 @@ def test_no_store(
     assert [path.name for path in tmp_path.iterdir()] == ["rolegate.toml"]
 
 
-def test_nothing_stored(
+def test_an_empty_store_is_reported_and_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Is said; what is no store yet is made none."""
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path)
     (tmp_path / "rolegate.db").touch()
@@ -107,9 +106,7 @@ def test_nothing_stored(
 def test_a_backup_opens_by_itself(
     store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has all runs; it is never written over another file, nor into a folder that is not
-    there.
-    """
+    """It has all runs. It never overwrites a file, and needs an existing folder."""
     assert main(["store", "backup", "copy.db"]) == 0
     assert sorted(path.name for path in tmp_path.glob("copy.db*")) == ["copy.db"]
     (tmp_path / "copy.db").replace(tmp_path / "rolegate.db")

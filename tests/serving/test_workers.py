@@ -1,6 +1,4 @@
-"""Workers of a config: tools in both forms of models, over the wire; and documents opened where
-the config says so.
-"""
+"""Workers of a config: tools with both forms of models, and opened documents, over gRPC."""
 
 import dataclasses
 import json
@@ -40,9 +38,11 @@ OPENED = Passage("heat.pdf#7", "Heat", "Heat is a film by Michael Mann.", 0.5, "
 
 @pytest.mark.parametrize("reporting", [Reporting(), TABLE_REPORTING], ids=["answer", "table"])
 @pytest.mark.parametrize("tool_calls", [False, True])
-async def test_both_forms_of_models(tmp_path: Path, tool_calls: bool, reporting: Reporting) -> None:
-    """A model with tool calls of its own is sent tools and results, one without is told in its
-    prompt; either way the report rests on the page.
+async def test_tools_work_with_both_forms_of_models(
+    tmp_path: Path, tool_calls: bool, reporting: Reporting
+) -> None:
+    """A model with native tool calls gets tools and results as such; another model gets them in its
+    prompt. Either way, the report cites the page.
     """
     asks: Behaviour = (
         chunks(("fetch", ARGUMENTS))
@@ -79,16 +79,17 @@ async def test_both_forms_of_models(tmp_path: Path, tool_calls: bool, reporting:
 
 
 def with_access(config: Config, address: str) -> Config:
-    """The same with documents that may be opened, at this retrieval server."""
+    """Return the config with documents that can be opened, at this retrieval server."""
     retrieval = msgspec.structs.replace(config.retrieval, address=address)
     return msgspec.structs.replace(config, search=SearchConfig(access=True), retrieval=retrieval)
 
 
-async def test_a_gateway_whose_executors_open_documents(tmp_path: Path) -> None:
-    """What was opened is cited in the answer, and counts as a search; nobody else is told of
-    it, baselines included.
+async def test_executors_open_documents(tmp_path: Path) -> None:
+    """An opened document is cited in the answer, and counts as a search.
+
+    Prompts of other roles and of baselines do not mention it.
     """
-    said = (
+    replies = (
         block("Who?"),
         "<search>Heat</search>",
         '<access document="heat.pdf">who made it</access>',
@@ -96,9 +97,9 @@ async def test_a_gateway_whose_executors_open_documents(tmp_path: Path) -> None:
         STOP,
     )
     list_of = Passage("heat.pdf#1", "Heat", "A cast list.", 0.9, "heat.pdf")
-    found = FixedRetriever({"Heat": [list_of], "who made it": [OPENED]})
-    async with serving() as server, served(found) as retrieval:
-        server.plays(*map(says, said), says("<answer>Michael Mann</answer>"))
+    retriever = FixedRetriever({"Heat": [list_of], "who made it": [OPENED]})
+    async with serving() as server, served(retriever) as retrieval:
+        server.plays(*map(says, replies), says("<answer>Michael Mann</answer>"))
         config = with_access(config_of(tmp_path, server.base_url), retrieval)
         async with (
             running_gateway(config, "127.0.0.1:0", lambda _told: None) as address,
@@ -110,12 +111,12 @@ async def test_a_gateway_whose_executors_open_documents(tmp_path: Path) -> None:
         ("heat.pdf#7", "heat.pdf")
     ]
     assert list(answer.results[0].search_queries) == ["Heat", "who made it (in heat.pdf)"]
-    told = ["<access" in body["messages"][0]["content"] for body in server.bodies]
-    assert told == [False, True, True, True, False, False]
+    mentions = ["<access" in body["messages"][0]["content"] for body in server.bodies]
+    assert mentions == [False, True, True, True, False, False]
 
 
-async def test_a_retriever_that_cannot_open_is_refused_at_load(tmp_path: Path) -> None:
-    """In words that say what to do."""
+async def test_a_retriever_that_cannot_open_is_refused_at_the_start(tmp_path: Path) -> None:
+    """The error says what to do."""
     nameless = FixedRetriever({"document": [Passage("p", "Heat", "Heat is a film.")]})
     async with serving() as server, served(nameless) as retrieval:
         config = with_access(config_of(tmp_path, server.base_url), retrieval)
@@ -124,14 +125,16 @@ async def test_a_retriever_that_cannot_open_is_refused_at_load(tmp_path: Path) -
                 pass
 
 
-async def test_access_needs_a_search(tmp_path: Path) -> None:
-    """A worker that has tools alone is told nothing of documents to open; an executor is."""
+async def test_only_executors_that_search_open_documents(tmp_path: Path) -> None:
+    """The prompt of a worker with tools alone does not mention documents to open; an executor's
+    does.
+    """
     async with ConnectionPool(4) as pool:
         config = with_access(config_of(tmp_path, "http://127.0.0.1:9/v1"), "127.0.0.1:9")
         role = new_role("execution", config.roles.execution, pool, {})
-        told = []
+        mentions = []
         alone = new_worker(config, role, None, FixedTools([FETCH], {}))
         for worker in (alone, new_executor(config, role, FixedRetriever({}))):
             done = await worker.run("Who?", 0, lasting())
-            told.append("<access" in done.conversation.messages[0].content)
-    assert told == [False, True]
+            mentions.append("<access" in done.conversation.messages[0].content)
+    assert mentions == [False, True]

@@ -1,4 +1,4 @@
-"""What a terminal of 80 columns shows of an answer."""
+"""Answers on a terminal of 80 columns."""
 
 from io import StringIO
 from typing import Any
@@ -17,7 +17,7 @@ LONG = "Heat is one of the many films that were directed by the American directo
 
 
 def shown(event: pb.StreamAnswerResponse) -> str:
-    """The text, without colours."""
+    """Return the text without colours."""
     out = Console(file=StringIO(), width=80)
     AnswerView(out, Console(file=StringIO()), stream=False, as_json=False).show(event.done)
     assert isinstance(out.file, StringIO)
@@ -27,7 +27,7 @@ def shown(event: pb.StreamAnswerResponse) -> str:
 def done(
     outcome: pb.AnswerOutcome, *evidence: evidence_pb2.EvidencePoint, **fields: Any
 ) -> pb.StreamAnswerResponse:
-    """The last event, of one sub-query."""
+    """Return the last event of an answer with one sub-query."""
     result = evidence_pb2.SubQueryResult(
         sub_query="Who directed Heat?", answer="Michael Mann", evidence=evidence
     )
@@ -37,9 +37,10 @@ def done(
     return pb.StreamAnswerResponse(done=answer)
 
 
-def test_evidence_stands_under_its_sub_query() -> None:
-    """Title, page and sentence of each place; the point's own words only where they differ from
-    the sentence.
+def test_evidence_is_below_its_sub_query() -> None:
+    """Each place has title, page and sentence.
+
+    The point's own words are shown only if they differ from the sentence.
     """
     points = [
         evidence_pb2.EvidencePoint(text="Heat is a film by Michael Mann.", citations=[HEAT]),
@@ -58,8 +59,7 @@ def test_evidence_stands_under_its_sub_query() -> None:
     assert "check it" not in "".join(lines)
 
 
-def test_a_place_without_pages() -> None:
-    """Is named by its title alone."""
+def test_a_place_without_pages_has_its_title_alone() -> None:
     heat = evidence_pb2.Citation(title="Heat", quote="It is long.")
     point = evidence_pb2.EvidencePoint(text="It is long.", citations=[heat])
     assert "   Heat: “It is long.”\n" in shown(
@@ -67,14 +67,14 @@ def test_a_place_without_pages() -> None:
     )
 
 
-def test_an_answer_that_rests_on_nothing() -> None:
-    """The reader is told to check it."""
+def test_an_answer_without_evidence_is_marked() -> None:
+    """The reader is asked to check it."""
     text = shown(done(pb.ANSWER_OUTCOME_ANSWERED, unsupported=True))
     assert "Unsupported: no retrieved passage holds all of this answer; check it." in text
 
 
-def test_what_could_not_be_looked_up() -> None:
-    """Is said below the answer, by the sub-query, and on the way."""
+def test_a_failed_sub_query_is_named() -> None:
+    """It is named below the answer, and in the progress."""
     event = done(pb.ANSWER_OUTCOME_ANSWERED)
     assert "look up" not in shown(event)
     event.done.results[0].outcome = evidence_pb2.EXECUTION_OUTCOME_RETRIEVAL_FAILED
@@ -84,7 +84,7 @@ def test_what_could_not_be_looked_up() -> None:
 
 
 def test_long_lines_are_indented_throughout() -> None:
-    """A sentence that takes several lines stays below its sub-query."""
+    """All lines of a long sentence are indented below its sub-query."""
     point = evidence_pb2.EvidencePoint(
         text=LONG, citations=[evidence_pb2.Citation(title="Heat", quote=LONG)]
     )
@@ -97,7 +97,7 @@ def test_long_lines_are_indented_throughout() -> None:
 
 
 def test_unknown_usage_is_shown_as_unknown() -> None:
-    """Attempts whose cost nobody knows are told apart; so are cached tokens that no engine
+    """Attempts with unknown cost are counted separately, and so are cached tokens that no engine
     reported.
     """
     usage = usage_pb2.RoleUsage(
@@ -108,10 +108,8 @@ def test_unknown_usage_is_shown_as_unknown() -> None:
     assert row == ["execution", "small", "3", "(2", "unknown)", "0", "unknown", "0", "unknown"]
 
 
-def test_known_usage() -> None:
-    """The share that was cached, and what it cost; what was wasted has a column only where
-    anything was.
-    """
+def test_known_usage_has_cached_share_and_cost() -> None:
+    """Wasted tokens have a column only if there are any."""
     usage = usage_pb2.RoleUsage(
         role=usage_pb2.ROLE_ANSWER,
         model="m",

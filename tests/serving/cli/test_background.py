@@ -1,4 +1,4 @@
-"""A service on a loop of its own."""
+"""A service on a background event loop."""
 
 import asyncio
 import os
@@ -14,10 +14,10 @@ from serving.cli.ask import in_background
 
 
 @asynccontextmanager
-async def service(told: list[str], *, fails: str = "") -> AsyncIterator[threading.Event]:
-    """Tells of its life; what it opens is set by its loop, while nobody waits for that."""
+async def service(events: list[str], *, fails: str = "") -> AsyncIterator[threading.Event]:
+    """Record the service's life; the event is set by its loop, and nothing waits for it."""
     ticked = threading.Event()
-    told.append("opening")
+    events.append("opening")
     if fails == "opening":
         raise BadConfig("no")
     try:
@@ -28,38 +28,37 @@ async def service(told: list[str], *, fails: str = "") -> AsyncIterator[threadin
         yield ticked
     finally:
         await asyncio.sleep(0)
-        told.append("closed")
+        events.append("closed")
         if fails == "closing":
             raise BadConfig("not closed")
 
 
-def test_its_loop_goes_on() -> None:
-    """While the main thread waits, until the context is left."""
-    told: list[str] = []
-    with in_background(service(told)) as ticked:
+def test_the_loop_runs_while_the_main_thread_waits() -> None:
+    """It ends with the context."""
+    events: list[str] = []
+    with in_background(service(events)) as ticked:
         assert ticked.wait(10)
-        assert told == ["opening"]
-    assert told == ["opening", "closed"]
+        assert events == ["opening"]
+    assert events == ["opening", "closed"]
 
 
-@pytest.mark.parametrize(("fails", "said"), [("opening", "no"), ("closing", "not closed")])
-def test_its_errors_are_raised(fails: str, said: str) -> None:
-    """Those of opening and of closing."""
-    with pytest.raises(BadConfig, match=said), in_background(service([], fails=fails)):
+@pytest.mark.parametrize(("fails", "message"), [("opening", "no"), ("closing", "not closed")])
+def test_errors_of_opening_and_closing_are_raised(fails: str, message: str) -> None:
+    with pytest.raises(BadConfig, match=message), in_background(service([], fails=fails)):
         pass
 
 
-def test_an_error_inside_closes_it() -> None:
-    """And is raised."""
-    told: list[str] = []
-    with pytest.raises(ZeroDivisionError), in_background(service(told)):
+def test_an_error_inside_closes_the_service() -> None:
+    """The error is raised."""
+    events: list[str] = []
+    with pytest.raises(ZeroDivisionError), in_background(service(events)):
         raise ZeroDivisionError
-    assert told == ["opening", "closed"]
+    assert events == ["opening", "closed"]
 
 
-def test_ctrl_c_while_it_opens() -> None:
-    """It is closed before the interrupt is raised."""
-    told: list[str] = []
-    with pytest.raises(KeyboardInterrupt), in_background(service(told, fails="never")):
+def test_ctrl_c_while_it_opens_closes_it() -> None:
+    """The service is closed before the interrupt is raised."""
+    events: list[str] = []
+    with pytest.raises(KeyboardInterrupt), in_background(service(events, fails="never")):
         pass
-    assert told == ["opening", "closed"]
+    assert events == ["opening", "closed"]

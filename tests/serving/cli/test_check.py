@@ -465,11 +465,13 @@ async def test_a_retrieval_server_is_probed_by_one_search(live: Live) -> None:
     grpc_server = Server(None, RetrievalServicer(retriever, default_top_k=1))
     port = await grpc_server.start("127.0.0.1:0")
 
-    found = await live.checked(live.written(retrieval=f'[retrieval]\naddress = "127.0.0.1:{port}"'))
+    result = await live.checked(
+        live.written(retrieval=f'[retrieval]\naddress = "127.0.0.1:{port}"')
+    )
     await grpc_server.drain(0)
 
-    assert found.status == 0
-    assert found.probes("retrieval") == {"reachable": (True, "")}
+    assert result.status == 0
+    assert result.probes("retrieval") == {"reachable": (True, "")}
     assert len(retriever.queries) == 1
 
 

@@ -325,18 +325,18 @@ def test_an_empty_export_writes_no_file(
 
 
 def test_feedback_is_in_the_row_of_its_run(folder: Path) -> None:
-    said = Feedback("run-01", accepted=False, right_answer="1995")
+    feedback = Feedback("run-01", accepted=False, right_answer="1995")
 
     async def write() -> None:
         database = await Database.open("sqlite:///rolegate.db")
         await put(database, *RUNS[:2])
-        await SQLArchive(database).add_feedback(said)
+        await SQLArchive(database).add_feedback(feedback)
         await database.close()
 
     asyncio.run(write())
     assert export("runs.jsonl") == 0
     first, second = loaded(folder / "runs.jsonl")
-    assert msgspec.json.decode(first["feedback"], type=list[Feedback]) == [said]
+    assert msgspec.json.decode(first["feedback"], type=list[Feedback]) == [feedback]
     assert second["feedback"] == "[]"
 
 

@@ -1,4 +1,4 @@
-"""`rolegate serve`: how it begins, and how it ends."""
+"""Start and end of `rolegate serve`."""
 
 import re
 import signal
@@ -24,21 +24,23 @@ HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 @pytest.fixture
 def upstream() -> Iterator[socket.socket]:
-    """A server that takes connections and never says anything."""
+    """A server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60)
         yield server
 
 
 def config_at(upstream: socket.socket, folder: Path, retrieval: str = "127.0.0.1:9") -> list[str]:
-    """Options with all models at this one."""
+    """Return options with all models at this address."""
     host, port = upstream.getsockname()
     file = config_file(folder, f"http://{host}:{port}/v1", f'address = "{retrieval}"')
     return ["--config", str(file), "--address", "127.0.0.1:0"]
 
 
-def test_a_second_signal_ends_at_once(tmp_path: Path, upstream: socket.socket) -> None:
-    """The first one lets what is running finish, for half a minute; health says so meanwhile."""
+def test_a_second_signal_ends_the_gateway_immediately(
+    tmp_path: Path, upstream: socket.socket
+) -> None:
+    """The first signal lets running requests finish for half a minute; health is down meanwhile."""
     with (
         scripted_gateway.running() as retrieval,
         service("serve", *config_at(upstream, tmp_path, retrieval), cwd=tmp_path) as server,
@@ -48,7 +50,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path, upstream: socket.socket) -
             watch = stub.Watch(health_pb2.HealthCheckRequest())
             assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
             answer = AnswerServiceStub(channel).Answer.future(AnswerRequest(question="why?"))
-            connection, _ = upstream.accept()  # the gateway asks its delegator
+            connection, _ = upstream.accept()  # the gateway calls its delegator
             server.process.send_signal(signal.SIGTERM)
             assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
             server.process.send_signal(signal.SIGTERM)
@@ -61,14 +63,14 @@ def test_a_second_signal_ends_at_once(tmp_path: Path, upstream: socket.socket) -
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
-def test_a_restart_takes_its_ports_at_once(
+def test_a_restart_can_bind_the_same_ports_immediately(
     stop: signal.Signals, tmp_path: Path, upstream: socket.socket, rolegate: Rolegate
 ) -> None:
-    """Though connections of before have not ended on its side, whether their clients have gone
-    or not.
+    """This holds while old connections have not ended on the server's side, with and without their
+    clients.
     """
     options = config_at(upstream, tmp_path)[:2]
-    # GRPC waits for clients that do not answer its farewell as long as it may
+    # gRPC waits for clients that do not answer its GOAWAY as long as it may
     config = Path(options[1])
     config.write_text(config.read_text().replace("[server]", "[server]\ngrace_s = 1"))
     with service(
@@ -93,7 +95,7 @@ def test_a_restart_takes_its_ports_at_once(
 
 
 def client_of(place: str, opening: bytes) -> socket.socket:
-    """A connection that its server has taken."""
+    """Return a connection that its server has accepted."""
     host, port = place.split(":")
     client = socket.create_connection((host, int(port)), timeout=30)
     client.sendall(opening)

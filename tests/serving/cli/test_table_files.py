@@ -236,10 +236,10 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_delimiters_and_encodings_are_recognised(tmp_path: Path, form: str) -> None:
     (tmp_path / "known.csv").write_bytes(FORMS[form])
-    found = read_given_rows(tmp_path / "known.csv", parse_columns(COLUMNS))
-    assert [row["city"] for row in found.values] == ["Köln – “old”", "Bel"]
-    assert [row["founded"] for row in found.values] == ["50", "-900"]
-    assert list(found.lines) == [2, 3]
+    rows = read_given_rows(tmp_path / "known.csv", parse_columns(COLUMNS))
+    assert [row["city"] for row in rows.values] == ["Köln – “old”", "Bel"]
+    assert [row["founded"] for row in rows.values] == ["50", "-900"]
+    assert list(rows.lines) == [2, 3]
 
 
 def test_a_chinese_encoding_is_recognised(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_workbook_may_have_any_text(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("town\nTal\n", "its first line names none of the columns city, founder, founded."),
         ("", "its first line names none"),
@@ -311,12 +311,12 @@ def test_a_workbook_may_have_any_text(tmp_path: Path, text: str) -> None:
         ('city,founded\nTal,1\nBel,"2\n', "line 3: unexpected end of data."),
     ],
 )
-def test_a_bad_file_is_refused_with_the_line(tmp_path: Path, content: str, said: str) -> None:
+def test_a_bad_file_is_refused_with_the_line(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "known.csv").write_text(content)
     with pytest.raises(BadConfig) as caught:
         read_given_rows(tmp_path / "known.csv", parse_columns(COLUMNS))
     assert str(caught.value).startswith(f"--rows {tmp_path / 'known.csv'}: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["known.xlsx", "known.csv"])

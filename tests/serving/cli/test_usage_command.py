@@ -152,9 +152,9 @@ async def test_csv_has_the_same_columns_for_any_request(capsys: pytest.CaptureFi
 async def test_json_has_numbers_and_null(capsys: pytest.CaptureFixture[str]) -> None:
     async with served(FixedSums()) as address:
         assert await asyncio.to_thread(main, ["usage", "--json", *address]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["runs"], tuple(told["rows"][0])) == (1234, COLUMNS)
-    assert (told["rows"][0]["cost_nano_usd"], told["rows"][1]["cost_nano_usd"]) == (
+    output = json.loads(capsys.readouterr().out)
+    assert (output["runs"], tuple(output["rows"][0])) == (1234, COLUMNS)
+    assert (output["rows"][0]["cost_nano_usd"], output["rows"][1]["cost_nano_usd"]) == (
         1_234_567_890,
         None,
     )

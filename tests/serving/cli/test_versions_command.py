@@ -1,4 +1,4 @@
-"""`rolegate versions` against real servers, and the client beneath it."""
+"""`rolegate versions` with real servers, and the client below it."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def address(database: Database) -> AsyncIterator[str]:
-    """Where versions are served; the base is active."""
+    """Address of a server of versions; the base is active."""
     versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0, 10_000))
     await versions.ensure_base(BASE)
     server = Server(None, None, ExecutorVersionServicer(versions))
@@ -49,9 +49,9 @@ async def address(database: Database) -> AsyncIterator[str]:
 def told(
     address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Command]:
-    """Runs a command: its status, and what it prints, line by line, each word once apart."""
+    """Function that runs a command and returns its status and output lines, with single spaces."""
     monkeypatch.setenv("COLUMNS", "200")
-    errors_only()  # the server is in this process, and its log is not what the command prints
+    errors_only()  # the server is in this process, and its log is not part of the command's output
 
     async def run_(*arguments: str) -> tuple[int, list[str]]:
         status = await asyncio.to_thread(main, ["versions", *arguments, "--address", address])
@@ -66,9 +66,8 @@ def told(
     structlog.reset_defaults()
 
 
-async def test_a_versions_way(told: Command) -> None:
-    """Each command says what has become of it."""
-    for arguments, said in (
+async def test_each_command_shows_the_version_s_new_state(told: Command) -> None:
+    for arguments, output in (
         (["register", FIRST], f"{FIRST} is registered now"),
         (["shadow", FIRST], f"{FIRST} is shadow now"),
         (["canary", FIRST], f"{FIRST} is canary 20% now"),
@@ -77,7 +76,7 @@ async def test_a_versions_way(told: Command) -> None:
         (["promote", FIRST], f"{FIRST} is active now"),
         (["rollback", FIRST], f"{BASE} is active now"),
     ):
-        assert await told(*arguments) == (0, [said])
+        assert await told(*arguments) == (0, [output])
     _, lines = await told("list")
     assert [line.split()[:2] for line in lines[2:]] == [[FIRST, "rolled"], [BASE, "active"]]
     _, lines = await told("decisions", FIRST, "--after", "6")
@@ -88,8 +87,8 @@ async def test_a_versions_way(told: Command) -> None:
     ]
 
 
-async def test_what_a_trial_shows(told: Command, database: Database) -> None:
-    """The version's figures and the active one's, side by side; the evidence is in the JSON."""
+async def test_a_trial_shows_both_versions_figures(told: Command, database: Database) -> None:
+    """They are in columns next to each other; JSON has the evidence."""
     await told("register", FIRST)
     _, (line,) = await told("shadow", FIRST, "--json")
     assert json.loads(line)["state"] == "EXECUTOR_VERSION_STATE_SHADOW"
@@ -123,8 +122,8 @@ async def test_what_a_trial_shows(told: Command, database: Database) -> None:
     assert "figures" not in json.loads(lines[1])
 
 
-async def test_what_is_refused(told: Command) -> None:
-    """Is said in a line, with status 1."""
+async def test_a_refusal_is_one_line(told: Command) -> None:
+    """The status is 1."""
     assert await told("promote", BASE) == (1, [f"rolegate: version '{BASE}': is active already."])
     status, lines = await told("canary", FIRST, "--share", "2")
     assert (status, lines) == (
@@ -133,8 +132,8 @@ async def test_what_is_refused(told: Command) -> None:
     )
 
 
-async def test_decisions_as_json(told: Command) -> None:
-    """A line each, with the names of the protocol."""
+async def test_decisions_are_json_lines(told: Command) -> None:
+    """The field names are those of the protocol."""
     _, lines = await told("decisions", "--json")
     assert [(json.loads(line)["number"], json.loads(line)["decision"]) for line in lines] == [
         ("1", "register"),
@@ -142,8 +141,7 @@ async def test_decisions_as_json(told: Command) -> None:
     ]
 
 
-def test_a_state_that_there_is_not() -> None:
-    """Is refused before anything is asked."""
+def test_an_unknown_state_is_refused_before_any_request() -> None:
     with (
         Client("127.0.0.1:1") as client,
         pytest.raises(ValueError, match="got 'gone'"),

@@ -1,4 +1,4 @@
-"""What models cost."""
+"""Prices of models."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ MINE = Price(prompt=3, completion=4)
 
 
 def printed(code: str) -> str:
-    """What `code` prints in an interpreter of its own."""
+    """Return the output of `code` in another interpreter."""
     command = [sys.executable, "-c", code]
     return subprocess.run(
         command, check=True, env=environment(), capture_output=True, text=True
@@ -45,8 +45,9 @@ def test_the_config_s_price_comes_first() -> None:
 
 
 def test_other_prices_are_litellm_s() -> None:
-    """For a million tokens, with or without the provider's name; what it does not know has
-    none, which is not zero.
+    """They are for a million tokens, with or without the provider's name.
+
+    An unknown model has no price, which is not zero.
     """
     by_provider, plain, unknown = json.loads(printed(ASK))
 
@@ -56,7 +57,7 @@ def test_other_prices_are_litellm_s() -> None:
 
 
 def test_an_engine_of_ours_has_the_config_s_price_alone() -> None:
-    """Whatever its model is called; nobody waits for LiteLLM's import then."""
+    """This holds for any name of the model, and LiteLLM is not imported."""
     role = RoleConfig(model="gpt-4.1-mini", prompt="p", engine="e")
 
     assert price_of(role, {}) is None
@@ -71,8 +72,7 @@ def test_an_engine_of_ours_has_the_config_s_price_alone() -> None:
     assert printed(OWN).strip() == "{'delegation': None, 'execution': None, 'answer': None} False"
 
 
-async def test_every_role_s_price() -> None:
-    """By the role's model."""
+async def test_every_role_has_its_model_s_price() -> None:
     config = msgspec.structs.replace(load_config(preset("mini")), prices={"mini-backbone": MINE})
 
     assert await prices_of(config.roles.by_name, config.prices) == {

@@ -71,7 +71,7 @@ def test_a_heading_begins_a_passage_and_is_in_its_title() -> None:
     ]
 
 
-def test_a_short_section_goes_on_past_the_next_heading() -> None:
+def test_a_short_section_continues_past_the_next_heading() -> None:
     """Below a third of the limit, the passage continues and the heading is in its text."""
     pieces = cut(
         *(
@@ -178,7 +178,7 @@ def test_every_sentence_is_in_a_passage_in_order(embedder: MiniLM) -> None:
         f"Sentence number {number} is about the year {1000 + number}." for number in range(300)
     )
     pieces = list(Cutter(60, 60, embedder.count_tokens).cut(Document("Numbers", [TextBlock(text)])))
-    found = [one for piece in pieces for one in sentences(piece.text)]
+    found = [passage_sentence for piece in pieces for passage_sentence in sentences(piece.text)]
     assert list(dict.fromkeys(found)) == sentences(text)
     assert len(found) <= 1.3 * 300
 
@@ -196,7 +196,7 @@ def test_tokens_are_counted_in_batches() -> None:
     assert len(calls) < 50
 
 
-def test_what_has_no_tokens_still_fills_passages(embedder: MiniLM) -> None:
+def test_text_without_tokens_still_fills_passages(embedder: MiniLM) -> None:
     """Zero-width letters, which tokenizers ignore, neither make an endless passage nor take endless
     time.
     """

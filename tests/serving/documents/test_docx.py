@@ -217,7 +217,7 @@ def test_a_file_that_is_no_zip_is_refused(tmp_path: Path, content: bytes) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "megabytes", "said"),
+    ("name", "megabytes", "message"),
     [
         ("xl/workbook.xml", 0, "damaged, or not what its name says"),
         ("word/document.xml", 33, "unpacks to more than"),
@@ -225,12 +225,12 @@ def test_a_file_that_is_no_zip_is_refused(tmp_path: Path, content: bytes) -> Non
     ],
 )
 def test_a_zip_that_is_no_document_is_refused(
-    tmp_path: Path, name: str, megabytes: int, said: str
+    tmp_path: Path, name: str, megabytes: int, message: str
 ) -> None:
     """A spreadsheet, and a small file that unpacks to hundreds of megabytes, are refused."""
     path = tmp_path / "a.docx"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed, packed.open(name, "w") as part:
         for _ in range(megabytes):
             part.write(bytes(1 << 20))
-    with pytest.raises(BadDocument, match=rf"a\.docx: {said}"):
+    with pytest.raises(BadDocument, match=rf"a\.docx: {message}"):
         read(path)

@@ -67,7 +67,7 @@ def test_a_table_for_the_layout_is_no_table_of_values(tmp_path: Path) -> None:
         ("", "page"),
     ],
 )
-def test_the_title_of_a_page(tmp_path: Path, content: str, title: str) -> None:
+def test_the_title_of_a_page_has_three_sources(tmp_path: Path, content: str, title: str) -> None:
     """The title is the page's title, else the first heading, else the file's name."""
     assert document(tmp_path, content)[0] == title
 
@@ -82,8 +82,12 @@ def test_the_title_of_a_page(tmp_path: Path, content: str, title: str) -> None:
         ("<div>" * 1000 + "deep" + "</div>" * 1000 + "<p>after", ["deep", "after"]),
     ],
 )
-def test_texts_of_a_page(tmp_path: Path, content: str | bytes, texts: list[str]) -> None:
-    """The declared encoding is used if the page is not UTF-8; a thousand nested elements are read."""
+def test_pages_with_declared_encoding_or_deep_nesting_are_read(
+    tmp_path: Path, content: str | bytes, texts: list[str]
+) -> None:
+    """The declared encoding is used if the page is not UTF-8; a thousand nested elements are
+    read.
+    """
     assert [block.text for block in document(tmp_path, content)[1]] == texts
 
 
@@ -289,6 +293,5 @@ def test_a_default_title_is_ignored(tmp_path: Path, title: str) -> None:
 @pytest.mark.parametrize(
     "title", ["1984", "C++", "Book 1", "Documents of 1848", "The Unknown Soldier", "Slide rule"]
 )
-def test_a_title_with_such_words_is_one(tmp_path: Path, title: str) -> None:
-    """A title may contain the words of default titles."""
+def test_a_title_may_contain_the_words_of_default_titles(tmp_path: Path, title: str) -> None:
     assert document(tmp_path, f"<title>{title}</title>")[0] == title

@@ -119,10 +119,10 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, cutter: Cutter) -
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(content=st.binary(max_size=400) | st.text(max_size=200).map(str.encode))
-def test_any_bytes_give_passages_or_an_error_of_ours(
+def test_any_bytes_give_passages_or_a_rolegate_error(
     tmp_path: Path, suffix: str, content: bytes
 ) -> None:
-    """Reading arbitrary bytes under any suffix gives passages or a `RolegateError`."""
+    """Bytes are arbitrary, and so are suffixes."""
     path = tmp_path / f"file{suffix}"
     path.write_bytes(content)
     try:
@@ -155,11 +155,11 @@ def test_a_missing_package_is_named(
         ("Über den Fluß führte früher täglich eine Fähre. " * 2).encode("cp1252")
     )
     monkeypatch.setitem(sys.modules, package, None)
-    said = (
+    message = (
         rf"needs the package {package.partition('.')[0].replace('docx', 'python-docx')}; "
         rf"run: .*{extra}"
     )
-    with pytest.raises(BadConfig, match=said):
+    with pytest.raises(BadConfig, match=message):
         list(read_parts(tmp_path / name))
 
 
@@ -171,7 +171,7 @@ def test_importing_loads_no_parser() -> None:
         "'datasets', 'pyarrow'\n"
         "print([name for name in names if name in sys.modules])"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True
     )
-    assert done.stdout == "[]\n"
+    assert process.stdout == "[]\n"

@@ -42,8 +42,8 @@ def test_a_default_title_is_ignored(tmp_path: Path, title: str) -> None:
     assert read(pdf(tmp_path / "report.pdf", "Text.", title=title))[0] == "report"
 
 
-def test_encrypted_files() -> None:
-    """A file with an empty password is read; any other is refused."""
+def test_encrypted_files_are_refused() -> None:
+    """A file with an empty password is read."""
     assert pages(FILES / "owned.pdf") == pages(FILES / "lighthouse.pdf")
     with pytest.raises(BadDocument, match=r"locked\.pdf: encrypted; save it without its password"):
         read(FILES / "locked.pdf")

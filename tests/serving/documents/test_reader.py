@@ -45,10 +45,10 @@ def text(tmp_path: Path) -> Path:
     return tmp_path / "b.txt"
 
 
-def test_it_gives_what_is_read_in_process(
+def test_the_child_gives_the_same_parts_as_this_process(
     tmp_path: Path, rows: Path, reader: DocumentReader
 ) -> None:
-    """Files of every kind give the same parts."""
+    """Files of every kind are read."""
     (tmp_path / "a.md").write_text("# Bees\n\n" + "## Honey\n\nThey make it.\n\n" * 500)
     parquet.write_table(pa.table({"id": ["a"], "text": ["first"]}), tmp_path / "rows.parquet")
     pdf(tmp_path / "long.pdf", *(f"Page {number}." for number in range(600)))
@@ -127,23 +127,25 @@ def test_rows_that_unpack_without_end_are_given_up(
             pass
 
 
-def test_it_has_no_secrets(
+def test_the_child_has_no_secrets(
     rows: Path, reader: DocumentReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keys in the environment are not passed to the child."""
+    """The keys in the environment are not passed to it."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     parts = reader.read(rows)
     next(parts)
     (process,) = (
-        each for each in psutil.Process().children() if "serving.documents.reader" in each.cmdline()
+        child
+        for child in psutil.Process().children()
+        if "serving.documents.reader" in child.cmdline()
     )
     assert "OPENAI_API_KEY" not in process.environ()
     parts.close()  # type: ignore[attr-defined]
     assert not process.is_running()
 
 
-def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    """The child ends in the middle of a file."""
+def test_the_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    """It ends in the middle of a file."""
     os.mkfifo(tmp_path / "pipe.txt")
     with (
         subprocess.Popen(

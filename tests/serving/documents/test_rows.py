@@ -94,7 +94,7 @@ def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, row: bytes, sai
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (
             b'\n[\n  {"id": "a", "text": "first"}\n]\n',
@@ -105,12 +105,12 @@ def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, row: bytes, sai
     ],
 )
 def test_a_file_without_lines_of_rows_is_refused(
-    tmp_path: Path, content: bytes | None, said: str
+    tmp_path: Path, content: bytes | None, message: str
 ) -> None:
     """A list over several lines, an empty file and a missing file are refused."""
     if content is not None:
         written(tmp_path, content, "rows.json")
-    with pytest.raises(BadCorpus, match=said):
+    with pytest.raises(BadCorpus, match=message):
         passages_of(tmp_path / "rows.json")
 
 
@@ -123,7 +123,7 @@ def test_every_container_has_the_same_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"id": ["a", "b"], "text": ["first", None]}, ":2: missing required field `text`"),
         (
@@ -132,10 +132,12 @@ def test_every_container_has_the_same_columns(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_bad_table_is_refused(tmp_path: Path, columns: dict[str, list[str]], said: str) -> None:
+def test_a_bad_table_is_refused(
+    tmp_path: Path, columns: dict[str, list[str]], message: str
+) -> None:
     """Rows of Parquet are counted from 1, like lines."""
     parquet.write_table(pa.table(columns), tmp_path / "rows.parquet")
-    with pytest.raises(BadCorpus, match=f"rows.parquet{said}"):
+    with pytest.raises(BadCorpus, match=f"rows.parquet{message}"):
         passages_of(tmp_path / "rows.parquet")
 
 
@@ -165,10 +167,10 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path, suffix: str) -> None
         "print(rows, peak() - before)"
     )
     root = Path(__file__).parents[3]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, path], cwd=root, capture_output=True, check=True, text=True
     )
-    rows, kilobytes = map(int, done.stdout.split())
+    rows, kilobytes = map(int, process.stdout.split())
 
     assert rows == 10_000
     assert kilobytes < 50_000

@@ -18,16 +18,16 @@ from serving.engines.engine import computes_in_bf16, cores, precision
         ("processor\t: 0\n", True),
     ],
 )
-def test_bf16(tmp_path: Path, described: str, can: bool) -> None:
-    """bf16 is a feature flag of x86 or ARM; an unknown processor is assumed to have it."""
+def test_bf16_is_recognised_by_processor_flags(tmp_path: Path, described: str, can: bool) -> None:
+    """It is a feature flag of x86 or ARM; an unknown processor is assumed to have it."""
     path = tmp_path / "cpuinfo"
     path.write_text(described)
     assert computes_in_bf16(path) == can
     assert computes_in_bf16(tmp_path / "none")
 
 
-def test_precision() -> None:
-    """fp32 is chosen on a processor without bf16, unless the arguments choose a type."""
+def test_precision_is_fp32_without_bf16() -> None:
+    """The arguments may choose another type."""
     assert precision(("--max-num-seqs", "8"), on_cpu=True, bf16=False) == ("--dtype", "float32")
     assert precision((), on_cpu=True, bf16=True) == ()
     assert precision((), on_cpu=False, bf16=False) == ()
@@ -35,8 +35,8 @@ def test_precision() -> None:
     assert precision(("--dtype=bfloat16",), on_cpu=True, bf16=False) == ()
 
 
-def test_cores() -> None:
-    """Cores are those that the process is bound to; more threads would block each other."""
+def test_cores_are_those_of_the_process() -> None:
+    """More threads than these cores would block each other."""
     if not hasattr(os, "sched_setaffinity") or len(bound := os.sched_getaffinity(0)) < 2:
         pytest.skip("there is nothing to choose from on this system, or on one core")
     try:

@@ -107,16 +107,14 @@ async def test_a_version_is_loaded_under_its_name(
     assert msgspec.json.decode(manifest, type=VersionManifest).version == "executor-000001"
 
 
-async def test_an_engine_of_others_loads_too(
+async def test_a_foreign_engine_loads_versions(
     tmp_path: Path,
     model: Path,
     server: AdapterServer,
     session: aiohttp.ClientSession,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A foreign engine is called at its address with its key; only the name of its model is
-    compared.
-    """
+    """It is called at its address with its key; only the name of its model is compared."""
     monkeypatch.setenv("ENGINE_KEY", "secret")
     published(tmp_path, model, base_sha256="0" * 64)
     role = msgspec.structs.replace(ROLE, base_url=server.base_url, api_key_env="ENGINE_KEY")
@@ -125,7 +123,7 @@ async def test_an_engine_of_others_loads_too(
     assert set(server.keys) == {"Bearer secret"}
 
 
-async def test_every_replica_loads_it(
+async def test_every_replica_loads_the_version(
     tmp_path: Path, model: Path, server: AdapterServer, session: aiohttp.ClientSession
 ) -> None:
     """Replicas that are down are skipped; it is an error only if none can be reached."""
@@ -159,7 +157,7 @@ async def test_every_replica_loads_it(
         ({"kind": "weights"}, r"contains full weights.* name it in roles\.execution\.model"),
     ],
 )
-async def test_a_version_that_does_not_fit(
+async def test_a_version_of_another_model_is_refused(
     tmp_path: Path,
     model: Path,
     server: AdapterServer,
@@ -167,9 +165,9 @@ async def test_a_version_that_does_not_fit(
     case: tuple[dict[str, Any], str],
 ) -> None:
     """The message names both models and what to do; the engine is not called."""
-    changed, said = case
+    changed, message = case
     published(tmp_path, model, **changed)
-    with pytest.raises(BadVersion, match=said):
+    with pytest.raises(BadVersion, match=message):
         await on_engine().load("executor-000001")
     assert not server.keys
 
@@ -205,19 +203,19 @@ async def test_versions_of_other_gateways_count(
     on_engine: Opened, server: AdapterServer, tmp_path: Path, model: Path
 ) -> None:
     """The slots of an engine are shared by its gateways."""
-    one = on_engine()
-    other = on_engine()
+    loading = on_engine()
+    other_loading = on_engine()
     names = [published(tmp_path, model).name for _ in range(MAX_LOADED + 2)]
     for number, name in enumerate(names):
-        await (one, other)[number % 2].load(name)
+        await (loading, other_loading)[number % 2].load(name)
         assert len(server.adapters) <= MAX_LOADED
     assert names[-1] in server.adapters
 
 
-async def test_an_engine_whose_versions_are_all_in_use(
+async def test_a_version_is_refused_if_all_loaded_versions_are_in_use(
     tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
 ) -> None:
-    """The new version is refused, and the loaded ones stay."""
+    """The loaded versions stay."""
     names = [published(tmp_path, model).name for _ in range(MAX_LOADED + 1)]
     loading = on_engine(in_use=names)
     for name in names[:-1]:
@@ -230,7 +228,7 @@ async def test_an_engine_whose_versions_are_all_in_use(
     assert list(server.adapters) == names[:-1]
 
 
-async def test_a_provider_loads_none(
+async def test_a_provider_loads_no_versions(
     tmp_path: Path, model: Path, session: aiohttp.ClientSession
 ) -> None:
     """A provider has no engine for versions."""
@@ -239,11 +237,12 @@ async def test_a_provider_loads_none(
         await Loading(config(tmp_path, ROLE), {}, session).load("executor-000001")
 
 
-async def test_the_first_version_may_lie_anywhere(
+async def test_the_first_version_may_be_in_any_folder(
     tmp_path: Path, model: Path, server: AdapterServer, on_engine: Opened
 ) -> None:
-    """It is loaded from the configured folder; without one, the base model is active; a damaged
-    version is an error of the config.
+    """It is loaded from the configured folder.
+
+    Without one, the base model is active; a damaged version is an error of the config.
     """
     start = published(tmp_path, model).rename(tmp_path / "executor-000001")
     first = await on_engine(start).first()

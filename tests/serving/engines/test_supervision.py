@@ -59,7 +59,7 @@ async def watched(folder: Path, watch: Watch = WATCH) -> AsyncIterator[Watched]:
         await server.process.stop()
 
 
-async def test_a_server_that_is_never_ready(tmp_path: Path) -> None:
+async def test_a_server_that_is_never_ready_fails_the_start(tmp_path: Path) -> None:
     """The wait ends after the configured time."""
     (tmp_path / "loading").touch()
     server = Watched(tmp_path, ready_within_s=1.0)
@@ -95,7 +95,7 @@ async def test_a_server_that_hangs_is_restarted(tmp_path: Path) -> None:
         assert server.pid != hanging
 
 
-async def test_a_server_that_cannot_be_restarted(tmp_path: Path) -> None:
+async def test_a_failing_restart_is_repeated(tmp_path: Path) -> None:
     """Restarts are repeated until one succeeds, and the end of the output is reported."""
     async with watched(tmp_path) as server:
         (tmp_path / "broken").touch()
@@ -112,7 +112,7 @@ async def test_a_server_that_cannot_be_restarted(tmp_path: Path) -> None:
         assert await server.process.answers(5.0)
 
 
-async def test_a_server_whose_log_cannot_be_written(tmp_path: Path) -> None:
+async def test_a_server_whose_log_cannot_be_written_is_restarted(tmp_path: Path) -> None:
     """Restarts are repeated until one succeeds, and the server ends with its supervision."""
     async with watched(tmp_path) as server:
         log = tmp_path / "log"

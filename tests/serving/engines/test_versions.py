@@ -86,7 +86,7 @@ def test_names_go_up(tmp_path: Path, content: Path, version: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (
             lambda folder: (folder / "adapter_config.json").write_text("[]"),
@@ -106,11 +106,11 @@ def test_names_go_up(tmp_path: Path, content: Path, version: Path) -> None:
     ],
 )
 def test_a_changed_version_is_refused(
-    version: Path, change: Callable[[Path], object], said: str
+    version: Path, change: Callable[[Path], object], message: str
 ) -> None:
     """The error names the changed, added or missing file."""
     change(version)
-    with pytest.raises(BadVersion, match=said):
+    with pytest.raises(BadVersion, match=message):
         verified(version)
 
 

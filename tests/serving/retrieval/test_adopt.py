@@ -48,7 +48,7 @@ def faiss_file(request: pytest.FixtureRequest, tmp_path: Path, embedder: MiniLM)
     return tmp_path / "some.faiss"
 
 
-def test_it_is_searched_like_one_of_ours(
+def test_an_adopted_index_is_searched_like_a_built_index(
     faiss_file: Path, corpus: Path, tmp_path: Path, embedder: MiniLM
 ) -> None:
     """For each kind of index, the nearest passages are first, with cosines as scores and all

@@ -265,8 +265,8 @@ def test_a_file_is_left_out_exactly_where_it_repeats_an_id(
 @pytest.mark.parametrize(
     "name", ["manifest.json", "letter.txt", "2021/letter.txt", "202112/letter.txt"]
 )
-def test_a_foreign_folder_is_left_alone(documents: Path, tmp_path: Path, name: str) -> None:
-    """Other manifests and folders with numbers as names are neither replaced nor removed."""
+def test_an_unrelated_folder_is_left_alone(documents: Path, tmp_path: Path, name: str) -> None:
+    """Folders with other manifests, or with numbers as names, are neither replaced nor removed."""
     other = tmp_path / "other" / name
     other.parent.mkdir(parents=True)
     other.write_text('{"name": "an app"}')

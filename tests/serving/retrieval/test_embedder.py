@@ -39,15 +39,15 @@ def test_vectors_are_unit_float32(embedder: MiniLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(b"something else", "not the official weights.*Reinstall"), (None, "cannot be read")],
 )
-def test_other_weights_are_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_other_weights_are_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
     """Weights with another hash are never loaded; the message names the file and what to do."""
     weights = tmp_path / "model.safetensors"
     if content is not None:
         weights.write_bytes(content)
-    with pytest.raises(BadConfig, match=f"{weights}: {said}"):
+    with pytest.raises(BadConfig, match=f"{weights}: {message}"):
         MiniLM(tmp_path).embed(["text"], queries=False)
 
 
@@ -62,7 +62,7 @@ def test_importing_loads_nothing_heavy() -> None:
         "sys.modules])"
     )
     root = Path(__file__).parents[3]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program],
         cwd=root,
         env={"PYTHONPATH": ".:protos"},
@@ -70,7 +70,7 @@ def test_importing_loads_nothing_heavy() -> None:
         check=True,
     )
 
-    assert done.stdout.strip() == b"[]"
+    assert process.stdout.strip() == b"[]"
 
 
 def test_the_vector_of_a_query_does_not_depend_on_its_batch(embedder: MiniLM) -> None:
@@ -175,7 +175,7 @@ async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "content", "kind", "said"),
+    ("status", "content", "kind", "message"),
     [
         *(
             (status, "later", UpstreamUnavailable, f"HTTP {status}: later")
@@ -206,12 +206,14 @@ async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
         ),
     ],
 )
-async def test_failures(status: int, content: str, kind: type[UpstreamError], said: str) -> None:
+async def test_failures_are_typed(
+    status: int, content: str, kind: type[UpstreamError], message: str
+) -> None:
     """Overload and server errors can be retried; a refusal has the endpoint's message, without the
     key.
     """
     async with serving(lambda _: web.Response(status=status, text=content)) as embedder:
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             await embed(embedder, "text")
 
 

@@ -183,7 +183,7 @@ def test_the_manifest_describes_the_folder(index_folder: Path, embedder: MiniLM)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("manifest.json", None, "index: no index here, or one whose build did not finish"),
         ("manifest.json", b'{"form', r"manifest\.json: damaged"),
@@ -197,31 +197,31 @@ def test_the_manifest_describes_the_folder(index_folder: Path, embedder: MiniLM)
     ],
 )
 def test_a_damaged_index_is_refused(
-    index_folder: Path, embedder: MiniLM, name: str, content: bytes | None, said: str
+    index_folder: Path, embedder: MiniLM, name: str, content: bytes | None, message: str
 ) -> None:
     """The message names the file and says what to do."""
     if content is None:
         (index_folder / name).unlink()
     else:
         (index_folder / name).write_bytes(content)
-    with pytest.raises(BadIndex, match=said):
+    with pytest.raises(BadIndex, match=message):
         Index.open(index_folder, embedder)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"passages": 6}, "disagree on the number of passages"),
         ({"dimension": 768}, "dimension 768"),
     ],
 )
 def test_a_manifest_of_another_index_is_refused(
-    index_folder: Path, embedder: MiniLM, change: dict[str, int], said: str
+    index_folder: Path, embedder: MiniLM, change: dict[str, int], message: str
 ) -> None:
     """The manifest must agree with the files."""
     changed = msgspec.structs.replace(read_manifest(index_folder), **change)
     (index_folder / "manifest.json").write_bytes(msgspec.json.encode(changed))
-    with pytest.raises(BadIndex, match=said):
+    with pytest.raises(BadIndex, match=message):
         Index.open(index_folder, embedder)
 
 

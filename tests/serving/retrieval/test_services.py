@@ -154,16 +154,16 @@ async def remote(retriever: Retriever | None, **options: Any) -> AsyncIterator[R
         ({"query_list": ["known"], "k": 2}, [DOCUMENTS[:2]]),
     ],
 )
-async def test_both_shapes_are_answered(body: object, result: object) -> None:
-    """Requests of Search-R1, with and without scores, and of FlashRAG are answered; the default is
-    three passages.
-    """
+async def test_requests_of_search_r1_and_flashrag_are_answered(
+    body: object, result: object
+) -> None:
+    """Requests of Search-R1 have scores or not; the default is three passages."""
     async with http(FixedRetriever(FIXED)) as session:
         assert await post(session, body) == (200, {"result": result})
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "message"),
     [
         (b"", 400, "The body cannot be used"),
         (b"{not json", 400, "The body cannot be used"),
@@ -181,22 +181,22 @@ async def test_both_shapes_are_answered(body: object, result: object) -> None:
         (b" " * (MAX_BODY_BYTES + 1), 413, "larger than 1048576 bytes"),
     ],
 )
-async def test_a_bad_body_is_refused(body: object, status: int, said: str) -> None:
+async def test_a_bad_body_is_refused(body: object, status: int, message: str) -> None:
     """The message names the mistake, and the server continues."""
     async with http(FixedRetriever(FIXED)) as session:
         code, answer = await post(session, body)
-        assert (code, said in answer["error"]) == (status, True)
+        assert (code, message in answer["error"]) == (status, True)
         assert (await post(session, {"queries": ["known"]}))[0] == 200
 
 
-async def test_a_dead_retriever_is_503_without_internals() -> None:
-    """The message asks to retry, and has no address."""
+async def test_a_dead_retriever_is_503_without_its_address() -> None:
+    """The message asks to retry."""
     async with http(FailingRetriever(1)) as session:
         failed = {"error": "The search is not available at the moment; try again."}
         assert await post(session, {"queries": ["known"]}) == (503, failed)
 
 
-async def test_foreign_names_are_refused() -> None:
+async def test_unknown_host_names_are_refused() -> None:
     """A web page cannot read passages by DNS rebinding."""
     async with http(FixedRetriever(FIXED), hosts=["search.example"]) as session:
         for host, status, key in (
@@ -208,8 +208,8 @@ async def test_foreign_names_are_refused() -> None:
                 assert (response.status, list(await response.json())) == (status, [key])
 
 
-async def test_health() -> None:
-    """Health is 503 while retrieval is down, without a reason."""
+async def test_health_is_503_while_retrieval_is_down() -> None:
+    """No reason is given."""
     readiness = Readiness()
     async with http(FixedRetriever({}), readiness=readiness) as session:
         for why, status, said in (("connection refused", 503, "unavailable"), (None, 200, "ok")):
@@ -252,7 +252,7 @@ async def test_a_real_index_answers(index: Index, embedder: MiniLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("retriever", "queries", "top_k", "kind", "said"),
+    ("retriever", "queries", "top_k", "kind", "message"),
     [
         (
             FixedRetriever({}),
@@ -265,20 +265,20 @@ async def test_a_real_index_answers(index: Index, embedder: MiniLM) -> None:
         (None, ["known"], 3, UpstreamProtocolError, "1 queries were sent, but 0 results received"),
     ],
 )
-async def test_errors_of_a_search(
+async def test_errors_of_a_search_are_typed(
     retriever: Retriever | None,
     queries: list[str],
     top_k: int,
     kind: type[UpstreamError],
-    said: str,
+    message: str,
 ) -> None:
     """A bad request is refused with the server's message; too few results are a protocol error."""
     async with remote(retriever) as client:
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             await client.search(queries, top_k)
 
 
-async def test_an_address_without_the_service() -> None:
+async def test_an_address_without_the_service_is_named() -> None:
     """A closed port and a gRPC server without the service raise errors with the address."""
     server = grpc.aio.server()
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -331,7 +331,7 @@ async def test_an_unavailable_server_is_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queries", "top_k", "said"),
+    ("queries", "top_k", "message"),
     [
         ([], 3, "0 were sent; send 1 to 256"),
         (["x"] * 257, 3, "257 were sent"),
@@ -346,9 +346,11 @@ async def test_an_unavailable_server_is_retried() -> None:
         ),
     ],
 )
-def test_searches_beyond_the_limits_are_refused(queries: list[str], top_k: int, said: str) -> None:
+def test_searches_beyond_the_limits_are_refused(
+    queries: list[str], top_k: int, message: str
+) -> None:
     """The message names the query and the limit."""
-    with pytest.raises(BadRequest, match=said):
+    with pytest.raises(BadRequest, match=message):
         checked_top_k(queries, top_k, 3)
 
 

@@ -64,14 +64,14 @@ def run(*calls: Call, error: str = "") -> Run:
 def told(
     ended: Run, *, private: bool = False, searches: Sequence[str | None] = ()
 ) -> tuple[ReadableSpan, ...]:
-    """Return the spans of a run. `searches`: errors of its searches, one each second."""
+    """Return the spans of a run. `searches` are the errors of its searches, one each second."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     traces = Traces(provider, ADDRESSES, contents=True)
     traces.run_began()
-    for second, error in enumerate(searches):
-        traces.searched("the film Heat", 1005.0 + second, 0.5, error)
+    for offset_s, error in enumerate(searches):
+        traces.searched("the film Heat", 1005.0 + offset_s, 0.5, error)
     traces.run_ended(ended, private=private)
     return exporter.get_finished_spans()
 
@@ -102,8 +102,8 @@ def test_every_attempt_has_a_span() -> None:
     ]
 
 
-def test_a_failed_run() -> None:
-    """The workflow has the class of the error and not its text; an agent without a report has its
+def test_a_failed_run_has_the_error_s_class_only() -> None:
+    """The workflow does not have the text of the error; an agent without a report has its
     outcome.
     """
     spans = told(
@@ -119,15 +119,15 @@ def test_a_failed_run() -> None:
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_texts_that_must_not_be_kept(private: bool) -> None:
-    """Texts of a private run are in no span, even with `contents`; queries never are."""
+def test_texts_of_a_private_run_are_in_no_span(private: bool) -> None:
+    """This holds with `contents`, too; queries never are in spans."""
     spans = told(run(call(0, "execution")), private=private, searches=[None])
     whole = "".join(span.to_json() for span in spans)
     assert [text in whole for text in ("director of Heat", SUB_QUERY)] == [not private] * 2
     assert "the film Heat" not in whole
 
 
-def test_where_models_are() -> None:
+def test_spans_name_server_and_provider() -> None:
     """Our engines are vLLM at their address; LiteLLM's models belong to their provider, without an
     address.
     """
@@ -154,6 +154,6 @@ def test_a_run_without_a_request_has_its_own_trace() -> None:
         traces.run_began()
         traces.run_ended(replace(run(), kind=kind), private=False)
     traces.searched("nobody's", 1.0, 0.5, None)
-    one, other = exporter.get_finished_spans()
-    assert one.context and other.context
-    assert one.context.trace_id != other.context.trace_id
+    shadow_span, other = exporter.get_finished_spans()
+    assert shadow_span.context and other.context
+    assert shadow_span.context.trace_id != other.context.trace_id

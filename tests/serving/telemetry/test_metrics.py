@@ -25,11 +25,11 @@ async def scraped(url: str) -> Samples:
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         assert response.status == 200
         families = text_string_to_metric_families(await response.text())
-    found: Samples = {}
+    samples: Samples = {}
     for family in families:
         for sample in family.samples:
-            found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
-    return found
+            samples.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
+    return samples
 
 
 def of(samples: Samples, name: str, **labels: str) -> float:
@@ -94,8 +94,8 @@ def test_unknown_usage_is_not_counted() -> None:
     assert value("rolegate_uncounted_calls_total", {"role": "answer"}) == 1
 
 
-async def test_the_event_loop_s_lag(tmp_path: Path) -> None:
-    """The lag is measured also while there are no requests."""
+async def test_the_event_loop_s_lag_is_measured(tmp_path: Path) -> None:
+    """This holds while there are no requests, too."""
     async with watched_gateway(tmp_path, TelemetryConfig(metrics="127.0.0.1:0")) as gateway:
         samples = await scraped(gateway.listens("metrics"))
         while not of(samples, "rolegate_event_loop_lag_seconds_count"):
@@ -103,7 +103,7 @@ async def test_the_event_loop_s_lag(tmp_path: Path) -> None:
     assert "rolegate_process_resident_memory_bytes" in samples
 
 
-async def test_names_by_which_metrics_are_asked_for(tmp_path: Path) -> None:
+async def test_metrics_are_served_under_known_names_only(tmp_path: Path) -> None:
     """Configured host names are accepted; the rebound name of a web page is refused."""
     async with (
         watched_gateway(
@@ -116,8 +116,7 @@ async def test_names_by_which_metrics_are_asked_for(tmp_path: Path) -> None:
                 assert response.status == status
 
 
-async def test_http_requests(tmp_path: Path) -> None:
-    """Requests of the OpenAI-compatible server are counted by path and status."""
+async def test_http_requests_are_counted_by_path_and_status(tmp_path: Path) -> None:
     telemetry = TelemetryConfig(metrics="127.0.0.1:0")
     async with (
         watched_gateway(tmp_path, telemetry, "127.0.0.1:0") as gateway,

@@ -78,10 +78,8 @@ async def traced(
         return receiver.spans
 
 
-async def test_the_tree(tmp_path: Path) -> None:
-    """An answer is a workflow of agents and chats; agents chat within the trace and
-    time of their parent.
-    """
+async def test_a_trace_is_a_tree_of_agents_and_chats(tmp_path: Path) -> None:
+    """An answer is a workflow of agents; they chat within the trace and time of their parent."""
     spans = await traced(tmp_path, [("traceparent", f"00-{TRACE}-{CALLER}-01")])
     by_id = {span.span_id: span for span in spans}
 
@@ -109,10 +107,8 @@ async def test_the_tree(tmp_path: Path) -> None:
         assert span.end_time_unix_nano <= around.end_time_unix_nano
 
 
-async def test_attributes(tmp_path: Path) -> None:
-    """Chats have the attributes of the semantic conventions; spans have texts only if
-    configured.
-    """
+async def test_chats_have_the_attributes_of_the_conventions(tmp_path: Path) -> None:
+    """Spans have texts only if configured."""
     quiet = tmp_path / "quiet"
     telling = tmp_path / "telling"
     quiet.mkdir()

@@ -25,9 +25,9 @@ class WatchedGateway:
     models: str
     told: list[str]
 
-    def listens(self, what: str) -> str:
-        """Where the metrics are, or the door."""
-        return next(step.rpartition(" ")[2] for step in self.told if what in step)
+    def listens(self, subject: str) -> str:
+        """Return the address of the metrics or of HTTP."""
+        return next(step.rpartition(" ")[2] for step in self.told if subject in step)
 
 
 @asynccontextmanager
@@ -35,7 +35,7 @@ async def watched_gateway(
     folder: Path, telemetry: TelemetryConfig, http: str | None = None, hosts: tuple[str, ...] = ()
 ) -> AsyncIterator[WatchedGateway]:
     """Run the gateway while the context is open."""
-    told: list[str] = []
+    lines: list[str] = []
     async with played() as (models, retrieval):
         file = canned_config(folder, [models.base_url], retrieval, report_cache={"enabled": True})
         config = load_config(file)
@@ -43,7 +43,7 @@ async def watched_gateway(
             config, telemetry=telemetry, server=replace(config.server, http_hosts=hosts)
         )
         async with (
-            running_gateway(config, "127.0.0.1:0", told.append, http) as address,
+            running_gateway(config, "127.0.0.1:0", lines.append, http) as address,
             AsyncClient(address) as client,
         ):
-            yield WatchedGateway(address, client, models.base_url, told)
+            yield WatchedGateway(address, client, models.base_url, lines)

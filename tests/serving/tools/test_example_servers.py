@@ -25,8 +25,8 @@ def example(program: str, *arguments: str, allow: tuple[str, ...]) -> ToolServer
     )
 
 
-async def test_mini_web(tmp_path: Path) -> None:
-    """A page is read by its address, with its title; blocked and missing pages are failures."""
+async def test_mini_web_reads_pages_by_address(tmp_path: Path) -> None:
+    """A page has its title; blocked and missing pages are failures."""
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(page) + "\n" for page in PAGES), "utf-8")
     async with tools_of(
@@ -40,18 +40,16 @@ async def test_mini_web(tmp_path: Path) -> None:
         page = ToolOutput("Ana was born in Vende.", "Ana", "mini://a")
         assert await tools.call(fetch, {"url": "mini://a"}) == page
         assert await tools.call(fetch, {"url": "a"}) == page
-        for url, said in (
+        for url, text in (
             ("mini://b-1", "403: mini://b-1 is blocked"),
             ("mini://c", "404: there is no page mini://c"),
         ):
-            with pytest.raises(ToolFailed, match=said):
+            with pytest.raises(ToolFailed, match=text):
                 await tools.call(fetch, {"url": url})
 
 
-async def test_replay(tmp_path: Path) -> None:
-    """A recorded call gets its recorded answer, in any order of arguments; others fail and are
-    counted.
-    """
+async def test_replay_gives_recorded_answers(tmp_path: Path) -> None:
+    """A recorded call gets its answer, in any order of arguments; others fail and are counted."""
     calls = tmp_path / "calls.jsonl"
     misses = tmp_path / "misses.jsonl"
     call = {"server": "web", "tool": "look", "arguments": {"a": 1, "b": [2]}, "result": "found"}

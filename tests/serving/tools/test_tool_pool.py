@@ -38,7 +38,7 @@ async def test_tools_are_allowed_by_name() -> None:
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in ("silent", "dies")])
-async def test_a_fault_is_one_call_s(fault: str) -> None:
+async def test_a_fault_fails_one_call_only(fault: str) -> None:
     """It fails quickly, other calls succeed, and the server is not restarted."""
     async with tools_of(faulty(timeout_s=15)) as (tools, readiness):
         before = await state(tools)
@@ -53,15 +53,15 @@ async def test_a_fault_is_one_call_s(fault: str) -> None:
         assert readiness.all == {}
 
 
-async def test_a_server_that_never_answers() -> None:
-    """Its call times out and is cancelled at the server, and its slot is free again."""
+async def test_a_call_that_times_out_is_cancelled_at_the_server() -> None:
+    """Its slot is free again."""
     async with tools_of(faulty(timeout_s=2, max_in_flight=1)) as (tools, _):
         assert await done(tools, "silent") == "failed: took more than 2 s"
         assert len((await state(tools))["cancelled"]) == 1
 
 
-async def test_a_call_that_is_cancelled() -> None:
-    """The call is cancelled at the server, and its slot is free again."""
+async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
+    """Its slot is free again."""
     async with tools_of(faulty(max_in_flight=1)) as (tools, _):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
@@ -69,8 +69,8 @@ async def test_a_call_that_is_cancelled() -> None:
         assert len((await state(tools))["cancelled"]) == 1
 
 
-async def test_a_server_that_dies() -> None:
-    """All its calls fail immediately until it runs again."""
+async def test_calls_of_a_dead_server_fail_until_it_runs_again() -> None:
+    """They fail immediately."""
     async with tools_of(faulty()) as (tools, readiness):
         before = await state(tools)
         ends = await asyncio.gather(done(tools, "silent"), done(tools, "dies"))
@@ -85,8 +85,7 @@ async def test_a_server_that_dies() -> None:
         assert (await state(tools))["process"] != before["process"]
 
 
-async def test_a_server_that_dies_while_nobody_calls() -> None:
-    """It is restarted all the same."""
+async def test_a_server_that_dies_without_calls_is_restarted() -> None:
     async with tools_of(faulty()) as (tools, readiness):
         os.kill((await state(tools))["process"], 9)
         await until(readiness, down=True)
@@ -105,8 +104,10 @@ async def test_a_server_that_dies_while_nobody_calls() -> None:
         (ToolServerConfig(url="http://127.0.0.1:9/mcp"), "All connection attempts failed"),
     ],
 )
-async def test_a_server_that_does_not_start(config: ToolServerConfig, why: str) -> None:
-    """It has no tools, its calls fail and health says why; the other servers work."""
+async def test_a_server_that_does_not_start_has_no_tools(
+    config: ToolServerConfig, why: str
+) -> None:
+    """Its calls fail and health says why; the other servers work."""
     async with pool_of(web=config, good=faulty()) as (pool, readiness):
         view = pool.view(["web", "good"])
         assert [tool.server for tool in await view.available()] == ["good"]
@@ -115,8 +116,7 @@ async def test_a_server_that_does_not_start(config: ToolServerConfig, why: str) 
         assert list(readiness.all) == ["tools.web"]
 
 
-async def test_tools_that_change() -> None:
-    """The tool list is refreshed after the server announces a change."""
+async def test_an_announced_change_refreshes_the_tools() -> None:
     async with tools_of(faulty()) as (tools, _):
         for number in range(3):
             assert await done(tools, "changes") == "done"
@@ -125,16 +125,16 @@ async def test_tools_that_change() -> None:
                     await state(tools)
 
 
-async def test_a_server_whose_every_list_is_a_new_one() -> None:
-    """The pool lists again only after a pause, and calls work meanwhile."""
+async def test_permanently_changing_tools_are_listed_after_a_pause() -> None:
+    """Calls work meanwhile."""
     async with tool_pool({"web": faulty("restless")}, Readiness(), first_pause_s=3600) as pool:
         tools = pool.view(["web"])
         assert {await done(tools) for _ in range(20)} == {"done"}
         assert (await state(tools))["lists"] == 1
 
 
-async def test_outputs() -> None:
-    """Outputs are unchanged, cut at `max_chars`, and not checked against the server's schemas."""
+async def test_outputs_are_unchanged_up_to_the_limit() -> None:
+    """They are cut at `max_chars`, and not checked against the server's schemas."""
     async with tools_of(faulty(max_chars=1000)) as (tools, _):
         assert await done(tools, "hostile") == HOSTILE
         assert await done(tools, "wide") == "y" * 1000
@@ -144,7 +144,7 @@ async def test_outputs() -> None:
         assert await done(tools) == "done"
 
 
-async def test_the_memory_of_an_answer_that_is_too_long() -> None:
+async def test_an_answer_that_is_too_long_takes_bounded_memory() -> None:
     """An answer of ten megabytes never takes more than twice the bound."""
     async with tools_of(faulty()) as (tools, _):
         tracemalloc.start()
@@ -155,16 +155,16 @@ async def test_the_memory_of_an_answer_that_is_too_long() -> None:
             tracemalloc.stop()
 
 
-async def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server sees the few variables that programs need, and those that its section names."""
+async def test_a_server_s_environment_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the few variables that programs need, and those that its section names."""
     monkeypatch.setenv("A_KEY_OF_THE_GATEWAY", "sesame")
     monkeypatch.setenv("A_KEY_OF_THE_SERVER", "simsalabim-sesame")
     async with tools_of(faulty(env=("A_KEY_OF_THE_SERVER",))) as (tools, _):
-        found = json.loads(await done(tools, "environment"))
-    assert set(found) - {"PATH", "HOME", "LANG", "LC_CTYPE"} == {"A_KEY_OF_THE_SERVER"}
+        variables = json.loads(await done(tools, "environment"))
+    assert set(variables) - {"PATH", "HOME", "LANG", "LC_CTYPE"} == {"A_KEY_OF_THE_SERVER"}
 
 
-async def test_a_server_that_repeats_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_in_outputs_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key is masked in whole and cut outputs, failures, health and tool descriptions."""
     monkeypatch.setenv("A_KEY_OF_THE_SERVER", "simsalabim-sesame")
     async with pool_of(web=faulty(env=("A_KEY_OF_THE_SERVER",), max_chars=1000)) as (
@@ -184,8 +184,8 @@ async def test_a_server_that_repeats_its_key(monkeypatch: pytest.MonkeyPatch) ->
     assert "sesame" not in "".join(texts)
 
 
-def test_the_loop_of_a_gateway() -> None:
-    """The pool also works on uvloop, which `serve` uses and whose pipes differ from asyncio's."""
+def test_the_pool_works_on_uvloop() -> None:
+    """`serve` uses it, and its pipes differ from asyncio's."""
 
     async def main() -> list[str]:
         async with pool_of(web=faulty(), dead=faulty("dies")) as (pool, readiness):
@@ -206,16 +206,16 @@ def test_the_loop_of_a_gateway() -> None:
 
 
 @pytest.mark.parametrize("start", ["", "stays"])
-async def test_nothing_is_left_behind(start: str) -> None:
-    """A server ends with the pool, also one that ignores the end of its input."""
+async def test_servers_end_with_the_pool(start: str) -> None:
+    """This includes a server that ignores the end of its input."""
     async with tools_of(faulty(start)) as (tools, _):
         process = (await state(tools))["process"]
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
 
 
-async def test_calls_in_flight() -> None:
-    """All views together never exceed the limit, also when calls fail."""
+async def test_calls_in_flight_are_limited_over_all_views() -> None:
+    """This holds if calls fail, too."""
     async with pool_of(web=faulty(max_in_flight=3)) as (pool, _):
         views = [pool.view(["web"]) for _ in range(4)]
         luck = random.Random(7)
@@ -223,19 +223,19 @@ async def test_calls_in_flight() -> None:
             luck.choice(["slow0.01", "slow0.02", "fails", "error", "no result"]) for _ in range(80)
         ]
         ends = await asyncio.gather(*(done(views[n % 4], fault) for n, fault in enumerate(faults)))
-        told = await state(views[0])
+        counters = await state(views[0])
     assert [end == "done" for end in ends] == [fault.startswith("slow") for fault in faults]
-    assert told["most"] == 3
+    assert counters["most"] == 3
 
 
-async def test_two_hundred_faults() -> None:
-    """Each call ends in time with an output or a failure, and a good server is not disturbed."""
+async def test_two_hundred_faults_leave_a_good_server_undisturbed() -> None:
+    """Each call ends in time with an output or a failure."""
     luck = random.Random(22)
     timeout_s = 1.5
     waiting = [luck.choice([*ANSWERS, "dies", "slow0.05", ""]) for _ in range(200)]
     ends = dict[str, set[bool]]()
     longest = 0.0
-    found = list[str]()
+    outcomes = list[str]()
     async with pool_of(web=faulty(timeout_s=timeout_s, max_in_flight=6), good=faulty()) as (
         pool,
         readiness,
@@ -256,7 +256,7 @@ async def test_two_hundred_faults() -> None:
 
         async def look_after() -> None:
             while waiting:
-                found.append(await done(healthy, "slow0.01", "good"))
+                outcomes.append(await done(healthy, "slow0.01", "good"))
 
         await view.available()
         began = time.monotonic()
@@ -264,17 +264,17 @@ async def test_two_hundred_faults() -> None:
         took_s = time.monotonic() - began
     print(
         f"\n200 faults in {took_s:.1f} s, the longest call {longest:.2f} s of "
-        f"{timeout_s} s; {len(found)} calls to the good server"
+        f"{timeout_s} s; {len(outcomes)} calls to the good server"
     )
     assert all(ends[fault] == {True} for fault in FAULTS)
     assert all(False in ends[fault] for fault in ("hostile", "noise", "wide", ""))
-    assert set(found) == {"done"}
+    assert set(outcomes) == {"done"}
     assert longest < timeout_s + 5  # the machine may be busy
 
 
 @pytest.mark.timing
-async def test_workers_at_a_time() -> None:
-    """Eight workers finish the calls to a paced server much sooner than one."""
+async def test_eight_workers_are_faster_than_one() -> None:
+    """They finish the calls to a paced server much sooner."""
     took = {}
     async with tools_of(faulty(max_in_flight=8)) as (tools, _):
         for workers in (1, 8):

@@ -23,7 +23,7 @@ _JSON: dict[str, Any] = {"content_type": "application/json"}
 
 
 class FaultyHTTP:
-    """Answers as the fault of a call says."""
+    """A server that answers as the fault of a call says."""
 
     def __init__(self) -> None:
         self.sessions = 0
@@ -31,12 +31,12 @@ class FaultyHTTP:
         self.cancelled = asyncio.Event()
 
     async def post(self, request: web.Request) -> web.StreamResponse:
-        """A message."""
-        asked = await request.json()
-        number = asked.get("id")
-        params = asked.get("params", {})
+        """Receive a message."""
+        request_body = await request.json()
+        number = request_body.get("id")
+        params = request_body.get("params", {})
         self.keys.add(request.headers.get("X-Key"))
-        match asked["method"]:
+        match request_body["method"]:
             case "initialize":
                 self.sessions += 1
                 about = {
@@ -105,7 +105,7 @@ async def faulty_http(**more: Any) -> AsyncIterator[tuple[FaultyHTTP, ToolServer
     "fault",
     ["breaks", "long", "inflated", "invalid", "status", "page", "long event", "half an event"],
 )
-async def test_a_fault_over_http_is_one_call_s(fault: str) -> None:
+async def test_a_fault_over_http_fails_one_call_only(fault: str) -> None:
     """The call fails quickly, concurrent calls succeed, and the connection stays open."""
     async with (
         faulty_http(timeout_s=15) as (server, config),
@@ -120,8 +120,8 @@ async def test_a_fault_over_http_is_one_call_s(fault: str) -> None:
         assert (server.sessions, readiness.all) == (1, {})
 
 
-async def test_a_silent_server_over_http() -> None:
-    """Its call times out and is cancelled at the server, and later calls work."""
+async def test_a_silent_server_over_http_times_out() -> None:
+    """The call is cancelled at the server, and later calls work."""
     async with faulty_http(timeout_s=0.5) as (server, config), tools_of(config) as (tools, _):
         assert await done(tools, "silent") == "failed: took more than 0.5 s"
         async with asyncio.timeout(5):
@@ -129,8 +129,8 @@ async def test_a_silent_server_over_http() -> None:
         assert await done(tools) == "done"
 
 
-async def test_a_session_that_the_server_has_forgotten() -> None:
-    """One call fails, then a new session is opened."""
+async def test_a_lost_session_fails_one_call_only() -> None:
+    """Then a new session is opened."""
     async with faulty_http() as (_, config), tools_of(config) as (tools, readiness):
         assert await done(tools, "forgets") == "done"
         assert await done(tools) == "failed: Session terminated"
@@ -182,7 +182,7 @@ async def serving_quickstart() -> AsyncIterator[str]:
             await running
 
 
-async def test_the_sdk_s_own_server() -> None:
+async def test_a_server_of_the_sdk_works() -> None:
     """Its tools are listed and called, announced tools appear, and wrong arguments fail."""
     async with serving_quickstart() as url:
         config = ToolServerConfig(url=url, allow=("add", "learn", "subtract"), timeout_s=15)
