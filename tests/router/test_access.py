@@ -1,4 +1,4 @@
-"""Keys: who is let in, as whom, and for how long."""
+"""API keys: authentication, tenants, scopes and revocation."""
 
 import asyncio
 
@@ -12,16 +12,16 @@ from tests.router.accounts import KeptAccounts
 from tests.router.clock import Clock, with_clock
 
 
-async def test_without_keys_everybody_is_local() -> None:
-    """Whatever is sent."""
+async def test_without_keys_every_caller_is_the_local_one() -> None:
+    """The metadata makes no difference."""
     access = Access(KeptAccounts())
     assert await access.identify(None) == LOCAL
     assert await access.identify("Bearer rg_0_x") == LOCAL
     assert not await access.required()
 
 
-async def test_a_key_tells_whose_it_is() -> None:
-    """Its tenant and its scopes; the scheme is of any case."""
+async def test_a_key_gives_its_tenant_and_its_scopes() -> None:
+    """The scheme is matched in any case."""
     text, key = new_key("acme", ["ask", "train"])
     access = Access(KeptAccounts(key))
     expected = Identity("acme", frozenset({"ask", "train"}), key.key_id)
@@ -29,8 +29,8 @@ async def test_a_key_tells_whose_it_is() -> None:
     assert await access.identify(f"bearer {text}") == expected
 
 
-def test_the_secret_is_not_kept() -> None:
-    """Neither it nor the key can be read from what is stored, and no two keys are the same."""
+def test_the_secret_is_not_stored() -> None:
+    """Neither the secret nor the key can be read from the stored row, and no two keys are equal."""
     text, key = new_key(None, SCOPES, "mine")
     prefix, key_id, secret = text.split("_", 2)
     assert (prefix, key_id) == ("rg", key.key_id)
@@ -56,8 +56,7 @@ def test_the_secret_is_not_kept() -> None:
         "Bearer {text}\n",
     ],
 )
-async def test_anything_else_is_refused(sent: str | None) -> None:
-    """In a text that repeats nothing of what was sent."""
+async def test_invalid_credentials_are_refused_without_repeating_them(sent: str | None) -> None:
     text, key = new_key("acme", ["ask"])
     secret = text.split("_", 2)[2]
     parts = {"text": text, "key_id": key.key_id, "secret": secret, "other": "0badf00d"}
@@ -66,9 +65,9 @@ async def test_anything_else_is_refused(sent: str | None) -> None:
     assert not any(part in str(caught.value) for part in parts.values())
 
 
-async def test_a_key_that_is_good_here_alone() -> None:
-    """A gateway that was started for a command knows its key, stores none, and lets nobody in
-    whom it would not.
+async def test_the_key_of_a_command_works_in_its_own_gateway_only() -> None:
+    """The gateway of a command knows its key without storing it, and refuses callers that it
+    would refuse without that key.
     """
     text, extra = new_key(None, SCOPES)
     others, key = new_key("acme", ["ask"])
@@ -83,7 +82,9 @@ async def test_a_key_that_is_good_here_alone() -> None:
 
 
 def test_keys_are_read_every_half_second() -> None:
-    """However many ask; so a revoked key is refused soon, and a new one is known."""
+    """The number of requests makes no difference, so a revoked key is refused soon and a new key
+    is known soon.
+    """
 
     async def main(clock: Clock) -> None:
         text, key = new_key("acme", ["ask"])
@@ -102,8 +103,11 @@ def test_keys_are_read_every_half_second() -> None:
     with_clock(main)
 
 
-def test_keys_are_read_every_half_second_for_all_that_is_under_way() -> None:
-    """However much that is; for nothing, not at all. What a revoked one asked for ends soon."""
+def test_requests_in_progress_read_the_keys_every_half_second() -> None:
+    """Their number makes no difference, and without any the keys are not read.
+
+    The request of a revoked key ends soon.
+    """
 
     async def main(clock: Clock) -> None:
         keys = [new_key("acme", ["ask"])[1] for _ in range(2)]
@@ -135,9 +139,7 @@ def test_keys_are_read_every_half_second_for_all_that_is_under_way() -> None:
     with_clock(main)
 
 
-def test_keys_are_needed_for_ever_after() -> None:
-    """Once there was one, also if all are revoked, or lost."""
-
+def test_keys_stay_required_after_all_are_revoked_or_lost() -> None:
     async def main(clock: Clock) -> None:
         accounts = KeptAccounts()
         access = Access(accounts)
@@ -166,14 +168,14 @@ def test_a_missing_scope_is_named(scope: KeyScope) -> None:
     check_scope(Identity(None, frozenset({scope})), scope)
 
 
-def test_a_tenant_operates_nothing() -> None:
-    """Whatever the scopes of its key."""
+def test_the_key_of_a_tenant_operates_nothing() -> None:
+    """The scopes of the key make no difference."""
     with pytest.raises(AccessDenied, match="Only the operator"):
         check_scope(Identity("acme", SCOPES), "operate")
     check_scope(Identity("acme", SCOPES), "train")
 
 
-def test_nobody_gets_a_key_to_what_trials_cost() -> None:
-    """The tenant of runs that nobody asked for stays the gateway's own."""
+def test_no_key_is_made_for_the_tenant_of_trials() -> None:
+    """Trials are runs without a client, and their tenant stays the gateway's own."""
     with pytest.raises(BadRequest, match="choose another one"):
         new_key("shadow", ["ask"])

@@ -211,7 +211,7 @@ class Told(NoJournal):
 
 
 async def test_a_call_is_opened_before_it_is_made_and_settled_after_it() -> None:
-    """Of two overlapping attempts, the one that ends first has the first row."""
+    """The first of two overlapping attempts to end has the first row."""
     journal = Told()
     ledger = Ledger(journal=journal)
     async with ledger.attempt(CALLER, "first", 1), ledger.attempt(CALLER, "first", 1):

@@ -1,4 +1,4 @@
-"""Reconciliation: comparisons with doubles of ledger and engine, and the reading of metrics."""
+"""Reconciliation: ledger and engine are compared by doubles, and metrics are read."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -25,7 +25,7 @@ URL = "http://e/v1"
 
 
 class FixedCounts:
-    """Fixed counts by base URL; an error is raised."""
+    """Counts by base URL; an error among them is raised."""
 
     def __init__(self, counts: Mapping[str, EngineCount | UpstreamError]) -> None:
         self._counts = counts
@@ -38,7 +38,7 @@ class FixedCounts:
 
 
 class FixedSums:
-    """Tells its sums in turn, the last one for ever."""
+    """Sums returned in turn; the last one repeats."""
 
     def __init__(self, *sums: LedgerSum) -> None:
         self._sums = list(sums)
@@ -50,7 +50,7 @@ class FixedSums:
 
 
 async def compared(engine: Tokens, *sums: LedgerSum) -> Reconciliation:
-    """One deployment."""
+    """Compare one deployment."""
     (found,) = await Reconciler(
         {"e": URL}, FixedCounts({URL: EngineCount(5.0, engine)}), FixedSums(*sums)
     ).reconcile()
@@ -70,8 +70,9 @@ async def compared(engine: Tokens, *sums: LedgerSum) -> Reconciliation:
         (Tokens(9, 9), "different"),
     ],
 )
-async def test_verdicts(engine: Tokens, verdict: ReconciliationVerdict) -> None:
-    """The worse one of prompts and completions decides."""
+async def test_the_verdict_is_the_worse_one_of_prompts_and_completions(
+    engine: Tokens, verdict: ReconciliationVerdict
+) -> None:
     assert await compared(
         engine, LedgerSum(3, ("run-1-0",), Tokens(10, 5), Tokens(12, 9))
     ) == Reconciliation(
@@ -85,18 +86,16 @@ async def test_verdicts(engine: Tokens, verdict: ReconciliationVerdict) -> None:
     )
 
 
-async def test_calls_that_go_on_meanwhile() -> None:
-    """What was certain before the engine was read, and what is possible after it, are the
-    bounds.
-    """
+async def test_calls_in_progress_widen_the_bounds() -> None:
+    """The lower bound is certain before the engine is read, the upper one possible afterwards."""
     before = LedgerSum(1, (), Tokens(10, 5), Tokens(10, 5))
     after = LedgerSum(3, (), Tokens(30, 15), Tokens(30, 15))
     found = await compared(Tokens(20, 10), before, after)
     assert (found.verdict, found.completed_calls) == ("within_bounds", 3)
 
 
-async def test_since_the_engine_s_start() -> None:
-    """Calls of an engine that is gone are not its successor's."""
+async def test_only_calls_since_the_start_of_the_engine_count() -> None:
+    """Calls of a previous engine do not belong to its successor."""
     sums = FixedSums(LedgerSum(0, (), Tokens(0, 0), Tokens(0, 0)))
     engines = FixedCounts(
         {URL: EngineCount(5.0, Tokens(0, 0)), "f": EngineCount(6.0, Tokens(0, 0))}
@@ -105,10 +104,8 @@ async def test_since_the_engine_s_start() -> None:
     assert sums.asked == [("e", 5.0), ("e", 5.0), ("other", 6.0), ("other", 6.0)]
 
 
-async def test_what_cannot_be_compared() -> None:
-    """A provider, an engine that is not there, and calls that are not there any more: each says
-    why.
-    """
+async def test_what_cannot_be_compared_has_a_reason() -> None:
+    """This covers a provider, a missing engine, and deleted calls."""
     gone = UpstreamUnavailable("http://e/metrics cannot be read", endpoint="http://e")
     sums = FixedSums(LedgerSum(0, (), Tokens(0, 0), Tokens(0, 0), complete=False))
     engines = FixedCounts({"down": gone, URL: EngineCount(5.0, Tokens(0, 0))})
@@ -124,7 +121,7 @@ async def test_what_cannot_be_compared() -> None:
 
 
 class Restarted:
-    """An engine that has just been started anew, at every look."""
+    """An engine that has just been restarted whenever it is read."""
 
     def __init__(self) -> None:
         self._start = 0.0
@@ -134,8 +131,8 @@ class Restarted:
         return EngineCount(self._start, Tokens(0, 0))
 
 
-async def test_an_engine_that_is_restarted_meanwhile() -> None:
-    """Its counters are no longer those of the calls."""
+async def test_an_engine_restarted_meanwhile_is_not_compared() -> None:
+    """Its counters no longer cover the calls."""
     sums = FixedSums(LedgerSum(0, (), Tokens(0, 0), Tokens(0, 0)))
     (found,) = await Reconciler({"e": URL}, Restarted(), sums).reconcile()
     assert (found.verdict, "restarted" in found.reason) == ("unknown", True)
@@ -156,7 +153,7 @@ process_start_time_seconds 1.763733e+09
 
 
 def counts(text: str) -> VLLMCounts:
-    """Counters read from these metrics; nothing is sent."""
+    """Return counters read from these metrics, without a request."""
 
     async def fetch(url: str) -> str:
         assert url == "http://e/metrics"
@@ -167,7 +164,7 @@ def counts(text: str) -> VLLMCounts:
 
 @asynccontextmanager
 async def metrics(text: str) -> AsyncIterator[str]:
-    """The base URL of an engine with these metrics."""
+    """Serve these metrics next to an engine's base URL, and return it."""
 
     async def tell(_request: web.Request) -> web.Response:
         return web.Response(text=text, status=404)
@@ -184,9 +181,10 @@ async def metrics(text: str) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize(("created", "start"), [(True, 1763733600.0), (False, 1763733000.0)])
-async def test_sums_over_labels(created: bool, start: float) -> None:
-    """All models and engines behind one address, since the first of them began to count, or
-    else the process.
+async def test_labels_are_summed_and_the_earliest_start_counts(created: bool, start: float) -> None:
+    """All models and engines behind the address are covered.
+
+    Without their own start, that of the process counts.
     """
     text = "".join(
         line + "\n" for line in METRICS.splitlines() if created or "_created" not in line
@@ -195,8 +193,7 @@ async def test_sums_over_labels(created: bool, start: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "nothing here", "vllm:prompt_tokens_total 1"])
-async def test_no_engine(text: str) -> None:
-    """A page without the counters is an error that names the page."""
+async def test_a_page_without_the_counters_is_an_error_that_names_it(text: str) -> None:
     with pytest.raises(
         UpstreamProtocolError,
         match=r"^retrieval at http://e/metrics: .* has no 'vllm:.*no vLLM engine",
@@ -204,15 +201,17 @@ async def test_no_engine(text: str) -> None:
         await counts(text).read(URL)
 
 
-async def test_metrics_are_fetched(session: aiohttp.ClientSession) -> None:
-    """The page next to the base URL is read, whatever its status."""
+async def test_metrics_are_read_next_to_the_base_url_with_any_status(
+    session: aiohttp.ClientSession,
+) -> None:
     async with metrics(METRICS) as url:
         count = await VLLMCounts(partial(fetch_text, session)).read(url)
     assert count.tokens == Tokens(1240, 17)
 
 
-async def test_nobody_there(session: aiohttp.ClientSession) -> None:
-    """An address that cannot be read is unavailable, and its password is not shown."""
+async def test_an_unreachable_address_is_unavailable_and_its_password_hidden(
+    session: aiohttp.ClientSession,
+) -> None:
     async with metrics("") as url:
         gone = url
     with pytest.raises(UpstreamUnavailable, match="cannot be read") as caught:

@@ -1,4 +1,4 @@
-"""The body of a search block: questions, however a model wrote them down."""
+"""Parsing of the body of a search block: questions in any notation."""
 
 import json
 
@@ -69,7 +69,7 @@ def test_questions_are_read_however_they_are_written(body: str) -> None:
 
 
 @pytest.mark.parametrize("body", ONE_OR_MORE.values(), ids=ONE_OR_MORE)
-def test_wherever_a_block_is_cut_no_half_question_is_read(body: str) -> None:
+def test_a_block_cut_at_any_place_gives_no_half_question(body: str) -> None:
     for end in range(len(body) + 1):
         assert set(read_questions(body[:end], partial=True)) <= set(AB), body[:end]
 
@@ -110,7 +110,7 @@ def test_wherever_a_block_is_cut_no_half_question_is_read(body: str) -> None:
         ('["1. FC Köln: when founded?"]', "1. FC Köln: when founded?"),
     ],
 )
-def test_one_question(body: str, question: str) -> None:
+def test_a_single_question_is_read(body: str, question: str) -> None:
     assert read_questions(body, partial=False) == [question]
 
 

@@ -1,4 +1,4 @@
-"""What no role may see, what no text may do, and that prompts repeat (invariants 1, 6 and 7)."""
+"""Isolation of roles, inertness of texts, and repeatable prompts (invariants 1, 6 and 7)."""
 
 import json
 import re
@@ -47,7 +47,7 @@ ANSWERING = re.compile(
 
 @dataclass(frozen=True)
 class World:
-    """Text of every origin, each with a mark by which it is found again."""
+    """Texts of every origin, each with a mark to find it by."""
 
     question: str
     sub_queries: tuple[str, str]
@@ -58,7 +58,7 @@ class World:
 
 
 def marked(mark: str) -> st.SearchStrategy[str]:
-    """Hostile text around a mark."""
+    """Return hostile text around a mark."""
     return st.tuples(HOSTILE, HOSTILE).map(lambda around: f"{around[0]} {mark} {around[1]}")
 
 
@@ -74,7 +74,7 @@ WORLDS = st.builds(
 
 
 class Everything:
-    """A retriever that finds the same hostile passage whatever is asked."""
+    """A retriever that returns one hostile passage for any query."""
 
     def __init__(self, world: World) -> None:
         self._passage = Passage("p", world.title, world.passage)
@@ -87,7 +87,7 @@ class Everything:
 
 @dataclass(frozen=True)
 class Seen:
-    """What each role was shown."""
+    """Prompts of each role."""
 
     delegation: list[Prompt]
     execution: dict[int, list[Prompt]]
@@ -96,9 +96,7 @@ class Seen:
 
 
 async def searched(world: World) -> Seen:
-    """One search in `world`: each executor copies the hostile text of its answer out of what it
-    was shown.
-    """
+    """Run a search in `world`, whose executors copy the hostile answer from their prompt."""
 
     def executes(prompt: Prompt) -> str:
         number = 0 if "FIRSTMARK" in prompt.messages[1].content else 1
@@ -120,22 +118,21 @@ async def searched(world: World) -> Seen:
 
 
 def block_of(sub_queries: Sequence[str]) -> str:
-    """The block of a delegator that copies hostile words out of its prompt, where they stand
-    escaped.
-    """
+    """Return a delegator's block that copies escaped hostile words from its prompt."""
     return f"<search>{json.dumps([escape(text) for text in sub_queries])}</search>"
 
 
 def shown(prompts: Sequence[Prompt]) -> str:
-    """All that a model was ever shown."""
+    """Return all text in the prompts of a model."""
     return "\n".join(message.content for prompt in prompts for message in prompt.messages)
 
 
 @settings(deadline=None, max_examples=60)
 @given(WORLDS)
-async def test_contexts_are_separate(world: World) -> None:
-    """An executor sees its sub-query and its passages; delegator and answerer see reports, no
-    passage, no thought.
+async def test_each_role_sees_only_its_own_context(world: World) -> None:
+    """An executor sees its sub-query and its passages.
+
+    Delegator and answerer see reports, no passage and no thought.
     """
     seen = await searched(world)
     for own, sibling, prompts in (
@@ -157,8 +154,8 @@ async def test_contexts_are_separate(world: World) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(WORLDS)
-async def test_text_changes_no_protocol(world: World) -> None:
-    """Whatever the text says: two results, no forged block, no early stop, and every tag in a
+async def test_hostile_text_changes_no_protocol(world: World) -> None:
+    """For any text there are two results, no forged block, no early stop, and every tag in a
     prompt is ours.
     """
     seen = await searched(world)
@@ -188,8 +185,8 @@ async def test_text_changes_no_protocol(world: World) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(WORLDS)
-async def test_reports_arrive_whole(world: World) -> None:
-    """Escaping loses nothing: what the executor read is what its report says, on one line."""
+async def test_reports_arrive_unchanged(world: World) -> None:
+    """Escaping loses nothing. An executor's text is in its report, on one line."""
     seen = await searched(world)
     for execution, answer in zip(seen.trajectory.executions, world.answers, strict=True):
         copied = answer.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -199,8 +196,7 @@ async def test_reports_arrive_whole(world: World) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(WORLDS)
-async def test_prompts_repeat(world: World) -> None:
-    """The same inputs give the same prompts, letter for letter."""
+async def test_equal_inputs_give_equal_prompts(world: World) -> None:
     first = await searched(world)
     second = await searched(world)
     assert first.delegation == second.delegation

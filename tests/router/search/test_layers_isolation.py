@@ -1,4 +1,4 @@
-"""What no layer of three may see, and what no text may do to managers (invariants 1 and 6)."""
+"""Isolation of three layers, and inertness of texts to managers (invariants 1 and 6)."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ NAMES = "search", "browser"
 
 
 def marked(mark: str) -> st.SearchStrategy[str]:
-    """Hostile text around a mark."""
+    """Return hostile text around a mark."""
     return st.tuples(FORGED, FORGED).map(lambda around: f"{around[0]} {mark} {around[1]}")
 
 
@@ -39,13 +39,14 @@ WORLDS = st.builds(
     answers=st.tuples(marked("ONEREPORT"), marked("TWOREPORT")),
 )
 FACTS = "FACTONE", "FACTTWO"
-"""What workers of each manager are asked; and WORKER with the manager's name is what they
-answer.
+"""Marks of the sub-queries of each manager's workers.
+
+Their answers hold WORKER and the manager's name.
 """
 
 
 class Seen(Layers):
-    """Two managers, with a step each, which they split in two; everybody's words hold a mark."""
+    """Two managers with a step each, which they split in two. All texts hold a mark."""
 
     def __init__(self, world: World) -> None:
         def leads(prompt: Prompt) -> Answer:
@@ -90,7 +91,7 @@ class Seen(Layers):
 
 
 def missing(prompts: Sequence[Prompt], own: Sequence[str], foreign: Sequence[str]) -> set[str]:
-    """Marks that should be in these prompts and are not, or are and should not be."""
+    """Return the `own` marks that are not in these prompts, and the `foreign` ones that are."""
     text = shown(prompts)
     return {mark for mark in own if mark not in text} | {
         f"foreign {mark}" for mark in foreign if mark in text
@@ -99,10 +100,10 @@ def missing(prompts: Sequence[Prompt], own: Sequence[str], foreign: Sequence[str
 
 @settings(deadline=None, max_examples=40)
 @given(WORLDS)
-async def test_each_layer_sees_what_is_its_own(world: World) -> None:
-    """No token of a worker's pages, queries or thoughts is in the prompt of a manager, of the
-    delegator, or of anybody beside it; a manager sees its step and its workers' reports; above it,
-    its report alone is seen.
+async def test_each_layer_sees_only_its_own_context(world: World) -> None:
+    """No token of a worker's pages, queries or thoughts is in the prompt of its manager, of the
+    delegator, or of a sibling. A manager sees its step and its workers' reports; the layer above
+    sees only its report.
     """
     seen = Seen(world)
     await seen.searched()
@@ -142,10 +143,8 @@ async def test_each_layer_sees_what_is_its_own(world: World) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(WORLDS)
-async def test_text_changes_nothing_between_layers(world: World) -> None:
-    """Whatever a page, a step or a report says: nobody is named in it, nothing is handed on,
-    and every tag is ours.
-    """
+async def test_hostile_text_changes_nothing_between_layers(world: World) -> None:
+    """A page, a step or a report names no manager and hands nothing on, and every tag is ours."""
     seen = Seen(world)
     found = await seen.searched()
     assert (found.outcome, found.answer, found.rounds) == ("answered", "done", (2,))

@@ -1,4 +1,4 @@
-"""A finished report serves all who ask the same after it."""
+"""The report cache: a finished report serves later runs with an equal sub-query."""
 
 import asyncio
 from dataclasses import replace
@@ -31,7 +31,7 @@ RETRIEVER = FixedRetriever({SUB_QUERY: [PASSAGE]})
 
 
 class Indexed:
-    """An index whose name a test may change."""
+    """An index with a changeable name."""
 
     name: str | None = "index-1"
 
@@ -48,7 +48,7 @@ async def _load(version: str) -> None:
 
 
 def executors(model: Model, retriever: Retriever = RETRIEVER) -> VersionRouting:
-    """Versions that are all the same model."""
+    """Executor versions that share a model."""
 
     def make(version: str) -> Executor:
         named = replace(role("execution", model), executor_version=version)
@@ -63,7 +63,7 @@ def shared(
     index: Indexed | None = None,
     **terms: Any,
 ) -> ReportCache:
-    """An executor whose runs are shared."""
+    """Return an executor whose reports are shared."""
     return ReportCache(executors(model, retriever), index or Indexed(), **terms)
 
 
@@ -76,7 +76,7 @@ def asking(
     events: list[Event] | None = None,
     tokens: int | None = None,
 ) -> RunContext:
-    """A run of a tenant, which begins now."""
+    """Return a run of a tenant, which begins now."""
     told: list[Event] = [] if events is None else events
     ledger = Ledger(run_id, tenant, allowance=Allowance(Budget(tokens)))
     return RunContext.lasting(time_s, told.append, ledger, answering_share=0.0, sharing=sharing)
@@ -85,14 +85,14 @@ def asking(
 async def held(
     model: HeldModel, executor: ReportCache, context: RunContext
 ) -> asyncio.Task[Execution]:
-    """A run that waits for its model."""
+    """Start a run that waits for its model."""
     task = asyncio.ensure_future(executor.run(SUB_QUERY, 0, context))
     await ended(model.called.wait())
     return task
 
 
-async def test_runs_at_the_same_time() -> None:
-    """Work on their own; those that come later get the report, its trace and its events."""
+async def test_concurrent_runs_work_alone_and_later_ones_share() -> None:
+    """Later runs get the report, its trace and its events."""
     model = HeldModel(ScriptedModel(finds))
     executor = shared(model)
     events = list[Event]()
@@ -111,8 +111,8 @@ async def test_runs_at_the_same_time() -> None:
     assert (executor.counts.worked, executor.counts.kept) == (2, 1)
 
 
-def test_a_report_is_kept_for_a_while() -> None:
-    """However the sub-query is spelt, and for the configured time."""
+def test_a_report_is_kept_for_the_configured_time() -> None:
+    """The spelling of the sub-query makes no difference."""
 
     async def main(clock: Clock) -> None:
         executor = shared(ScriptedModel(finds), keep_s=10.0)
@@ -127,10 +127,8 @@ def test_a_report_is_kept_for_a_while() -> None:
     with_clock(main)
 
 
-async def test_another_index_has_reports_of_its_own() -> None:
-    """A report is not given after the index is swapped, nor kept if that happened while it was
-    written.
-    """
+async def test_a_report_belongs_to_its_index() -> None:
+    """No report is shared after the index was swapped, or kept if that happened during the work."""
     index = Indexed()
     model = HeldModel(ScriptedModel(finds), free=2)
     executor = shared(model, index=index)
@@ -145,8 +143,8 @@ async def test_another_index_has_reports_of_its_own() -> None:
     assert (await executor.run(SUB_QUERY, 0, asking("run-4"))).shared_from == ()
 
 
-async def test_where_the_index_is_not_known_nothing_is_kept() -> None:
-    """As its passages may have changed."""
+async def test_without_a_known_index_nothing_is_kept() -> None:
+    """Its passages may have changed."""
     index = Indexed()
     index.name = None
     executor = shared(ScriptedModel(finds), index=index)
@@ -155,7 +153,7 @@ async def test_where_the_index_is_not_known_nothing_is_kept() -> None:
 
 
 async def test_versions_do_not_share() -> None:
-    """What a canary reports is no report of the active version's."""
+    """The active version does not use a report of a canary."""
     versions = executors(ScriptedModel(finds))
     executor = ReportCache(versions, Indexed())
     await executor.run(SUB_QUERY, 0, asking("run-1"))
@@ -165,15 +163,13 @@ async def test_versions_do_not_share() -> None:
 
 
 async def test_tenants_do_not_share() -> None:
-    """Each works on its own."""
     executor = shared(ScriptedModel(finds))
     await executor.run(SUB_QUERY, 0, asking("run-1"))
     other = await executor.run(SUB_QUERY, 0, asking("run-2", "other"))
     assert (other.outcome, other.shared_from) == ("reported", ())
 
 
-async def test_whoever_shares_with_nobody() -> None:
-    """Gets no report of another run's, and gives none."""
+async def test_a_run_without_sharing_takes_and_gives_no_report() -> None:
     executor = shared(ScriptedModel(finds))
     await executor.run(SUB_QUERY, 0, asking("run-1"))
     alone = asking("run-2", sharing=False)
@@ -183,7 +179,7 @@ async def test_whoever_shares_with_nobody() -> None:
 
 
 async def test_failures_are_not_kept() -> None:
-    """The next run works on its own."""
+    """The next run works itself."""
     said: list[Answer] = [
         UpstreamUnavailable("gone", endpoint="e"),
         f"<search>{SUB_QUERY}</search>",
@@ -198,14 +194,14 @@ async def test_failures_are_not_kept() -> None:
 
 
 class Tenants(Kept):
-    """All have the same settings."""
+    """Tenants with equal settings."""
 
     def __init__(self, began: Admitted) -> None:
         super().__init__()
         self._began = began
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
-        """On record, unless it was asked before."""
+        """Admit the run, unless its request was made before."""
         found = await super().begin(start)
         return self._began if isinstance(found, Admitted) else found
 
@@ -219,8 +215,9 @@ class Tenants(Kept):
         (Admitted(training=False), False, 0),
     ],
 )
-async def test_requests_share_as_far_as_they_may(began: Admitted, fresh: bool, calls: int) -> None:
-    """Not those that ask for fresh work, nor those of tenants whose texts are not kept."""
+async def test_requests_for_fresh_work_and_redacted_tenants_do_not_share(
+    began: Admitted, fresh: bool, calls: int
+) -> None:
     store = Tenants(began)
     deployment = Deployment()
     executor = shared(deployment.executor)

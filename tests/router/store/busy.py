@@ -1,4 +1,4 @@
-"""Runs of all kinds, which a journal is told of in any order."""
+"""Random runs of all kinds, written to a journal in random order."""
 
 import asyncio
 import random
@@ -36,7 +36,7 @@ OUTCOMES: list[Outcome] = ["completed", "refused", "cancelled", "unavailable"]
 
 
 class Plan(NamedTuple):
-    """A run that is to be."""
+    """A planned run."""
 
     id: str
     tenant: str
@@ -78,11 +78,10 @@ def _call(draw: st.DrawFn, run_id: str, tenant: str, number: int, midnight: floa
 async def conduct(
     journal: LogJournal, plan: Plan, luck: random.Random, *, ends: bool = True
 ) -> Run | None:
-    """A run in which several calls run at once, and some ends are heard of only with its own;
-    return it as it ended.
+    """Conduct a run with several concurrent calls, and return it as it ended.
 
-    None where it did not: it was refused, taken back, or, unless it `ends`, is left as it is now
-    and then.
+    Some calls are settled only by the end of the run. Return None if the run was refused or
+    withdrawn, or, unless it `ends`, was left as it is at some point.
     """
     request_id = plan.id if luck.random() < 0.5 else ""
     try:
@@ -121,7 +120,7 @@ async def conduct(
 
 
 async def _tell(journal: LogJournal, run_id: str, luck: random.Random) -> None:
-    """Turns and searches, those of the result or others."""
+    """Write turns and searches, those of the result or others."""
     for number, one in enumerate(EXECUTIONS):
         agent = AgentId("execution", luck.choice((number, number, 5)))
         said = one.conversation
@@ -139,16 +138,16 @@ async def _tell(journal: LogJournal, run_id: str, luck: random.Random) -> None:
 
 
 async def stored_runs(database: Database, tenant: str) -> list[Run]:
-    """All runs of a tenant."""
+    """Return all runs of a tenant."""
     found = await rows(
         database, "SELECT run_id FROM runs WHERE tenant = :tenant ORDER BY run_id", tenant=tenant
     )
     return [await SQLArchive(database).load(run_id) for (run_id,) in found]
 
 
-async def agree(database: Database, tenant: str, runs: list[Run], told: list[Run]) -> None:
-    """See that what a tenant has spent is what its runs have, and that those that ended are as they
-    were `told`; others were interrupted.
+async def agree(database: Database, tenant: str, runs: list[Run], ended_runs: list[Run]) -> None:
+    """Assert that the spending of a tenant equals that of its runs, that ended runs are stored
+    as in `ended_runs`, and that the others were interrupted.
     """
     sums: dict[str, Counter[str]] = {}
     for each in runs:
@@ -169,7 +168,7 @@ async def agree(database: Database, tenant: str, runs: list[Run], told: list[Run
     assert summed == {(total.role, total.model): added([total]) for total in totals(calls)}
     assert (await check(database)).problems == []
     found = {each.id: each for each in runs}
-    for over in told:
+    for over in ended_runs:
         stored = found.pop(over.id)
         assert {call.number: call for call in stored.calls} == {
             call.number: call for call in over.calls

@@ -1,8 +1,7 @@
-"""Files as a process has written them, by the notes of `recorder.c`, and as a power cut at any
-moment may leave them.
+"""Files rebuilt from the notes of `recorder.c`, as a power cut at any moment may leave them.
 
-On disk is what was synced; of what came since then, any part may be: writes are torn between
-sectors, and names of files stand in folders, which are synced by themselves.
+Synced changes are on disk. Of later changes any part may be: writes are torn between sectors,
+and names of files are entries of folders, which are synced separately.
 """
 
 import random
@@ -16,11 +15,11 @@ from typing import NamedTuple
 SECTOR = 512
 _NOTE = struct.Struct("<ciQI")
 _LEFT_OUT = "-shm", "owner", "told"
-"""Ends of files that are of no use to another process."""
+"""Suffixes of files that are useless to another process."""
 
 
 def built(folder: Path) -> Path:
-    """The recorder as a library. Raises `OSError` where there is no compiler."""
+    """Compile the recorder into a library. Raises `OSError` without a compiler."""
     library = folder / "recorder.so"
     source = Path(__file__).with_name("recorder.c")
     subprocess.run(
@@ -30,7 +29,7 @@ def built(folder: Path) -> Path:
 
 
 class Note(NamedTuple):
-    """What was done to a file."""
+    """Change of a file."""
 
     kind: str
     file: int
@@ -39,7 +38,7 @@ class Note(NamedTuple):
 
 
 def notes(file: Path) -> Iterator[Note]:
-    """All that was noted, in order."""
+    """Yield all notes in order."""
     data = file.read_bytes()
     at = 0
     while at < len(data):
@@ -49,7 +48,7 @@ def notes(file: Path) -> Iterator[Note]:
 
 
 class Named(NamedTuple):
-    """What a name stands for from then on; None for nothing."""
+    """File of a name from then on; None if there is none."""
 
     name: str
     file: "File | None"
@@ -57,17 +56,17 @@ class Named(NamedTuple):
 
 @dataclass(slots=True)
 class File:
-    """A file, or a folder: what of it is on disk, and what was done to it since."""
+    """A file or folder: its content on disk, and the changes since."""
 
     content: bytearray = field(default_factory=bytearray)
     names: dict[str, "File"] | None = None
-    """Of a folder."""
+    """Files by name, if this is a folder."""
     since: list[Note | Named] = field(default_factory=list)
     synced: int = 0
-    """The number of changes that have left `since`."""
+    """Number of changes removed from `since`."""
 
     def sync(self, changes: int) -> None:
-        """Put on disk what was done before so many changes had been made."""
+        """Put on disk the changes before the given number."""
         count = max(0, changes - self.synced)
         for change in self.since[:count]:
             if isinstance(change, Note):
@@ -78,7 +77,7 @@ class File:
         self.synced += count
 
     def left(self, folder: Path, chance: random.Random) -> None:
-        """Write into an empty folder what a power cut may leave of this one."""
+        """Write into an empty folder a possible state of this one after a power cut."""
         likely = chance.choice((0.0, 0.5, 0.9, 1.0))
         names = dict(self.names or {})
         lost = set[str]()
@@ -96,7 +95,7 @@ class File:
                 (folder / name).write_bytes(file.torn(chance))
 
     def torn(self, chance: random.Random) -> bytes:
-        """What a power cut may leave in a file."""
+        """Return a possible content of the file after a power cut."""
         content = bytearray(self.content)
         likely = chance.choice((0.0, 0.1, 0.5, 0.9, 1.0))
         for change in self.since:
@@ -120,7 +119,7 @@ class File:
 
 
 class Disk:
-    """The files of a folder, as notes are taken."""
+    """Files of a folder, changed note by note."""
 
     def __init__(self, folder: Path) -> None:
         self.root = File(names={})
@@ -129,7 +128,7 @@ class Disk:
         self._syncs: dict[int, tuple[File, int]] = {}
 
     def take(self, note: Note) -> None:
-        """Do what was done next."""
+        """Apply the next note."""
         path = note.data.decode() if note.kind in "oum" else ""
         match note.kind:
             case "o":
@@ -152,7 +151,7 @@ class Disk:
                 self._open[note.file].since.append(note)
 
     def is_at(self, note: Note, name: str) -> bool:
-        """Whether this writes to a file of that name in the folder."""
+        """Return whether the note writes to a file of this name in the folder."""
         return note.kind == "w" and self._open[note.file] is self._now.get(f"{self._folder}/{name}")
 
     def _name(self, path: str, file: File | None) -> None:

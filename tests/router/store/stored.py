@@ -1,4 +1,4 @@
-"""Runs as they lie in a database, put there without a journal."""
+"""Runs written directly to a database, without a journal."""
 
 from collections.abc import Sequence
 
@@ -48,7 +48,7 @@ ANSWER = Trajectory(
 
 
 def events(run_id: str) -> tuple[Event, ...]:
-    """What happened in a run with `ANSWER`; the second executor was the first to end."""
+    """Return the events of a run with `ANSWER`, in which the second executor ended first."""
     return (
         RunStarted(run_id),
         RoundStarted(1),
@@ -62,7 +62,7 @@ def events(run_id: str) -> tuple[Event, ...]:
 
 
 def call(run_id: str, number: int = 0, **fields: object) -> Call:
-    """A call that ended well, but for `fields`."""
+    """Return a call that ended well, with `fields` replaced."""
     known: dict[str, object] = {
         "run_id": run_id,
         "tenant": "default",
@@ -89,7 +89,7 @@ def call(run_id: str, number: int = 0, **fields: object) -> Call:
 def run(
     run_id: str, started_at: float = 1000.0, calls: Sequence[Call] = (), **fields: object
 ) -> Run:
-    """An answer that was given, but for `fields`."""
+    """Return a run with an answer, with `fields` replaced."""
     known: dict[str, object] = {
         "kind": "answer",
         "request": "Who directed Heat?",
@@ -104,8 +104,9 @@ def run(
 
 
 def run_with_tools(run_id: str) -> Run:
-    """A run of three calls of two tools, by a worker, a manager that was asked before, and an
-    executor, one of which failed; and of one that no tool took.
+    """Return a run of three calls of two tools and a refused one.
+
+    A worker, its manager and an executor made them, and one of the calls failed.
     """
 
     def worked(*calls: ToolCall) -> Execution:
@@ -130,7 +131,7 @@ def run_with_tools(run_id: str) -> Run:
 
 
 async def put(database: Database, *runs: Run, tenants: Sequence[Tenant] = ()) -> None:
-    """Write runs with their calls and the sums of these."""
+    """Write runs with their calls and sums."""
 
     def write(connection: Connection) -> None:
         for tenant in tenants:
@@ -146,7 +147,7 @@ async def put(database: Database, *runs: Run, tenants: Sequence[Tenant] = ()) ->
 
 
 def run_row(run: Run) -> dict[str, object]:
-    """A run as a row."""
+    """Return the row of a run."""
     return {
         "run_id": run.id,
         "tenant": run.tenant,

@@ -1,4 +1,4 @@
-"""A store is looked through for what does not agree."""
+"""The store check: inconsistencies are found and described."""
 
 import asyncio
 import random
@@ -32,7 +32,7 @@ def start(run_id: str, started_at: float, hold: Amount) -> RunStart:
 async def conduct(
     journal: Journal, run_id: str, started_at: float = NOW, status: RunStatus = "finished"
 ) -> None:
-    """A run with all that there is in one: a hold, calls that end well, and one that is cut."""
+    """Conduct a run with a hold, calls that end well, and one that is cut."""
     await journal.begin(start(run_id, started_at, Amount(50, 40)))
     calls = [
         call(
@@ -65,8 +65,8 @@ async def found(database: Database) -> list[Problem]:
     return (await check(database)).problems
 
 
-async def test_a_store_in_use(database: Database, journal: LogJournal) -> None:
-    """Is sound while runs are under way; everything is counted, and progress is told."""
+async def test_a_store_in_use_is_consistent(database: Database, journal: LogJournal) -> None:
+    """Everything is counted, and progress is reported."""
     assert (await check(database)).problems == []
     statuses: tuple[RunStatus, ...] = ("finished", "failed", "cancelled")
     await asyncio.gather(
@@ -84,8 +84,10 @@ async def test_a_store_in_use(database: Database, journal: LogJournal) -> None:
     assert told == [(100, 121), (121, 121)]
 
 
-async def test_checks_beside_a_busy_gateway(database: Database, journal: LogJournal) -> None:
-    """Never raise a false alarm, at whatever moment of a run they look."""
+async def test_checks_of_a_busy_store_raise_no_false_alarm(
+    database: Database, journal: LogJournal
+) -> None:
+    """They run at every moment of a run."""
     ended = asyncio.Event()
     looks = list[Checked]()
 
@@ -158,10 +160,9 @@ COPY = (
         ("DROP TABLE feedback", "table feedback", "is missing"),
     ],
 )
-async def test_what_does_not_agree(
+async def test_an_inconsistency_is_described_with_its_place(
     database: Database, journal: LogJournal, statement: str, where: str, what: str
 ) -> None:
-    """Is told in plain words, with where it is."""
     for number in range(3):
         await conduct(journal, f"run-{number}")
     await change(database, statement)
@@ -169,10 +170,9 @@ async def test_what_does_not_agree(
 
 
 @pytest.mark.parametrize("trace", [b"\xa3Heat", b"x\x01Heat"])
-async def test_a_trace_that_is_damaged(
+async def test_a_damaged_trace_is_reported_and_the_other_runs_are_checked(
     database: Database, journal: LogJournal, trace: bytes
 ) -> None:
-    """Is told; the other runs are looked at all the same."""
     for number in range(3):
         await conduct(journal, f"run-{number}")
     damage = RUNS.update().where(RUNS.c.run_id == "run-1").values(trace=trace)
@@ -185,10 +185,10 @@ async def test_a_trace_that_is_damaged(
     )
 
 
-async def test_rows_of_runs_that_are_not_there(
+async def test_rows_of_missing_runs_are_reported(
     database: Database, journal: LogJournal, url: str
 ) -> None:
-    """Are told, where the database has let them in."""
+    """The database admitted them without a foreign key."""
     await conduct(journal, "run-1")
     assert await found(database) == []  # by now the database has it
     orphan = "UPDATE calls SET run_id = 'run-0' WHERE number = 0"
@@ -206,8 +206,9 @@ async def test_rows_of_runs_that_are_not_there(
     ]
 
 
-async def test_a_table_that_cannot_be_read(database: Database, journal: LogJournal) -> None:
-    """Ends the search; what was found before is told."""
+async def test_an_unreadable_table_ends_the_check_with_the_findings_so_far(
+    database: Database, journal: LogJournal
+) -> None:
     await conduct(journal, "run-1")
     await database.write(CALLS.drop)
     problems = await found(database)
@@ -216,8 +217,7 @@ async def test_a_table_that_cannot_be_read(database: Database, journal: LogJourn
     assert problems[-1].what.startswith("cannot be read any further: ")
 
 
-async def test_a_damaged_file(tmp_path: Path) -> None:
-    """Is told by what SQLite finds."""
+async def test_a_damaged_file_is_reported_in_the_words_of_sqlite(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     database = await Database.open(f"sqlite:///{path}")
     async with LogJournal.writing(database) as journal:

@@ -1,6 +1,4 @@
-"""A disk that is full or read-only: what a client hears, what is kept, and what the next start
-says.
-"""
+"""Full and read-only disks: errors of clients, stored records, and the next start."""
 
 import asyncio
 import subprocess
@@ -25,7 +23,7 @@ from tests.router.store.stored import run
 
 
 class Store:
-    """A store whose database and log have disks of their own."""
+    """A store whose database and log are on separate disks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,7 +33,7 @@ class Store:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """Each disk has more room than it takes to count as full."""
+    """Give each disk more room than the threshold of a full one."""
     store = Store(tmp_path / "disk")
     with small_disk(store.folder, "80m"), small_disk(store.log, "80m"):
         yield store
@@ -43,7 +41,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @asynccontextmanager
 async def asking(store: Store) -> AsyncIterator[AsyncClient]:
-    """A client of a gateway before played models."""
+    """Open a client of a gateway with played models."""
     async with serving(recording=False) as server:
         server.plays(writes(at_once))
         config = load_config(canned_config(store.folder, [server.base_url], "127.0.0.1:9"))
@@ -53,7 +51,7 @@ async def asking(store: Store) -> AsyncIterator[AsyncClient]:
 
 
 async def until(client: AsyncClient, said: str) -> None:
-    """Ask until that is refused with these words, and a reason that clients know."""
+    """Ask until the request is refused with these words and a reason that clients know."""
     async with asyncio.timeout(10):
         while True:
             try:
@@ -64,17 +62,15 @@ async def until(client: AsyncClient, said: str) -> None:
 
 
 async def statuses(store: Store, run_ids: list[str]) -> set[str]:
-    """By the store, of some runs."""
+    """Return the status of some runs in the store."""
     async with opened(store.url) as database:
         assert (await check(database)).problems == []
         found = dict(await rows(database, "SELECT run_id, status FROM runs"))
     return {found[run_id] for run_id in run_ids}
 
 
-async def test_the_log_s_disk_is_full(store: Store) -> None:
-    """Questions are refused, with what to do, until there is room again; what was answered can
-    be read meanwhile.
-    """
+async def test_with_a_full_log_disk_questions_are_refused_until_there_is_room(store: Store) -> None:
+    """The error says what to do. Earlier answers can be read meanwhile."""
     async with asking(store) as client:
         answered = [(await client.ask("Who?")).run_id]
         with filled(store.log):
@@ -89,10 +85,8 @@ async def test_the_log_s_disk_is_full(store: Store) -> None:
     assert await statuses(store, answered) == {"finished"}
 
 
-async def test_the_database_s_disk_is_full(store: Store) -> None:
-    """Questions are answered from the log, which the database gets when there is room; reading
-    has to wait.
-    """
+async def test_with_a_full_database_disk_questions_are_answered_from_the_log(store: Store) -> None:
+    """The database catches up when there is room. Reading has to wait."""
     async with asking(store) as client:
         answered = [(await client.ask("Who?")).run_id]
         with filled(store.folder):
@@ -112,7 +106,7 @@ async def test_the_database_s_disk_is_full(store: Store) -> None:
 
 @contextmanager
 def read_only(disk: Path) -> Iterator[None]:
-    """Nothing can be written there while the context is open."""
+    """Make a folder read-only while the context is open."""
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     try:
         yield
@@ -132,10 +126,10 @@ def read_only(disk: Path) -> Iterator[None]:
         ("database read-only", "cannot open .*; check that it exists, that it can be written"),
     ],
 )
-async def test_a_start_without_room(store: Store, what: str, said: str) -> None:
-    """Says which disk it is, and changes nothing: with room, all is there that was, and the run
-    under way is closed.
-    """
+async def test_a_start_without_room_names_the_disk_and_changes_nothing(
+    store: Store, what: str, said: str
+) -> None:
+    """With room again, all records are there, and the run in progress is closed."""
     database = await Database.open(store.url)
     async with cut_short(database) as journal:
         for number in range(3):

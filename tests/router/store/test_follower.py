@@ -1,4 +1,6 @@
-"""The database follows the log: each run counts once, whatever fails or is killed in between."""
+"""The follower, which writes the log to the database: each run counts once, despite failures and
+kills.
+"""
 
 import asyncio
 import threading
@@ -31,7 +33,7 @@ Value = TypeVar("Value")
 
 
 class Counted(Database):
-    """Counts what is written to it."""
+    """A database that counts its writes."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -54,19 +56,19 @@ class Counted(Database):
                 self._news.notify_all()
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        """Wait for that; it is looked at whenever something was written."""
+        """Wait until the condition holds, and test it after each write."""
         async with asyncio.timeout(10), self._news:
             await self._news.wait_for(reached)
 
     async def more(self, count: int) -> None:
-        """Wait until so many more writes are over."""
+        """Wait for this many more writes."""
         wanted = self.done + count
         await self.until(lambda: self.done >= wanted)
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """Of SQLite: PostgreSQL has a run's end before it is acknowledged."""
+    """Return a SQLite address, as PostgreSQL has the end of a run before it is acknowledged."""
     return f"sqlite:///{tmp_path / 'runs.db'}"
 
 
@@ -79,14 +81,14 @@ async def counted(url: str) -> AsyncIterator[Counted]:
 
 
 async def behind(database: Database, statement: str) -> None:
-    """Change a table now, whatever waits to be written."""
+    """Change a table now, before the changes that wait."""
     await database.write(lambda connection: connection.exec_driver_sql(statement), behind=True)
 
 
-async def test_changes_that_are_written_one_by_one(counted: Counted) -> None:
-    """As one of them cannot be at all: the first ones count once, however often the last one
-    fails.
-    """
+async def test_a_repeatedly_failing_change_does_not_repeat_the_ones_before(
+    counted: Counted,
+) -> None:
+    """Changes are written singly, as the last one cannot be written."""
     async with LogJournal.writing(counted) as journal:
         await change(counted, "ALTER TABLE calls RENAME TO elsewhere")
         for number in range(3):
@@ -104,10 +106,8 @@ async def test_changes_that_are_written_one_by_one(counted: Counted) -> None:
         assert (await check(counted)).problems == []
 
 
-async def test_the_place_up_to_which_the_log_was_read(counted: Counted) -> None:
-    """Never goes back behind what was written, so that nothing counts twice where a gateway is
-    killed.
-    """
+async def test_the_log_position_never_falls_behind_the_written_records(counted: Counted) -> None:
+    """So nothing counts twice after a kill."""
     may = threading.Event()
     async with cut_short(counted) as journal:
         await journal.begin(start("run-1"))
@@ -125,9 +125,9 @@ async def test_the_place_up_to_which_the_log_was_read(counted: Counted) -> None:
         assert (await check(counted)).problems == []
 
 
-async def test_segments_that_are_still_needed(counted: Counted) -> None:
-    """Stay: those of runs under way, and of runs whose end is not in the database yet. Others
-    go.
+async def test_segments_in_use_stay_and_others_are_deleted(counted: Counted) -> None:
+    """Segments of runs in progress, and of runs whose end is not in the database yet, are in
+    use.
     """
     folder = counted.log_folder
     log = RunLog.open(folder)
@@ -156,8 +156,7 @@ async def test_segments_that_are_still_needed(counted: Counted) -> None:
         assert (await check(counted)).problems == []
 
 
-async def test_segments_that_nobody_needs(counted: Counted) -> None:
-    """Are deleted while the gateway runs."""
+async def test_unused_segments_are_deleted_while_the_gateway_runs(counted: Counted) -> None:
     folder = counted.log_folder
     log = RunLog.open(folder)
     async with LogJournal.writing(counted, log) as journal:
@@ -170,10 +169,8 @@ async def test_segments_that_nobody_needs(counted: Counted) -> None:
         assert len(segments(folder)) == 1
 
 
-async def test_what_is_left_in_a_log_is_put_on_disk(counted: Counted) -> None:
-    """Before anyone is answered from it, also where segments stay for a run that can be gone on
-    with.
-    """
+async def test_the_rest_of_a_log_is_synced_before_any_answer_from_it(counted: Counted) -> None:
+    """This holds too if segments stay for a run that can be resumed."""
     async with cut_short(counted) as journal:
         await journal.begin(start("run-1", started_at=time.time()))
         await journal.finish(run("run-1", NOW))
@@ -184,10 +181,8 @@ async def test_what_is_left_in_a_log_is_put_on_disk(counted: Counted) -> None:
         assert any(counted.on_disk)
 
 
-async def test_reading_a_run_under_way(counted: Counted) -> None:
-    """Waits for nothing once the database has it, however far behind that is; its end is seen
-    at once.
-    """
+async def test_reading_a_run_in_progress_does_not_wait(counted: Counted) -> None:
+    """The database has the run, however far it lags. The end of the run is seen immediately."""
 
     async def wait() -> None:
         pytest.fail("waits for the database")

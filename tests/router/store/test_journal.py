@@ -153,7 +153,7 @@ async def test_texts_of_a_redacted_tenant_are_in_neither_database_nor_log(
     await put(database, tenants=[Tenant("acme", redact=True)])
     async with asyncio.timeout(10):
         while await journal.begin(start("run-0", "acme", request="")) != Admitted(redact=True):
-            journal.forget("run-0")  # the setting is not heard of yet
+            journal.forget("run-0")  # the setting has no effect yet
             await asyncio.sleep(0.05)
     await journal.begin(start("run-1", "acme"))
     journal.turn(

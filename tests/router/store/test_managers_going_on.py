@@ -1,6 +1,4 @@
-"""A run of three layers that was killed is gone on with, from the last turn of each of its
-models.
-"""
+"""Killed runs of three layers are resumed from the last turn of each of their models."""
 
 import asyncio
 import shutil
@@ -29,8 +27,9 @@ WHO = "delegator", "manager", "worker", "browser's worker", "answerer"
 
 
 def layers(held: str = "", free: int = 0) -> Layers:
-    """The first four facts are blocked for the first manager; `held` does not answer after
-    `free` calls.
+    """Return layers whose first four facts are blocked for the first manager.
+
+    The model `held` stops answering after `free` calls.
     """
     made = Layers(pages={"search": Pages(range(4)), "browser": Pages()})
     managers = dict(made.managers)
@@ -55,7 +54,7 @@ def held_of(made: Layers) -> HeldModel:
 
 
 def asked(made: Layers) -> int:
-    """Calls of all models."""
+    """Count the calls of all models."""
     models: list[Any] = [
         made.delegator,
         made.answerer,
@@ -95,7 +94,7 @@ async def ask(one: Gateway, **options: Any) -> Run:
 
 
 async def whole(folder: Path) -> Run:
-    """A run that nothing has happened to."""
+    """Return an undisturbed run."""
     async with gateway(folder / "whole", layers()) as (one, archive, _):
         run = await ask(one)
         assert await archive.load(run.id) == run
@@ -114,10 +113,10 @@ def said(run: Run) -> object:
     + [("worker", free) for free in (0, 3, 9, 15)]
     + [("browser's worker", free) for free in (0, 5)],
 )
-async def test_only_what_was_in_flight_is_asked_again(tmp_path: Path, held: str, free: int) -> None:
-    """Whichever layer it was in: the run comes to the very same, worker by worker, and pays for
-    the rest only.
-    """
+async def test_only_calls_in_flight_are_repeated_in_any_layer(
+    tmp_path: Path, held: str, free: int
+) -> None:
+    """The resumed run equals an undisturbed one, worker by worker, and pays for the rest only."""
     left = tmp_path / "killed"
     made = layers(held, free)
     async with gateway(tmp_path / "first", made) as (first, archive, _):
@@ -142,8 +141,8 @@ async def test_only_what_was_in_flight_is_asked_again(tmp_path: Path, held: str,
     assert {call.outcome for call in interrupted.calls} <= {"completed", "interrupted"}
 
 
-async def test_accounts(tmp_path: Path) -> None:
-    """Sums by manager are those of the calls; the agents of an export say who led whom."""
+async def test_sums_by_manager_and_exported_agents_match_the_calls(tmp_path: Path) -> None:
+    """The agents of an export name their manager."""
     async with gateway(tmp_path / "one", layers()) as (one, archive, usages):
         run = await ask(one)
         await archive.load(run.id)
@@ -172,8 +171,7 @@ async def test_accounts(tmp_path: Path) -> None:
     assert len(list(by_executors(run.result.executions))) == 12
 
 
-async def test_a_redacted_run(tmp_path: Path) -> None:
-    """Keeps the names of managers and all counts, and no text of any layer."""
+async def test_a_redacted_run_keeps_managers_and_counts_and_no_texts(tmp_path: Path) -> None:
     async with gateway(tmp_path / "one", layers(), Tenant("default", redact=True)) as (
         one,
         archive,

@@ -1,6 +1,4 @@
-"""A log folder that someone has changed by hand: files that do not belong to it, and segments
-that are gone.
-"""
+"""Log folders changed by hand: foreign files, and missing segments."""
 
 import asyncio
 import json
@@ -31,9 +29,7 @@ async def _answer(journal: LogJournal, run_id: str) -> None:
 
 
 async def _killed_with_three_segments(url: str) -> Path:
-    """A gateway answers in three segments of its log and is killed; return the folder of the
-    log.
-    """
+    """Answer in three segments of a gateway's log, kill it, and return the folder of the log."""
     database = await Database.open(url)
     log = RunLog.open(database.log_folder)
     async with cut_short(database, log) as journal:
@@ -49,7 +45,7 @@ async def _killed_with_three_segments(url: str) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    """The file of a config with a store of its own."""
+    """The file of a config with a store in a temporary folder."""
     return _config_in(tmp_path)
 
 
@@ -67,7 +63,7 @@ def _url(config: str) -> str:
 
 
 async def _checked(config: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What `rolegate store check` says of the log."""
+    """Return the output of `rolegate store check` about the log."""
     capsys.readouterr()
     code = await asyncio.to_thread(main, ["store", "check", "--config", config, "--json"])
     problems = json.loads(capsys.readouterr().out)["problems"]
@@ -157,9 +153,9 @@ async def test_a_log_that_was_closed_or_moved_with_its_store_is_whole(
     assert await _checked(config, capsys) == []
 
 
-async def test_health_tells_that_files_may_not_grow(tmp_path: Path) -> None:
-    """With a limit on the size of files (`ulimit -f`) nothing can be written: no service may
-    call itself ready.
+async def test_health_reports_that_files_cannot_grow(tmp_path: Path) -> None:
+    """A limit on the size of files (`ulimit -f`) prevents all writes, so no service may report
+    itself ready.
     """
     async with searching() as retrieval:
         config = config_of(

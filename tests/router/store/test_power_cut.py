@@ -1,5 +1,5 @@
-"""A power cut at any moment leaves all that was acknowledged, once, whatever the disk had not
-yet written.
+"""Power cuts at any moment: acknowledged records are kept and count once, for any subset of
+unsynced writes.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ _QUESTIONS = 60
 _AT_ONCE = 6
 _ASKED_AGAIN = 8
 _MEMORY = Path("/dev/shm")
-"""Where nobody waits for a disk."""
+"""Environment in which no sync waits for a disk."""
 _SOON = 6
-"""Notes."""
+"""Name of the file of notes."""
 _ASKING = """
 import asyncio, sys
 from pathlib import Path
@@ -44,8 +44,9 @@ asyncio.run(ask(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "killed"))
 
 
 async def ask(folder: Path, first: int, killed: bool) -> None:
-    """Ask a gateway on the store in `folder`, and tell each answer to a file there as soon as it
-    has come; its log has many segments. `killed`: it ends as by a kill, with runs under way.
+    """Ask a gateway on the store in `folder`, and write each answer to a file there immediately.
+
+    Its log has many segments. If `killed`, it ends as by a kill, with runs in progress.
     """
     told = os.open(folder / "told", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     chance = random.Random(first)
@@ -72,9 +73,7 @@ async def ask(folder: Path, first: int, killed: bool) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folder and the notes of three gateways, one after the other, of which the second
-    ended by itself.
-    """
+    """Folder and notes of three successive gateways, of which the second ended normally."""
     if not shutil.which("gcc"):
         pytest.skip("there is no C compiler")
     work = tmp_path_factory.mktemp("recorded")
@@ -94,8 +93,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def found(
     folder: Path, file: Path, states: list[tuple[int, int]]
 ) -> list[tuple[int, int, int, list[str]]]:
-    """Open states in which a power cut may leave a folder: of each the number of notes by then, its
-    seed, the number of answers that were acknowledged by then, and what is wrong.
+    """Open possible states of a folder after a power cut.
+
+    Return for each the number of notes until then, its seed, the number of acknowledged answers,
+    and the inconsistencies.
     """
     disk = Disk(folder)
     told = dict[str, bytes]()
@@ -115,7 +116,7 @@ def found(
 
 
 async def _wrong(folder: Path, told: dict[str, bytes]) -> list[str]:
-    """All that is not as it must be where a gateway begins in `folder`."""
+    """Return all inconsistencies after a gateway starts in `folder`."""
     try:
         database = await Database.open(f"sqlite:///{folder}/runs.db")
         try:
@@ -142,9 +143,12 @@ async def _wrong(folder: Path, told: dict[str, bytes]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_what_was_acknowledged_is_there(recorded: tuple[Path, Path]) -> None:
-    """As it was told, and counted once; nothing is left open. Half of the cuts are drawn from all
-    moments, half from those soon after a file was deleted.
+def test_acknowledged_answers_survive_a_power_cut_and_count_once(
+    recorded: tuple[Path, Path],
+) -> None:
+    """They are stored as acknowledged, and no run stays open.
+
+    Half of the cuts are drawn from all moments, half from those soon after a file was deleted.
     """
     chance = random.Random(SEED)
     noted = list(notes(recorded[1]))

@@ -1,5 +1,5 @@
-"""Tables whose cells go to managers: what one cannot fill, another one is asked for, by the
-program alone.
+"""Tables whose cells go to managers: the program asks another manager for cells that one cannot
+fill.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ BLOCKED = "This page is blocked."
 
 
 class Partly:
-    """The pages of a world, of which some cities' are blocked, and some say nothing."""
+    """Pages of a world; those of some cities are blocked, and some say nothing."""
 
     def __init__(
         self, world: World, blocked: Sequence[str] = (), silent: Sequence[str] = ()
@@ -61,7 +61,7 @@ class Partly:
 
 
 class Blocked(Reader):
-    """A worker that says of blocked pages who could read them."""
+    """A worker that names a manager for blocked pages."""
 
     def report(self, asked: str, shown: str) -> str:
         said = '<escalate to="browser">it is blocked</escalate>'
@@ -69,7 +69,7 @@ class Blocked(Reader):
 
 
 def manages(prompt: Prompt) -> str:
-    """A manager that passes its step on, and what comes back up."""
+    """Pass the step on, and return the workers' answers."""
     if len(prompt.messages) == 2:
         return block(prompt.messages[1].content)
     found = re.findall(r"<answer>(.*?)</answer>", prompt.messages[-1].content, re.DOTALL)
@@ -77,8 +77,8 @@ def manages(prompt: Prompt) -> str:
 
 
 def managers(**pages: Any) -> Managers:
-    """Managers by name, with the pages that their workers read; None for one whose workers'
-    model is gone.
+    """Return managers by name, with the pages of their workers; None if the workers' model is
+    gone.
     """
     gone = ScriptedModel(lambda _: UpstreamRefused("no", endpoint="x"))
 
@@ -97,7 +97,7 @@ def managers(**pages: Any) -> Managers:
 
 @dataclasses.dataclass
 class Held:
-    """Pages whose reader does not answer after some calls."""
+    """Pages whose reader stops answering after some calls."""
 
     pages: Any
     model: Any
@@ -125,15 +125,13 @@ def rows(found: TableRun) -> list[tuple[str, ...]]:
 
 
 def asks(found: TableRun, city: str, column: str) -> list[Ask]:
-    """Those for a cell, in their order."""
+    """Return the asks for a cell in their order."""
     named = [ask for ask in found.asks if ask.row == (city.casefold(),) and column in ask.columns]
     return sorted(named, key=lambda ask: ask.attempt)
 
 
-async def test_a_blocked_page(tmp_path: Path) -> None:
-    """Its cells, and no others, are asked for at the manager that a worker names; the delegator
-    hears nothing of it.
-    """
+async def test_a_blocked_cell_is_asked_for_at_the_named_manager(tmp_path: Path) -> None:
+    """No other cell is, and the delegator is not involved."""
     world = World(8)
     closed = world.cities[:3]
     found, run = await filled(
@@ -155,10 +153,8 @@ async def test_a_blocked_page(tmp_path: Path) -> None:
     assert [row[0] for row in blank] == closed
 
 
-async def test_the_same_discovery(tmp_path: Path) -> None:
-    """Goes to each manager that is named for it, once; no name, and one of nobody, mean the
-    first one.
-    """
+async def test_a_repeated_discovery_goes_once_to_each_named_manager(tmp_path: Path) -> None:
+    """A missing and an unknown name mean the first manager."""
     world = World(4)
     text = "Which cities does part 1 list?"
     first = "".join(
@@ -176,10 +172,8 @@ async def test_the_same_discovery(tmp_path: Path) -> None:
     assert {ask.discovery for ask in found.asks} == {0, 1, 2}
 
 
-async def test_a_hole(tmp_path: Path) -> None:
-    """Is settled at another manager; what nobody states is looked for as often as a cell may
-    be, and no more.
-    """
+async def test_a_hole_is_settled_at_another_manager(tmp_path: Path) -> None:
+    """A value that no page states is looked for as often as a cell may be, and no more."""
     world = World(6, unstated=1)
     silent = world.cities[:3]
     found, _ = await filled(
@@ -191,8 +185,7 @@ async def test_a_hole(tmp_path: Path) -> None:
         assert tried == [("fill", "search"), ("settle", "browser")][: 2 if city in silent else 1]
 
 
-async def test_a_conflict(tmp_path: Path) -> None:
-    """Is settled at another manager, too."""
+async def test_a_conflict_is_settled_at_another_manager(tmp_path: Path) -> None:
     world = World(6, renamed=2)
     found, _ = await filled(tmp_path / "one", world, search=Partly(world), browser=Partly(world))
     settled = {ask.manager for ask in found.asks if ask.kind == "settle"}
@@ -202,8 +195,9 @@ async def test_a_conflict(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dead", ["search", "browser"])
-async def test_a_dead_manager(tmp_path: Path, dead: str) -> None:
-    """Costs the cells that it alone could fill: none, where the other one is asked next."""
+async def test_a_dead_manager_costs_only_cells_that_no_other_can_fill(
+    tmp_path: Path, dead: str
+) -> None:
     world = World(6)
     closed = world.cities[:2]
     pages: dict[str, Any] = {"search": Partly(world, closed), "browser": Partly(world)}
@@ -214,8 +208,8 @@ async def test_a_dead_manager(tmp_path: Path, dead: str) -> None:
 
 
 @pytest.mark.parametrize("free", [0, 5, 11, 17])
-async def test_a_kill(tmp_path: Path, free: int) -> None:
-    """The table is gone on with, and the same; calls made twice are those in flight."""
+async def test_a_table_of_managers_is_resumed_after_a_kill(tmp_path: Path, free: int) -> None:
+    """It equals an undisturbed one, and only calls in flight are repeated."""
     world = World(6)
     closed = world.cities[:2]
 

@@ -1,4 +1,4 @@
-"""A table whose gateway was killed is gone on with, and comes to what it would have been."""
+"""Tables of a killed gateway are resumed and equal undisturbed ones."""
 
 import asyncio
 import shutil
@@ -21,12 +21,15 @@ NAMED = RequestOptions(request_id="mine")
 
 
 def world() -> World:
-    """With old names, and facts that no page states."""
+    """A world with old names and unstated facts."""
     return World(10, unstated=1, renamed=1)
 
 
 def models(held: str = "", free: int = 0, seed: int = 0) -> dict[str, Any]:
-    """Two models that note what they are asked; `held` does not answer after `free` calls."""
+    """Return two models that note their prompts.
+
+    The model `held` stops answering after `free` calls.
+    """
     said: dict[str, Any] = {"delegator": lead(world(), 2), "executor": Reader(seed=seed, slow=9)}
     return said | ({held: HeldModel(said[held], free)} if held else {})
 
@@ -40,7 +43,7 @@ async def fill(
 async def killed(
     folder: Path, held: str, said: dict[str, Any], request: TableRequest = REQUEST, **terms: Any
 ) -> tuple[Path, str]:
-    """The store as it is left by a kill when `held` does not answer any more, and the run."""
+    """Return the store that a kill leaves when `held` stops answering, and the run."""
     left = folder / "killed"
     async with gateway(folder / "first", world(), **said, limits=LIMITS, **terms) as (
         first,
@@ -74,10 +77,10 @@ def table(run: Run) -> object:
         ),
     ],
 )
-async def test_a_killed_run(tmp_path: Path, held: str, free: int, way: str) -> None:
-    """Comes to the same table, claim by claim; only what was in flight is asked twice. So it does
-    where reports are shared.
-    """
+async def test_a_resumed_table_equals_an_undisturbed_one_claim_by_claim(
+    tmp_path: Path, held: str, free: int, way: str
+) -> None:
+    """Only calls in flight are repeated, with shared reports too."""
     terms: dict[str, Any] = {"limits": LIMITS, "shared": free % 3 == 1}
     async with gateway(tmp_path / "whole", world(), **models(seed=5), **terms) as (undisturbed, _):
         whole = await fill(undisturbed)
@@ -97,8 +100,7 @@ async def test_a_killed_run(tmp_path: Path, held: str, free: int, way: str) -> N
     assert len(anew["delegator"].prompts) + len(anew["executor"].prompts) == len(run.calls)
 
 
-async def test_a_second_kill(tmp_path: Path) -> None:
-    """Is gone on after as well."""
+async def test_a_table_is_resumed_after_a_second_kill(tmp_path: Path) -> None:
     async with gateway(tmp_path / "whole", world(), **models(), limits=LIMITS) as (undisturbed, _):
         whole = await fill(undisturbed)
     left, run_id = await killed(tmp_path, "executor", models("executor", 10))
@@ -122,7 +124,7 @@ async def test_a_second_kill(tmp_path: Path) -> None:
 
 
 class Telling(Reader):
-    """Tells when it writes its third turn."""
+    """A delegator that announces its third turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +137,9 @@ class Telling(Reader):
 
 
 class HalfWritten(HeldModel):
-    """Writes all but the end of its first turn, and does not go on once executors have begun."""
+    """A delegator that writes its first turn but for the end, and stops once executors have
+    begun.
+    """
 
     def __init__(self, model: ScriptedModel, executor: Telling) -> None:
         super().__init__(model)
@@ -155,10 +159,10 @@ class HalfWritten(HeldModel):
 
 
 @pytest.mark.parametrize("agrees", [True, False])
-async def test_what_was_begun_early(tmp_path: Path, agrees: bool) -> None:
-    """Is taken over where the delegator asks for the same again; else it is as if it had never
-    been begun.
-    """
+async def test_early_asks_are_taken_over_if_the_delegator_repeats_them(
+    tmp_path: Path, agrees: bool
+) -> None:
+    """Otherwise the table is as if they had never begun."""
     deciding = {} if agrees else {"delegator": lead(world(), 3, first=1)}
     async with gateway(tmp_path / "whole", world(), **(models() | deciding), limits=LIMITS) as (
         undisturbed,
@@ -167,15 +171,14 @@ async def test_what_was_begun_early(tmp_path: Path, agrees: bool) -> None:
         whole = await fill(undisturbed)
     said = {"delegator": HalfWritten(lead(world(), 2), reader := Telling()), "executor": reader}
     left, run_id = await killed(tmp_path, "delegator", said)
-    deciding = {} if agrees else {"delegator": lead(world(), 3, first=1)}  # which begins anew
+    deciding = {} if agrees else {"delegator": lead(world(), 3, first=1)}  # which begins again
     async with gateway(left, world(), **(models() | deciding), limits=LIMITS) as (second, _):
         run = await fill(second, RequestOptions(resume=run_id))
     assert table(run) == table(whole)
     assert (len(run.calls) < len(whole.calls)) == agrees
 
 
-async def test_a_table_is_no_answer(tmp_path: Path) -> None:
-    """Neither is gone on with as the other."""
+async def test_a_table_and_an_answer_are_not_resumed_as_each_other(tmp_path: Path) -> None:
     left, run_id = await killed(tmp_path, "executor", models("executor", 3))
     async with gateway(left, world(), **models(), limits=LIMITS) as (second, _):
         with pytest.raises(BadRequest, match="can be resumed"):

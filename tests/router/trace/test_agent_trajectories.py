@@ -1,4 +1,4 @@
-"""Runs as what each of their agents sampled, with the reward."""
+"""Runs exported as the samples of each of their agents, with the reward."""
 
 from pathlib import Path
 
@@ -21,13 +21,13 @@ QUESTION = "Who directed Heat?"
 def sampled(
     text: str, prompt: tuple[int, ...] = (), completion: tuple[int, ...] = ()
 ) -> Completion:
-    """An output whose tokens the engine told."""
+    """Return an output whose tokens the engine reported."""
     logprobs = tuple(-float(token) for token in completion)
     return Completion(text, "stop", tokens=TokenIds(prompt, completion, logprobs))
 
 
 def conversation(*texts: str, outputs: tuple[Completion, ...]) -> Conversation:
-    """Users' and the assistant's messages in turns."""
+    """Return messages of the user and the assistant in turns."""
     messages = (
         Message("assistant" if place % 2 else "user", text) for place, text in enumerate(texts)
     )
@@ -68,7 +68,7 @@ def lines(of: Run, *golds: str) -> list[AgentTrajectory]:
 
 
 def test_every_agent_that_wrote_has_a_line() -> None:
-    """With its place in the tree, its model and all it sampled; one that wrote nothing has none."""
+    """The line has its place in the tree, its model and all its samples."""
     led, worked, answered = lines(
         run("run-1", calls=[call("run-1")], result=FOUND, settings=SETTINGS), "Mann"
     )
@@ -94,7 +94,7 @@ def test_every_agent_that_wrote_has_a_line() -> None:
 
 
 def test_runs_of_one_question_are_a_group() -> None:
-    """Word for word; other questions are others."""
+    """Questions are compared word for word."""
     runs = [
         run("run-1", result=FOUND),
         run("run-2", result=FOUND),
@@ -113,33 +113,34 @@ def test_runs_of_one_question_are_a_group() -> None:
         ([], [], Reward(None, None, 0)),
     ],
 )
-def test_what_is_not_known_is_no_zero(
+def test_unknown_counts_and_rewards_are_not_zero(
     usages: list[Usage | None], golds: list[str], reward: Reward
 ) -> None:
-    """Tokens count only where all calls' are known, and an answer is right or wrong only where
-    somebody knows.
+    """Tokens are summed only if all calls have a count, and an answer is right or wrong only if
+    it was judged.
     """
     calls = [call("run-1", number, usage=usage) for number, usage in enumerate(usages)]
     assert reward_of(run("run-1", calls=calls, result=FOUND), golds) == reward
 
 
 def test_runs_without_an_answer_or_texts_have_no_lines() -> None:
-    """Nothing can be learnt from them."""
+    """They are useless for training."""
     failed = run("run-1", status="failed", result=FOUND)
     other = run("run-1", kind="execute", result=WORK)
     assert not [*lines(failed), *lines(other), *lines(run("run-1", result=FOUND, redacted=True))]
 
 
-def test_the_operators_right_answers_come_before_clients() -> None:
-    """Each once; a liked answer is none."""
+def test_right_answers_of_the_operator_come_before_those_of_clients() -> None:
+    """Each is listed once. A liked answer is none."""
     client = [Feedback("run-1", right_answer=gold, tenant="acme") for gold in ("a", "b", "a", " ")]
     assert right_answers([Feedback("run-1", accepted=True), *client]) == ("a", "b")
     assert right_answers([*client, Feedback("run-1", right_answer="c")]) == ("c",)
 
 
-def test_lines_are_read_as_sequences_by_what_the_manual_says() -> None:
-    """Sampled tokens have the mask and their log-probabilities; a prompt that does not go on from
-    the last turn begins another sequence.
+def test_lines_become_sequences_as_the_manual_describes() -> None:
+    """Sampled tokens have the mask and their log-probabilities.
+
+    A prompt that does not continue the last turn begins another sequence.
     """
     code = DOCS.read_text("utf-8").partition("def sequences(line):")
     names: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""A report is cited to the sentences that it rests on, in any script, and an answer to those
+"""Citations: a report is cited to its source sentences in any script, and an answer to those
 that hold it.
 """
 
@@ -73,15 +73,15 @@ TEXTS = {
 
 
 def found_by(point: str, answer: str, *passages: Passage) -> Trajectory:
-    """A question that one executor answered from these passages."""
+    """Return a question that one executor answered from these passages."""
     report = Report(answer, (point,))
     execution = Execution("?", report, "reported", (SearchRecord("?", passages),), Conversation(()))
     return Trajectory(answer, "answered", (execution,))
 
 
 @pytest.mark.parametrize("name", TEXTS)
-async def test_an_answer_from_any_script_has_its_source(name: str) -> None:
-    """Word for word as the passage has it, over gRPC and for chat tools."""
+async def test_an_answer_in_any_script_has_its_source(name: str) -> None:
+    """The quote is verbatim, over gRPC and for chat tools."""
     text, point, answer, sentence = TEXTS[name]
     result = found_by(point, answer, *OTHERS, Passage("right", "?", text))
     (cited,) = (await answer_to_proto(run("run-1", result=result))).citations
@@ -93,8 +93,8 @@ async def test_an_answer_from_any_script_has_its_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_wrong_answer_in_any_script_is_traced(name: str) -> None:
-    """To the executor that was shown the right one, and did not report it."""
+def test_a_wrong_answer_in_any_script_is_traced_to_the_executor(name: str) -> None:
+    """The executor was shown the right one and did not report it."""
     text, _, answer, sentence = TEXTS[name]
     traced = attribute(
         run("run-1", result=found_by("so", "?", *OTHERS, Passage("right", "?", text))), [answer]
@@ -118,7 +118,7 @@ def test_a_wrong_answer_in_any_script_is_traced(name: str) -> None:
         "湯川秀樹は東京で生まれ、大学で物理を教えていた",
     ],
 )
-def test_what_no_passage_says_has_no_source(point: str) -> None:
+def test_an_answer_in_no_passage_has_no_source(point: str) -> None:
     """Common characters are no evidence."""
     passages = [*OTHERS, *(Passage(name, "?", text) for name, (text, *_) in TEXTS.items())]
     assert cite([point], passages) == [[]]
@@ -153,13 +153,14 @@ def test_what_no_passage_says_has_no_source(point: str) -> None:
         ("anything", "。", False),
     ],
 )
-def test_holds(text: str, answer: str, held: bool) -> None:
-    """Words where a script has them, characters where it has none."""
+def test_scripts_with_words_match_words_and_others_match_characters(
+    text: str, answer: str, held: bool
+) -> None:
     assert holds([text], answer) is held
 
 
 def test_answers_without_spaces_are_scored_by_their_characters() -> None:
-    """Punctuation and width make no difference; English is scored as the official scripts do."""
+    """Punctuation and width make no difference. English is scored as the official scripts do."""
     assert exact_match("《北京》。", ["北京"])
     assert exact_match("１８７１年", ["1871年"])
     assert not exact_match("北京市", ["北京"])
@@ -189,8 +190,11 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
-def test_folded_text_has_a_bound(piece: str) -> None:
-    """Whatever NFKC and case make of it; and ten times the text takes no hundred times as long."""
+def test_folding_and_citing_take_bounded_space_and_time(piece: str) -> None:
+    """NFKC and case folding may lengthen a text.
+
+    Ten times the text must not take a hundred times as long.
+    """
     text = "a" + "".join(map(piece.format, range(4_000)))
     assert len(fold(text)) <= 6 * len(text) + 200
 
@@ -207,9 +211,10 @@ def test_folded_text_has_a_bound(piece: str) -> None:
         assert min(seconds(work, len(text)) for _ in range(2)) <= 50 * short
 
 
-def test_points_of_very_many_sentences() -> None:
-    """They have no citation, as each sentence is held against each passage; nor has what comes
-    after very many.
+def test_points_of_very_many_sentences_have_no_citation() -> None:
+    """Each sentence is compared with each passage.
+
+    Text after very many sentences has no citation either.
     """
     passage = Passage("1", "?", "Ana Ruiz was born in 1911.")
     point = "Ana Ruiz was born in 1911. "
@@ -220,8 +225,8 @@ def test_points_of_very_many_sentences() -> None:
 
 
 def test_cached_readings_are_few_objects_for_the_garbage_collector() -> None:
-    """A full collection holds all threads for the time of its walk over all tracked objects, and
-    visits each member of a set. Thousands of readings are cached.
+    """A full collection stops all threads while it visits every tracked object, including each
+    member of a set. Thousands of readings are cached.
     """
     reading = Reading(" ".join(f"City {number} has {number} streets." for number in range(1000)))
     assert reading.places(" has 999 streets ") == [999]
@@ -233,7 +238,7 @@ def test_cached_readings_are_few_objects_for_the_garbage_collector() -> None:
 
 
 def test_places_of_a_text_are_numbers_of_sentences() -> None:
-    """A text may stand in several sentences, twice in one, and across none."""
+    """A text may be in several sentences, twice in the same, and across none."""
     reading = Reading("Ann met Ann. Bob left. Then Ann left Bob. End.")
     assert reading.places(sought("Ann")) == [0, 2]
     assert reading.places(sought("Bob left")) == [1]

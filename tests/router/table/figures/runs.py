@@ -1,6 +1,6 @@
-"""Runs of tables by scripted models, in the mini model's tokens, and how their figures are shown.
+"""Runs of tables by scripted models, in tokens of the mini model, and printing of their figures.
 
-They are figures of the machinery: how well models search, read or plan is not in them.
+The figures are about the machinery. They say nothing about how well models search, read or plan.
 """
 
 import html
@@ -28,8 +28,8 @@ MINI = Path(__file__).parents[4] / "serving/models/mini-backbone"
 async def run_of(
     folder: Path, world: World, executor: Any = None, delegator: Any = None, **terms: Any
 ) -> Run:
-    """A run, whose cells and rows with the overhead cost what its calls have spent, to the last
-    token.
+    """Return a run, and assert that the cost of its rows, cells and overhead equals its spending
+    exactly.
     """
     run = await filled(folder, world, executor, delegator, max_tokens=1024, **terms)
     cost = table_cost(table_of(result(run)), result(run).asks, run.calls)
@@ -38,7 +38,7 @@ async def run_of(
 
 
 def tokens(run: Run) -> dict[str, int]:
-    """By role, failed calls included."""
+    """Return tokens by role, failed calls included."""
     spent = dict.fromkeys(("delegation", "execution"), 0)
     for call in run.calls:
         assert call.usage or call.outcome != "completed"
@@ -47,8 +47,8 @@ def tokens(run: Run) -> dict[str, int]:
 
 
 def with_prompts(run: Run) -> dict[str, int]:
-    """The same, had each call the system prompt that is shipped for large models instead of a
-    word.
+    """Return the tokens that calls would have with the shipped system prompts for large models
+    instead of a word.
     """
     spent = tokens(run)
     for call in run.calls:
@@ -61,13 +61,13 @@ def with_prompts(run: Run) -> dict[str, int]:
 
 @cache
 def system(role: RoleName) -> Message:
-    """The prompt for tables that is shipped for large models."""
+    """Return the shipped prompt for tables of large models."""
     file = Path(__file__).parents[4] / f"serving/prompts/full/table_{role}.txt"
     return Message("system", file.read_text("utf-8").strip())
 
 
 def right(world: World, run: Run) -> int:
-    """Cells that are as they should be, keys and blank ones included."""
+    """Return the correct cells, including keys and blanks."""
     gold = {row[0]: row for row in world.rows()}
     return sum(
         cell == wanted
@@ -77,7 +77,7 @@ def right(world: World, run: Run) -> int:
 
 
 async def item_f1(world: World, run: Run) -> float:
-    """By the evaluator's strict rules, in points."""
+    """Return item F1 by the evaluator's strict rules, in points."""
     gold = [[column.name for column in COLUMNS], *world.rows()]
     asked = task("\n".join(map(",".join, gold)), TEXT, TEXT, number(0.0))
     scores = await scores_of(asked, to_markdown(COLUMNS, values(run)), CellJudge(), "strict")
@@ -90,12 +90,12 @@ def _served() -> ServedTokens:
 
 
 def read_tokens(messages: Sequence[Message]) -> int:
-    """Tokens of a prompt, as the demo's engines count them, chat template included."""
+    """Count a prompt's tokens like the demo's engines, chat template included."""
     return len(_served().prompt(messages))
 
 
 class _Counting(ScriptedModel):
-    """Counts as the demo's engines do."""
+    """A model that counts like the demo's engines."""
 
     async def count(self, prompt: Prompt, text: str) -> Usage:
         return Usage(
@@ -104,17 +104,17 @@ class _Counting(ScriptedModel):
 
 
 class CountingLead(_Counting):
-    """`lead`, in the mini model's tokens."""
+    """`lead` with the token counts of the mini model."""
 
     def __init__(self, world: World, a_turn: int = 4) -> None:
         super().__init__(lambda prompt: lead_turn(world, len(prompt.messages), a_turn), "backbone")
 
 
 class CountingReader(Reader, _Counting):
-    """A reader, in the mini model's tokens.
+    """A reader with the token counts of the mini model.
 
-    Of its executors a share `fails`: it is refused at its first turn, or at its report, when tokens
-    are spent already.
+    A share `fails` of its executors is refused at the first turn, or at the report, when tokens
+    are already spent.
     """
 
     def __init__(self, *, fails: float = 0.0, **knobs: Any) -> None:
@@ -135,12 +135,12 @@ class CountingReader(Reader, _Counting):
 
 
 def spread(found: Sequence[float]) -> str:
-    """Mean and standard deviation over seeds."""
+    """Return the mean and standard deviation over seeds."""
     return f"{fmean(found):.4g} ± {stdev(found):.2g}" if len(found) > 1 else f"{fmean(found):.4g}"
 
 
 def show(title: str, rows: Sequence[dict[str, object]]) -> None:
-    """Print figures as a Markdown table, which `pytest -s` lets through."""
+    """Print figures as a Markdown table, visible with `pytest -s`."""
     lines = [
         [*rows[0]],
         ["---"] * len(rows[0]),

@@ -1,4 +1,4 @@
-"""Executors that invent, executors that fail, and holes that are sent back."""
+"""Figures of faults: executors that invent or fail, and tables sent back with holes."""
 
 import html
 import random
@@ -29,14 +29,17 @@ _SEEDS = range(8)
 
 
 def world() -> World:
-    """Sixty rows. Some founders no page states; some cities have an old name, whose page names
-    another founder.
+    """A world of sixty rows.
+
+    Some founders are unstated; some cities have an old name, whose page names another founder.
     """
     return World(60, unstated=3, renamed=3)
 
 
 class Inventive(CountingReader):
-    """Of the cells that it is asked for, a share has a value of another row, or of none."""
+    """A reader that replaces a share of its cells by a value of another row or by no value of
+    the world.
+    """
 
     def __init__(self, of: World, share: float, **knobs: Any) -> None:
         super().__init__(**knobs)
@@ -53,8 +56,8 @@ class Inventive(CountingReader):
         return luck.choice([value for value in others if value not in shown])
 
 
-async def test_fabrication(tmp_path: Path) -> None:
-    """What is invented has no support, be it plausible or not; what is true has."""
+async def test_invented_values_have_no_support_and_true_values_have(tmp_path: Path) -> None:
+    """Some invented values are plausible."""
     rows = list[dict[str, object]]()
     every = dict[bool, Counter[str]]()
     for seed in _SEEDS:
@@ -92,7 +95,9 @@ def _named(supports: dict[bool, Counter[str]]) -> list[tuple[str, Counter[str]]]
 
 
 class Rambling(CountingReader):
-    """A share of its executors writes neither a search nor a report, as long as it may."""
+    """A reader that answers a share of its executors with neither a search nor a report, in
+    every turn.
+    """
 
     def __init__(self, share: float, **knobs: Any) -> None:
         super().__init__(**knobs)
@@ -105,10 +110,10 @@ class Rambling(CountingReader):
         return "Well, let me see." if luck.random() < self._share else written
 
 
-async def test_failing_executors(tmp_path: Path) -> None:
-    """A fifth of them: the table loses at most a point of item F1, and costs at most 1.35 times as
-    much. They are asked again one by one, where a second run of everything would cost twice as
-    much.
+async def test_a_fifth_of_failing_executors_costs_little(tmp_path: Path) -> None:
+    """The table loses at most a point of item F1, and costs at most 1.35 times as much.
+
+    Failed asks are repeated singly, where a second run of everything would cost twice as much.
     """
     rows = list[dict[str, object]]()
     scores = dict[str, list[float]]()
@@ -160,9 +165,10 @@ async def test_failing_executors(tmp_path: Path) -> None:
         assert max(ratios[name]) <= 1.35
 
 
-async def test_holes(tmp_path: Path) -> None:
-    """Three tenths of a finished table's cells removed and sent back: the asks are for these alone,
-    the others stay as they are.
+async def test_holes_are_asked_for_alone(tmp_path: Path) -> None:
+    """Three tenths of a finished table's cells are removed and sent back.
+
+    The other cells stay unchanged.
     """
     rows = list[dict[str, object]]()
     for seed in _SEEDS:

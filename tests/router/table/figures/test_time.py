@@ -1,8 +1,6 @@
-"""Time that a table takes with more executors at a time, and without a barrier: ratios, of runs in
-turn on one machine.
-
-Models write over HTTP at a pace, 100 ms to the first token and then 200 tokens a second, as much
-more slowly as an ask draws; 40 rows of 3 columns take 10 discoveries and 40 fills.
+"""Time that a table takes with more slots and without a barrier, as ratios of runs in turn on
+one machine. Models write over HTTP, with 100 ms to the first token and then 200 tokens a second,
+times a random factor for each ask. 40 rows of 3 columns take 10 discoveries and 40 fills.
 """
 
 import asyncio
@@ -40,8 +38,9 @@ Around = Callable[[Executes], Executes]
 
 
 class Paced:
-    """The text and the pace of each reply: that of executors is drawn from a log-normal
-    distribution by their ask.
+    """Text and pace of each reply.
+
+    The pace of an executor is drawn from a log-normal distribution, seeded by its ask.
     """
 
     def __init__(self, sigma: float = 0.0, seed: int = 0) -> None:
@@ -63,12 +62,12 @@ class Paced:
 
 
 class Held:
-    """Executors whose reports wait for those of all others that are at work, as a lead waits
-    for its turn's.
+    """Executors whose reports wait for all running ones, as a lead waits for the reports of its
+    turn.
     """
 
     def __init__(self, executor: Executes, of: Callable[[str], bool]) -> None:
-        """`of`: whether a sub-query is one of those."""
+        """Hold the sub-queries for which `of` returns True."""
         self._executor = executor
         self._of = of
         self._at_work = 0
@@ -96,12 +95,12 @@ class Held:
 
 
 def every_turn(executor: Executes) -> Executes:
-    """The papers' barrier: nothing is begun before all that was begun together is done."""
+    """Wait for all running executors before any other begins, like the papers."""
     return Held(executor, lambda _: True)
 
 
 def discoveries_first(executor: Executes) -> Executes:
-    """A weaker one: no row is filled before all discoveries of a turn are done."""
+    """Wait for all discoveries of a turn before any row is filled."""
     return Held(executor, lambda sub_query: "part" in sub_query)
 
 
@@ -123,7 +122,7 @@ async def _models(server: OpenAIServer) -> AsyncIterator[dict[str, OpenAIHTTP]]:
 async def timed(
     folder: Path, server: OpenAIServer, width: int, around: Around = lambda one: one
 ) -> tuple[float, bytes]:
-    """Seconds of a run, and its table with all that it rests on."""
+    """Return the seconds of a run, and its table with all support."""
     async with _models(server) as models:
         began = time.perf_counter()
         limits = TableLimits(width=width)
@@ -133,8 +132,9 @@ async def timed(
     return seconds, msgspec.json.encode(table_of(result(run)))
 
 
-async def test_slots(tmp_path: Path, server: OpenAIServer) -> None:
-    """Change nothing but the time: eight bring a table at least three times as soon as one."""
+async def test_eight_slots_are_three_times_as_fast_and_change_no_table(
+    tmp_path: Path, server: OpenAIServer
+) -> None:
     server.plays(writes(Paced()))
     seconds: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: [], 16: []}
     tables = set[bytes]()
@@ -163,9 +163,11 @@ async def test_slots(tmp_path: Path, server: OpenAIServer) -> None:
     assert median(sooner[8]) >= 3
 
 
-async def test_barrier(tmp_path: Path, server: OpenAIServer) -> None:
-    """Where executors take as long as a log-normal distribution of sigma 1 says, a turn that waits
-    for all of its own takes at least 1.3 times as long.
+async def test_a_barrier_makes_a_table_at_least_1_3_times_as_slow(
+    tmp_path: Path, server: OpenAIServer
+) -> None:
+    """The durations of executors have a log-normal distribution of sigma 1, and a turn waits for
+    all its executors.
     """
     variants: dict[str, Around] = {
         "no": lambda one: one,
