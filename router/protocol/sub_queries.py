@@ -131,6 +131,8 @@ _KEYS = frozenset(
     "query queries question questions subquery subqueries subquestion subquestions "
     "search searches searchquery searchqueries request requests text input q".split()
 )
+_FEWEST_DIGITS = 3
+"""Min digits of a question without letters."""
 _NOTHING = frozenset({"none", "null", "n/a"})
 _FENCE = re.compile(
     r"^[^\S\n]*+```(?:json|python|text|plaintext|markdown|xml)?|```[^\S\n]*+$",
@@ -146,6 +148,8 @@ _MARKER = re.compile(
     r"question))\s*+\d*+\s*+[:.)]\s*+)+",
     re.IGNORECASE,
 )
+_BOLD = re.compile(r"(\w\*\*(?=\w)|\d \*\* (?=\d))|\*\*")
+"""Marks of bold text; the group is a power instead."""
 _NEXT_ON_LINE = re.compile(r"(?<=\?)\s++(?=\(?\d{1,2}[.)]\s)")
 
 
@@ -163,10 +167,13 @@ def read_questions(body: str, *, partial: bool) -> list[str]:
 
 
 def _is_question(text: str) -> bool:
+    # A number may be one, such as 978-3-16-148410-0, but not a list of numbers
+    number = sum(map(str.isdigit, text)) >= _FEWEST_DIGITS and ", " not in text
     return (
         len(text) <= LONGEST_QUESTION
-        and any(map(str.isalpha, text))
+        and (number or any(map(str.isalpha, text)))
         and text.casefold().rstrip(".") not in _NOTHING
+        and not (text.endswith(":") and _names_questions(text))
     )
 
 
@@ -209,8 +216,9 @@ def _names_questions(key: str) -> bool:
 
 def _from_lines(body: str, partial: bool) -> list[str]:
     """Return one question per line or list item, without headings and remarks between questions."""
-    lines = [line.replace("**", "").strip() for line in _NEXT_ON_LINE.sub("\n", body).splitlines()]
-    lines = [line for line in lines if not line.endswith(":")]
+    lines = _NEXT_ON_LINE.sub("\n", body).splitlines()
+    lines = [_BOLD.sub(r"\1", line).strip() for line in lines]
+    lines = [line for line in lines if len(lines) == 1 or not line.endswith(":")]
     marked = any(_MARKER.match(line) for line in lines)
     asking = any(_asks(line) for line in lines)
     if asking and not marked:

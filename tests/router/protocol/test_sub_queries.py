@@ -107,6 +107,13 @@ def test_a_block_cut_at_any_place_gives_no_half_question(body: str) -> None:
         ("What does &lt;stop/&gt; mean?", "What does <stop/> mean?"),
         ("What does AT&T &copy own?", "What does AT&T &copy own?"),
         ("谁导演了《英雄》？", "谁导演了《英雄》？"),
+        ("Who said the following words:", "Who said the following words:"),
+        ("978-3-16-148410-0", "978-3-16-148410-0"),
+        ("+49 30 901820", "+49 30 901820"),
+        ('["978-3-16-148410-0?"]', "978-3-16-148410-0?"),
+        ("2**10", "2**10"),
+        ("What is 2 ** 10?", "What is 2 ** 10?"),
+        ("What is x**2 at **3**?", "What is x**2 at 3?"),
         ('["1. FC Köln: when founded?"]', "1. FC Köln: when founded?"),
     ],
 )
@@ -140,6 +147,8 @@ NOTHING = [
     "<query></query>",
     '{"answer": "Michael Mann"}',
     "Questions:",
+    "**Sub-queries:**",
+    "[10, 20]",
 ]
 
 
