@@ -1,6 +1,4 @@
-"""No text from outside holds the event loop: what it costs grows with its length, at every
-door, and not faster.
-"""
+"""No text from outside holds the event loop: its cost is linear in its length, at every entry."""
 
 import asyncio
 import gzip
@@ -39,11 +37,13 @@ from tests.router.edge.wire import connected, info_of, served, whole_server
 from tests.router.pathological import HOSTILE
 
 _MAX_GROWTH = 2.6
-"""What twice the text may take; 2 where the time is linear, 4 where it is quadratic."""
+"""Max growth of the time for twice the text; 2 if the time is linear, 4 if it is quadratic."""
 
 
 class Outside:
-    """All that comes to a gateway from outside, of which a text is put into one place at a time."""
+    """All texts that reach a gateway from outside; a hostile text is put into one place at a
+    time.
+    """
 
     def __init__(self) -> None:
         self.text = {"decision": "", "turn": "", "report": "", "answer": "", "passage": ""}
@@ -72,7 +72,7 @@ Door = Callable[[str], Awaitable[object]]
 
 @asynccontextmanager
 async def doors() -> AsyncIterator[dict[str, tuple[int, Door]]]:
-    """By name, how many characters go in, and a call with a text of that many or fewer."""
+    """Yield by name the length of a text and a call that sends such a text."""
     outside = Outside()
     deployment = Deployment(
         ScriptedModel(outside.delegates),
@@ -87,7 +87,7 @@ async def doors() -> AsyncIterator[dict[str, tuple[int, Door]]]:
     http = HTTPServer(openai_app(deployment.gateway(store)), 0.0)
     async with AsyncExitStack() as stack:
         port = await server.start("127.0.0.1:0")
-        at = await http.start("127.0.0.1:0", "http")
+        http_address = await http.start("127.0.0.1:0", "http")
         stack.push_async_callback(server.drain, 0)
         stack.push_async_callback(http.drain)
         channel = await stack.enter_async_context(connected(port))
@@ -114,11 +114,11 @@ async def doors() -> AsyncIterator[dict[str, tuple[int, Door]]]:
             headers = {"Content-Type": "application/json"}
             body = text.encode(errors="replace")
             async with session.post(
-                f"http://{at}/v1/chat/completions", data=body, headers=headers
+                f"http://{http_address}/v1/chat/completions", data=body, headers=headers
             ) as response:
                 await response.read()
 
-        def inside(place: str) -> Door:
+        def through(place: str) -> Door:
             async def ask(text: str) -> None:
                 outside.text[place] = text
                 await answer("Who directed Heat?")
@@ -133,35 +133,39 @@ async def doors() -> AsyncIterator[dict[str, tuple[int, Door]]]:
             "Search": (4_000, search),
             "ListRuns": (500, list_runs),
             "HTTP": (100_000, chat),
-            "a decision": (30_000, inside("decision")),
-            "a turn": (30_000, inside("turn")),
+            "a decision": (30_000, through("decision")),
+            "a turn": (30_000, through("turn")),
             # A multiple of 15: no size ends inside of a `<think></think>`
-            "a report": (21_000, inside("report")),
-            "an answer": (20_000, inside("answer")),
-            "a passage": (4_000, inside("passage")),
+            "a report": (21_000, through("report")),
+            "an answer": (20_000, through("answer")),
+            "a passage": (4_000, through("passage")),
         }
 
 
 async def cpu_s(door: Door, text: str) -> float:
-    """CPU seconds of a call in this thread, in which client and gateway are, however it ends."""
-    begun = time.thread_time()
+    """Return the CPU seconds of a call in this thread, which runs client and gateway, regardless
+    of its outcome.
+    """
+    start = time.thread_time()
     try:
         await door(text)
     except grpc.aio.AioRpcError as error:
         assert error.code() is not grpc.StatusCode.UNKNOWN
         assert info_of(error).reason != "INTERNAL"
-    return time.thread_time() - begun
+    return time.thread_time() - start
 
 
-async def growth(door: Door, once: str, twice: str) -> float:
-    """At best of some tries, as others use the machine as well."""
-    least = 9.9
+async def growth(door: Door, text: str, doubled_text: str) -> float:
+    """Return the ratio of CPU times, the best of some attempts, since other processes use the
+    machine too.
+    """
+    smallest = 9.9
     for _ in range(6):
-        shorter = min([await cpu_s(door, once) for _ in range(2)])
-        least = min(least, await cpu_s(door, twice) / shorter)
-        if least <= _MAX_GROWTH:
+        text_s = min([await cpu_s(door, text) for _ in range(2)])
+        smallest = min(smallest, await cpu_s(door, doubled_text) / text_s)
+        if smallest <= _MAX_GROWTH:
             break
-    return least
+    return smallest
 
 
 @pytest.mark.timing
@@ -172,8 +176,8 @@ async def growth(door: Door, once: str, twice: str) -> float:
         *("a decision", "a turn", "a report", "an answer", "a passage"),
     ],
 )
-async def test_twice_the_text_takes_twice_the_time(name: str) -> None:
-    """Whatever is in it."""
+async def test_time_is_linear_in_the_text(name: str) -> None:
+    """Holds for every hostile text."""
     async with doors() as all_doors:
         chars, door = all_doors[name]
         for kind, make in HOSTILE.items():
@@ -182,14 +186,14 @@ async def test_twice_the_text_takes_twice_the_time(name: str) -> None:
 
 @asynccontextmanager
 async def asking(server: OpenAIServer, pool: ConnectionPool) -> AsyncIterator[grpc.aio.Channel]:
-    """A gateway whose answerer is at `server`."""
+    """Open a gateway whose answerer is at `server`."""
     model = OpenAIHTTP(pool, server.base_url, MODEL)
     async with served(Deployment(answerer=model).gateway(timeout_s=20)) as channel:
         yield channel
 
 
 async def reason(channel: grpc.aio.Channel) -> str:
-    """Why the answerer's model cannot be had."""
+    """Ask the answerer, and return the reason of the error."""
     request = completion_pb.CompleteRequest(
         role=usage_pb2.ROLE_ANSWER, messages=[completion_pb.ChatMessage(role="user", content="hi")]
     )
@@ -199,7 +203,7 @@ async def reason(channel: grpc.aio.Channel) -> str:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda runs, _usages, long: runs.GetRun(run_pb.GetRunRequest(run_id=long)), "run_id has"),
         (
@@ -230,42 +234,42 @@ async def reason(channel: grpc.aio.Channel) -> str:
         ),
     ],
 )
-async def test_names_and_lists_that_nobody_means(
-    call: Callable[..., Awaitable[object]], said: str
+async def test_names_and_lists_that_are_too_long_are_refused(
+    call: Callable[..., Awaitable[object]], message: str
 ) -> None:
-    """They are refused by their sizes, and are not told again in the error."""
+    """The error does not repeat them."""
     async with served(whole_server(Deployment())) as channel:
         with pytest.raises(
-            grpc.aio.AioRpcError, match=f"{said} 500000 .* at most 1024 are allowed"
+            grpc.aio.AioRpcError, match=f"{message} 500000 .* at most 1024 are allowed"
         ) as caught:
             await call(RunServiceStub(channel), UsageServiceStub(channel), "\u200d" * 500_000)
     assert info_of(caught.value).reason == "BAD_REQUEST"
 
 
 @pytest.mark.timing
-async def test_bodies_of_clients_that_inflate() -> None:
-    """They are refused before anything is inflated, with a key or without, at any path."""
+async def test_a_compressed_request_is_refused_before_it_is_inflated() -> None:
+    """Holds with and without a key, on any path."""
     bomb = gzip.compress(b"a" * (256 << 20))
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     http = HTTPServer(openai_app(Deployment().gateway()), 0.0)
     async with aiohttp.ClientSession(
         f"http://{await http.start('127.0.0.1:0', 'http')}"
     ) as session:
-        begun = time.thread_time()
+        start = time.thread_time()
         for path in ("/v1/chat/completions", "/nowhere"):
             async with session.post(path, data=bomb, headers=headers) as response:
                 assert response.status == 415
         async with session.get("/health") as response:
             assert response.status == 200
-        assert time.thread_time() - begun < 0.5 * _inflating_s(bomb)
+        assert time.thread_time() - start < 0.5 * _inflating_s(bomb)
     await http.drain()
 
 
 def _inflating_s(bomb: bytes) -> float:
-    """CPU seconds of reading it."""
-    begun = time.thread_time()
+    """Return the CPU seconds of inflating the bomb."""
+    start = time.thread_time()
     gzip.decompress(bomb)
-    return time.thread_time() - begun
+    return time.thread_time() - start
 
 
 DEEP = b"[" * 100_000
@@ -280,22 +284,21 @@ DEEP = b"[" * 100_000
         event_stream(b'data: {"usage":' + DEEP + b"]" * len(DEEP) + b"}\n\n"),
     ],
 )
-async def test_a_reply_that_is_nested_too_deeply(behaviour: object, pool: ConnectionPool) -> None:
-    """It is a garbled reply like any other."""
+async def test_a_deeply_nested_reply_is_a_protocol_error(
+    behaviour: object, pool: ConnectionPool
+) -> None:
     async with serving() as server, asking(server, pool) as channel:
         server.plays(behaviour)  # type: ignore[arg-type]
         assert await reason(channel) == "UPSTREAM_PROTOCOL_ERROR"
 
 
 @pytest.mark.parametrize(
-    ("status", "expected", "most_mb"), [(500, "UNAVAILABLE", 2), (200, "PROTOCOL_ERROR", 20)]
+    ("status", "expected", "limit_mb"), [(500, "UNAVAILABLE", 2), (200, "PROTOCOL_ERROR", 20)]
 )
-async def test_bodies_that_inflate(
-    status: int, expected: str, most_mb: int, pool: ConnectionPool
+async def test_a_compressed_reply_is_inflated_up_to_a_maximum(
+    status: int, expected: str, limit_mb: int, pool: ConnectionPool
 ) -> None:
-    """A little is read of what a server says of its failure, and not more of a reply than any
-    model writes.
-    """
+    """Little of an error is read, and of a reply no more than a model writes."""
     bomb = gzip.compress(b"x" * (32 << 20))
     async with serving() as server, asking(server, pool) as channel:
         server.plays(replies(bomb, status=status, headers={"Content-Encoding": "gzip"}))
@@ -304,4 +307,4 @@ async def test_bodies_that_inflate(
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert set(reasons) == {f"UPSTREAM_{expected}"}
-    assert peak < 4 * most_mb << 20
+    assert peak < 4 * limit_mb << 20

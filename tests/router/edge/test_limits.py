@@ -1,4 +1,4 @@
-"""What one client may do to a server, by gRPC and by HTTP."""
+"""Limits on what a single client may do to a server, by gRPC and by HTTP."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -34,12 +34,12 @@ from tests.router.edge.wire import connected, info_of, next_of, served
 
 HI = [pb.ChatMessage(role="user", content="hi")]
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
-"""What opens an HTTP/2 connection: its first line, and settings that are empty."""
+"""The beginning of an HTTP/2 connection: its first line, and empty settings."""
 
 
 @asynccontextmanager
 async def http(gateway: Gateway, limits: Limits) -> AsyncIterator[str]:
-    """Where the OpenAI-compatible server to a gateway is."""
+    """Serve a gateway over OpenAI's protocol, and return the address."""
     server = HTTPServer(openai_app(gateway, limits=limits), 0.0, limits=limits)
     try:
         yield await server.start("127.0.0.1:0", "http")
@@ -51,7 +51,7 @@ async def http(gateway: Gateway, limits: Limits) -> AsyncIterator[str]:
 async def raw(
     address: str, source: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection of bytes."""
+    """Open a raw connection."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(
         host, int(port), limit=1024, local_addr=(source, 0)
@@ -63,7 +63,7 @@ async def raw(
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
-    """Wait until the other side closes; whether it said nothing before."""
+    """Wait until the other side closes; return whether it sent nothing before."""
     try:
         return await ended(reader.read()) == b""
     except ConnectionError:
@@ -71,8 +71,8 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-async def test_whoever_is_turned_away_is_told_when_to_come_back(kind: str) -> None:
-    """In gRPC's words and in HTTP's; what operators ask is answered meanwhile, and so is health."""
+async def test_a_refused_client_gets_a_retry_delay(kind: str) -> None:
+    """Holds for gRPC and HTTP. Operators' requests and health are answered meanwhile."""
     store = Kept()
     live = LiveRuns()
     model = HeldModel(ScriptedModel([STOP]))
@@ -80,7 +80,7 @@ async def test_whoever_is_turned_away_is_told_when_to_come_back(kind: str) -> No
     gateway = Deployment(model).gateway(store, live=live, admission=admission)
     server = Server(gateway, None, RunServicer(Runs(store, live)))
     async with served(server) as channel, http(gateway, Limits()) as address:
-        running = AnswerServiceStub(channel).Answer(answer_pb.AnswerRequest(question="why?"))
+        running_call = AnswerServiceStub(channel).Answer(answer_pb.AnswerRequest(question="why?"))
         await ended(model.called.wait())
         if kind == "grpc":
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -98,20 +98,20 @@ async def test_whoever_is_turned_away_is_told_when_to_come_back(kind: str) -> No
             ):
                 assert (response.status, response.headers["Retry-After"]) == (429, "7")
                 assert (await response.json())["error"]["code"] == "OVERLOADED"
-        (started,) = store.starts
+        (run_id,) = store.starts
         assert (
-            await RunServiceStub(channel).GetRun(run_pb.GetRunRequest(run_id=started))
-        ).run.run_id == started
+            await RunServiceStub(channel).GetRun(run_pb.GetRunRequest(run_id=run_id))
+        ).run.run_id == run_id
         health: Any = HealthStub(channel)
         assert (
             await health.Check(health_pb2.HealthCheckRequest())
         ).status == health_pb2.HealthCheckResponse.SERVING
         model.let.set()
-        await ended(running)
+        await ended(running_call)
 
 
 class Pouring:
-    """A model that writes large pieces without an end."""
+    """A model that writes large pieces without end."""
 
     name = "pouring"
     endpoint = "pouring://"
@@ -128,8 +128,8 @@ class Pouring:
             on_delta(Delta("x" * 100_000))
 
 
-async def test_a_reader_of_grpc_that_takes_nothing() -> None:
-    """Its stream ends, and the run with it; should it read at last, it hears why."""
+async def test_a_grpc_client_that_does_not_read_ends_its_run() -> None:
+    """If it reads at last, it gets the reason."""
     store = Kept()
     server = Server(
         Deployment(answerer=Pouring(), max_tokens=10**6).gateway(store),
@@ -150,11 +150,11 @@ async def test_a_reader_of_grpc_that_takes_nothing() -> None:
     await ended(server.drain(30))
 
 
-async def test_a_reader_of_http_that_takes_nothing() -> None:
-    """Its connection is closed before it has everything; the answer is stored."""
+async def test_an_http_client_that_does_not_read_loses_its_connection() -> None:
+    """The answer is stored."""
     store = Kept()
-    long = "x" * 16_000_000  # more than sockets hold
-    model = ScriptedModel(lambda _prompt: f"<answer>{long}</answer>")
+    long_text = "x" * 16_000_000  # more than sockets hold
+    model = ScriptedModel(lambda _prompt: f"<answer>{long_text}</answer>")
     limits = Limits(reading_s=0.2)
     server = HTTPServer(
         openai_app(Deployment(answerer=model, max_tokens=10**6).gateway(store), limits=limits), 30.0
@@ -172,11 +172,11 @@ async def test_a_reader_of_http_that_takes_nothing() -> None:
         assert (await store.next()).status == "finished"
         await ended(server.drain())
         with suppress(ConnectionError):
-            assert len(await ended(reader.read())) < len(long)
+            assert len(await ended(reader.read())) < len(long_text)
 
 
 async def test_a_slow_reader_gets_everything() -> None:
-    """What it missed comes at once, and nothing is lost."""
+    """Missed items come together, and none is lost."""
 
     async def work(tell: Callable[[int], None]) -> int:
         for number in range(1000):
@@ -189,21 +189,21 @@ async def test_a_slow_reader_gets_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "beginning",
     [b"", b"GET /health HTTP/1.1\r\nHo", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /"],
 )
-async def test_a_request_that_does_not_come(said: bytes) -> None:
-    """Nobody holds a connection with a head that never ends; nor with a second one."""
+async def test_a_connection_without_a_whole_request_is_closed(beginning: bytes) -> None:
+    """Holds for the first request and for later ones."""
     async with (
         http(Deployment().gateway(), Limits(opening_s=0.3)) as address,
         raw(address) as (reader, writer),
     ):
-        writer.write(said)
-        assert (await is_closed(reader)) is not said.endswith(b"GET /")
+        writer.write(beginning)
+        assert (await is_closed(reader)) is not beginning.endswith(b"GET /")
 
 
-async def test_a_body_that_does_not_come() -> None:
-    """The client is told so, and left."""
+async def test_a_body_that_does_not_come_is_a_timeout() -> None:
+    """The client gets 408."""
     head = (
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 100\r\n"
         b"Content-Type: application/json"
@@ -217,8 +217,8 @@ async def test_a_body_that_does_not_come() -> None:
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
-async def test_connections_are_counted(kind: str) -> None:
-    """One more than may be is closed at once; when one has gone, the next is served."""
+async def test_a_connection_beyond_the_limit_is_closed(kind: str) -> None:
+    """The next is served once another has gone."""
     limits = Limits(connections=2)
     async with AsyncExitStack() as stack:
         if kind == "http":
@@ -231,22 +231,25 @@ async def test_connections_are_counted(kind: str) -> None:
             stack.push_async_callback(server.drain, 0)
             hello = PREFACE
             answer = b"\0\0"
-        async with raw(address) as (first, writer), raw(address) as (second, other):
-            for reader, opened in ((first, writer), (second, other)):
-                opened.write(hello)
+        async with (
+            raw(address) as (first_reader, first_writer),
+            raw(address) as (second_reader, second_writer),
+        ):
+            for reader, writer in ((first_reader, first_writer), (second_reader, second_writer)):
+                writer.write(hello)
                 assert (await ended(reader.readexactly(len(answer)))).startswith(answer)
-            async with raw(address) as (third, _):
-                assert await is_closed(third)
-        while True:  # until it is noticed that the others have gone
-            async with raw(address) as (reader, opened):
-                opened.write(hello)
+            async with raw(address) as (third_reader, _):
+                assert await is_closed(third_reader)
+        while True:  # until the server notices that the others have gone
+            async with raw(address) as (reader, writer):
+                writer.write(hello)
                 with suppress(ConnectionError, asyncio.IncompleteReadError):
                     assert (await ended(reader.readexactly(len(answer)))).startswith(answer)
                     break
 
 
-async def test_one_address_does_not_take_all_connections() -> None:
-    """It is told so; others are served meanwhile, and it is again once it has closed one."""
+async def test_an_address_cannot_take_all_connections() -> None:
+    """It gets 429. Other addresses are served meanwhile, and a closed connection makes room."""
     limits = Limits(connections_per_address=2)
     hello = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with http(Deployment().gateway(), limits) as address, AsyncExitStack() as stack:
@@ -261,7 +264,7 @@ async def test_one_address_does_not_take_all_connections() -> None:
             assert (await ended(reader.readline())).startswith(b"HTTP/1.1 %d " % status)
             if status == 429:
                 assert b"server.http_connections_per_address" in await ended(reader.read())
-        while True:  # until it is noticed that this one has gone
+        while True:  # until the server notices that this client has gone
             writer.close()
             reader, writer = await stack.enter_async_context(raw(address, "127.0.0.2"))
             writer.write(hello)
@@ -269,16 +272,15 @@ async def test_one_address_does_not_take_all_connections() -> None:
                 break
 
 
-async def test_a_grpc_connection_that_says_nothing() -> None:
-    """It is closed."""
+async def test_a_silent_grpc_connection_is_closed() -> None:
     server = Server(Deployment().gateway(), None, limits=Limits(opening_s=0.3))
     async with raw(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as (reader, _):
         await is_closed(reader)
     await server.drain(0)
 
 
-async def test_a_client_that_pings_without_a_pause() -> None:
-    """Its connection is closed, with HTTP/2's word for it."""
+async def test_a_client_that_pings_too_often_is_disconnected() -> None:
+    """The error is HTTP/2's own."""
     server = Server(Deployment().gateway(), None)
     async with raw(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as (reader, writer):
         writer.write(PREFACE + 20 * (b"\0\0\x08\x06\0\0\0\0\0" + b"12345678"))
@@ -286,8 +288,7 @@ async def test_a_client_that_pings_without_a_pause() -> None:
     await server.drain(0)
 
 
-async def test_a_message_that_is_too_large() -> None:
-    """It is refused before it is read."""
+async def test_a_message_that_is_too_large_is_refused() -> None:
     async with served(Deployment().gateway()) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await AnswerServiceStub(channel).Answer(
@@ -296,17 +297,16 @@ async def test_a_message_that_is_too_large() -> None:
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_crowd_at_once() -> None:
-    """Of calls that come faster than the event loop gets to them, each is answered."""
+async def test_calls_that_come_faster_than_the_loop_are_all_answered() -> None:
     server = Server(Deployment().gateway(), None)
     address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with (
-        grpc.aio.insecure_channel(address, options) as one,
-        # No connection may have so many calls under way
-        grpc.aio.insecure_channel(address, options) as another,
+        grpc.aio.insecure_channel(address, options) as first_channel,
+        # A single connection may not have so many calls in progress
+        grpc.aio.insecure_channel(address, options) as second_channel,
     ):
-        stubs = AnswerServiceStub(one), AnswerServiceStub(another)
+        stubs = AnswerServiceStub(first_channel), AnswerServiceStub(second_channel)
         calls = [
             stub.Answer(answer_pb.AnswerRequest(), timeout=60) for stub in stubs for _ in range(900)
         ]

@@ -1,4 +1,4 @@
-"""Connections to endpoints, against a server that sends bytes as they are scripted."""
+"""Connections to endpoints, against a server that sends scripted bytes."""
 
 import asyncio
 import ssl
@@ -35,13 +35,13 @@ EARLY = b"HTTP/1.1 103 Early Hints\r\nX: y\r\n\r\n" + PLAIN
     params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"]
 )
 def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    """On either loop."""
+    """Run the tests on either event loop."""
     policy: asyncio.AbstractEventLoopPolicy = request.param()
     return policy
 
 
 class Kept:
-    """A reader that keeps what it gets, and wants no more once it has `enough`."""
+    """A reader that keeps what it gets, and stops after `enough`."""
 
     def __init__(self, enough: bytes = b"\0", *, patient: bool = False) -> None:
         self.status = 0
@@ -62,8 +62,8 @@ class Kept:
 
 
 class Raw:
-    """Answers each request with the next pieces, each in a packet of its own; None closes the
-    connection.
+    """A server that answers each request with the next pieces, each in its own packet; None
+    closes the connection.
     """
 
     def __init__(self, *replies: Sequence[bytes | None]) -> None:
@@ -71,16 +71,17 @@ class Raw:
         self._replies = iter(replies)
         self.requests: list[bytes] = []
         self.connections = 0
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
+        """Set once there was a request."""
         self.left = asyncio.Event()
-        """Set once there was a request, and once a client has left."""
+        """Set once a client has closed its connection."""
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
             while True:
                 self.requests.append(await reader.readuntil(b"{}"))
-                self.asked.set()
+                self.requested.set()
                 for piece in next(self._replies, ()):
                     if piece is None:
                         return
@@ -96,18 +97,18 @@ class Raw:
 async def raw(
     *replies: Sequence[bytes | None], tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Raw]:
-    """A server that plays these."""
-    played = Raw(*replies)
-    server = await asyncio.start_server(played.answer, "127.0.0.1", 0, ssl=tls)
-    played.port = server.sockets[0].getsockname()[1]
+    """Serve these replies."""
+    scripted = Raw(*replies)
+    server = await asyncio.start_server(scripted.answer, "127.0.0.1", 0, ssl=tls)
+    scripted.port = server.sockets[0].getsockname()[1]
     async with server:
-        yield played
+        yield scripted
 
 
 async def post(
     pool: ConnectionPool, server: Raw, reader: Kept | None = None, scheme: str = "http"
 ) -> Kept:
-    """What comes of one request, within ten seconds."""
+    """Post one request, and return its reader after at most ten seconds."""
     reader = reader or Kept()
     target = Target(f"{scheme}://localhost:{server.port}/v1", {"X-Common": "a\r\nb"})
     async with asyncio.timeout(10):
@@ -116,22 +117,20 @@ async def post(
 
 
 async def settled() -> None:
-    """Let happen all that needs no time."""
+    """Let everything happen that takes no time."""
     for _ in range(100):
         await asyncio.sleep(0.0005)
 
 
 @pytest.mark.parametrize("reply", [PLAIN, CHUNKED, EARLY])
-async def test_a_reply_that_is_split_anywhere(pool: ConnectionPool, reply: bytes) -> None:
-    """Wherever its packets end, it is the same, for patient readers too; and one connection
-    serves them all.
-    """
+async def test_a_reply_may_be_split_anywhere(pool: ConnectionPool, reply: bytes) -> None:
+    """Patient readers get the same reply, and one connection serves all of them."""
     cuts = range(1, len(reply))
     async with raw(*[(reply[:at], reply[at:]) for at in cuts for _ in range(2)]) as server:
         for _ in cuts:
             for patient in (False, True):
-                got = await post(pool, server, Kept(patient=patient))
-                assert (got.status, got.body, got.headers["content-type"]) == (
+                reader = await post(pool, server, Kept(patient=patient))
+                assert (reader.status, reader.body, reader.headers["content-type"]) == (
                     200,
                     b"hi",
                     "text/plain",
@@ -144,37 +143,32 @@ async def test_a_reply_that_is_split_anywhere(pool: ConnectionPool, reply: bytes
     assert set(server.requests) == {head.encode() + b"{}"}
 
 
-async def test_a_patient_reader(pool: ConnectionPool) -> None:
-    """It gets the first piece at once and others a few at a time, and what it has not got yet
-    where it is cut.
-    """
+async def test_a_patient_reader_gets_its_pieces_in_groups(pool: ConnectionPool) -> None:
+    """The first piece comes immediately, and a cut delivers the pieces held back."""
     pieces = [b"1\r\n%d\r\n" % (at % 10) for at in range(40)]
     head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
     async with raw((head, *pieces, b"0\r\n\r\n"), (head, *pieces[:5])) as server:
-        whole = await post(pool, server, Kept(patient=True))
-        cut = Kept(patient=True)
-        assert (whole.body, whole.pieces < 10) == (b"0123456789" * 4, True)
-        server.asked.clear()
-        asking = asyncio.create_task(post(pool, server, cut))
-        await server.asked.wait()
+        complete_reader = await post(pool, server, Kept(patient=True))
+        cut_reader = Kept(patient=True)
+        assert (complete_reader.body, complete_reader.pieces < 10) == (b"0123456789" * 4, True)
+        server.requested.clear()
+        request = asyncio.create_task(post(pool, server, cut_reader))
+        await server.requested.wait()
         await settled()
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-    assert cut.body == b"01234"
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+    assert cut_reader.body == b"01234"
 
 
 @pytest.mark.parametrize("garbage", [b"x", PLAIN])
-async def test_what_follows_a_reply(pool: ConnectionPool, garbage: bytes) -> None:
-    """It is the end of its connection, be it more than was asked for or no HTTP, and no harm to
-    the reply.
-    """
+async def test_bytes_after_a_reply_end_its_connection(pool: ConnectionPool, garbage: bytes) -> None:
+    """Neither more HTTP nor other bytes harm the reply."""
     async with raw((PLAIN + garbage,), (PLAIN,)) as server:
         assert [(await post(pool, server)).body for _ in range(2)] == [b"hi", b"hi"]
     assert server.connections == 2
 
 
-async def test_garbage_while_idle(pool: ConnectionPool) -> None:
-    """A connection that says something unasked is left."""
+async def test_a_connection_that_sends_bytes_while_idle_is_closed(pool: ConnectionPool) -> None:
     async with raw((PLAIN, PLAIN), (PLAIN,)) as server:
         await post(pool, server)
         await server.left.wait()
@@ -212,28 +206,28 @@ BROKEN: list[tuple[Sequence[bytes | None], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("reply", "kind", "said"), BROKEN)
-async def test_broken_replies(
-    pool: ConnectionPool, reply: Sequence[bytes | None], kind: type[Exception], said: str
+@pytest.mark.parametrize(("reply", "kind", "message"), BROKEN)
+async def test_a_broken_reply_is_an_error_and_ends_its_connection(
+    pool: ConnectionPool, reply: Sequence[bytes | None], kind: type[Exception], message: str
 ) -> None:
-    """Each is an error that says what is wrong, and its connection is not used again."""
+    """The error says what is wrong."""
     async with raw(reply, (PLAIN,)) as server:
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             await post(pool, server)
         assert (await post(pool, server)).body == b"hi"
     assert server.connections == 2
 
 
-async def test_much_that_comes_at_once_is_read_in_steps(pool: ConnectionPool) -> None:
-    """Other tasks have a turn between any two steps."""
+async def test_a_large_packet_is_read_in_steps(pool: ConnectionPool) -> None:
+    """Other tasks get a turn between two steps."""
     body = b"data:{}\n\n" * 100_000
     head = HEAD + b"Content-Encoding: identity\r\nContent-Length: %d\r\n\r\n" % len(body)
     turns = 0
-    seen: list[tuple[int, int]] = []
+    pieces_by_turn: list[tuple[int, int]] = []
 
     class Counting(Kept):
         def received(self, data: bytes) -> bool:
-            seen.append((turns, len(data)))
+            pieces_by_turn.append((turns, len(data)))
             return super().received(data)
 
     async def count() -> None:
@@ -247,22 +241,24 @@ async def test_much_that_comes_at_once_is_read_in_steps(pool: ConnectionPool) ->
         for _ in range(2):
             assert (await post(pool, server, Counting())).body == body
     counting.cancel()
-    assert max(Counter(turn for turn, _ in seen).values()) <= 2
-    assert max(length for _, length in seen) <= 16 << 10
+    assert max(Counter(turn for turn, _ in pieces_by_turn).values()) <= 2
+    assert max(length for _, length in pieces_by_turn) <= 16 << 10
 
 
-@pytest.mark.parametrize("last", [b"Connection: close\r\nContent-Length: 2\r\n\r\nhi", b"\r\nhi"])
-async def test_the_last_reply_of_a_connection(pool: ConnectionPool, last: bytes) -> None:
-    """One that says so, or whose length is that of its connection."""
-    async with raw((HEAD + last, None), (PLAIN,)) as server:
+@pytest.mark.parametrize(
+    "head_and_body", [b"Connection: close\r\nContent-Length: 2\r\n\r\nhi", b"\r\nhi"]
+)
+async def test_a_connection_that_ends_with_its_reply_is_not_reused(
+    pool: ConnectionPool, head_and_body: bytes
+) -> None:
+    """The reply says so, or has no length."""
+    async with raw((HEAD + head_and_body, None), (PLAIN,)) as server:
         assert [(await post(pool, server)).body for _ in range(2)] == [b"hi", b"hi"]
     assert server.connections == 2
 
 
-async def test_no_more_is_wanted(pool: ConnectionPool) -> None:
-    """The call is over at once; the connection serves again as soon as the rest has come, and
-    not before.
-    """
+async def test_a_reader_that_stops_early_ends_its_call(pool: ConnectionPool) -> None:
+    """The connection is reused as soon as the rest of the reply has come, and not before."""
     head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n"
     async with raw((head,), (PLAIN,), (head, b"3\r\nyou\r\n0\r\n\r\n"), (PLAIN,)) as server:
         assert (await post(pool, server, Kept(b"hi"))).body == b"hi"
@@ -274,13 +270,13 @@ async def test_no_more_is_wanted(pool: ConnectionPool) -> None:
     assert server.connections == 2
 
 
-async def test_cancelling(pool: ConnectionPool) -> None:
-    """The connection is closed, from which the server learns of it."""
+async def test_cancelling_a_call_closes_its_connection(pool: ConnectionPool) -> None:
+    """The server sees the client leave."""
     async with raw((HEAD,)) as server:
-        asking = asyncio.create_task(post(pool, server))
-        await server.asked.wait()
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        request = asyncio.create_task(post(pool, server))
+        await server.requested.wait()
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
         async with asyncio.timeout(10):
             await server.left.wait()
 
@@ -288,40 +284,35 @@ async def test_cancelling(pool: ConnectionPool) -> None:
 VARIABLE = ContextVar[str]("VARIABLE")
 
 
-async def test_the_callers_context(pool: ConnectionPool) -> None:
-    """A reader works in the context of the call that it reads for, whoever opened the
-    connection.
-    """
-    seen = list[str]()
+async def test_a_reader_runs_in_the_context_of_its_call(pool: ConnectionPool) -> None:
+    """It does not run in the context of the call that opened the connection."""
+    values = list[str]()
 
-    class Sees(Kept):
+    class ContextReader(Kept):
         def received(self, data: bytes) -> bool:
-            seen.append(VARIABLE.get())
+            values.append(VARIABLE.get())
             return super().received(data)
 
     async with raw((PLAIN,), (PLAIN,)) as server:
         for name in ("a", "b"):
             VARIABLE.set(name)
-            await post(pool, server, Sees())
-    assert (seen, server.connections) == (["a", "b"], 1)
+            await post(pool, server, ContextReader())
+    assert (values, server.connections) == (["a", "b"], 1)
 
 
-async def test_a_limit() -> None:
-    """No more calls are under way at a time."""
+async def test_calls_beyond_the_limit_wait() -> None:
     async with raw((HEAD,), (PLAIN,)) as server, ConnectionPool(1) as pool:
-        first = asyncio.create_task(post(pool, server))
-        await server.asked.wait()
-        second = asyncio.create_task(post(pool, server))
+        active_call = asyncio.create_task(post(pool, server))
+        await server.requested.wait()
+        waiting_call = asyncio.create_task(post(pool, server))
         await settled()
         assert server.connections == 1
-        first.cancel()
-        assert (await second).body == b"hi"
+        active_call.cancel()
+        assert (await waiting_call).body == b"hi"
 
 
-def test_idle_connections() -> None:
-    """They serve for four seconds, within which vLLM does not close them, and are closed soon
-    after.
-    """
+def test_an_idle_connection_is_reused_for_four_seconds() -> None:
+    """vLLM keeps connections for longer. Later they are closed."""
 
     async def main(clock: Clock) -> None:
         async with raw((PLAIN,), (PLAIN,), (PLAIN,)) as server, ConnectionPool() as pool:
@@ -338,14 +329,13 @@ def test_idle_connections() -> None:
 @pytest.mark.parametrize(
     "address", ["ftp://x/v1", "no address", "http://", "http://x:99999/", "http://x:y/"]
 )
-def test_what_is_no_address(address: str) -> None:
-    """It is refused."""
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(aiohttp.InvalidURL):
         Target(address, {})
 
 
-def test_addresses() -> None:
-    """Users and passwords are sent as such, hosts and paths in their ASCII forms."""
+def test_an_address_is_encoded_in_ascii() -> None:
+    """User and password become an Authorization header."""
     head = Target("http://me:p%40ss@bücher.example:81/a b?c=d", {}).request(b"")
     assert head == (
         b"POST /a%20b?c=d HTTP/1.1\r\nHost: xn--bcher-kva.example:81\r\n"
@@ -354,18 +344,18 @@ def test_addresses() -> None:
     )
 
 
-async def test_a_name_that_stands_for_nothing(pool: ConnectionPool) -> None:
-    """So does a port where nobody listens: nothing was sent."""
+async def test_a_port_without_a_listener_is_a_connect_error(pool: ConnectionPool) -> None:
+    """Nothing was sent."""
     async with raw() as server:
         pass
     with pytest.raises(ConnectError, match=f"cannot connect to localhost:{server.port}"):
         await post(pool, server)
 
 
-async def test_tls(pool: ConnectionPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server is who it says, by the authorities that this machine trusts, or it is sent
-    nothing.
-    """
+async def test_a_server_without_a_trusted_certificate_is_sent_nothing(
+    pool: ConnectionPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Certificates of authorities that this machine trusts are accepted."""
     authority = Authority(tmp_path)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*authority.issue("server"))
@@ -376,8 +366,8 @@ async def test_tls(pool: ConnectionPool, tmp_path: Path, monkeypatch: pytest.Mon
             await post(pool, server)
         assert not server.requests
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-        async with ConnectionPool() as trusting:
-            assert [(await post(trusting, server, scheme="https")).body for _ in range(2)] == [
+        async with ConnectionPool() as trusting_pool:
+            assert [(await post(trusting_pool, server, scheme="https")).body for _ in range(2)] == [
                 b"hi",
                 b"hi",
             ]

@@ -60,17 +60,19 @@ async def model(openai_server: OpenAIServer) -> AsyncIterator[LiteLLMModel]:
         (says("a</x> b", usage=None), Completion("a</x>", "stop", overran=True)),
     ],
 )
-async def test_both_ways(
+async def test_a_stream_gives_the_same_completion_as_a_whole_reply(
     model: LiteLLMModel, openai_server: OpenAIServer, behaviour: Behaviour, expected: Completion
 ) -> None:
-    """A stream amounts to what the whole reply would be, usage included."""
+    """Usage is equal too."""
     openai_server.plays(behaviour)
     assert await model.complete(PROMPT) == expected
     assert await streamed(model, PROMPT) == expected
 
 
-async def test_ignored_stop(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
-    """A provider that writes on past a stop string is left at once."""
+async def test_a_stream_that_overruns_a_stop_string_is_left(
+    model: LiteLLMModel, openai_server: OpenAIServer
+) -> None:
+    """The provider is left immediately."""
     openai_server.plays(streams(text_event("a</"), text_event("x>b"), then=hang))
     assert await streamed(model, PROMPT) == Completion("a</x>", "stop", overran=True)
     await openai_server.sees_disconnect()
@@ -78,23 +80,27 @@ async def test_ignored_stop(model: LiteLLMModel, openai_server: OpenAIServer) ->
     assert (await model.complete(PROMPT)).text == "a</x>"
 
 
-async def test_unknown_usage(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
-    """What the provider does not count is unknown: neither zero nor LiteLLM's own estimate."""
+async def test_usage_that_is_not_reported_is_unknown(
+    model: LiteLLMModel, openai_server: OpenAIServer
+) -> None:
+    """It is neither zero nor LiteLLM's own estimate."""
     openai_server.plays(says("a", usage=None, reasoning={"reasoning_content": "hm"}))
     assert (await model.complete(PROMPT)).usage is None
     assert (await streamed(model, PROMPT)).usage is None
 
 
-async def test_unknown_reasoning(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
-    """So are reasoning tokens, which LiteLLM would estimate from the text."""
+async def test_reasoning_tokens_that_are_not_reported_are_unknown(
+    model: LiteLLMModel, openai_server: OpenAIServer
+) -> None:
+    """LiteLLM would estimate them from the text."""
     usage = {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
     openai_server.plays(says("a", usage=usage, reasoning={"reasoning_content": "hm"}))
     assert (await model.complete(PROMPT)).usage == Usage(5, 9)
     assert (await streamed(model, PROMPT)).usage == Usage(5, 9)
 
 
-async def test_request(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
-    """The request has what was set; a stream asks for its usage."""
+async def test_a_request_has_what_was_set(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
+    """A stream asks for its usage."""
     await model.complete(
         Prompt((Message("system", "be"), Message("user", "é")), Sampling(9, 0.5, 0.9, seed=3))
     )
@@ -111,28 +117,27 @@ async def test_request(model: LiteLLMModel, openai_server: OpenAIServer) -> None
     assert openai_server.bodies[-1]["stop"] == ["</x>"]
 
 
-async def test_request_id(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
-    """A call that has a name carries it."""
+async def test_a_call_s_request_id_is_sent(
+    model: LiteLLMModel, openai_server: OpenAIServer
+) -> None:
     await model.complete(msgspec.structs.replace(PROMPT, request_id="run-1-0"))
     await streamed(model, msgspec.structs.replace(PROMPT, request_id="run-1-1"))
     await model.complete(PROMPT)
     assert openai_server.request_ids == ["run-1-0", "run-1-1", None]
 
 
-async def test_counting() -> None:
-    """For models of OpenAI alone: for others LiteLLM would count with somebody else's tokenizer."""
-    told = await LiteLLMModel("openai/gpt-4.1-mini").count(PROMPT, "one two three")
-    assert told is not None
-    assert (told.completion_tokens, told.estimated) == (3, True)
-    assert 1 < told.prompt_tokens < 20
+async def test_only_openai_s_models_are_counted() -> None:
+    """For other models, LiteLLM would use the wrong tokenizer."""
+    usage = await LiteLLMModel("openai/gpt-4.1-mini").count(PROMPT, "one two three")
+    assert usage is not None
+    assert (usage.completion_tokens, usage.estimated) == (3, True)
+    assert 1 < usage.prompt_tokens < 20
     for name in ("deepseek/deepseek-chat", "anthropic/claude-sonnet-4-5", f"openai/{MODEL}"):
         assert await LiteLLMModel(name).count(PROMPT, "one two three") is None
 
 
-async def test_extra_body(openai_server: OpenAIServer) -> None:
-    """Further arguments of the call win over ours, but for what the call itself is and for
-    retries.
-    """
+async def test_extra_arguments_win_except_over_the_call_s_own(openai_server: OpenAIServer) -> None:
+    """Retries stay off too."""
     extra = {
         "reasoning_effort": "low",
         "temperature": 0.6,
@@ -154,7 +159,7 @@ async def test_extra_body(openai_server: OpenAIServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "kind", "said"),
+    ("behaviour", "kind", "message"),
     [
         (fails(429, "slow down"), UpstreamUnavailable, "slow down"),
         (fails(503, "loading"), UpstreamUnavailable, "loading"),
@@ -178,33 +183,29 @@ async def test_extra_body(openai_server: OpenAIServer) -> None:
         (replies(b"<html>", "text/html"), UpstreamUnavailable, ""),
     ],
 )
-async def test_failures(
+async def test_failures_are_typed_and_name_the_endpoint_but_no_key(
     model: LiteLLMModel,
     openai_server: OpenAIServer,
     behaviour: Behaviour,
     kind: type[UpstreamError],
-    said: str,
+    message: str,
 ) -> None:
-    """Failures are typed, say what the provider said, keep the key to themselves, and cost one
-    request each.
-    """
+    """The provider's message is part of the error, and a failure costs one request."""
     openai_server.plays(behaviour)
     with pytest.raises(kind) as whole:
         await model.complete(PROMPT)
     with pytest.raises(kind) as stream:
         await streamed(model, PROMPT)
     for caught in (whole, stream):
-        assert said in str(caught.value)
+        assert message in str(caught.value)
         assert caught.value.endpoint == openai_server.base_url
         assert "sk-secret" not in f"{caught.value} {caught.value!r}"
     assert len(openai_server.bodies) == 2
 
 
 @pytest.mark.parametrize("name", ["openai/tiny", "anthropic/tiny", "gemini/tiny"])
-async def test_nobody_there(name: str) -> None:
-    """A server that cannot be reached has said nothing: no status is made up for it, and
-    nothing was spent.
-    """
+async def test_a_server_that_cannot_be_reached_has_no_status(name: str) -> None:
+    """Nothing was spent."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         model = LiteLLMModel(
@@ -217,36 +218,37 @@ async def test_nobody_there(name: str) -> None:
     await close_clients()
 
 
-async def test_a_broken_connection(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
-    """Has no status either, and may have cost something."""
+async def test_a_broken_connection_has_no_status_and_may_have_spent(
+    model: LiteLLMModel, openai_server: OpenAIServer
+) -> None:
     openai_server.plays(reset)
-    for asked in (model.complete(PROMPT), streamed(model, PROMPT)):
+    for output in (model.complete(PROMPT), streamed(model, PROMPT)):
         with pytest.raises(UpstreamUnavailable) as caught:
-            await asked
+            await output
         assert "HTTP" not in str(caught.value)
         assert not caught.value.unspent
 
 
-async def test_another_models_failure(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
-    """One that is being handled is no part of this one's."""
+async def test_a_failure_during_another_s_handling_is_its_own(
+    model: LiteLLMModel, openai_server: OpenAIServer
+) -> None:
+    """The error being handled does not leak into the new one."""
     openai_server.plays(fails(400, "at most 512 tokens"))
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        other = LiteLLMModel(
+        unreachable = LiteLLMModel(
             "openai/tiny", api_key="sk-x", api_base=f"http://127.0.0.1:{bound.getsockname()[1]}"
         )
-        for ask in (model.complete, lambda _prompt: streamed(model, PROMPT)):
+        for call in (model.complete, lambda _prompt: streamed(model, PROMPT)):
             with pytest.raises(UpstreamRefused, match="at most 512 tokens"):
                 try:
-                    await other.complete(PROMPT)
+                    await unreachable.complete(PROMPT)
                 except UpstreamUnavailable:
-                    await ask(PROMPT)
+                    await call(PROMPT)
 
 
-async def test_every_error(model: LiteLLMModel) -> None:
-    """Every kind of error that LiteLLM declares has a status, which the table of statuses
-    knows, or is garbled.
-    """
+async def test_every_error_of_litellm_has_a_known_status_or_none(model: LiteLLMModel) -> None:
+    """The table of statuses knows each; an error without a status is a protocol error."""
     await model.complete(PROMPT)
     litellm = sys.modules["litellm"]
     upstream = Upstream("tiny", "http://x", None)
@@ -266,42 +268,43 @@ async def test_every_error(model: LiteLLMModel) -> None:
         streams(text_event("a"), b"data: {nope\n\n"),
     ],
 )
-async def test_broken_streams(
+async def test_a_cut_stream_is_an_error(
     model: LiteLLMModel, openai_server: OpenAIServer, behaviour: Behaviour
 ) -> None:
-    """A stream that was cut is an error, though LiteLLM makes up a finish reason and a usage
-    for it.
-    """
+    """LiteLLM would invent a finish reason and a usage for it."""
     openai_server.plays(behaviour)
     with pytest.raises(UpstreamUnavailable):
         await streamed(model, PROMPT)
 
 
-async def test_finish_in_the_last_text(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
-    """A finish reason that comes with the last piece of text is the provider's own."""
-    last = {"choices": [{"index": 0, "delta": {"content": "b"}, "finish_reason": "length"}]}
+async def test_a_finish_reason_with_the_last_text_is_kept(
+    model: LiteLLMModel, openai_server: OpenAIServer
+) -> None:
+    """It is the provider's own."""
+    last_chunk = {"choices": [{"index": 0, "delta": {"content": "b"}, "finish_reason": "length"}]}
     openai_server.plays(
-        streams(text_event("a"), event(last), event({"choices": [], "usage": USAGE}), DONE)
+        streams(text_event("a"), event(last_chunk), event({"choices": [], "usage": USAGE}), DONE)
     )
     assert await streamed(model, PROMPT) == Completion("ab", "length", usage=COUNTED)
 
 
-async def test_leaving(model: LiteLLMModel, openai_server: OpenAIServer) -> None:
-    """Leaving a stream stops the work upstream."""
+async def test_leaving_a_stream_stops_the_work_upstream(
+    model: LiteLLMModel, openai_server: OpenAIServer
+) -> None:
     openai_server.plays(streams(text_event("a"), then=hang))
     assert [delta.text for delta in await left(model, PROMPT)] == ["a"]
     await openai_server.sees_disconnect()
 
 
 def in_a_fresh_python(code: str) -> str:
-    """What `code` prints in an interpreter of its own."""
+    """Return what `code` prints in a new interpreter."""
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.strip()
 
 
-def test_import_is_lazy() -> None:
-    """Importing the module and making a model imports no LiteLLM, and closing then does nothing."""
+def test_making_a_model_does_not_import_litellm() -> None:
+    """Closing without LiteLLM does nothing."""
     code = """
 import asyncio, sys
 from router.models.litellm_client import LiteLLMModel, close_clients
@@ -312,10 +315,8 @@ print("litellm" in sys.modules, model.name, model.endpoint, "sk-secret" in repr(
     assert in_a_fresh_python(code) == "False deepseek/deepseek-chat litellm:deepseek False"
 
 
-def test_import_in_a_thread() -> None:
-    """The first call imports LiteLLM in a thread, with its set-up in place; where it is
-    missing, it says what to do.
-    """
+def test_the_first_call_imports_litellm_in_a_thread() -> None:
+    """LiteLLM's settings are in place by then. If it is missing, the error says what to install."""
     code = """
 import asyncio, os, sys, threading
 from router.errors import BadConfig

@@ -1,4 +1,4 @@
-"""Reasoning is told apart from text in every spelling, whole and in any pieces."""
+"""Reasoning is separated from text in every spelling, whole and in any pieces."""
 
 import json
 import time
@@ -88,7 +88,7 @@ FORMS = {
     "mentioned in a thought": f"<think>I open <think> first. {THOUGHT}</think>{SEARCH}",
     "its end mentioned": f"<think>I say </think> and {THOUGHT}</think>{SEARCH}",
     "only closed": f"{THOUGHT}</think>{SEARCH}",
-    "behind text": f"I look.\n<think>{THOUGHT}</think>{SEARCH}",
+    "after text": f"I look.\n<think>{THOUGHT}</think>{SEARCH}",
     "within the block": f"<search><think>{THOUGHT}</think>real?</search>",
     "empty": f"<think></think>{SEARCH}",
     "closed in itself": f"<think/>{SEARCH}",
@@ -98,8 +98,8 @@ FORMS = {
 @pytest.mark.parametrize(
     "flood", [" ", "\n", "<", "<think", "a<think>", "</think>", "`<think>", "[", "<|start|>", "he"]
 )
-def test_a_flood_of_small_pieces(flood: str) -> None:
-    """What is held back stays short, so that the time is linear in the text."""
+def test_little_is_held_back_of_many_small_pieces(flood: str) -> None:
+    """The time is therefore linear in the text."""
     thoughts = Thoughts()
     for _ in range(3000):
         thoughts.feed(flood)
@@ -107,24 +107,24 @@ def test_a_flood_of_small_pieces(flood: str) -> None:
     assert len(text + thought) < 300
 
 
-def told_apart(pieces: Iterable[str], *, cut: bool = False, opened: bool = False) -> str:
-    """The text of an output that comes in these pieces."""
+def text_of(pieces: Iterable[str], *, cut: bool = False, opened: bool = False) -> str:
+    """Return the text of an output that comes in these pieces."""
     thoughts = Thoughts(opened=opened)
     text = ""
     for piece in filter(None, pieces):
-        said, _ = thoughts.feed(piece)
-        text = said if thoughts.revoked else text + said
+        piece_of_text, _ = thoughts.feed(piece)
+        text = piece_of_text if thoughts.revoked else text + piece_of_text
         thoughts.revoked = False
-    said, _ = thoughts.end(cut=cut)
-    return said if thoughts.revoked else text + said
+    piece_of_text, _ = thoughts.end(cut=cut)
+    return piece_of_text if thoughts.revoked else text + piece_of_text
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-async def test_no_thought_is_text(
+async def test_no_reasoning_becomes_text(
     pool: ConnectionPool, openai_server: OpenAIServer, form: str
 ) -> None:
-    """Neither of a whole reply nor of a stream; a thought that mentions a stop string does not
-    end the turn.
+    """Holds for whole replies and streams. A thought that mentions a stop string does not end
+    the turn.
     """
     message = {"content": form}
     openai_server.plays(
@@ -134,11 +134,11 @@ async def test_no_thought_is_text(
     assert output.text.removeprefix("I look.").strip() == SEARCH
     assert ("wrong?" in output.reasoning) == ("wrong?" in form)
     if form.startswith((THOUGHT, "<think>I say")):
-        return  # once a stop string is met outside of a thought, nobody reads on
+        return  # a stop string outside of a thought ends the stream
     pieces = [text_event(form[at : at + 3]) for at in range(0, len(form), 3)]
     openai_server.plays(streams(*pieces, end_event(), DONE))
-    told = await streamed(OpenAIHTTP(pool, openai_server.base_url, MODEL), PROMPT)
-    assert told.text.removeprefix("I look.").strip() == SEARCH
+    streamed_output = await streamed(OpenAIHTTP(pool, openai_server.base_url, MODEL), PROMPT)
+    assert streamed_output.text.removeprefix("I look.").strip() == SEARCH
 
 
 UNITS = (
@@ -156,41 +156,40 @@ UNITS = (
 
 @pytest.mark.timing
 @pytest.mark.parametrize("unit", UNITS, ids=repr)
-def test_one_long_piece(unit: str) -> None:
-    """A piece as long as an event may be is read in a step of the event loop."""
+def test_a_piece_as_long_as_an_event_is_read_in_one_step(unit: str) -> None:
+    """A step is short enough for the event loop."""
     delta = MessageReply((unit * 900_000)[:900_000] if len(unit) > 1 else unit * 170_000)
     chunk = ChatReply((Choice(delta=delta, finish_reason="stop"),))
 
     def seconds() -> float:
         reply = StreamedReply(Prompt((), Sampling(max_tokens=16_000), stop=("</x>",)))
-        begun = time.thread_time()
+        start = time.thread_time()
         reply.take(chunk)
         reply.end()
-        return time.thread_time() - begun
+        return time.thread_time() - start
 
     assert min(seconds() for _ in range(3)) < 0.05
 
 
-def test_marks_beyond_the_brackets_that_are_looked_at() -> None:
-    """In an output with many brackets the later ones are text, in any pieces."""
-    for many, end in ((8_000, "a"), (9_000, "<think>x</think>a")):
-        form = "[" * many + "\n<think>x</think>a"
-        assert told_apart([form]) == "[" * many + "\n" + end
-        assert told_apart(form[at : at + 7] for at in range(0, len(form), 7)).endswith("\n" + end)
+def test_marks_after_too_many_brackets_are_text() -> None:
+    """Holds in any pieces."""
+    for count, ending in ((8_000, "a"), (9_000, "<think>x</think>a")):
+        form = "[" * count + "\n<think>x</think>a"
+        assert text_of([form]) == "[" * count + "\n" + ending
+        assert text_of(form[at : at + 7] for at in range(0, len(form), 7)).endswith("\n" + ending)
 
 
-def test_marks_beyond_those_that_are_looked_at() -> None:
-    """No output has more than 256; what comes after them is text as it stands."""
+def test_marks_after_the_first_256_are_text() -> None:
     form = "<think>x</think>a"
     assert Thoughts().feed(form * 200) == ("a" * 127 + "a" + form * 72, "x" * 128)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-def test_any_pieces(form: str) -> None:
-    """One character after the other, or split anywhere."""
-    whole = told_apart([form])
-    assert told_apart(form) == whole
-    assert all(told_apart([form[:at], form[at:]]) == whole for at in range(len(form)))
+def test_a_form_is_read_equally_in_any_pieces(form: str) -> None:
+    """One character at a time, or split anywhere."""
+    whole = text_of([form])
+    assert text_of(form) == whole
+    assert all(text_of([form[:at], form[at:]]) == whole for at in range(len(form)))
 
 
 MARKS = (
@@ -206,15 +205,15 @@ MARKS = (
     ),
     st.data(),
 )
-def test_any_text_in_any_pieces(tokens: list[str], data: st.DataObject) -> None:
-    """Whatever it is, with and without a thought that the template has opened."""
+def test_any_text_is_read_equally_in_any_pieces(tokens: list[str], data: st.DataObject) -> None:
+    """With and without a thought that the template has opened."""
     text = "".join(tokens)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     for opened in (False, True):
-        whole = told_apart([text], opened=opened)
-        assert told_apart(pieces, opened=opened) == whole
-        assert told_apart(text, opened=opened) == whole
+        whole = text_of([text], opened=opened)
+        assert text_of(pieces, opened=opened) == whole
+        assert text_of(text, opened=opened) == whole
 
 
 @pytest.mark.parametrize(
@@ -231,19 +230,19 @@ def test_any_text_in_any_pieces(tokens: list[str], data: st.DataObject) -> None:
         "thinking</b> and <b>reasoning</b>",
     ],
 )
-def test_mentions_are_text(text: str) -> None:
-    """A mark in quotes, or behind a word and never closed, is a part of what the model says."""
-    assert told_apart([text]) == text
-    assert told_apart(text) == text
+def test_a_mark_that_is_only_mentioned_is_text(text: str) -> None:
+    """It stands in quotes, or after a word and is never closed."""
+    assert text_of([text]) == text
+    assert text_of(text) == text
 
 
 @pytest.mark.parametrize(
     "text", ["<think>a", "I look.\n<think>a", "<search><think>a", "[THINK]a", "analysisWe a"]
 )
-def test_an_unclosed_thought(text: str) -> None:
-    """It goes on to the end, wherever a limit cut it."""
-    assert not told_apart([text], cut=True).endswith("a")
-    assert not told_apart([text]).endswith("a")
+def test_an_unclosed_thought_lasts_to_the_end(text: str) -> None:
+    """Holds wherever a limit cut it."""
+    assert not text_of([text], cut=True).endswith("a")
+    assert not text_of([text]).endswith("a")
 
 
 WORDED = (
@@ -264,7 +263,7 @@ REPLIES = {
 
 
 def replied(pieces: Iterable[str], *, opened: bool = False, stop: str = "") -> tuple[str, bool]:
-    """The text of a streamed reply, and whether the template is known to open thoughts."""
+    """Return the text of a streamed reply, and whether its template is known to open thoughts."""
     reply = StreamedReply(Prompt((), Sampling(), stop=(stop,) if stop else ()), opened=opened)
     for piece in pieces:
         reply.take(ChatReply((Choice(delta=MessageReply(piece)),)))
@@ -274,10 +273,9 @@ def replied(pieces: Iterable[str], *, opened: bool = False, stop: str = "") -> t
 
 @pytest.mark.parametrize(("form", "opened"), REPLIES.values(), ids=REPLIES.keys())
 @given(st.data())
-def test_what_is_learnt_from_a_reply_in_any_pieces(
+def test_a_reply_s_text_and_its_template_do_not_depend_on_pieces(
     form: str, opened: bool, data: st.DataObject
 ) -> None:
-    """Its text, and whether the template opens thoughts, do not depend on how it is cut."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(form)), max_size=4)))
     pieces = [form[start:end] for start, end in zip([0, *cuts], [*cuts, len(form)], strict=True)]
     for stop in ("", "</search>"):
@@ -287,21 +285,21 @@ def test_what_is_learnt_from_a_reply_in_any_pieces(
     assert replied([form]) == replied(form) == (SEARCH, opened)
 
 
-async def test_a_thought_that_the_template_opened(
+async def test_a_thought_opened_by_the_template_is_not_passed_on_as_text(
     pool: ConnectionPool, openai_server: OpenAIServer
 ) -> None:
-    """An endpoint that has shown it once passes no more of it on as text; where the config says
-    so, never.
+    """An endpoint is known to open thoughts after its first such reply, or from the start by the
+    config.
     """
     pieces = [
         text_event(piece)
         for piece in ("I ", "think <search>x</search>.", "</thi", "nk>", "<search>real?")
     ]
     openai_server.plays(streams(text_event("Hm.</think>"), text_event(SEARCH), end_event(), DONE))
-    known = OpenAIHTTP(pool, openai_server.base_url, MODEL)
-    assert (await known.stream(PROMPT, lambda _delta: None)).text == SEARCH
-    told = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=True)
-    for model in (known, told):
+    learnt_model = OpenAIHTTP(pool, openai_server.base_url, MODEL)
+    assert (await learnt_model.stream(PROMPT, lambda _delta: None)).text == SEARCH
+    configured_model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=True)
+    for model in (learnt_model, configured_model):
         openai_server.plays(streams(*pieces, text_event("</search>"), end_event(), DONE))
         output = await streamed(model, PROMPT)
         assert (output.text, output.reasoning) == (SEARCH, "I think <search>x</search>.")
