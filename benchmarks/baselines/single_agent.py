@@ -28,7 +28,7 @@ CORRECTION = (
     "Write either one <search>query</search> block and nothing else, or the answer of the question "
     "as <answer>…</answer>."
 )
-_MOST_MALFORMED = 2
+_MAX_MALFORMED = 2
 """Malformed turns in a row after which the model is asked for its answer."""
 
 
@@ -114,7 +114,7 @@ class SingleAgent:
         malformed = 0
         try:
             async with asyncio.timeout_at(context.search_deadline):
-                while agent.goes_on(work) and malformed < _MOST_MALFORMED:
+                while agent.goes_on(work) and malformed < _MAX_MALFORMED:
                     await agent.turn(work, context, 0)
                     malformed = malformed + 1 if work.corrected else 0
             if work.report and len(work.searches) < self.limits.max_searches:
