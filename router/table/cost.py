@@ -16,9 +16,7 @@ class TableCost(NamedTuple):
     rows: tuple[Amount, ...]
     """Cost of each row."""
     overhead: Amount
-    """Cost of the delegator's calls, of discoveries that named no new row, and remainders; of a
-    table that a model wrote, all calls.
-    """
+    """Cost of the delegator's calls, of discoveries that named no new row, and remainders."""
 
 
 def table_cost(
