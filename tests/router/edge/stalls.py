@@ -1,4 +1,6 @@
-"""Inputs that cost a gateway most, for `python tests/stall.py tests/router/edge/stalls.py`."""
+"""The most expensive inputs of a gateway, for `python tests/stall.py
+tests/router/edge/stalls.py`.
+"""
 
 import asyncio
 import json
@@ -19,7 +21,7 @@ from rolegate.v1.table_service_pb2_grpc import TableServiceStub
 from tests.stall import Input, Served
 
 LIGATURE = "\ufdfa"
-"""One character that NFKC makes 18 of."""
+"""A character that NFKC expands to 18."""
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 MULTIPART = {"Content-Type": "multipart/form-data; boundary=x"}
 JSON = {"Content-Type": "application/json"}
@@ -28,12 +30,12 @@ MARKS = "\u0301\u0323"
 
 
 def named(chars: int, unit: str = "column: " + "b," * 6) -> str:
-    """A question that names columns again and again."""
+    """Return a question that names columns again and again."""
     return ("a table " + unit * (chars // len(unit) + 1))[:chars]
 
 
 def posted(path: str, data: Any, headers: Mapping[str, str] | None = None) -> Input:
-    """Anything, sent to the HTTP door; what the server says of it."""
+    """Return an input that posts data to the HTTP server, and returns the reply."""
 
     async def send(served: Served) -> str:
         async with aiohttp.ClientSession() as session:
@@ -49,7 +51,7 @@ def posted(path: str, data: Any, headers: Mapping[str, str] | None = None) -> In
 
 
 def multipart(fields: int) -> str:
-    """A form of so many fields."""
+    """Return a form with this many fields."""
     parts = (
         f'--x\r\nContent-Disposition: form-data; name="f{number}"\r\n\r\na\r\n'
         for number in range(fields)
@@ -58,7 +60,7 @@ def multipart(fields: int) -> str:
 
 
 def got(path: str, headers: Mapping[str, str] | None = None) -> Input:
-    """The same for a GET."""
+    """Return an input that gets a path from the HTTP server, and returns the reply."""
 
     async def send(served: Served) -> str:
         async with (
@@ -70,14 +72,14 @@ def got(path: str, headers: Mapping[str, str] | None = None) -> Input:
     return send
 
 
-def chat(content: object, **more: object) -> Input:
-    """A question over OpenAI's protocol."""
-    body = {"model": "rolegate", "messages": [{"role": "user", "content": content}], **more}
+def chat(content: object, **options: object) -> Input:
+    """Return a question over OpenAI's protocol."""
+    body = {"model": "rolegate", "messages": [{"role": "user", "content": content}], **options}
     return posted("/v1/chat/completions", json.dumps(body), JSON)
 
 
 def asked(question: str, columns: str) -> Input:
-    """A table in the pages' form."""
+    """Return a table in the pages' form."""
 
     async def send(served: Served) -> str:
         async with aiohttp.ClientSession(f"http://{served.http}") as session:
@@ -91,7 +93,7 @@ def asked(question: str, columns: str) -> Input:
 
 
 def called(stub: Any, method: str, request: Any, **options: Any) -> Input:
-    """A call of gRPC."""
+    """Return a gRPC call."""
 
     async def send(served: Served) -> str:
         async with grpc.aio.insecure_channel(served.grpc) as channel:
@@ -104,8 +106,8 @@ def called(stub: Any, method: str, request: Any, **options: Any) -> Input:
 
 
 def table(*columns: pb.Column, rows: Any = (), **fields: Any) -> Input:
-    """A table over gRPC, up to where its run begins; tests/table_stalls.py has tables up to
-    their ends.
+    """Return a request for a table over gRPC, up to the start of its run. tests/table_stalls.py
+    fills tables to their ends.
     """
     given = [pb.GivenRow(values=row) for row in rows]
     request = pb.FillTableRequest(
@@ -115,7 +117,7 @@ def table(*columns: pb.Column, rows: Any = (), **fields: Any) -> Input:
 
 
 def held(connections: int) -> Input:
-    """So many connections of one address; how many of them are served, and whether another
+    """Open this many connections of one address; report how many are served, and whether another
     address still is.
     """
 
@@ -123,7 +125,7 @@ def held(connections: int) -> Input:
         host, _, port = served.http.rpartition(":")
         async with AsyncExitStack() as stack:
 
-            async def one(address: str) -> bool:
+            async def is_served(address: str) -> bool:
                 try:
                     reader, writer = await asyncio.open_connection(
                         host, int(port), local_addr=(address, 0)
@@ -135,10 +137,13 @@ def held(connections: int) -> Input:
                 except OSError:
                     return False
 
-            mine = 0
+            served_count = 0
             for _ in range(connections // 100):
-                mine += sum(await asyncio.gather(*(one("127.0.0.1") for _ in range(100))))
-            return f"{mine} of {connections} served; another address is: {await one('127.0.0.2')}"
+                served_count += sum(
+                    await asyncio.gather(*(is_served("127.0.0.1") for _ in range(100)))
+                )
+            other_served = await is_served("127.0.0.2")
+            return f"{served_count} of {connections} served; another address is: {other_served}"
 
     return send
 

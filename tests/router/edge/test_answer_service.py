@@ -1,4 +1,4 @@
-"""Answering over a real channel."""
+"""The answer service over a real channel."""
 
 import asyncio
 from typing import TYPE_CHECKING, Any
@@ -33,8 +33,7 @@ def stub_of(channel: grpc.aio.Channel) -> "AnswerServiceAsyncStub":
     return AnswerServiceStub(channel)
 
 
-async def test_answer() -> None:
-    """The answer comes with its outcome, what it rests on, what it cost, and the run's name."""
+async def test_an_answer_has_its_outcome_results_usage_and_run_id() -> None:
     store = Kept()
     async with served(Deployment().gateway(store)) as channel:
         response = await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION))
@@ -55,10 +54,8 @@ async def test_answer() -> None:
     )
 
 
-async def test_stream_answer() -> None:
-    """Events are numbered from 1 without gaps; the last one is the very message that `Answer`
-    returns.
-    """
+async def test_a_stream_ends_with_the_response_of_answer() -> None:
+    """Events are numbered from 1 without gaps."""
     store = Kept()
     deployment = Deployment(ScriptedModel([block("a?", "b?"), STOP]))
     async with served(deployment.gateway(store)) as channel:
@@ -79,8 +76,8 @@ async def test_stream_answer() -> None:
     assert [result.sub_query for result in events[-1].done.results] == ["a?", "b?"]
 
 
-async def test_a_large_answer_fits_into_a_message_that_clients_take() -> None:
-    """Results that do not fit come without what supports them, and say so."""
+async def test_a_large_answer_fits_into_a_message_of_the_default_size() -> None:
+    """Results beyond the limit come without evidence and are marked as cut."""
     text = "界" * 1900
     searches = tuple(
         SearchRecord(f"{text}?", (Passage(f"{at}", text, f"Fact {at} is {text}.", document=text),))
@@ -93,8 +90,10 @@ async def test_a_large_answer_fits_into_a_message_that_clients_take() -> None:
         msgspec.structs.replace(worker, sub_query=f"{number}?", work=work, manager="pages")
         for number in range(60)
     )
-    stored = msgspec.structs.replace(run("run-1"), result=Trajectory("Ana", "answered", executions))
-    answer = await answer_to_proto(stored)
+    stored_run = msgspec.structs.replace(
+        run("run-1"), result=Trajectory("Ana", "answered", executions)
+    )
+    answer = await answer_to_proto(stored_run)
     assert answer.ByteSize() < 4 << 20
     assert [result.sub_query for result in answer.results] == [f"{number}?" for number in range(60)]
     cut = [result.cut for result in answer.results]
@@ -103,8 +102,8 @@ async def test_a_large_answer_fits_into_a_message_that_clients_take() -> None:
     assert all(result.cut != bool(result.evidence) and result.answer for result in answer.results)
 
 
-async def test_out_of_scope() -> None:
-    """A question that nobody was asked about has an answer that says so, and no usage."""
+async def test_a_question_out_of_scope_has_no_usage() -> None:
+    """Its outcome says so."""
     async with served(Deployment().gateway(vocabulary=Vocabulary(["who"], ["Ilse"]))) as channel:
         response = await stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION))
         stream = stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
@@ -119,14 +118,14 @@ async def test_out_of_scope() -> None:
 
 
 @pytest.mark.parametrize("question", ["", "  ", "x" * 4001])
-async def test_bad_questions(question: str) -> None:
-    """A question that cannot be used is the client's to mend, whichever way it was asked."""
+async def test_an_invalid_question_is_refused(question: str) -> None:
+    """Holds for both methods."""
     async with served(Deployment().gateway()) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as whole:
+        with pytest.raises(grpc.aio.AioRpcError) as answer_error:
             await stub_of(channel).Answer(pb.AnswerRequest(question=question))
-        with pytest.raises(grpc.aio.AioRpcError) as stream:
+        with pytest.raises(grpc.aio.AioRpcError) as stream_error:
             await stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=question)).read()
-    for caught in (whole.value, stream.value):
+    for caught in (answer_error.value, stream_error.value):
         assert caught.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert (info_of(caught).reason, (caught.details() or "").split()[0]) == (
             "BAD_REQUEST",
@@ -135,16 +134,17 @@ async def test_bad_questions(question: str) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_client_that_cancels(streamed: bool) -> None:
-    """Its work upstream stops, and the run is stored as cancelled with its calls."""
+async def test_a_client_that_cancels_stops_its_run(streamed: bool) -> None:
+    """The work upstream stops, and the run is stored as cancelled with its calls."""
     store = Kept()
     model = HeldModel(ScriptedModel([]))
     async with served(Deployment(model).gateway(store)) as channel:
-        call = (
-            stub_of(channel).StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
-            if streamed
-            else stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION))
-        )
+        stub = stub_of(channel)
+        if streamed:
+            call: Any = stub.StreamAnswer(pb.StreamAnswerRequest(question=QUESTION))
+        else:
+            call = stub.Answer(pb.AnswerRequest(question=QUESTION))
+
         reading = asyncio.gather(*([next_of(call)] if streamed else []))
         await ended(model.called.wait())
         await reading
@@ -155,8 +155,8 @@ async def test_a_client_that_cancels(streamed: bool) -> None:
     assert [call.outcome for call in run.calls] == ["cancelled"]
 
 
-async def test_the_clients_deadline() -> None:
-    """A client that waits no longer gets DEADLINE_EXCEEDED, and the run is on the books."""
+async def test_a_client_s_deadline_ends_its_run() -> None:
+    """The client gets DEADLINE_EXCEEDED, and the run is on the books."""
     store = Kept()
     model = HeldModel(ScriptedModel([]))
     async with served(Deployment(model).gateway(store)) as channel:
@@ -168,8 +168,7 @@ async def test_the_clients_deadline() -> None:
     assert [call.outcome for call in run.calls] == ["cancelled"]
 
 
-async def test_the_gateways_limit() -> None:
-    """A client without a deadline is not kept waiting for ever."""
+async def test_the_gateway_s_limit_ends_a_run_without_a_deadline() -> None:
     deployment = Deployment(HeldModel(ScriptedModel([])))
     async with served(deployment.gateway(timeout_s=0.1)) as channel:
         assert await refusal(stub_of(channel).Answer(pb.AnswerRequest(question=QUESTION))) == (
@@ -178,10 +177,8 @@ async def test_the_gateways_limit() -> None:
         )
 
 
-async def test_a_failure_in_mid_stream() -> None:
-    """Events that came before a failure are delivered, and then the typed error, however fast
-    it follows.
-    """
+async def test_a_failure_comes_after_the_events_before_it() -> None:
+    """The error is typed. No event is lost, however soon it follows."""
     refused = UpstreamRefused("wrong key", endpoint="e")
     scripts: list[list[Answer]] = [[refused], [block("a?"), refused]]
     for answers in scripts:
@@ -215,8 +212,10 @@ BUDGETS = [
 
 
 @pytest.mark.parametrize(("limits", "why"), BUDGETS)
-async def test_bad_budgets(limits: dict[str, Any], why: str) -> None:
-    """A limit that cannot be one is refused with where it stands, and nothing is spent."""
+async def test_an_invalid_budget_is_refused_with_its_field(
+    limits: dict[str, Any], why: str
+) -> None:
+    """Nothing is spent."""
     store = Kept()
     async with served(Deployment().gateway(store)) as channel:
         assert await refusal(
@@ -229,8 +228,8 @@ async def test_bad_budgets(limits: dict[str, Any], why: str) -> None:
 
 
 @pytest.mark.parametrize("request_id", ["x" * 129, "a\0b", "two\nlines"])
-async def test_bad_request_ids(request_id: str) -> None:
-    """A name that is too long, or that cannot be printed, is refused."""
+async def test_an_invalid_request_id_is_refused(request_id: str) -> None:
+    """It is too long or not printable."""
     async with served(Deployment().gateway()) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="request_id") as caught:
             await stub_of(channel).Answer(
@@ -239,15 +238,15 @@ async def test_bad_request_ids(request_id: str) -> None:
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_request_that_is_repeated() -> None:
-    """Gets the same answer, and the same events; another question may not have its name."""
+async def test_a_repeated_request_gets_the_same_answer_and_events() -> None:
+    """Another question may not use its id."""
     store = Kept()
     longest = "x" * 128
     async with served(Deployment().gateway(store)) as channel:
         first = await stub_of(channel).Answer(
             pb.AnswerRequest(question=QUESTION, request_id=longest)
         )
-        again = await stub_of(channel).Answer(
+        repeated = await stub_of(channel).Answer(
             pb.AnswerRequest(question=QUESTION, request_id=longest)
         )
         stream = stub_of(channel).StreamAnswer(
@@ -256,7 +255,7 @@ async def test_a_request_that_is_repeated() -> None:
         events = [event async for event in stream]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub_of(channel).Answer(pb.AnswerRequest(question="Why?", request_id=longest))
-    assert first == again == events[-1].done
+    assert first == repeated == events[-1].done
     assert [event.event_number for event in events] == list(range(1, len(events) + 1))
     assert events[0].run_started.run_id == first.run_id
     assert "reported" in [event.WhichOneof("event") for event in events]

@@ -1,4 +1,4 @@
-"""Outages are told as what they are, whichever way a question comes; over real channels."""
+"""Outages are reported by their cause, for every kind of request, over real channels."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -54,7 +54,7 @@ def stub_of(channel: grpc.aio.Channel) -> "AnswerServiceAsyncStub":
 
 
 def delegates(prompt: Prompt) -> str:
-    """One round of one sub-query, any number of times."""
+    """Ask one sub-query in one round, any number of times."""
     return block(SUB_QUERY) if len(prompt.messages) == 2 else STOP
 
 
@@ -72,7 +72,7 @@ def retry_s(error: grpc.aio.AioRpcError) -> float | None:
 async def executors_at(
     behaviour: Behaviour,
 ) -> AsyncIterator[tuple[Deployment, openai_server.OpenAIServer]]:
-    """A deployment whose executor is at a real endpoint."""
+    """Open a deployment whose executor is at a real endpoint."""
     async with openai_server.serving() as endpoint, ConnectionPool() as pool:
         endpoint.plays(behaviour)
         yield (
@@ -93,12 +93,11 @@ async def executors_at(
     ],
     ids=["401", "429", "500", "garbage", "chatty", "silent"],
 )
-async def test_executors_that_fail(
+async def test_a_failing_executor_fails_the_run(
     behaviour: Behaviour, code: grpc.StatusCode, reason: str
 ) -> None:
-    """The run fails, names the role, and says when to come back where that may help. It is stored
-    as failed with its trace and its calls, and the same request is worked on anew once they do
-    their part.
+    """The error names the role, with a retry delay if that may help. The run is stored as
+    failed, with its trace and calls, and a repeated request starts again.
     """
     store = Kept()
     async with (
@@ -127,7 +126,7 @@ async def test_executors_that_fail(
 
 
 class Down(FixedRetriever):
-    """Fails as long as it has something to fail with."""
+    """A retriever that fails while it has a failure."""
 
     failure: UpstreamError | None = UpstreamUnavailable(
         "connection refused", endpoint="10.0.0.7:50052"
@@ -141,8 +140,7 @@ class Down(FixedRetriever):
         return await super().search(queries, top_k)
 
 
-async def test_retrieval_that_is_down() -> None:
-    """Is named, and asked anew."""
+async def test_a_failing_retriever_is_named_and_asked_again() -> None:
     store = Kept()
     retriever = Down({})
     deployment = Deployment(ScriptedModel(delegates), retriever=retriever)
@@ -168,7 +166,7 @@ DOWN = UpstreamUnavailable("down", endpoint="e")
 
 
 def partly(fate: Answer, answer: str = "Michael Mann") -> Deployment:
-    """A deployment in which one of two sub-queries has another fate."""
+    """Return a deployment in which the second of two sub-queries gets `fate` from its model."""
     executor = ScriptedModel(
         lambda prompt: fate if prompt.messages[1].content == "b?" else finds(prompt)
     )
@@ -177,10 +175,8 @@ def partly(fate: Answer, answer: str = "Michael Mann") -> Deployment:
 
 
 @pytest.mark.parametrize("fate", [DOWN, "hello"])
-async def test_what_could_not_be_looked_up_is_told(fate: Answer) -> None:
-    """Where the rest supports an answer: in the results, and below the answer in the text for
-    people.
-    """
+async def test_an_answer_names_the_sub_queries_that_failed(fate: Answer) -> None:
+    """They stand in the results, and below the answer in the text for people."""
     server = HTTPServer(openai_app(partly(fate).gateway()), 0.0)
     async with aiohttp.ClientSession(
         f"http://{await server.start('127.0.0.1:0', 'http')}"
@@ -202,9 +198,9 @@ async def test_what_could_not_be_looked_up_is_told(fate: Answer) -> None:
     assert outcomes == ["EXECUTION_OUTCOME_REPORTED", f"EXECUTION_OUTCOME_{failed.upper()}"]
 
 
-async def test_what_is_missing_because_something_was_down_is_not_called_absent() -> None:
-    """An answerer that finds the rest wanting may only say so where everything was looked up,
-    but for slips.
+async def test_an_outage_is_never_reported_as_not_found() -> None:
+    """An answerer may say "not found" only if every sub-query was looked up; malformed reports
+    count as looked up.
     """
     async with served(partly(DOWN, "not found").gateway()) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -235,16 +231,15 @@ KINDS = {
 
 @given(st.lists(st.sampled_from(sorted(FATES)), min_size=1, max_size=4))
 def test_a_failure_is_never_an_empty_answer(fates: list[str]) -> None:
-    """Whatever becomes of the sub-queries: there is an answer exactly where one of them has a
-    report; otherwise the run fails, refused where one was, and is not what the same request
-    returns. Nothing was found only where all that went wrong is that an executor which searched had
-    nothing to tell.
+    """There is an answer exactly if a sub-query has a report. Otherwise the run fails, with a
+    refusal if there was one, and a repeated request starts again. "Not found" needs an executor
+    that searched and found nothing, and no outage.
     """
 
     def executes(prompt: Prompt) -> Answer:
         fate = fates[int(prompt.messages[1].content[-2])]
-        searches = fate == "reported" or (fate == "absent" and len(prompt.messages) == 2)
-        return finds(prompt) if searches else FATES[fate]
+        works = fate == "reported" or (fate == "absent" and len(prompt.messages) == 2)
+        return finds(prompt) if works else FATES[fate]
 
     sub_queries = block(*(f"What is number {number}?" for number in range(len(fates))))
     answerer = ScriptedModel(lambda _prompt: "<answer>yes</answer>")
@@ -254,7 +249,7 @@ def test_a_failure_is_never_an_empty_answer(fates: list[str]) -> None:
     )
     gateway = deployment.gateway(store)
 
-    async def asked() -> str:
+    async def answered() -> str:
         try:
             run = await gateway.answer(
                 QUESTION, RequestOptions(request_id="once"), lambda _event: None
@@ -265,12 +260,12 @@ def test_a_failure_is_never_an_empty_answer(fates: list[str]) -> None:
         return {"yes": "reported", NOT_FOUND: "absent"}[run.result.answer]
 
     async def main() -> None:
-        said = {await asked(), await asked()}
-        told = next((fate for fate in ("reported", "refused") if fate in fates), None)
-        passing = {"unavailable", "protocol_error"} & set(fates)
-        otherwise = passing or ({"absent"} if "absent" in fates else {"malformed"})
-        assert said == {told} if told else said <= otherwise
-        finished = said <= {"reported", "absent"}
+        outcomes = {await answered(), await answered()}
+        decisive_fate = next((fate for fate in ("reported", "refused") if fate in fates), None)
+        temporary = {"unavailable", "protocol_error"} & set(fates)
+        possible_outcomes = temporary or ({"absent"} if "absent" in fates else {"malformed"})
+        assert outcomes == {decisive_fate} if decisive_fate else outcomes <= possible_outcomes
+        finished = outcomes <= {"reported", "absent"}
         assert [run.status for run in store.runs] == (["finished"] if finished else ["failed"] * 2)
 
     asyncio.run(main())

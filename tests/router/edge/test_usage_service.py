@@ -1,4 +1,4 @@
-"""What was spent, over a real channel."""
+"""The usage service over a real channel."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -46,15 +46,15 @@ ROW = UsageRow(
 TENANT = Identity("acme", frozenset({"ask"}), "k1")
 
 
-class Told:
-    """Sums that are always the same, and what they were asked for."""
+class FixedSums:
+    """Fixed sums that record their queries."""
 
     def __init__(self, *rows: UsageRow) -> None:
         self.rows = rows
-        self.asked = list[UsageQuery]()
+        self.queries = list[UsageQuery]()
 
     async def usage(self, query: UsageQuery) -> UsageReport:
-        self.asked.append(query)
+        self.queries.append(query)
         return UsageReport(1, self.rows)
 
 
@@ -63,14 +63,13 @@ def stub_of(channel: grpc.aio.Channel) -> "UsageServiceAsyncStub":
 
 
 @asynccontextmanager
-async def sums_of(usages: Told) -> AsyncIterator["UsageServiceAsyncStub"]:
-    """A stub of a service over `usages`."""
+async def sums_of(usages: FixedSums) -> AsyncIterator["UsageServiceAsyncStub"]:
+    """Open a stub of a service over `usages`."""
     async with served(Server(None, None, None, UsageServicer(usages, reconciling([])))) as channel:
         yield stub_of(channel)
 
 
-async def test_usage_is_that_of_the_answers() -> None:
-    """One run costs what its answer says; two cost twice that."""
+async def test_usage_is_the_sum_of_the_answers_usages() -> None:
     delegator = ScriptedModel(lambda _: STOP, "backbone")
     async with served(whole_server(Deployment(delegator))) as channel:
         answers = [
@@ -78,19 +77,19 @@ async def test_usage_is_that_of_the_answers() -> None:
             for _ in range(2)
         ]
         sums = await stub_of(channel).GetUsage(pb.GetUsageRequest())
-    (once,) = answers[0].usage
-    twice = sums.rows[0].usage
+    (usage_of_answer,) = answers[0].usage
+    summed = sums.rows[0].usage
     assert (sums.runs, len(sums.rows)) == (2, 1)
-    assert (twice.role, twice.model, twice.attempts) == (once.role, "backbone", 2)
-    assert (twice.prompt_tokens, twice.completion_tokens) == (
-        2 * once.prompt_tokens,
-        2 * once.completion_tokens,
+    assert (summed.role, summed.model, summed.attempts) == (usage_of_answer.role, "backbone", 2)
+    assert (summed.prompt_tokens, summed.completion_tokens) == (
+        2 * usage_of_answer.prompt_tokens,
+        2 * usage_of_answer.completion_tokens,
     )
-    assert twice.prompt_tokens > 0
+    assert summed.prompt_tokens > 0
 
 
-async def test_a_row() -> None:
-    """Every field arrives; what the sums were not split by is unset."""
+async def test_every_field_of_a_row_arrives() -> None:
+    """Fields of dimensions that were not grouped by are unset."""
     bare = UsageRow(
         attempts=1,
         prompt_tokens=1,
@@ -99,7 +98,7 @@ async def test_a_row() -> None:
         reasoning_tokens=0,
         nano_usd=0,
     )
-    async with sums_of(Told(ROW, bare)) as stub:
+    async with sums_of(FixedSums(ROW, bare)) as stub:
         rows = (await stub.GetUsage(pb.GetUsageRequest())).rows
     assert rows[0] == pb.UsageRow(
         bucket_start_time=datetime(2025, 11, 21, tzinfo=UTC),
@@ -126,11 +125,9 @@ async def test_a_row() -> None:
     )
 
 
-async def test_what_is_asked_for() -> None:
-    """Groups, bucket, span and tenant; without groups, role and model; a group that is named
-    twice is one.
-    """
-    usages = Told()
+async def test_a_query_has_groups_bucket_span_and_tenant() -> None:
+    """The default groups are role and model. A repeated group counts once."""
+    usages = FixedSums()
     noon = datetime(2026, 11, 21, 12, tzinfo=UTC)
     async with sums_of(usages) as stub:
         await stub.GetUsage(pb.GetUsageRequest())
@@ -148,31 +145,33 @@ async def test_what_is_asked_for() -> None:
             )
         )
     start = noon.timestamp()
-    assert usages.asked == [
+    assert usages.queries == [
         UsageQuery(None, None, None, ("role", "model"), None),
         UsageQuery(start, start + 3600, "acme", ("tenant", "executor_version"), "day"),
     ]
 
 
-async def test_a_tenants_key_sums_its_own() -> None:
-    """Whether or not it says so; of another tenant there is nothing, as if it were not there."""
-    usages = Told(ROW)
+async def test_a_tenant_s_key_sums_only_its_own_usage() -> None:
+    """Holds with and without the tenant's name. Another tenant has no rows, as if it did not
+    exist.
+    """
+    usages = FixedSums(ROW)
     token = CALLER.set(TENANT)
     try:
         async with sums_of(usages) as stub:
             own = [
                 await stub.GetUsage(pb.GetUsageRequest(tenant=tenant)) for tenant in ("", "acme")
             ]
-            other = await stub.GetUsage(pb.GetUsageRequest(tenant="other"))
+            other_tenants_sums = await stub.GetUsage(pb.GetUsageRequest(tenant="other"))
     finally:
         CALLER.reset(token)
     assert [len(sums.rows) for sums in own] == [1, 1]
-    assert [query.tenant for query in usages.asked] == ["acme", "acme"]
-    assert other == pb.GetUsageResponse()
+    assert [query.tenant for query in usages.queries] == ["acme", "acme"]
+    assert other_tenants_sums == pb.GetUsageResponse()
 
 
 @pytest.mark.parametrize(
-    ("request_", "named"),
+    ("request_", "field"),
     [
         (
             pb.GetUsageRequest(group_by=[pb.USAGE_DIMENSION_ROLE, pb.USAGE_DIMENSION_UNSPECIFIED]),
@@ -187,17 +186,16 @@ async def test_a_tenants_key_sums_its_own() -> None:
         ),
     ],
 )
-async def test_what_there_is_not(request_: pb.GetUsageRequest, named: str) -> None:
-    """A group, a bucket, a moment or a span that is none is the client's to mend."""
-    async with sums_of(Told()) as stub:
-        assert await refusal(stub.GetUsage(request_), named) == ("INVALID_ARGUMENT", "BAD_REQUEST")
+async def test_an_invalid_query_is_refused_with_its_field(
+    request_: pb.GetUsageRequest, field: str
+) -> None:
+    async with sums_of(FixedSums()) as stub:
+        assert await refusal(stub.GetUsage(request_), field) == ("INVALID_ARGUMENT", "BAD_REQUEST")
 
 
-async def test_reconciliation() -> None:
-    """Each deployment with its verdict and both sides; one without counters says why there is
-    no comparison.
-    """
-    found = [
+async def test_reconciliations_have_their_verdict_and_both_sides() -> None:
+    """A deployment without counters has a reason instead."""
+    reconciliations = [
         Reconciliation(
             deployment="small",
             verdict="within_bounds",
@@ -211,10 +209,12 @@ async def test_reconciliation() -> None:
         Reconciliation("large", "different"),
         Reconciliation("other", "equal"),
     ]
-    server = Server(None, None, None, UsageServicer(Told(), reconciling(found)))
+    server = Server(None, None, None, UsageServicer(FixedSums(), reconciling(reconciliations)))
     async with served(server) as channel:
-        told = (await stub_of(channel).ReconcileUsage(pb.ReconcileUsageRequest())).reconciliations
-    assert told[0] == pb.Reconciliation(
+        messages = (
+            await stub_of(channel).ReconcileUsage(pb.ReconcileUsageRequest())
+        ).reconciliations
+    assert messages[0] == pb.Reconciliation(
         deployment="small",
         verdict=pb.RECONCILIATION_VERDICT_WITHIN_BOUNDS,
         start_time=datetime(2025, 11, 21, tzinfo=UTC),
@@ -224,10 +224,10 @@ async def test_reconciliation() -> None:
         completion_tokens=pb.ReconciledTokens(engine=55, ledger=55, ledger_max=60),
     )
     unknown = pb.RECONCILIATION_VERDICT_UNKNOWN
-    assert told[1] == pb.Reconciliation(
+    assert messages[1] == pb.Reconciliation(
         deployment="hosted", verdict=unknown, reason="it has no counters"
     )
-    assert [one.verdict for one in told[2:]] == [
+    assert [message.verdict for message in messages[2:]] == [
         pb.RECONCILIATION_VERDICT_DIFFERENT,
         pb.RECONCILIATION_VERDICT_EQUAL,
     ]

@@ -1,4 +1,4 @@
-"""Foreign errors become ours, and none is missed."""
+"""Errors of other libraries become upstream errors, and none is missed."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -40,9 +40,7 @@ def _family(error: type[Exception]) -> Iterator[type[Exception]]:
 
 
 def _instance(kind: type[Exception]) -> Exception:
-    """An error of that class, without the arguments that each wants; enough attributes for its
-    `str`.
-    """
+    """Return an error of this class, without its arguments."""
 
     class Bare(kind):  # type: ignore[misc, valid-type]
         __str__ = Exception.__str__
@@ -51,10 +49,8 @@ def _instance(kind: type[Exception]) -> Exception:
 
 
 @pytest.mark.parametrize("kind", sorted(set(_family(aiohttp.ClientError)), key=str))
-def test_every_client_error(kind: type[aiohttp.ClientError]) -> None:
-    """Every error of aiohttp's client has a class here; those not listed as final or garbled
-    are worth a retry.
-    """
+def test_every_error_of_aiohttp_s_client_is_typed(kind: type[aiohttp.ClientError]) -> None:
+    """Errors that are not listed as refused or malformed are worth a retry."""
     name = kind.__name__
     expected = (
         UpstreamRefused
@@ -69,8 +65,9 @@ def test_every_client_error(kind: type[aiohttp.ClientError]) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(set(_family(HttpProcessingError)), key=str))
-def test_every_parser_error(kind: type[HttpProcessingError]) -> None:
-    """What aiohttp cannot parse as HTTP is garbled."""
+def test_every_error_of_aiohttp_s_parser_is_a_protocol_error(
+    kind: type[HttpProcessingError],
+) -> None:
     error = _instance(kind)
     assert isinstance(error, HttpProcessingError)
     assert isinstance(UPSTREAM.from_transport(error), UpstreamProtocolError)
@@ -79,8 +76,7 @@ def test_every_parser_error(kind: type[HttpProcessingError]) -> None:
 @pytest.mark.parametrize(
     "error", [OSError("x"), TimeoutError(), ConnectionResetError("x"), BrokenPipeError()]
 )
-def test_sockets(error: OSError) -> None:
-    """Errors of the socket are worth another try."""
+def test_an_error_of_a_socket_is_worth_a_retry(error: OSError) -> None:
     assert isinstance(UPSTREAM.from_transport(error), UpstreamUnavailable)
 
 
@@ -93,8 +89,9 @@ def test_sockets(error: OSError) -> None:
         (UpstreamProtocolError, (201, 204, 301, 405, 418, 501)),
     ],
 )
-def test_statuses(kind: type[UpstreamError], statuses: tuple[int, ...]) -> None:
-    """A status says whether to try again, to give up, or that this is no such endpoint."""
+def test_a_status_is_unavailable_refused_too_long_or_a_protocol_error(
+    kind: type[UpstreamError], statuses: tuple[int, ...]
+) -> None:
     assert {type(UPSTREAM.from_status(status, "no")) for status in statuses} == {kind}
 
 
@@ -147,16 +144,16 @@ TOO_LONG = {
 }
 
 
-@pytest.mark.parametrize("said", TOO_LONG.values(), ids=TOO_LONG.keys())
+@pytest.mark.parametrize("message", TOO_LONG.values(), ids=TOO_LONG.keys())
 @pytest.mark.parametrize("status", [400, 422, 429, 500])
-def test_too_long(status: int, said: str) -> None:
-    """What engines say of a prompt that is too long is known, whatever status they give it."""
-    assert type(UPSTREAM.from_status(status, said)) is ContextTooLong
-    assert type(UPSTREAM.from_report(status, said)) is ContextTooLong
+def test_a_message_about_a_too_long_prompt_is_recognised(status: int, message: str) -> None:
+    """Holds for every status that engines give it."""
+    assert type(UPSTREAM.from_status(status, message)) is ContextTooLong
+    assert type(UPSTREAM.from_report(status, message)) is ContextTooLong
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "System role not supported",
         "Conversation roles must alternate user/assistant/user/assistant/...",
@@ -177,9 +174,8 @@ def test_too_long(status: int, said: str) -> None:
         "Invalid schema: context_length must be an integer",
     ],
 )
-def test_not_too_long(said: str) -> None:
-    """A refusal of anything else stays a plain refusal, though it speaks of lengths and tokens."""
-    assert type(UPSTREAM.from_status(400, said)) is UpstreamRefused
+def test_a_message_about_other_lengths_is_a_plain_refusal(message: str) -> None:
+    assert type(UPSTREAM.from_status(400, message)) is UpstreamRefused
 
 
 @pytest.mark.parametrize(
@@ -203,8 +199,10 @@ def test_not_too_long(said: str) -> None:
         ({"retry-after": "Wed, 99 Foo 2026 07:28:12 GMT"}, None),
     ],
 )
-def test_retry_after(headers: Mapping[str, str], seconds: float | None) -> None:
-    """Milliseconds, seconds or a date, a day at most; nonsense counts as not said."""
+def test_retry_after_is_milliseconds_seconds_or_a_date(
+    headers: Mapping[str, str], seconds: float | None
+) -> None:
+    """A day is the maximum, and invalid values are ignored."""
     error = UPSTREAM.from_status(429, "slow down", headers)
     assert isinstance(error, UpstreamUnavailable)
     assert error.retry_after_s == seconds
@@ -222,8 +220,9 @@ def test_retry_after(headers: Mapping[str, str], seconds: float | None) -> None:
         (413, ContextTooLong),
     ],
 )
-def test_reports(code: str | int | None, kind: type[UpstreamError]) -> None:
-    """An error that comes with status 200 counts by its code."""
+def test_an_error_with_status_200_is_typed_by_its_code(
+    code: str | int | None, kind: type[UpstreamError]
+) -> None:
     assert type(UPSTREAM.from_report(code, "no")) is kind
 
 
@@ -241,15 +240,16 @@ def test_reports(code: str | int | None, kind: type[UpstreamError]) -> None:
     ids=lambda code: str(code)[:30],
 )
 def test_a_long_code_is_read_in_linear_time(code: str, kind: type[UpstreamError]) -> None:
-    """Only the start of a code and of a type is read; twenty thousand letters took a minute."""
-    begun = time.thread_time()
+    """Only the start of a code and of a type is read; a code of twenty thousand letters took a
+    minute.
+    """
+    start = time.thread_time()
     assert type(UPSTREAM.from_report(code, "no")) is kind
     assert type(UPSTREAM.from_report(None, "no", code)) is kind
-    assert time.thread_time() - begun < 0.2
+    assert time.thread_time() - start < 0.2
 
 
-def test_key_stays_secret() -> None:
-    """A server that repeats the API key does not get it into messages."""
+def test_an_api_key_that_a_server_repeats_is_masked() -> None:
     error = UPSTREAM.from_status(401, "wrong key sk-secret")
     assert "sk-secret" not in f"{error} {error!r}"
     assert "wrong key ***" in str(error)

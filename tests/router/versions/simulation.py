@@ -1,10 +1,11 @@
-"""The gate's errors under feedback as it comes, and under attack, by simulation; all of it, in an
-hour or so, with `python -m tests.router.versions.simulation`.
+"""The gate's errors under realistic feedback and under attack, by simulation.
 
-Every trial is a pair of answers; clients say what they say of the answer that they were shown.
-Candidates that are just as bad as `margin` excludes must not be promoted, and equal ones not be
-rolled back, more often than the stated error, however often one looks; and hostile clients, a
-twentieth of the traffic, must not bring a worse one into service.
+Run all of it with `python -m tests.router.versions.simulation`; it takes about an hour.
+
+Every trial is a pair of answers, and clients give feedback on the answer that they got. Candidates
+that are just as bad as `margin` excludes must not be promoted, and equal ones not be rolled back,
+more often than the stated error, no matter how often the gate looks. Hostile clients, a twentieth
+of the traffic, must not bring a worse candidate into service.
 """
 
 import math
@@ -20,7 +21,7 @@ from router.versions.book import Judgement, Pair, Side, Trial, judge
 from router.versions.gate import GateRule, GateVerdict, decide, on_held_out
 
 RULE = GateRule(margin=0.1, error=0.05, max_tokens_ratio=2.0, max_trials=10_000, min_right=0.1)
-"""The default's."""
+"""The default rule."""
 _ACCURACIES = 0.3, 0.5, 0.8
 _TENANTS = 10
 _HELD_OUT = 200
@@ -29,48 +30,48 @@ _FIRST_LOOK = 90
 _TRIALS = 1000
 """Fewer trials cannot suffice, and more are not simulated."""
 _SPREAD = 0.2
-"""How much more often, and less often, the easier and the harder half of all questions are
-answered rightly.
-"""
+"""Difference in accuracy of the easier and of the harder half of all questions from the mean."""
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A trial, as whoever gives feedback on it may see it."""
+    """A trial, as a client that gives feedback on it may see it."""
 
     number: int
     shown: str
     other: str
     hard: bool
-    """Whether its question is one of the harder half."""
+    """The question is one of the harder half."""
     by_candidate: bool
-    """Which version's it is; clients do not know."""
+    """The answer is the candidate's; clients do not know."""
     chance: float
-    """Drawn from 0 to 1."""
+    """A random number from 0 to 1."""
     tenant: int
 
     @property
     def right(self) -> bool:
-        """Whether the answer that was shown is right."""
+        """Return whether the shown answer is right."""
         return self.shown == _GOLD
 
 
 Array = np.ndarray[Any, Any]
-Said = tuple[str, float] | None
-"""A right answer, as somebody says, and after how many trials; None for no word."""
-Hostile = tuple[int, Callable[[Seen], Said]]
-"""So many tenants, and what they say."""
+Statement = tuple[str, float] | None
+"""A right answer as stated by a client, and the number of trials until then; None for no
+feedback.
+"""
+Hostile = tuple[int, Callable[[Seen], Statement]]
+"""The number of hostile tenants, and their feedback."""
 _GOLD = "Paris"
 _LATER = 300.0
 
 
 def _if(
     condition: Callable[[Seen], object], after: Callable[[Seen], float] = lambda seen: 0.0
-) -> Callable[[Seen], Said]:
-    """Clients that tell the right answer where that holds."""
+) -> Callable[[Seen], Statement]:
+    """Return clients that state the right answer if the condition holds."""
     return lambda seen: (_GOLD, after(seen)) if condition(seen) else None
 
 
-KINDS: dict[str, Callable[[Seen], Said]] = {
+KINDS: dict[str, Callable[[Seen], Statement]] = {
     "all": _if(lambda seen: True),
     "a third, at random": _if(lambda seen: seen.chance < 0.33),
     "a tenth, at random": _if(lambda seen: seen.chance < 0.1),
@@ -95,12 +96,14 @@ KINDS: dict[str, Callable[[Seen], Said]] = {
     "hard questions, errors only": _if(lambda seen: seen.hard and not seen.right),
     "the first hundreds": _if(lambda seen: seen.number < 300),
 }
-"""Clients of one manner each."""
+"""Clients of one kind each."""
 _HONEST = KINDS["a tenth, at random"]
 
 
-def _for_candidate(seen: Seen) -> Said:
-    """For hostile clients who know each version's answer: the candidate's is right, always."""
+def _for_candidate(seen: Seen) -> Statement:
+    """Return the feedback of a hostile client that knows each version's answer: the candidate's
+    is right, always.
+    """
     return seen.shown if seen.by_candidate else seen.other, 0.0
 
 
@@ -122,7 +125,7 @@ ATTACKS: dict[str, Hostile] = {
     ),
     "twenty tenants": (20, _for_candidate),
 }
-"""By tenants that share a twentieth of the traffic."""
+"""Attacks by tenants that share a twentieth of the traffic."""
 
 
 @cache
@@ -137,54 +140,56 @@ def _judgement(
 def simulate(
     draw: np.random.Generator,
     accuracies: tuple[float, float],
-    says: Callable[[Seen], Said],
+    says: Callable[[Seen], Statement],
     *,
     trials: int = _TRIALS,
     hostile: Hostile | None = None,
 ) -> tuple[GateVerdict, GateVerdict]:
-    """One canary: how it ends by its own evidence, and with the held-out questions. `accuracies`:
-    the candidate's, and the active version's; their errors are independent given a question's
-    hardness.
+    """Return how a canary ends by its own evidence, and with the held-out questions.
+
+    `accuracies` are the candidate's and the active version's. Their errors are independent given
+    the hardness of a question.
     """
     hard = draw.random(trials) < 0.5
     chance = draw.random(trials).tolist()
     side = (draw.random(trials) < 0.5).tolist()
-    one, other = (
+    right_by_candidate, right_by_active = (
         (draw.random(trials) < _accuracies(accuracy, hard)).tolist() for accuracy in accuracies
     )
     alike = draw.random(trials) < 0.3
     tenants = draw.integers(0, _TENANTS, trials).tolist()
-    foes = draw.random(trials) < _HOSTILE * bool(hostile)
-    words: list[tuple[float, int, Judgement]] = []
+    is_hostile = draw.random(trials) < _HOSTILE * bool(hostile)
+    judgements: list[tuple[float, int, Judgement]] = []
     pairs = [Pair(False, False, 100, 100, served) for served in side]
     for number in range(trials):
+        wrong_by_active = "Lyon" if alike[number] else "Nice"
         answers = (
-            _GOLD if one[number] else "Lyon",
-            _GOLD if other[number] else "Lyon" if alike[number] else "Nice",
+            _GOLD if right_by_candidate[number] else "Lyon",
+            _GOLD if right_by_active[number] else wrong_by_active,
         )
         shown, unseen = answers if side[number] else answers[::-1]
         seen = Seen(
             number, shown, unseen, bool(hard[number]), side[number], chance[number], tenants[number]
         )
-        foe = hostile if foes[number] else None
+        foe = hostile if is_hostile[number] else None
         tenant = f"foe {int(chance[number] * 1e6) % foe[0]}" if foe else f"tenant {seen.tenant}"
-        said = (foe[1] if foe else says)(seen)
-        judged = said and _judgement(*answers, seen.by_candidate, said[0], tenant)
-        if said and judged:
-            words.append((number + said[1], number, judged))
-    words.sort(key=lambda word: word[0])
-    heard = 0
+        statement = (foe[1] if foe else says)(seen)
+        judged = statement and _judgement(*answers, seen.by_candidate, statement[0], tenant)
+        if statement and judged:
+            judgements.append((number + statement[1], number, judged))
+    judgements.sort(key=lambda entry: entry[0])
+    statements_heard = 0
     look = _FIRST_LOOK
     while True:
-        while heard < len(words) and words[heard][0] <= look:
-            at, number, judged = words[heard]
+        while statements_heard < len(judgements) and judgements[statements_heard][0] <= look:
+            at, number, judged = judgements[statements_heard]
             judged = Judgement(
                 judged.candidate_right, judged.active_right, judged.source, judged.tenant, at
             )
             pairs[number] = Pair(False, False, 100, 100, side[number], judged)
-            heard += 1
+            statements_heard += 1
         verdict, _, _ = decide(pairs[:look], RULE, "canary")
-        if verdict != "wait" or (look >= trials and heard == len(words)):
+        if verdict != "wait" or (look >= trials and statements_heard == len(judgements)):
             break
         look = min(look * 5 // 4, trials) if look < trials else look + 200
     if verdict != "promote":
@@ -201,7 +206,9 @@ def _accuracies(accuracy: float, hard: Array) -> Array:
 
 
 def upper_bound(count: int, of: int) -> float:
-    """The upper 95 % bound of a probability, one-sided, of so many cases (Clopper and Pearson)."""
+    """Return the one-sided upper 95 % bound of a probability (Clopper and Pearson), from `count`
+    of `of` cases.
+    """
     low = count / of
     high = 1.0
     while high - low > 1e-6 and count < of:
@@ -209,12 +216,17 @@ def upper_bound(count: int, of: int) -> float:
         tail = sum(
             math.comb(of, k) * middle**k * (1 - middle) ** (of - k) for k in range(count + 1)
         )
-        low, high = (middle, high) if tail > 0.05 else (low, middle)
+        if tail > 0.05:
+            low = middle
+        else:
+            high = middle
     return high
 
 
 def at_the_margin(accuracy: float, margin: float) -> float:
-    """The accuracy of a candidate that is worse by just the margin, as answers are drawn here."""
+    """Return the accuracy of a candidate that is worse by just the margin, as answers are drawn
+    here.
+    """
     return (accuracy * (1 - margin) + 2 * margin * _SPREAD**2) / (
         1 + margin - 2 * margin * accuracy
     )
@@ -223,12 +235,12 @@ def at_the_margin(accuracy: float, margin: float) -> float:
 def row(
     draw: np.random.Generator,
     accuracy: float,
-    says: Callable[[Seen], Said],
+    says: Callable[[Seen], Statement],
     times: int,
     hostile: Hostile | None = None,
 ) -> dict[str, float]:
-    """Shares of canaries: of those that are worse by the margin, of equal ones, and of ones that
-    are better by ten points.
+    """Return shares of canaries that end in some way: candidates worse by the margin, equal, and
+    better by ten points.
     """
 
     def ends(candidate: float) -> list[tuple[GateVerdict, GateVerdict]]:
