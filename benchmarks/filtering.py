@@ -78,7 +78,7 @@ async def measure(options: Options) -> Figures:
                 answered = await answers(
                     bench, (BASE, *_ARMS), plain, rollouts=1, concurrency=_CONCURRENCY
                 )
-                evaluation = evaluation_of(answered, 1)
+                evaluation = evaluation_of(answered, bench.config.search, 1, None)
         counts = {arm: sum(1 for _ in (work / arm / RESULT).open()) for arm in _ARMS}
     return Figures(counts, evaluation)
 

@@ -3,7 +3,7 @@
 A row is one turn of the model: the prompt as the engine reads it, without loss, and the turn, with
 loss. The turn's tokens are those that the engine returned or, if it returned none of this model,
 the tokenized text. TRL trains on rows.jsonl as it is, by `input_ids` with `labels` or with
-`assistant_masks`.
+`assistant_masks`; `messages` has the same as text.
 
 Chat templates show earlier turns in a different form than the model wrote them (thinking is
 dropped), so only a row per turn trains on what serving sees (TBSS appendix D). Passages, prompts
@@ -11,11 +11,10 @@ and corrections carry no loss, and turns that were corrected have no row.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -27,12 +26,13 @@ from executor_sft.step import Step
 from router.errors import BadConfig
 from router.models import Completion, Message
 from router.models.model import TokenIds, end_at_stop
-from router.protocol import parse_turn
+from router.protocol import parse_decision, parse_turn
+from router.protocol.decision import Dispatch, Stop
 from router.protocol.prompts import without_system_role
-from router.protocol.turns import ReportTurn, SearchTurn
+from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn
 from router.search.executor import STOP
 from router.table.table_text import parse_table_turn
-from router.trace import Execution
+from router.trace import Conversation, Execution
 from serving.cli.command import POSITIONAL
 from serving.dependencies import need
 from serving.json_lines import write_json_lines
@@ -41,7 +41,7 @@ RESULT = "rows.jsonl"
 NEEDED = ("transformers",)
 """Modules that are imported late, so that `--help` works without them."""
 NO_LOSS = -100
-LEARNT = ("search", "report")
+LEARNT = ("search", "report", "dispatch", "stop")
 """Kinds of turns that have a row."""
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -64,6 +64,8 @@ class Options(StepOptions, frozen=True, kw_only=True):
     """the folder of `rolegate sft filter`"""
     model: Path
     """the student's folder, with its tokenizer"""
+    role: Literal["execution", "delegation"] = "execution"
+    """role whose turns are learnt"""
     thinking: bool | None = None
     """true or false, as set for the role in the config"""
     system_role: bool = True
@@ -81,6 +83,12 @@ class TrainingRow(msgspec.Struct, frozen=True):
     """Token ids of the turn, after a -100 (no loss) for each token before it."""
     assistant_masks: tuple[int, ...]
     """1 for each token of the turn, 0 before it."""
+    attention_mask: tuple[int, ...]
+    """All ones."""
+    messages: tuple[dict[str, str | bool], ...]
+    """Conversation and turn as text: `role`, `content`, and `train`, which is true for the
+    turn.
+    """
     turn: int
     """Number of the turn in its trajectory, from 0."""
     trajectory: int
@@ -103,6 +111,10 @@ class TrainingRow(msgspec.Struct, frozen=True):
     def prompt_ids(self) -> tuple[int, ...]:
         """Token ids before the turn."""
         return self.input_ids[: -len(self.completion_ids)]
+
+
+class _Generation(msgspec.Struct):
+    eos_token_id: int | list[int] | None = None
 
 
 class ServedTokens:
@@ -189,16 +201,14 @@ class ServedTokens:
         """The tokens that the template puts after a turn, up to the one at which the engine
         stops.
         """
-        from transformers import GenerationConfig
-
         dialogue = [Message("user", "?"), Message("assistant", _TURN)]
         after = self._rendered(dialogue, tokenize=False).rpartition(_TURN)[2]
         ids = self._tokenizer.encode(after, add_special_tokens=False)
-        stops = [self._tokenizer.eos_token_id]
-        with suppress(OSError):  # a model without the file stops at the tokenizer's
-            generation = GenerationConfig.from_pretrained(self._model, local_files_only=True)
-            named = generation.eos_token_id
-            stops += named if isinstance(named, list) else [named]
+        stops = {self._tokenizer.eos_token_id}
+        path = self._model / "generation_config.json"
+        if path.exists():
+            named = msgspec.json.decode(path.read_bytes(), type=_Generation).eos_token_id
+            stops.update(named if isinstance(named, list) else [named])
         for place, token in enumerate(ids):
             if token in stops:
                 return tuple(ids[: place + 1])
@@ -215,7 +225,7 @@ class ServedTokens:
 def run(options: Options) -> int:
     """Run the step and return the exit status."""
     need("sft", *NEEDED)
-    settings = options.settings("thinking", "system_role")
+    settings = options.settings("role", "thinking", "system_role")
     inputs = {"filtered": options.filtered, **tokenizer_files(options.model)}
     step = Step.begin(options.out, "dataset", inputs, settings)
     if (manifest := step.finished) is None:
@@ -224,7 +234,11 @@ def run(options: Options) -> int:
             thinking=options.thinking,
             system_role=options.system_role,
         )
-        rows, turns = rows_of(read_samples(options.filtered), tokens)
+        kind = Execution if options.role == "execution" else Conversation
+        samples = read_samples(options.filtered)
+        rows, turns = rows_of(
+            (sample for sample in samples if isinstance(sample.work, kind)), tokens
+        )
         if not rows:
             raise BadConfig(
                 "Nothing to learn: no turn that passed the filter searched or reported "
@@ -284,46 +298,79 @@ def rows_of(
     rows: list[TrainingRow] = []
     turns: Counter[str] = Counter()
     for number, sample in enumerate(samples):
-        execution = sample.execution
-        conversation = execution.conversation
-        messages = conversation.messages
-        places = [place for place, message in enumerate(messages) if message.role == "assistant"]
-        for turn, (place, output) in enumerate(zip(places, conversation.outputs, strict=True)):
-            reply = next(iter(messages[place + 1 :]), None)
-            kind = _kind(output, reply, in_table=sample.ask is not None)
-            if kind in LEARNT and not _as_served(execution, turn):
+        work = sample.work
+        if isinstance(work, Conversation):
+            conversation = work
+            kind_of = _decision
+        else:
+            conversation = work.conversation
+            kind_of = partial(_kind, parse_table_turn if sample.ask else parse_turn)
+        for turn, (messages, output, reply) in enumerate(_turns(conversation)):
+            kind = "cut off" if output.finish_reason == "length" else kind_of(output, reply)
+            if kind in LEARNT and isinstance(work, Execution) and not _as_served(work, turn):
                 kind = "shown passages that the trace lost"
             turns[kind] += 1
-            if kind in LEARNT:
-                ids, returned = tokens.row(messages[:place], output)
-                origin = turn, number, sample.stratum, sample.question_id, returned
-                rows.append(training_row(ids, *origin))
+            if kind not in LEARNT:
+                continue
+            ids, returned = tokens.row(messages, output)
+            shown = [{**msgspec.structs.asdict(message), "train": False} for message in messages]
+            written, _ = end_at_stop(output.text, STOP, "stop", None)
+            shown.append({"role": "assistant", "content": written, "train": True})
+            origin = turn, number, sample.stratum, sample.question_id, returned
+            rows.append(training_row(ids, shown, *origin))
     return rows, turns
 
 
-def training_row(ids: TokenIds, *origin: Any) -> TrainingRow:
+def training_row(
+    ids: TokenIds,
+    messages: Sequence[dict[str, str | bool]],
+    *origin: Any,
+) -> TrainingRow:
     """Return the row of a prompt and a turn. `origin`: its further fields, from `turn` on."""
     before = len(ids.prompt)
+    turn = len(ids.completion)
     return TrainingRow(
         ids.prompt + ids.completion,
         (NO_LOSS,) * before + ids.completion,
-        (0,) * before + (1,) * len(ids.completion),
+        (0,) * before + (1,) * turn,
+        (1,) * (before + turn),
+        tuple(messages),
         *origin,
     )
 
 
-def _kind(output: Completion, reply: Message | None, *, in_table: bool) -> str:
-    """Return `search` or `report`, or the reason why a turn is not learnt. `reply`: the message
-    after it.
-    """
-    if output.finish_reason == "length":
-        return "cut off"
-    match (parse_table_turn if in_table else parse_turn)(output.text):
+def _turns(
+    conversation: Conversation,
+) -> Iterator[tuple[tuple[Message, ...], Completion, Message | None]]:
+    """Yield each turn of the model, with the messages before it and the reply to it."""
+    messages = conversation.messages
+    places = [place for place, message in enumerate(messages) if message.role == "assistant"]
+    for place, output in zip(places, conversation.outputs, strict=True):
+        reply = next(iter(messages[place + 1 :]), None)
+        yield messages[:place], output, reply
+
+
+def _kind(parse: Callable[[str], ExecutionTurn], output: Completion, reply: Message | None) -> str:
+    """Return `search` or `report`, or the reason why an executor's turn is not learnt."""
+    match parse(output.text):
         case SearchTurn() if reply is not None and reply.content.startswith("<documents>"):
             return "search"
         case ReportTurn() if reply is None:
             return "report"
         case SearchTurn() | ReportTurn():
+            return "out of turn"
+        case _:
+            return "malformed"
+
+
+def _decision(output: Completion, reply: Message | None) -> str:
+    """Return `dispatch` or `stop`, or the reason why a delegator's turn is not learnt."""
+    match parse_decision(output.text, limit=1):
+        case Dispatch() if reply is not None and reply.content.startswith("<search_results>"):
+            return "dispatch"
+        case Stop() if reply is None:
+            return "stop"
+        case Dispatch() | Stop():
             return "out of turn"
         case _:
             return "malformed"

@@ -1,4 +1,4 @@
-"""`rolegate sft evaluate`: compare executors on the same held-out questions.
+"""`rolegate sft evaluate`: compare executors, or delegators, on the same held-out questions.
 
 Every executor answers each question several times, with other seeds. Figures are means over all
 answers (mean@k); differences have a confidence interval from a bootstrap over questions. Model
@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -21,22 +21,14 @@ from msgspec import Meta
 from executor_sft.asking import in_flight
 from executor_sft.command import Count, StepOptions, show
 from executor_sft.questions import Question, read_questions
-from executor_sft.rollout import CALLS, check_failures, mean
-from executor_sft.runtime import (
-    BASE,
-    TEACHER,
-    Runtime,
-    adapter_files,
-    named_adapters,
-    open_runtime,
-    teacher_config,
-)
+from executor_sft.rollout import CALLS, check_failures, mean, teacher_config
+from executor_sft.runtime import BASE, TEACHER, Runtime, adapter_files, named_adapters, open_runtime
 from executor_sft.step import Step, config_settings, write_json
 from router.protocol import exact_match
 from router.protocol.scoring import token_f1
 from router.search import Executor
 from router.trace import Execution, Trajectory
-from serving.config.config import Config
+from serving.config.config import Config, SearchConfig
 from serving.config.file import load_config
 from serving.terminal import complain, progress_bar
 
@@ -54,10 +46,14 @@ class Options(StepOptions, frozen=True, kw_only=True):
     """held-out questions, JSON lines"""
     executors: tuple[str, ...] = (BASE,)
     """base (the config's model), teacher, or adapters' folders; the first is the baseline"""
+    delegators: tuple[str, ...] = (BASE,)
+    """base, or adapters' folders; each works with each executor"""
     rollouts: Count = 4
     """answers to each question"""
     temperature: Annotated[float, Meta(ge=0)] | None = None
     """temperature of all roles (default: the config's)"""
+    limit: Count | None = None
+    """use the first questions only"""
     concurrency: Count = 8
     """questions in flight"""
 
@@ -150,6 +146,10 @@ class Evaluation(msgspec.Struct, frozen=True):
     questions: int
     rollouts: int
     """Answers to each question by each executor."""
+    max_turns: int
+    max_searches: int
+    temperature: float | None
+    """Temperature of all roles; None for the config's."""
     rows: tuple[ExecutorScores, ...]
     comparisons: tuple[Comparison, ...]
     """Comparison of every other executor with the first."""
@@ -157,7 +157,9 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 def evaluation_of(
     answered: Mapping[str, Sequence[Answered]],
+    search: SearchConfig,
     rollouts: int,
+    temperature: float | None,
 ) -> Evaluation:
     """Return the figures of all executors, in the given order. All must have answered the same
     questions; the number of answers may differ.
@@ -166,6 +168,9 @@ def evaluation_of(
     return Evaluation(
         len({answer.question_id for answer in old}),
         rollouts,
+        search.max_turns,
+        search.max_searches,
+        temperature,
         tuple(_scores(name, answers) for name, answers in answered.items()),
         tuple(
             Comparison(name, baseline, *(_difference(new, old, figure) for figure in _FIGURES))
@@ -177,16 +182,19 @@ def evaluation_of(
 def _scores(executor: str, answered: Sequence[Answered]) -> ExecutorScores:
     runs = list(chain.from_iterable(answer.executions for answer in answered))
     judged = any(answer.accepted is not None for answer in answered)
-    means = {name: mean(getattr(answer, name) for answer in answered) for name in _FIGURES}
-    right = means["exact_match"]
+    right = sum(answer.exact_match for answer in answered)
+    tokens = sum(answer.executor_tokens for answer in answered)
     return ExecutorScores(
-        executor=executor,
-        judge=mean(bool(answer.accepted) for answer in answered) if judged else None,
-        searches=mean(len(run.searches) for run in runs),
-        multi_search=mean(len(run.searches) >= 2 for run in runs),
-        failed=mean(run.failed for run in runs),
-        tokens_per_right_answer=means["executor_tokens"] / right if right else None,
-        **means,
+        executor,
+        right / len(answered),
+        mean(answer.f1 for answer in answered),
+        mean(bool(answer.accepted) for answer in answered) if judged else None,
+        mean(len(run.searches) for run in runs),
+        mean(len(run.searches) >= 2 for run in runs),
+        mean(run.failed for run in runs),
+        tokens / len(answered),
+        tokens / right if right else None,
+        mean(answer.tokens for answer in answered),
     )
 
 
@@ -205,16 +213,22 @@ def run(options: Options) -> int:
     """Run the step and return the exit status."""
     config = load_config(options.config)
     executors = named_adapters(options.executors, (BASE, TEACHER))
-    inputs = {"questions": options.questions, **adapter_files(executors)}
+    delegators = named_adapters(options.delegators)
+    inputs = {
+        "questions": options.questions,
+        **adapter_files(executors),
+        **adapter_files(delegators),
+    }
     teacher = teacher_config(config) if TEACHER in executors else None
     settings = {
-        **options.settings("rollouts", "temperature"),
+        **options.settings("rollouts", "temperature", "limit"),
         "executors": list(executors),
+        "delegators": list(delegators),
         **config_settings(config, {"judge": config.distillation.judge, "teacher": teacher}),
     }
     step = Step.begin(options.out, "evaluate", inputs, settings)
     if (manifest := step.finished) is None:
-        evaluation = asyncio.run(_evaluated(config, options, executors))
+        evaluation = asyncio.run(_evaluated(config, options, executors, delegators))
         write_json(options.out / RESULT, evaluation)
         manifest = step.finish(evaluation, [RESULT])
     show(manifest.figures, as_json=options.json)
@@ -227,25 +241,32 @@ async def answers(
     questions: Sequence[Question],
     *,
     rollouts: int,
+    delegators: Sequence[str] = (BASE,),
     temperature: float | None = None,
     concurrency: int = 8,
 ) -> dict[str, list[Answered]]:
-    """Return the answers of each executor to all questions.
+    """Return the answers of all executors, with all delegators, to all questions.
 
-    `executors`: `base`, `teacher`, or the names of loaded adapters. Raises `BadConfig` without a
-    teacher, and `UpstreamError` or `OutOfTime` if an endpoint fails, which says nothing about the
-    executor.
+    `executors`, `delegators`: `base`, `teacher`, or the names of loaded adapters. The keys of the
+    result are the executors' names, with the delegator's if that is an adapter.
+
+    Raises `BadConfig` without a teacher, and `UpstreamError` or `OutOfTime` if an endpoint fails,
+    which says nothing about the executor.
     """
-    answered: dict[str, list[Answered]] = {name: [] for name in executors}
+    answered: dict[str, list[Answered]] = {}
+    total = len(executors) * len(delegators) * rollouts * len(questions)
     with progress_bar() as bar:
-        task = bar.add_task("evaluating", total=len(executors) * rollouts * len(questions))
+        task = bar.add_task("evaluating", total=total)
         for number in range(rollouts):
-            for name in executors:
-                seeded = runtime.sampled(number, temperature)
-                executor = seeded.named_executor(name)
-                ask = partial(_answered, seeded, executor)
-                answered[name] += await in_flight(
-                    ask, questions, concurrency, lambda: bar.advance(task)
+            for executor, delegator in product(executors, delegators):
+                seeded = runtime.sampled(number, temperature).with_versions(executor, delegator)
+                role = None
+                if executor == TEACHER:
+                    role = seeded.role("execution", teacher_config(seeded.config))
+                ask = partial(_answered, seeded, seeded.executor(role))
+                name = executor if delegator == BASE else f"{executor}, {delegator}"
+                answered.setdefault(name, []).extend(
+                    await in_flight(ask, questions, concurrency, lambda: bar.advance(task)),
                 )
     return answered
 
@@ -254,22 +275,27 @@ async def _evaluated(
     config: Config,
     options: Options,
     executors: Mapping[str, Path | None],
+    delegators: Mapping[str, Path | None],
 ) -> Evaluation:
-    questions, _ = read_questions(options.questions)
+    questions = read_questions(options.questions)[0][: options.limit]
     async with open_runtime(
         config,
         complain,
         cache=options.out / CALLS,
         adapters=executors,
+        delegators=delegators,
         teacher=TEACHER in executors,
     ) as runtime:
         answered = await answers(
             runtime,
             list(executors),
             questions,
-            **options.settings("rollouts", "temperature", "concurrency"),
+            delegators=list(delegators),
+            rollouts=options.rollouts,
+            temperature=options.temperature,
+            concurrency=options.concurrency,
         )
-    return evaluation_of(answered, options.rollouts)
+    return evaluation_of(answered, config.search, options.rollouts, options.temperature)
 
 
 async def _answered(runtime: Runtime, executor: Executor, question: Question) -> Answered:
@@ -278,9 +304,12 @@ async def _answered(runtime: Runtime, executor: Executor, question: Question) ->
     check_failures(trajectory, 0, context)
     accepted = None
     if runtime.judge is not None:
-        ledger = runtime.context().ledger
-        answer = trajectory.answer
-        accepted = await runtime.judge.accepts(question.text, question.golds, answer, ledger)
+        accepted = await runtime.judge.accepts(
+            question.text,
+            question.golds,
+            trajectory.answer,
+            runtime.context().ledger,
+        )
 
     tokens: Counter[str] = Counter()
     for call in context.ledger.calls:

@@ -7,15 +7,19 @@ not. *Right* means that the final answer is an exact match, that the judge, if t
 it (TBSS 3.4), and that the report is supported by its evidence: a right answer may be a guess. All
 other trajectories are counted by the reason. Reports on tables are judged one by one
 (`TableReports`); there, "not found" is right where nothing can be found.
+
+With `--best`, the best run of each group of `rolegate sft rollout --group` is kept, by exact match,
+F1, tokens and seed, unless no run is right: the work of its delegator, and that of its executors
+where evidence supports it.
 """
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
@@ -23,31 +27,35 @@ from msgspec import Meta
 from executor_sft.command import StepOptions, show
 from executor_sft.jsonl import read_jsonl
 from executor_sft.questions import HeldOut, TableReports, question_key
-from executor_sft.rollout import ROLLOUTS, Rollout, Sample, SubQueryRollout, Verdict
+from executor_sft.rollout import ROLLOUTS, Group, Rollout, Sample, SubQueryRollout
 from executor_sft.step import Step
 from router.errors import BadConfig
 from router.protocol import normal_answer
 from router.protocol.scoring import holds
-from router.trace import Execution
+from router.trace import Conversation, Execution, Trajectory
 from router.trace.citation import cite
+from router.trace.export import Reward
 from router.trace.table import Ask
-from router.trace.values import TableRun, says_not_found
+from router.trace.values import TableRun, by_executors, says_not_found
 from serving.cli.command import POSITIONAL
 from serving.files import write_atomically
 from serving.terminal import complain
 
-Stratum = Literal["student_single", "teacher_single", "teacher_multi", "student_multi"]
+_Taught = Literal["student_single", "teacher_single", "teacher_multi", "student_multi"]
+_Grouped = Literal["best_executor", "best_delegator", "easy_executor", "easy_delegator"]
+Stratum = Literal[_Taught, _Grouped]
 """Kinds of samples.
 
 `student_single`, `teacher_single`: correct with one search. `teacher_multi`: the teacher's, correct
-with more, all of them needed. `student_multi`: only where nothing was filtered.
+with more, all of them needed. `student_multi`: only where nothing was filtered. `best_…`: from the
+best run of a group; `easy_…`: from a group in which all runs are right.
 """
+Who = Literal["student", "teacher"]
+Work = Execution | Conversation
+"""Work of an executor, or of a delegator."""
 Mix = dict[Stratum, int]
 """Max samples of a stratum; a missing stratum is unlimited."""
-Flaw = Callable[[Execution], str | None]
-"""Returns why evidence does not support a report; None if it does."""
 RESULT = "filtered.jsonl"
-_ADVICE = "remove the line, or run `rolegate sft rollout` again into another folder"
 _UPSTREAM = frozenset({"timed_out", "model_failed", "retrieval_failed", "budget_exhausted"})
 
 
@@ -62,6 +70,8 @@ class Options(StepOptions, frozen=True, kw_only=True):
     """
     none: bool = False
     """keep all that has a report, to measure what the filter does"""
+    best: bool = False
+    """keep the best run of each group of `rollout --group`"""
     exclude: tuple[Path, ...] = ()
     """files of held-out questions; rollouts that ask any of them are left out"""
     seed: int = 1
@@ -75,42 +85,58 @@ class FilteredSample(msgspec.Struct, frozen=True):
     question_id: str
     source: str
     """Data set of the question."""
-    execution: Execution = msgspec.field(name="work")
+    work: Work
     ask: Ask | None = None
     """The part of a table that the work is about; None outside tables."""
+
+    @property
+    def execution(self) -> Execution:
+        """The work of an executor."""
+        assert isinstance(self.work, Execution)
+        return self.work
+
+
+class _Candidate(NamedTuple):
+    """Work on a question, and the reason why it is not to be learnt, if any."""
+
+    stratum: Stratum
+    work: Work
+    flaw: str | None
+    ask: Ask | None = None
 
 
 def run(options: Options) -> int:
     """Run the step and return the exit status."""
     mix = parse_mix(options.mix)
+    settings = options.settings("none", "best", "seed") | {"mix": mix}
     inputs = {f"rollouts.{number}": path for number, path in enumerate(options.rollouts)}
     inputs |= {f"exclude {path}": path for path in options.exclude}
-    settings = options.settings("none", "seed") | {"mix": mix}
     step = Step.begin(options.out, "filter", inputs, settings)
     if (manifest := step.finished) is None:
-        read = (read_jsonl(path, Rollout, _ADVICE, ROLLOUTS) for path in options.rollouts)
         samples, rejected = filtered(
-            (rollout for _, rollout in chain.from_iterable(read)),
+            _rollouts(options),
             mix,
             none=options.none,
             seed=options.seed,
             held_out=HeldOut.read(options.exclude),
         )
         write_atomically(options.out / RESULT, msgspec.json.Encoder().encode_lines(samples))
-        figures = {
-            "candidates": len(samples) + rejected.total(),
-            "samples": len(samples),
-            "strata": dict(Counter(sample.stratum for sample in samples)),
-            "rejected": dict(rejected.most_common()),
-            "sources": dict(Counter(sample.source for sample in samples)),
-        }
-        manifest = step.finish(figures, [RESULT])
+        manifest = step.finish(_figures(samples, rejected), [RESULT])
     show(manifest.figures, as_json=options.json)
-    if not manifest.figures["strata"].get("teacher_multi"):
+    if not options.best and not manifest.figures["strata"].get("teacher_multi"):
         complain(
             "No sample is in teacher_multi, so the executor does not learn when to search again."
         )
     return 0
+
+
+def _rollouts(options: Options) -> Iterator[Rollout | Group]:
+    """Yield the lines of all folders. Raises `BadConfig` for an invalid one."""
+    advice = "remove the line, or run `rolegate sft rollout` again into another folder"
+    kind: type[Any] = Group if options.best else Rollout
+    for path in options.rollouts:
+        for _, rollout in read_jsonl(path, kind, advice, ROLLOUTS):
+            yield rollout
 
 
 def parse_mix(text: str) -> Mix:
@@ -125,7 +151,7 @@ def parse_mix(text: str) -> Mix:
 
 
 def filtered(
-    rollouts: Iterable[Rollout],
+    rollouts: Iterable[Rollout | Group],
     mix: Mix,
     *,
     none: bool = False,
@@ -139,18 +165,29 @@ def filtered(
     rejected: Counter[str] = Counter()
     seen: set[tuple[Stratum, bool, str]] = set()
     for rollout in rollouts:
-        candidates = list(_candidates(rollout))
-        leaked = _leaked(rollout, held_out) if held_out else None
-        for sample, flaw in candidates:
-            key = sample.stratum, sample.ask is None, question_key(sample.execution.sub_query)
-            reason = leaked or _no_report(sample.execution)
-            if not (reason or none):
-                reason = flaw or ("duplicate sub-query" if key in seen else None)
+        question = rollout.question
+        if isinstance(rollout, Rollout):
+            candidates = list(_rollout_candidates(rollout, none=none))
+        else:
+            candidates = list(_group_candidates(rollout, none=none))
+        works = [candidate.work for candidate in candidates]
+        asked = {work.sub_query for work in works if isinstance(work, Execution)}
+        leaked = _leaked(question.text, asked, held_out) if held_out else None
+
+        for stratum, work, flaw, ask in candidates:
+            text = question.text
+            reason = leaked or flaw
+            if isinstance(work, Execution):
+                text = work.sub_query
+                reason = leaked or _no_report(work) or flaw
+            key = stratum, ask is None, question_key(text)
+            if reason is None and not none and key in seen:
+                reason = "duplicate sub-query"
             if reason:
                 rejected[reason] += 1
-            else:
-                seen.add(key)
-                samples.append(sample)
+                continue
+            seen.add(key)
+            samples.append(FilteredSample(stratum, question.id, question.source, work, ask))
 
     chosen = mixed(samples, mix, seed)
     if len(chosen) < len(samples):
@@ -158,24 +195,56 @@ def filtered(
     return chosen, rejected
 
 
-def _candidates(rollout: Rollout) -> Iterator[tuple[FilteredSample, str | None]]:
-    """Yield the work of teacher and student on each sub-query, and the reason why it is not to be
-    learnt, if any.
-    """
-    question = rollout.question
-    asks: Sequence[Ask | None] = [None] * len(rollout.sub_queries)
+def _rollout_candidates(rollout: Rollout, *, none: bool) -> Iterator[_Candidate]:
+    """Yield the work of teacher and student on each sub-query."""
+    asks: Sequence[Ask] = ()
     reports = None
     if isinstance(rollout.trajectory, TableRun):
         asks = rollout.trajectory.asks
-        reports = TableReports(question, rollout.trajectory)
-    for sub_query, ask in zip(rollout.sub_queries, asks, strict=True):
-        in_table = partial(reports.flaw, ask) if reports and ask else None
-        for who in ("student", "teacher"):
+        reports = TableReports(rollout.question, rollout.trajectory)
+    for number, sub_query in enumerate(rollout.sub_queries):
+        for who in get_args(Who):
             sample: Sample = getattr(sub_query, who)
             searches = "single" if len(sample.execution.searches) == 1 else "multi"
             stratum: Stratum = f"{who}_{searches}"  # type: ignore[assignment] # it is one
-            candidate = FilteredSample(stratum, question.id, question.source, sample.execution, ask)
-            yield candidate, _reason(stratum, sample, sub_query, in_table)
+            ask = None
+            if reports:
+                ask = asks[number]
+                reason = _reason_in_table(who, sub_query, partial(reports.flaw, ask))
+            else:
+                reason = _reason(who, sample, sub_query)
+            yield _Candidate(stratum, sample.execution, None if none else reason, ask)
+
+
+def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
+    """Yield the work of delegator and executors in each run of a group."""
+    rewards = group.rewards
+    best = min(range(len(rewards)), key=lambda number: _rank(rewards[number]))
+    right = sum(reward.exact_match is True for reward in rewards)
+    strata: tuple[Stratum, Stratum] = ("best_delegator", "best_executor")
+    if right == len(rewards):
+        strata = ("easy_delegator", "easy_executor")
+    for number, run in enumerate(group.runs):
+        assert isinstance(run.result, Trajectory)
+        flaw = None
+        if not right:
+            flaw = "no run is right"
+        elif number != best:
+            flaw = "not the best run"
+        if run.result.delegation is not None:
+            yield _Candidate(strata[0], run.result.delegation, flaw)
+        for execution in by_executors(run.result.executions):
+            unsupported = None if none else flaw_of(execution)
+            yield _Candidate(strata[1], execution, flaw or unsupported)
+
+
+def _rank(reward: Reward) -> tuple[float, ...]:
+    """Return a sort key of a run; the best has the lowest."""
+    return (
+        -bool(reward.exact_match),
+        -(reward.f1 or 0.0),
+        math.inf if reward.tokens is None else reward.tokens,
+    )
 
 
 def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[FilteredSample]:
@@ -188,12 +257,11 @@ def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[Filter
     return [sample for place, sample in enumerate(samples) if place in kept]
 
 
-def _leaked(rollout: Rollout, held_out: HeldOut) -> str | None:
+def _leaked(question: str, sub_queries: Iterable[str], held_out: HeldOut) -> str | None:
     """Return how a rollout asks a held-out question; None if it does not."""
-    if likeness := held_out.likeness(rollout.question.text):
+    if likeness := held_out.likeness(question):
         return f"held out: {likeness} question"
-    asked = {sub_query.teacher.execution.sub_query for sub_query in rollout.sub_queries}
-    return "held out: as a sub-query" if any(map(held_out.likeness, asked)) else None
+    return "held out: as a sub-query" if any(map(held_out.likeness, sub_queries)) else None
 
 
 def _no_report(execution: Execution) -> str | None:
@@ -202,53 +270,69 @@ def _no_report(execution: Execution) -> str | None:
     return "an upstream failed" if execution.outcome in _UPSTREAM else "no report"
 
 
-def _reason(
-    stratum: Stratum,
-    sample: Sample,
-    sub_query: SubQueryRollout,
-    in_table: Flaw | None,
-) -> str | None:
-    """Return why a trajectory with a report is not to be learnt; None if it is.
-
-    A second search is learnt only from the teacher, where neither the first one nor any try with
-    one search found the answer.
-    """
-    execution = sample.execution
-    flaw = in_table or flaw_of
-    reason = flaw(execution)
-    if not in_table:
-        reason = _wrong(sample.verdict) or reason or _disagreement(sub_query)
-    if reason or stratum.endswith("single"):
-        return reason
-    if stratum == "student_multi":
-        return "student searched twice"
-
-    if in_table:
-        first = msgspec.structs.replace(execution, searches=execution.searches[:1])
-        early = in_table(first) is None
-    else:
-        points = execution.report.evidence
-        cited = cite(points, execution.searches[0].shown)
-        later = [point for point, passage in zip(points, cited, strict=True) if not passage]
-        early = not later or not _says(later, execution.report.answer)
-    if early:
-        return "evidence found by the first search"
-    tested = [one for one in sub_query.capped if one.execution.outcome not in _UPSTREAM]
-    if not tested:
-        return "second search not tested"
-    stand = [not flaw(one.execution) and (in_table or one.verdict.correct) for one in tested]
-    return "second search not needed" if any(stand) else None
-
-
-def _wrong(verdict: Verdict) -> str | None:
-    """Return why an answer is not known to be right; None if it is."""
+def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
+    """Return why a trajectory with a report is not to be learnt; None if it is."""
+    verdict = sample.verdict
     if verdict.exact_match is False:
         return "wrong answer"
-    if verdict.correct:
+    if not verdict.correct:
+        if not verdict.judged:
+            return "right answer not known"
+        return "judge's reply not readable" if verdict.accepted is None else "judge rejected it"
+    execution = sample.execution
+    if flaw := flaw_of(execution):
+        return flaw
+    if _disagree(sub_query):
+        return "teacher and student report otherwise"
+
+    points = execution.report.evidence
+    cited = cite(points, execution.searches[0].shown)
+    later = [point for point, passage in zip(points, cited, strict=True) if not passage]
+    early = not later or not _says(later, execution.report.answer)
+    return _not_needed(who, execution, sub_query.capped, early=early, stands=_stands)
+
+
+def _reason_in_table(
+    who: Who,
+    sub_query: SubQueryRollout,
+    flaw: Callable[[Execution], str | None],
+) -> str | None:
+    """Return why a report on a table is not to be learnt; None if it is.
+
+    `flaw`: returns the flaw of a report on the same ask.
+    """
+    execution: Execution = getattr(sub_query, who).execution
+    first = msgspec.structs.replace(execution, searches=execution.searches[:1])
+    return flaw(execution) or _not_needed(
+        who,
+        execution,
+        sub_query.capped,
+        early=flaw(first) is None,
+        stands=lambda sample: not flaw(sample.execution),
+    )
+
+
+def _not_needed(
+    who: Who,
+    execution: Execution,
+    capped: Sequence[Sample],
+    *,
+    early: bool,
+    stands: Callable[[Sample], bool],
+) -> str | None:
+    """Return why a second search is not needed: the first one (`early`), or a try with one search,
+    found the answer.
+    """
+    if len(execution.searches) == 1:
         return None
-    if not verdict.judged:
-        return "right answer not known"
-    return "judge's reply not readable" if verdict.accepted is None else "judge rejected it"
+    if who == "student":
+        return "student searched twice"
+    if early:
+        return "evidence found by the first search"
+    tested = [sample for sample in capped if sample.execution.outcome not in _UPSTREAM]
+    if not tested:
+        return "second search not tested"
+    return "second search not needed" if any(map(stands, tested)) else None
 
 
 def flaw_of(execution: Execution) -> str | None:
@@ -269,14 +353,35 @@ def _says(points: Sequence[str], answer: str) -> bool:
     return normal_answer(answer) in ("yes", "no") or holds([" ".join(points)], answer)
 
 
-def _disagreement(sub_query: SubQueryRollout) -> str | None:
-    """Return a reason if teacher and student report different answers that both seem right, so that
+def _stands(sample: Sample) -> bool:
+    """Return True if the sample leads to the right answer, and evidence supports its report."""
+    return (
+        sample.verdict.correct and not sample.execution.failed and flaw_of(sample.execution) is None
+    )
+
+
+def _disagree(sub_query: SubQueryRollout) -> bool:
+    """Return True if teacher and student report different answers that both seem right, so that
     the wrong one is unknown.
     """
-    samples = (sub_query.teacher, sub_query.student)
-    one, other = (sample.execution.report.answer for sample in samples)
-    if holds([one], other) or holds([other], one):
-        return None
-    if all(sample.verdict.correct and not flaw_of(sample.execution) for sample in samples):
-        return "teacher and student report otherwise"
-    return None
+    samples = [sub_query.teacher, sub_query.student]
+    teacher, student = (sample.execution.report.answer for sample in samples)
+    differ = not holds([student], teacher) and not holds([teacher], student)
+    return differ and all(map(_stands, samples))
+
+
+def _figures(samples: Sequence[FilteredSample], rejected: Counter[str]) -> dict[str, Any]:
+    """Return the counts of samples by stratum and data set, and of rejected ones by reason."""
+    questions: dict[str, list[str]] = {}
+    for sample in samples:
+        questions.setdefault(sample.source, []).append(sample.question_id)
+    return {
+        "candidates": len(samples) + rejected.total(),
+        "samples": len(samples),
+        "strata": dict(Counter(sample.stratum for sample in samples)),
+        "rejected": dict(rejected.most_common()),
+        "sources": {
+            source: {"samples": len(ids), "questions": len(set(ids))}
+            for source, ids in sorted(questions.items())
+        },
+    }

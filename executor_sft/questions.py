@@ -109,15 +109,10 @@ def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question],
         if isinstance(answers, str):
             answers = [answers]
         golds = tuple(answer for answer in answers if answer.strip())
-        table = None
-        rows: tuple[tuple[str, ...], ...] = ()
-        if isinstance(line, _TableLine) and line.columns:
-            try:
-                schema = checked_schema(line.columns)
-                rows = checked_rows(schema, line.rows)
-            except BadRequest as error:
-                raise BadConfig(f"{path}:{number}: {error}") from None
-            table = TableRequest(text, schema.columns)
+        try:
+            table, rows = _table_of(line, text)
+        except BadRequest as error:
+            raise BadConfig(f"{path}:{number}: {error}") from None
         if not (golds or table):
             raise BadConfig(f"{path}:{number}: no right answer; give one of {', '.join(_ANSWERS)}.")
 
@@ -141,6 +136,14 @@ def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question],
     if not questions:
         raise BadConfig(f"{path}: has no questions; write one JSON object per line.")
     return list(questions.values()), duplicates
+
+
+def _table_of(line: _Line, text: str) -> tuple[TableRequest | None, tuple[tuple[str, ...], ...]]:
+    """Return the table that a line asks for, if any, and its right rows. Raises `BadRequest`."""
+    if not (isinstance(line, _TableLine) and line.columns):
+        return None, ()
+    schema = checked_schema(line.columns)
+    return TableRequest(text, schema.columns), checked_rows(schema, line.rows)
 
 
 class HeldOut:

@@ -7,14 +7,15 @@ With this, `rolegate sft filter` decides which trajectories to learn from. A que
 asks for a table; each report on it is judged on its own.
 
 With `--group 8`, each question is answered eight times by sampled models instead;
-trajectories.jsonl has what each agent wrote, with the run's reward.
+trajectories.jsonl has what each agent wrote, with the run's reward, for `rolegate sft filter
+--best`.
 
 After an interruption, the same command resumes, and no model call is paid for twice.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -28,15 +29,8 @@ from msgspec import Meta
 from executor_sft.asking import failures, in_flight
 from executor_sft.command import Count, StepOptions, show
 from executor_sft.jsonl import JsonlFile, read_jsonl
-from executor_sft.questions import Question, TableReports, read_questions
-from executor_sft.runtime import (
-    BASE,
-    Runtime,
-    adapter_files,
-    named_adapters,
-    open_runtime,
-    teacher_config,
-)
+from executor_sft.questions import HeldOut, Question, TableReports, read_questions
+from executor_sft.runtime import BASE, Runtime, adapter_files, named_adapters, open_runtime
 from executor_sft.step import Step, config_settings
 from router.calls import Role
 from router.errors import BadConfig, OutOfTime, UpstreamError, UpstreamUnavailable
@@ -47,9 +41,9 @@ from router.search.loop import settings_of
 from router.table import TableRequest, WideSearch
 from router.table.filling import TABLE_REPORTING
 from router.trace import Execution, Run, Trajectory
-from router.trace.export import AgentTrajectory, Reward, agent_trajectories
+from router.trace.export import Reward, agent_trajectories, reward_of
 from router.trace.values import TableRun
-from serving.config.config import RoleConfig
+from serving.config.config import Config, RoleConfig
 from serving.config.file import load_config
 from serving.files import write_atomically
 from serving.json_lines import write_json_lines
@@ -86,11 +80,15 @@ class Options(RolloutOptions, frozen=True, kw_only=True):
 
     questions: Path
     """questions with right answers, or tables, JSON lines"""
-    group: Annotated[int, Meta(ge=2)] = 0
+    exclude: tuple[Path, ...] = ()
+    """files of questions to leave out"""
+    group: Annotated[int, Meta(ge=2)] | None = None
     """answer each question this often, without a teacher"""
     temperature: Annotated[float, Meta(ge=_TEMPERATURE)] = 1.0
     """temperature of all roles with --group"""
     executor: str = BASE
+    """with --group: base, or an adapter's folder"""
+    delegator: str = BASE
     """with --group: base, or an adapter's folder"""
 
 
@@ -146,8 +144,12 @@ class Group(msgspec.Struct, frozen=True):
     """Several runs of a question; one line of `rollouts.jsonl` with `--group`."""
 
     question: Question
-    trajectories: tuple[AgentTrajectory, ...]
-    """Lines of `trajectories.jsonl`, in the order of the runs."""
+    runs: tuple[Run, ...]
+
+    @property
+    def rewards(self) -> list[Reward]:
+        """Reward of each run."""
+        return [reward_of(run, self.question.golds) for run in self.runs]
 
 
 def check_failures(trajectory: Trajectory | TableRun, first: int, context: RunContext) -> None:
@@ -310,38 +312,57 @@ class GroupWorker:
     """Answers questions several times each; any number at the same time."""
 
     runtime: Runtime
-    executor: str
-    """Its name, as of `Runtime.named_executor`."""
     size: int
     """Runs of each question."""
     temperature: float
 
     async def roll_out(self, question: Question) -> Group:
         """Answer a question with all roles sampled. Raises as `RolloutWorker.roll_out`."""
-        lines: list[AgentTrajectory] = []
+        runs = []
         for seed in range(self.size):
             sampled = self.runtime.sampled(seed, self.temperature)
-            topology = sampled.topology("factorized", sampled.named_executor(self.executor))
+            topology = sampled.topology("factorized")
             context = sampled.context()
             trajectory = await topology.loop.run(question.text, context)
             check_failures(trajectory, 0, context)
-            run = Run(
-                f"{question.id}/{seed}",
-                "answer",
-                question.text,
-                "finished",
-                "",
-                trajectory,
-                settings_of(topology.roles),
-                tuple(context.ledger.calls),
-                0.0,
-                0.0,
+            runs.append(
+                Run(
+                    f"{question.id}/{seed}",
+                    "answer",
+                    question.text,
+                    "finished",
+                    "",
+                    trajectory,
+                    settings_of(topology.roles),
+                    tuple(context.ledger.calls),
+                    0.0,
+                    0.0,
+                )
             )
-            lines += agent_trajectories(run, question.golds)
-        return Group(question, tuple(lines))
+        return Group(question, tuple(runs))
 
 
 Worker = RolloutWorker | GroupWorker
+
+
+def teacher_config(config: Config) -> RoleConfig:
+    """Return the teacher's role. Raises `BadConfig` if the config has none, or if its prompt
+    differs from the student's.
+    """
+    teacher = config.distillation.teacher
+    student = config.roles.execution
+    if teacher is None:
+        raise BadConfig(
+            "distillation.teacher: is not set; add a table [distillation.teacher] with model, "
+            "prompt and base_url or engine, as in [roles.execution], which is the student."
+        )
+    prompts = {Path(role.prompt).read_text("utf-8").strip() for role in (teacher, student)}
+    if len(prompts) > 1:
+        raise BadConfig(
+            f"distillation.teacher.prompt: {teacher.prompt} differs from {student.prompt}; name "
+            "the prompt of roles.execution, as the student learns with the prompt it serves with."
+        )
+    return teacher
 
 
 def rollout_worker(
@@ -431,48 +452,61 @@ def search_counts(searches: Iterable[int]) -> dict[str, float]:
     }
 
 
-def figures_of(path: Path) -> dict[str, Any]:
-    """Return the figures of a file of rollouts; shares are of questions and of executor runs."""
+def figures_of(path: Path, models: Mapping[str, str]) -> dict[str, Any]:
+    """Return the figures of a file of rollouts; shares are of questions and of executor runs.
+
+    `models`: the models of `teacher` and `student`.
+    """
     rollouts = [rollout for _, rollout in read_jsonl(path, Rollout, ADVICE)]
+    verdicts = [rollout.verdict for rollout in rollouts]
     sub_queries = list(chain.from_iterable(rollout.sub_queries for rollout in rollouts))
     executors = {}
-    for name in ("teacher", "student"):
+    for name, model in models.items():
         samples: list[Sample] = [getattr(sub_query, name) for sub_query in sub_queries]
         executors[name] = {
             **search_counts(len(sample.execution.searches) for sample in samples),
+            "model": model,
             "no_report": sum(sample.execution.failed for sample in samples),
             "exact_match": mean(sample.verdict.exact_match is True for sample in samples),
         }
-    verdicts = [rollout.verdict for rollout in rollouts]
     return {
         "executors": executors,
         "questions": len(rollouts),
         "exact_match": mean(verdict.exact_match is True for verdict in verdicts),
         "correct": mean(verdict.correct for verdict in verdicts),
+        "unread": sum(verdict.judged and verdict.accepted is None for verdict in verdicts),
+        "no_search": sum(not rollout.sub_queries for rollout in rollouts),
     }
 
 
 def run(options: Options) -> int:
     """Run the step and return the exit status."""
-    listed, duplicates = read_questions(options.questions, tables=not options.group)
-    questions = listed[: options.limit]
+    listed, duplicates = read_questions(options.questions, tables=options.group is None)
+    held_out = HeldOut.read(options.exclude)
+    likeness = [held_out.likeness(question.text) for question in listed]
+    kept = [question for question, like in zip(listed, likeness, strict=True) if like is None]
+    questions = kept[: options.limit]
     selection = {
         "read": len(listed) + duplicates,
         "duplicates": duplicates,
-        "over_limit": len(listed) - len(questions),
+        "excluded": likeness.count("same"),
+        "nearly_excluded": likeness.count("near"),
+        "over_limit": len(kept) - len(questions),
     }
-    inputs = {"questions": options.questions}
-    settings = {}
-    if options.group:
-        inputs |= adapter_files(named_adapters([options.executor]))
-        settings = options.settings("group", "temperature", "executor")
-    step = begin_step("rollout", options, inputs, settings)
+    inputs = {
+        "questions": options.questions,
+        **{f"exclude {path}": path for path in options.exclude},
+    }
+    if options.group is None:
+        step = begin_step("rollout", options, inputs, {})
+    else:
+        inputs |= adapter_files(
+            named_adapters([options.executor]) | named_adapters([options.delegator])
+        )
+        settings = options.settings("limit", "group", "temperature", "executor", "delegator")
+        settings |= config_settings(load_config(options.config))
+        step = Step.begin(options.out, "rollout", inputs, settings)
     return roll_out_step(step, options, questions, selection)
-
-
-def _grouped(options: RolloutOptions) -> Options | None:
-    """Return the options if they ask for groups, else None."""
-    return options if isinstance(options, Options) and options.group else None
 
 
 def begin_step(
@@ -481,11 +515,9 @@ def begin_step(
     inputs: Mapping[str, Path],
     settings: Mapping[str, object],
 ) -> Step:
-    """Begin a step that rolls out. Raises `BadConfig` if it needs a teacher and has none."""
+    """Begin a step that rolls out. Raises `BadConfig` without a teacher."""
     config = load_config(options.config)
-    extra_roles: dict[str, RoleConfig | None] = {}
-    if not _grouped(options):
-        extra_roles = {"teacher": teacher_config(config), "judge": config.distillation.judge}
+    extra_roles = {"teacher": teacher_config(config), "judge": config.distillation.judge}
     all_settings = {
         **options.settings("limit", "capped"),
         **settings,
@@ -510,7 +542,11 @@ def roll_out_step(
         return 0
     if not questions:
         raise BadConfig(f"{step.folder}: no question is left to roll out ({selection}).")
-    figures = {"selection": selection, **asyncio.run(_rolled_out(options, questions))}
+    if isinstance(options, Options) and options.group:
+        work = _group(options, options.group, questions)
+    else:
+        work = _teach(options, questions)
+    figures = {"selection": selection, **asyncio.run(work)}
     show(figures, as_json=options.json)
     if figures["failed"] and not options.leave_failed:
         complain(
@@ -522,44 +558,65 @@ def roll_out_step(
     return 0
 
 
-async def _rolled_out(options: RolloutOptions, questions: Sequence[Question]) -> dict[str, Any]:
-    """Roll out with a progress bar, and return the errors, the paid calls and the figures."""
-    path = options.out / ROLLOUTS
-    grouped = _grouped(options)
-    adapters = named_adapters([grouped.executor]) if grouped else {}
+async def _teach(options: RolloutOptions, questions: Sequence[Question]) -> dict[str, Any]:
+    config = load_config(options.config)
+    async with open_runtime(config, complain, cache=options.out / CALLS, teacher=True) as runtime:
+        worker = rollout_worker(runtime, options.capped)
+        figures = await _rolled_out(worker, runtime, questions, options)
+    models = {"teacher": teacher_config(config).model, "student": config.roles.execution.model}
+    return {**figures, **figures_of(options.out / ROLLOUTS, models)}
+
+
+async def _group(options: Options, size: int, questions: Sequence[Question]) -> dict[str, Any]:
+    executors = named_adapters([options.executor])
+    delegators = named_adapters([options.delegator])
     async with open_runtime(
         load_config(options.config),
         complain,
         cache=options.out / CALLS,
-        adapters=adapters,
-        teacher=grouped is None,
+        adapters=executors,
+        delegators=delegators,
     ) as runtime:
-        worker: Worker
-        if grouped:
-            extra = {"return_token_ids": True, "logprobs": True}
-            asked = replace(runtime, asking=dict.fromkeys(runtime.config.roles.by_name, extra))
-            (executor,) = adapters
-            worker = GroupWorker(asked, executor, grouped.group, grouped.temperature)
-        else:
-            worker = rollout_worker(runtime, options.capped)
-        with progress_bar() as bar:
-            task = bar.add_task("rolling out", total=len(questions))
-            failed = await roll_out_all(
-                worker, questions, path, options.concurrency, lambda: bar.advance(task)
-            )
-        assert runtime.cache is not None
-        figures = {"failed": failed, "spent": msgspec.to_builtins(runtime.cache.spent)}
-    return figures | (_group_figures(path) if grouped else figures_of(path))
+        extra = {"return_token_ids": True, "logprobs": True}
+        asking = dict.fromkeys(runtime.config.roles.by_name, extra)
+        asked = replace(runtime.with_versions(*executors, *delegators), asking=asking)
+        worker = GroupWorker(asked, size, options.temperature)
+        figures = await _rolled_out(worker, runtime, questions, options)
 
-
-def _group_figures(path: Path) -> dict[str, Any]:
-    """Write the trajectories of a file of groups next to it, and return its figures."""
-    groups = [group.trajectories for _, group in read_jsonl(path, Group, ADVICE)]
-    write_json_lines(path.with_name(TRAJECTORIES), chain.from_iterable(groups))
-    rewards = [{line.run_id: line.reward for line in lines}.values() for lines in groups]
-    right = Counter(sum(reward.exact_match is True for reward in runs) for runs in rewards)
+    groups = [group for _, group in read_jsonl(options.out / ROLLOUTS, Group, ADVICE)]
+    write_json_lines(options.out / TRAJECTORIES, _trajectories(groups))
+    rewards = [group.rewards for group in groups]
+    right = Counter(sum(reward.exact_match is True for reward in group) for group in rewards)
     means = {}
     for name in Reward.__struct_fields__:
         values = [getattr(reward, name) for reward in chain.from_iterable(rewards)]
         means[name] = mean(value for value in values if value is not None)
-    return {**means, "groups": {f"{count} right": right[count] for count in sorted(right)}}
+    by_right = {f"{count} right": right[count] for count in sorted(right)}
+    return {**figures, **means, "groups": by_right}
+
+
+def _trajectories(groups: Sequence[Group]) -> Iterator[object]:
+    for group in groups:
+        for run in group.runs:
+            yield from agent_trajectories(run, group.question.golds)
+
+
+async def _rolled_out(
+    worker: Worker,
+    runtime: Runtime,
+    questions: Sequence[Question],
+    options: RolloutOptions,
+) -> dict[str, Any]:
+    """Roll out with a progress bar, and return the errors and the paid calls."""
+    with progress_bar() as bar:
+        task = bar.add_task("rolling out", total=len(questions))
+        path = options.out / ROLLOUTS
+        failed = await roll_out_all(
+            worker,
+            questions,
+            path,
+            options.concurrency,
+            lambda: bar.advance(task),
+        )
+    assert runtime.cache is not None
+    return {"failed": failed, "spent": msgspec.to_builtins(runtime.cache.spent)}

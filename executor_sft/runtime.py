@@ -69,6 +69,8 @@ class Runtime:
     """Temperature of all roles but the judge; used only with `seed`, None for the config's."""
     asking: Mapping[RoleName, Mapping[str, Any]] = field(default_factory=dict)
     """Extra request fields for endpoints, by role, such as `return_token_ids`."""
+    versions: Mapping[RoleName, str] = field(default_factory=dict)
+    """Adapters that replace the config's model, by role."""
     upstreams: Upstreams = field(default_factory=Upstreams)
     """Health of endpoints and limits of calls in flight; shared by all runs."""
 
@@ -82,20 +84,28 @@ class Runtime:
         """Return a copy with this seed and temperature for all roles but the judge."""
         return replace(self, seed=seed, temperature=temperature)
 
+    def with_versions(self, executor: str, delegator: str) -> "Runtime":
+        """Return a copy with these adapters; `base` and `teacher` stand for the config's models."""
+        named: dict[RoleName, str] = {"execution": executor, "delegation": delegator}
+        return replace(
+            self,
+            versions={role: name for role, name in named.items() if name not in (BASE, TEACHER)},
+        )
+
     def role(self, name: RoleName, config: RoleConfig, *, version: str | None = None) -> Role:
         """Return the role of a config. `version`: an adapter that replaces its model."""
         # Tells the teacher's calls from the student's in the cache, if their models share a name
         is_teacher = config == self.config.distillation.teacher
-        changes: dict[str, Any] = {}
         if version is not None:
-            changes["model"] = version
+            config = msgspec.structs.replace(config, model=version)
         if name in self.asking and (config.engine or config.base_url):
-            changes["extra_body"] = {**self.asking[name], **config.extra_body}
+            config = msgspec.structs.replace(
+                config,
+                extra_body={**self.asking[name], **config.extra_body},
+            )
         if name != "judge" and self.seed is not None:
-            changes["seed"] = self.seed
-            if self.temperature is not None:
-                changes["temperature"] = self.temperature
-        config = msgspec.structs.replace(config, **changes)
+            temperature = config.temperature if self.temperature is None else self.temperature
+            config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)
         role = new_role(
             name,
             config,
@@ -121,17 +131,9 @@ class Runtime:
 
     def executor(self, role: Role | None = None, limits: ExecutorLimits | None = None) -> Executor:
         """Return an executor with this role and these limits; by default, the config's."""
-        role = role or self.role("execution", self.config.roles.execution)
+        version = self.versions.get("execution")
+        role = role or self.role("execution", self.config.roles.execution, version=version)
         return new_executor(self.config, role, self.retriever, limits)
-
-    def named_executor(self, name: str) -> Executor:
-        """Return the executor of a name: `base`, `teacher`, or that of a loaded adapter. Raises
-        `BadConfig` without a teacher.
-        """
-        if name == TEACHER:
-            return self.executor(self.role("execution", teacher_config(self.config)))
-        version = None if name == BASE else name
-        return self.executor(self.role("execution", self.config.roles.execution, version=version))
 
     def search(self, executor: Executor) -> FactorizedSearch:
         """Return a search with the config's backbone and answerer."""
@@ -165,10 +167,10 @@ class Runtime:
     def _others(self) -> dict[RoleName, Role]:
         """Roles of the backbone and of the answerer."""
         roles = self.config.roles
-        return {
-            "delegation": self.role("delegation", roles.delegation),
-            "answer": self.role("answer", roles.answer),
-        }
+        delegation = self.role(
+            "delegation", roles.delegation, version=self.versions.get("delegation")
+        )
+        return {"delegation": delegation, "answer": self.role("answer", roles.answer)}
 
     def context(self, time_s: float | None = None) -> RunContext:
         """Return the context of a run that begins now and is not stored. `time_s`: its time limit;
@@ -180,26 +182,6 @@ class Runtime:
             lambda event: None,
             ledger,
         )
-
-
-def teacher_config(config: Config) -> RoleConfig:
-    """Return the teacher's role. Raises `BadConfig` if the config has none, or if its prompt
-    differs from the student's.
-    """
-    teacher = config.distillation.teacher
-    student = config.roles.execution
-    if teacher is None:
-        raise BadConfig(
-            "distillation.teacher: is not set; add a table [distillation.teacher] with model, "
-            "prompt and base_url or engine, as in [roles.execution], which is the student."
-        )
-    prompts = {Path(role.prompt).read_text("utf-8").strip() for role in (teacher, student)}
-    if len(prompts) > 1:
-        raise BadConfig(
-            f"distillation.teacher.prompt: {teacher.prompt} differs from {student.prompt}; name "
-            "the prompt of roles.execution, as the student learns with the prompt it serves with."
-        )
-    return teacher
 
 
 def named_adapters(given: Sequence[str], others: Sequence[str] = (BASE,)) -> dict[str, Path | None]:
@@ -239,15 +221,17 @@ async def open_runtime(
     *,
     cache: Path | None = None,
     adapters: Mapping[str, Path | None] = {},
+    delegators: Mapping[str, Path | None] = {},
     teacher: bool = False,
     extra_roles: Mapping[str, RoleConfig] = {},
 ) -> AsyncIterator[Runtime]:
     """Start the engines and the retriever of a config, and stop them on exit.
 
     `log`: called with a line for each part that starts. `cache`: file in which completed model
-    calls are kept, so that none is repeated. `adapters`: as of `named_adapters`, loaded into the
-    executor's engine. `teacher`: whether the teacher is needed. `extra_roles`: further roles, by
-    their names in errors. Raises `BadConfig`, `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
+    calls are kept, so that none is repeated. `adapters`, `delegators`: as of `named_adapters`,
+    loaded into the engine of the executor or the delegator. `teacher`: whether the teacher is
+    needed. `extra_roles`: further roles, by their names in errors. Raises `BadConfig`, `BadIndex`,
+    `BadVersion` and `UpstreamUnavailable`.
     """
     also = dict(extra_roles)
     if config.distillation.judge:
@@ -256,9 +240,9 @@ async def open_runtime(
         also["distillation.teacher"] = config.distillation.teacher
     for problem in missing(config, also):
         raise BadConfig(problem)
-    files = adapter_files(adapters)
-    if len(files) > MAX_LOADED:
-        raise BadConfig(f"{len(files)} adapters; an engine loads at most {MAX_LOADED}.")
+    count = max(len(adapter_files(named)) for named in (adapters, delegators))
+    if count > MAX_LOADED:
+        raise BadConfig(f"{count} adapters for one role; an engine loads at most {MAX_LOADED}.")
 
     async with AsyncExitStack() as stack:
         opened_cache = stack.enter_context(CallCache.open(cache)) if cache else None
@@ -267,14 +251,22 @@ async def open_runtime(
         pool = await stack.enter_async_context(ConnectionPool())
         session = await stack.enter_async_context(upstream_session())
         stack.push_async_callback(close_clients)
-        role = config.roles.execution
-        base_url = engines[role.engine] if role.engine else role.base_url
-        for name, weights in files.items():
-            if base_url is None:
-                raise BadConfig(
-                    "roles.execution: only vLLM loads adapters; set engine or base_url."
-                )
-            loading = Adapters(session, base_url, api_key(role.api_key_env))
-            if await loading.load(name, weights.parent.resolve()):
-                stack.push_async_callback(loading.unload, name)
-        yield Runtime(config, retriever, session, pool, engines, opened_cache)
+        for role_name, named in (("execution", adapters), ("delegation", delegators)):
+            role: RoleConfig = getattr(config.roles, role_name)
+            for name, weights in adapter_files(named).items():
+                base_url = engines[role.engine] if role.engine else role.base_url
+                if base_url is None:
+                    raise BadConfig(
+                        f"roles.{role_name}: only vLLM loads adapters; set engine or base_url."
+                    )
+                loading = Adapters(session, base_url, api_key(role.api_key_env))
+                if await loading.load(name, weights.parent.resolve()):
+                    stack.push_async_callback(loading.unload, name)
+        yield Runtime(
+            config,
+            retriever,
+            session,
+            pool,
+            engines,
+            opened_cache,
+        )

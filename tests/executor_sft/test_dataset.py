@@ -2,8 +2,9 @@
 or it is not made.
 """
 
+import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,16 +12,20 @@ import pytest
 
 from executor_sft.__main__ import run
 from executor_sft.dataset import NO_LOSS, RESULT, ServedTokens, read_rows, rows_of
+from executor_sft.filter import FilteredSample
 from executor_sft.minimodel.model import load_tokenizer
 from executor_sft.step import read_manifest
 from router.errors import BadConfig, ContextTooLong
-from router.models import Completion, Message
-from router.models.model import TokenIds
+from router.models import Completion, Message, ScriptedModel
+from router.models.model import Answer, TokenIds
+from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
-from router.trace import Execution
+from router.testing.retriever import FixedRetriever
+from router.trace import Conversation, Execution
 from tests.executor_sft.traces import (
     MINI,
     ONE,
+    PAGE,
     REPORT,
     TWO,
     executed,
@@ -29,6 +34,7 @@ from tests.executor_sft.traces import (
     search,
     write_lines,
 )
+from tests.router.deployment import STOP, block, lasting, role
 
 QWEN3 = """\
 {%- set last = namespace(at=0) -%}
@@ -231,9 +237,11 @@ def test_the_step_writes_rows_and_figures(tmp_path: Path) -> None:
         ("teacher_multi", "q1"),
     }
     for made in rows:
-        conversation = samples[made.trajectory].execution.conversation.messages
-        turns = [at for at, message in enumerate(conversation) if message.role == "assistant"]
-        assert ServedTokens(MINI).prompt(conversation[: turns[made.turn]]) == made.prompt_ids
+        shown = msgspec.convert(made.messages, tuple[Message, ...])
+        assert ServedTokens(MINI).prompt(shown[:-1]) == made.prompt_ids
+        assert [message["train"] for message in made.messages] == [False] * (len(shown) - 1) + [
+            True
+        ]
         masked = [
             token for token, mask in zip(made.input_ids, made.assistant_masks, strict=True) if mask
         ]
@@ -245,6 +253,72 @@ def test_the_step_writes_rows_and_figures(tmp_path: Path) -> None:
     assert figures["turns"] == {"search": 3, "report": 2, "malformed": 1}
     assert figures["completion_tokens"] == sum(len(row.completion_ids) for row in rows)
     assert manifest.origin.inputs.keys() >= {"filtered", "tokenizer.json", "chat_template.jinja"}
+
+
+def told(delegator: Sequence[Answer], limit: int = 4) -> Conversation:
+    """Return a delegator's conversation of a run."""
+    found = FixedRetriever({"Who made Heat?": [PAGE]})
+    executor = Executor(role("execution", ScriptedModel(lambda _: REPORT)), found, ExecutorLimits())
+    delegation = Delegator(role("delegation", ScriptedModel(delegator)))
+    answerer = Answerer(role("answer", ScriptedModel(["<answer>Michael Mann</answer>"])))
+    search = FactorizedSearch(delegation, executor, answerer, max_rounds=limit)
+
+    async def run() -> Conversation:
+        found = (await search.run("Where was the director of Heat born?", lasting())).delegation
+        assert found is not None
+        return found
+
+    return asyncio.run(run())
+
+
+ASKED = block("Who made Heat?")
+
+
+@pytest.mark.parametrize(
+    ("said", "limit", "counts", "written"),
+    [
+        ([ASKED, STOP], 4, {"dispatch": 1, "stop": 1}, [ASKED, STOP]),
+        (["hm", ASKED, STOP], 4, {"malformed": 1, "dispatch": 1, "stop": 1}, [ASKED, STOP]),
+        (
+            [ASKED, Completion("<search>[", "length"), STOP],
+            4,
+            {"dispatch": 1, "cut off": 1, "stop": 1},
+            [ASKED, STOP],
+        ),
+        ([ASKED], 1, {"dispatch": 1}, [ASKED]),
+        (["hm", "hm"], 4, {"malformed": 2}, []),
+    ],
+)
+def test_a_delegators_decisions_have_rows(
+    said: list[Answer], limit: int, counts: dict[str, int], written: list[str]
+) -> None:
+    """Each that was acted on, under the prompt that it was made under."""
+    work = told(said, limit)
+    rows, turns = rows_of([FilteredSample("best_delegator", "q0", "", work)], ServedTokens(MINI))
+    assert turns == counts
+    assert [text(row.completion_ids) for row in rows] == [
+        text(ServedTokens(MINI).completion(Completion(one, "stop"))) for one in written
+    ]
+    for made in rows:
+        assert made.prompt_ids == ServedTokens(MINI).prompt(
+            msgspec.convert(made.messages[:-1], tuple[Message, ...])
+        )
+
+
+def test_one_role_learns_at_a_time(tmp_path: Path) -> None:
+    """Only samples of the named role become rows."""
+    samples = [
+        *filtered(executed(*ONE)),
+        FilteredSample("best_delegator", "q0", "", told([ASKED, STOP])),
+    ]
+    file = write_lines(tmp_path / "filtered.jsonl", samples)
+    for options, turns in (
+        ([], {"search": 1, "report": 1}),
+        (["--role", "delegation"], {"dispatch": 1, "stop": 1}),
+    ):
+        out = tmp_path / f"data{len(options)}"
+        assert run(["dataset", str(file), "--model", str(MINI), "--out", str(out), *options]) == 0
+        assert read_manifest(out).figures["turns"] == turns
 
 
 def refused(folder: Path, executions: list[Execution], options: list[object], why: str) -> None:

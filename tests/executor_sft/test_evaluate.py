@@ -6,15 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 from executor_sft.__main__ import run
 from executor_sft.evaluate import Answered, answers, evaluation_of, paired_difference
-from executor_sft.runtime import BASE, TEACHER, adapter_name, named_adapters, open_runtime
+from executor_sft.runtime import BASE, adapter_name, named_adapters, open_runtime
 from router.errors import BadConfig, UpstreamRefused
 from router.protocol import Report
 from router.testing.openai_server import MODEL, OpenAIServer, fails, says, serving
 from router.trace import Conversation, Execution
 from router.trace.values import SearchRecord
+from serving.config.config import SearchConfig
 from serving.config.file import load_config
 from tests.executor_sft.scripted_roles import questions
 from tests.executor_sft.test_runtime import ROLE, config
@@ -48,32 +50,55 @@ async def test_every_rollout_is_one(endpoint: OpenAIServer, tmp_path: Path) -> N
     assert len({body["seed"] for body in endpoint.bodies}) == 6
 
 
-async def test_executors_go_by_their_names(tmp_path: Path) -> None:
-    """The config's model, its teacher, and adapters under the names that they were loaded with."""
-    teacher = ROLE.replace('"m"', '"big"')
-    config(tmp_path, f"[distillation.teacher]\n{teacher}")
-    async with open_runtime(load_config(tmp_path / "config.toml"), print) as bench:
-        roles = [
-            bench.named_executor(name).role(bench.context())
-            for name in (BASE, TEACHER, "executor-000001")
-        ]
-    assert [role.model.name for role in roles] == ["m", "big", "executor-000001"]
+async def test_delegators_are_compared_with_each_executor(tmp_path: Path) -> None:
+    """An adapter delegates under its name; all calls count in its tokens."""
+    asked: list[str] = []
+
+    async def stops(request: web.Request) -> web.StreamResponse:
+        asked.append((await request.json())["model"])
+        return await says(STOP)(request)
+
+    async with serving(recording=False) as server:
+        server.plays(stops)
+        config(tmp_path, role=ROLE.replace("http://127.0.0.1:9/v1", server.base_url))
+        async with open_runtime(load_config(tmp_path / "config.toml"), print) as bench:
+            executors = [BASE, "executor-000001"]
+            delegators = [BASE, "trained-1"]
+            answered = await answers(
+                bench, executors, questions(1), delegators=delegators, rollouts=1
+            )
+    assert list(answered) == [
+        BASE,
+        f"{BASE}, trained-1",
+        "executor-000001",
+        "executor-000001, trained-1",
+    ]
+    assert asked == ["m", "trained-1"] * 2
+    assert [(one.executor_tokens, one.tokens) for (one,) in answered.values()] == [(0, 18)] * 4
 
 
-async def test_adapters_are_loaded_while_they_are_needed(tmp_path: Path) -> None:
-    """At the executor's endpoint; the config's own model is none."""
-    folder = adapter(tmp_path / "executor" / "trained", b"weights")
-    (folder / "adapter_config.json").write_text('{"r": 8}')
-    async with adapter_server() as server:
+async def test_adapters_are_loaded_where_their_role_is_served(tmp_path: Path) -> None:
+    """A delegator's at the delegator's endpoint, an executor's at the executor's; the config's
+    own model is none.
+    """
+    folders = [
+        adapter(tmp_path / name / "trained", name.encode()) for name in ("executor", "delegator")
+    ]
+    for folder in folders:
+        (folder / "adapter_config.json").write_text('{"r": 8}')
+    async with adapter_server() as execution, adapter_server() as delegation:
         config(tmp_path)
         file = tmp_path / "config.toml"
-        head, name, rest = file.read_text().partition("[roles.execution]")
-        file.write_text(head + name + rest.replace("http://127.0.0.1:9/v1", server.base_url, 1))
-        named = named_adapters([BASE, str(folder)])
-        async with open_runtime(load_config(file), print, adapters=named):
-            loaded = dict(server.adapters)
-        assert loaded == {adapter_name(folder): str(folder)}
-        assert server.adapters == {}
+        for role, server in (("delegation", delegation), ("execution", execution)):
+            head, name, rest = file.read_text().partition(f"[roles.{role}]")
+            file.write_text(head + name + rest.replace("http://127.0.0.1:9/v1", server.base_url, 1))
+        executors, delegators = (named_adapters([BASE, str(folder)]) for folder in folders)
+        async with open_runtime(
+            load_config(file), print, adapters=executors, delegators=delegators
+        ):
+            loaded = [dict(server.adapters) for server in (execution, delegation)]
+        assert loaded == [{adapter_name(folder): str(folder)} for folder in folders]
+        assert execution.adapters == delegation.adapters == {}
 
 
 async def test_an_endpoint_that_refuses(endpoint: OpenAIServer, tmp_path: Path) -> None:
@@ -108,6 +133,7 @@ def test_an_adapter_is_loaded_under_a_name_that_no_other_one_has(tmp_path: Path)
         (["--rollouts", "0"], "--rollouts: must be at least 1, got '0'"),
         (["--executors", "base", "base"], "names a model twice"),
         (["--executors", "base", "trained"], "adapter_model.safetensors: is missing"),
+        (["--delegators", "base", "teacher"], "adapter_model.safetensors: is missing"),
         ([], "has no questions"),
     ],
 )
@@ -180,7 +206,7 @@ def test_figures_are_means_over_rollouts_and_runs() -> None:
         answered("a", right=True, tokens=100, searches=(1, 2)),
         answered("a", right=False, tokens=300, searches=(3,)),
     ]
-    (row,) = evaluation_of({"base": found}, 2).rows
+    (row,) = evaluation_of({"base": found}, SearchConfig(), 2, None).rows
     assert (row.exact_match, row.executor_tokens, row.tokens_per_right_answer, row.tokens) == (
         0.5,
         200,
@@ -196,17 +222,19 @@ def test_executors_are_compared_question_by_question() -> None:
     """
     old = [answered(name, right=False, tokens=100) for name in "abcd"]
     new = [answered(name, right=name in "ab", tokens=150) for name in "dcba"]
-    evaluation = evaluation_of({"base": old, "new": new}, 1)
+    evaluation = evaluation_of({"base": old, "new": new}, SearchConfig(max_turns=4), 1, 0.5)
     (comparison,) = evaluation.comparisons
     assert (comparison.executor, comparison.baseline) == ("new", "base")
     assert comparison.exact_match.mean == 0.5
     assert comparison.executor_tokens.low == comparison.executor_tokens.high == 50
-    assert (evaluation.questions, evaluation.rollouts) == (4, 1)
+    assert (evaluation.questions, evaluation.max_turns) == (4, 4)
 
 
 def test_nobody_right_has_no_price_for_a_right_answer() -> None:
     """Tokens per right answer are unknown where no answer was right, not zero."""
-    (row,) = evaluation_of({"base": [answered("a", right=False, tokens=9)]}, 1).rows
+    (row,) = evaluation_of(
+        {"base": [answered("a", right=False, tokens=9)]}, SearchConfig(), 1, None
+    ).rows
     assert row.tokens_per_right_answer is None
 
 
@@ -214,5 +242,5 @@ def test_a_judge_that_is_never_read_counts_as_a_no() -> None:
     """Replies that cannot be read stay in the denominator."""
     found = [answered("a", right=True, tokens=1), answered("b", right=True, tokens=1)]
     one = Answered("c", "x", True, 1.0, True, 1, (), 1)
-    (row,) = evaluation_of({"base": [*found, one]}, 1).rows
+    (row,) = evaluation_of({"base": [*found, one]}, SearchConfig(), 1, None).rows
     assert row.judge == 1 / 3

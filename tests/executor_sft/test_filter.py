@@ -1,5 +1,6 @@
 """Trajectories worth learning from are kept, and all others are counted by their reason."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -9,12 +10,13 @@ import pytest
 from executor_sft.__main__ import run
 from executor_sft.dataset import read_samples
 from executor_sft.filter import RESULT, Stratum, filtered, flaw_of, parse_mix
-from executor_sft.questions import HeldOut
-from executor_sft.rollout import Rollout, Sample, SubQueryRollout, Verdict
+from executor_sft.questions import HeldOut, Question
+from executor_sft.rollout import Group, Rollout, Sample, SubQueryRollout, Verdict
 from executor_sft.step import read_manifest
 from router.errors import BadConfig, UpstreamUnavailable
+from router.models import Message, Usage
 from router.protocol import Passage, Report
-from router.trace import Conversation, Execution
+from router.trace import Conversation, Execution, Run, Trajectory
 from router.trace.values import SearchRecord
 from tests.executor_sft.traces import (
     DIRECTORS,
@@ -30,6 +32,8 @@ from tests.executor_sft.traces import (
     search,
     write_lines,
 )
+from tests.router.store.stored import call
+from tests.router.store.stored import run as run_row
 
 GOOD = sample(ONE, RIGHT)
 DOWN = UpstreamUnavailable("down", endpoint="x")
@@ -225,6 +229,103 @@ def test_the_same_sub_query_is_kept_once_for_each_stratum() -> None:
     assert len(samples) == 2, "a rejected one makes no other a duplicate"
 
 
+def group(*runs: tuple[str, int | None, Sequence[Sequence[str]]]) -> Group:
+    """Runs by their answers, their tokens (None where a call's are unknown), and what their
+    executors said.
+    """
+
+    def run_of(number: int, answer: str, tokens: int | None, turns: Sequence[Sequence[str]]) -> Run:
+        works = tuple(
+            executed(*each, sub_query=f"{number}.{place}") for place, each in enumerate(turns)
+        )
+        delegation = Conversation((Message("user", f"run {number}"),))
+        usage = None if tokens is None else Usage(tokens, 0)
+        found = Trajectory(answer, "answered", works, (len(works),), delegation=delegation)
+        return run_row(f"q1/{number}", calls=[call("q1", usage=usage)], result=found, events=())
+
+    asked = Question("q1", "Who made it?", ("Michael Mann",), "musique")
+    return Group(asked, tuple(run_of(number, *each) for number, each in enumerate(runs)))
+
+
+def kept_of(found: Group, **how: bool) -> tuple[list[tuple[str, str]], dict[str, int]]:
+    """Strata, with the sub-query or what the delegator was shown; and the others, by reason."""
+    samples, rejected = filtered([found], {}, **how)  # type: ignore[arg-type]
+    named: list[tuple[str, str]] = []
+    for one in samples:
+        of = one.work
+        named.append(
+            (one.stratum, of.messages[0].content if isinstance(of, Conversation) else of.sub_query)
+        )
+    return named, dict(rejected)
+
+
+BEST = [("Michael Mann", 90, [ONE]), ("Mann", 10, [ONE]), ("nobody", 5, [ONE])]
+
+
+@pytest.mark.parametrize(
+    ("runs", "best"),
+    [
+        (BEST, 0),
+        ([("Mann", 10, [ONE]), ("Michael Mann", 90, [ONE]), ("Michael Mann", 80, [ONE])], 2),
+        ([("nobody", 1, [ONE]), ("Michael Mann", None, [ONE]), ("Michael Mann", 99, [ONE])], 2),
+        ([("nobody", 1, [ONE]), ("Michael Mann", 80, [ONE]), ("Michael Mann", 80, [ONE])], 1),
+    ],
+)
+def test_of_a_group_the_best_run_is_kept(
+    runs: list[tuple[str, int | None, list[tuple[str, ...]]]], best: int
+) -> None:
+    """The right one with the fewest tokens, unknown ones last, then the first; of all roles."""
+    samples, rejected = kept_of(group(*runs))
+    assert samples == [("best_delegator", f"run {best}"), ("best_executor", f"{best}.0")]
+    assert rejected == {"not the best run": 4}
+
+
+def test_a_group_without_a_right_run_is_left_out_and_one_with_no_other_is_easy() -> None:
+    """The first teaches nothing; the second one what is short, under a name by which the mix
+    can leave it out.
+    """
+    samples, rejected = kept_of(group(("Mann", 9, [ONE]), ("nobody", 8, [ONE])))
+    assert (samples, rejected) == ([], {"no run is right": 4})
+    easy = group(("Michael Mann", 9, [ONE]), ("Michael Mann", 8, [ONE]))
+    samples, rejected = kept_of(easy)
+    assert samples == [("easy_delegator", "run 1"), ("easy_executor", "1.0")]
+    assert filtered([easy], parse_mix("easy_executor=0,easy_delegator=0"))[0] == []
+
+
+def test_of_the_best_run_reports_count_that_stand_on_their_evidence() -> None:
+    """Others may have been guessed; without the filter, all that were made do."""
+    found = group(("Michael Mann", 9, [ONE, GUESS, ["?"] * 3]), ("nobody", 8, []))
+    samples, rejected = kept_of(found)
+    assert samples == [("best_delegator", "run 0"), ("best_executor", "0.0")]
+    assert rejected == {"evidence in no passage": 1, "no report": 1, "not the best run": 1}
+    assert [name for name, _ in kept_of(found, none=True)[0]] == [
+        "best_delegator",
+        *["best_executor"] * 2,
+    ]
+    held_out = HeldOut(["0.1"])
+    reason = "held out: as a sub-query"
+    assert filtered([found], {}, held_out=held_out) == ([], {reason: 5})
+
+
+def test_groups_are_read_where_they_are_meant(tmp_path: Path) -> None:
+    """With --best, and without it they are no rollouts; the figures add up."""
+    file = write_lines(tmp_path / "rollouts.jsonl", [group(*BEST)])
+    command = ["filter", str(file), "--out", str(tmp_path / "filtered")]
+    with pytest.raises(BadConfig, match=r"rollouts.jsonl:1: .*run `rolegate sft rollout` again"):
+        run(command)
+    command[-1] += "-best"
+    assert run([*command, "--best"]) == 0
+    figures = read_manifest(tmp_path / "filtered-best").figures
+    assert (figures["candidates"], figures["strata"]) == (
+        6,
+        {"best_delegator": 1, "best_executor": 1},
+    )
+    assert [one.stratum for one in read_samples(tmp_path / "filtered-best")] == [
+        "best_delegator",
+        "best_executor",
+    ]
+
+
 def many() -> list[Rollout]:
     return [
         only(sample(ONE, RIGHT, f"Who made film {n}?"), sample(TWO, RIGHT, f"Film {n}?"))
@@ -287,7 +388,7 @@ def test_kept_and_rejected_are_all_there_are(
         == sum(figures["strata"].values())
         == len(list(read_samples(tmp_path / "filtered")))
     )
-    assert figures["sources"] == {"musique": 11}
+    assert figures["sources"] == {"musique": {"samples": 11, "questions": 1}}
     assert figures["strata"].keys() <= set(get_args(Stratum))
     assert "wrong answer" in (shown := capsys.readouterr().out) and "musique" in shown
 

@@ -179,6 +179,8 @@ async def test_rollout(
     """Rolls out, prints the search counts, and does nothing a second time; other settings are
     refused.
     """
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text(json.dumps({"question": QUESTIONS[3].text.upper()}), "utf-8")
     command = (
         "rollout",
         "--questions",
@@ -187,18 +189,24 @@ async def test_rollout(
         config,
         "--out",
         tmp_path / "out",
-        "--limit",
-        3,
+        "--exclude",
+        held_out,
     )
     status, said = await ran(*command)
     assert status == 0, said
     assert [one.question.id for one in rollouts(tmp_path / "out")] == ["q0", "q1", "q2"]
     figures = read_manifest(tmp_path / "out").figures
-    assert figures["selection"] == {"read": 5, "duplicates": 1, "over_limit": 1}
+    assert figures["selection"] == {
+        "read": 5,
+        "duplicates": 1,
+        "excluded": 1,
+        "nearly_excluded": 0,
+        "over_limit": 0,
+    }
     assert (figures["questions"], figures["failed"], figures["exact_match"]) == (3, {}, 1.0)
     assert endpoint.tell_tokens == {"teacher", "student"}
     executors = [list(figures["executors"][name].values()) for name in ("teacher", "student")]
-    assert executors == [[6, 1.5, 0, 3, 3, 0, 1.0], [6, 1.0, 0, 6, 0, 0, 0.5]]
+    assert executors == [[6, 1.5, 0, 3, 3, "teacher", 0, 1.0], [6, 1.0, 0, 6, 0, "student", 0, 0.5]]
     assert sum(one["calls"] for one in figures["spent"]) == endpoint.answered.total()
     assert sum(one["prompt_tokens"] for one in figures["spent"]) == 10 * endpoint.answered.total()
     assert "1.5000" in said
@@ -207,9 +215,9 @@ async def test_rollout(
     status, said = await ran(*command)
     assert (status, endpoint.answered.total()) == (0, calls)
     assert "was finished before" in said
-    status, said = await ran(*command[:-1], 1)
+    status, said = await ran(*command, "--limit", 1)
     assert status == 1
-    assert "was begun with settings.limit 3 (now 1); go back, or name another folder" in said
+    assert "was begun with settings.limit absent (now 1); go back, or name another folder" in said
 
 
 async def test_failed_questions(
@@ -298,7 +306,7 @@ async def test_groups(
     ran: Ran, untaught: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     """Each question is answered several times, each call has its own seed, and all roles return
-    token ids.
+    token ids; the best run is kept.
     """
     endpoint.lucky = True
     command = (
@@ -337,6 +345,14 @@ async def test_groups(
     assert {line.model for line in lines} == {"backbone", "student", "answerer"}
     for turn in (turn for line in lines for turn in line.turns):
         assert turn.tokens == TokenIds((1, 2), (3,), (-0.5,))
+
+    filtering = ("filter", tmp_path / "out", "--best", "--none", "--out", tmp_path / "best")
+    status, said = await ran(*filtering)
+    assert status == 0, said
+    assert read_manifest(tmp_path / "best").figures["strata"] == {
+        "best_delegator": 2,
+        "best_executor": 4,
+    }
 
 
 async def test_groups_that_were_killed(

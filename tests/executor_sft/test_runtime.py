@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from executor_sft.runtime import open_runtime, teacher_config
+from executor_sft.rollout import teacher_config
+from executor_sft.runtime import open_runtime
 from executor_sft.step import config_settings
 from router.errors import BadConfig
 from router.testing.openai_server import MODEL, says, serving

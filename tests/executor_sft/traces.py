@@ -68,7 +68,7 @@ def filtered(*executions: Execution) -> list[FilteredSample]:
 
 def row(prompt: tuple[int, ...], turn: tuple[int, ...]) -> TrainingRow:
     """A row of these tokens."""
-    return training_row(TokenIds(prompt, turn), 0, 0, "teacher_single", "q0")
+    return training_row(TokenIds(prompt, turn), [], 0, 0, "teacher_single", "q0")
 
 
 def rollout(
