@@ -22,8 +22,7 @@ from rich.console import Console
 from executor_sft.command import agreed, show
 from executor_sft.jsonl import read_json
 from executor_sft.questions import HeldOut, Question
-from executor_sft.rollout import RolloutOptions, begin_step, roll_out_step
-from executor_sft.runtime import teacher_config
+from executor_sft.rollout import RolloutOptions, begin_step, roll_out_step, teacher_config
 from executor_sft.step import write_json
 from router.errors import BadRequest, NotFound, StoreFailed
 from router.models import Usage

@@ -256,10 +256,10 @@ class Gateway:
     async def _fetch(self, step: Step, request: Json) -> Json:
         self.fetched.add(step.rpc)
         verb, path = step.rpc.split()
-        body = {"json": request} if verb == "POST" else {}
+        body = request if verb == "POST" else None
         headers = dict(self._metadata(step.key))
         async with self._session.request(
-            verb, f"http://{self.http}{path}", headers=headers, **body
+            verb, f"http://{self.http}{path}", headers=headers, json=body
         ) as response:
             said = await response.text()
             found: Json = {
