@@ -137,8 +137,8 @@ class SearchConfig(Section, frozen=True):
 
 
 class ReportCacheConfig(Section, frozen=True):
-    """Finished reports for runs of a tenant that ask the same sub-query again; where decoding is
-    random, with a temperature and without a seed, none is kept.
+    """One executor run for all who ask the same sub-query; where decoding is random, with a
+    temperature and without a seed, none is shared.
     """
 
     enabled: bool = True

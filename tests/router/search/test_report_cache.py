@@ -1,4 +1,6 @@
-"""The report cache: a finished report serves later runs with an equal sub-query."""
+"""The report cache: one executor run serves all runs with an equal sub-query; a waiting run pays
+nothing, and loses nothing when the leading run ends early.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -31,7 +33,7 @@ RETRIEVER = FixedRetriever({SUB_QUERY: [PASSAGE]})
 
 
 class Indexed:
-    """An index with a changeable name."""
+    """An index whose name a test may change."""
 
     name: str | None = "index-1"
 
@@ -48,7 +50,7 @@ async def _load(version: str) -> None:
 
 
 def executors(model: Model, retriever: Retriever = RETRIEVER) -> VersionRouting:
-    """Executor versions that share a model."""
+    """Versions that are all the same model."""
 
     def make(version: str) -> Executor:
         named = replace(role("execution", model), executor_version=version)
@@ -63,7 +65,7 @@ def shared(
     index: Indexed | None = None,
     **terms: Any,
 ) -> ReportCache:
-    """Return an executor whose reports are shared."""
+    """An executor whose runs are shared."""
     return ReportCache(executors(model, retriever), index or Indexed(), **terms)
 
 
@@ -76,7 +78,7 @@ def asking(
     events: list[Event] | None = None,
     tokens: int | None = None,
 ) -> RunContext:
-    """Return a run of a tenant, which begins now."""
+    """A run of a tenant, which begins now."""
     told: list[Event] = [] if events is None else events
     ledger = Ledger(run_id, tenant, allowance=Allowance(Budget(tokens)))
     return RunContext.lasting(time_s, told.append, ledger, answering_share=0.0, sharing=sharing)
@@ -85,30 +87,37 @@ def asking(
 async def held(
     model: HeldModel, executor: ReportCache, context: RunContext
 ) -> asyncio.Task[Execution]:
-    """Start a run that waits for its model."""
+    """A run that waits for its model."""
     task = asyncio.ensure_future(executor.run(SUB_QUERY, 0, context))
     await ended(model.called.wait())
     return task
 
 
-async def test_concurrent_runs_work_alone_and_later_ones_share() -> None:
-    """Later runs get the report, its trace and its events."""
+async def waiting(executor: ReportCache, *contexts: RunContext) -> list[asyncio.Task[Execution]]:
+    """Runs that wait for another one."""
+    tasks = [asyncio.ensure_future(executor.run(SUB_QUERY, 3, context)) for context in contexts]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_one_executor_run_serves_all_concurrent_runs() -> None:
+    """The other runs get its report and its trace, and make no call."""
     model = HeldModel(ScriptedModel(finds))
     executor = shared(model)
     events = list[Event]()
-    first = await held(model, executor, leader := asking("run-1"))
-    second = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-2")))
+    leader = asking("run-1")
+    contexts = [asking("run-2", events=events), asking("run-3")]
+    first = await held(model, executor, leader)
+    others = await waiting(executor, *contexts)
     model.let.set()
     own = await ended(first)
     assert (own.outcome, own.shared_from, len(leader.ledger.calls)) == ("reported", (), 2)
-    assert (await ended(second)).shared_from == ()
-    third = asking("run-3", events=events)
-    found = await executor.run(SUB_QUERY, 3, third)
-    assert found == msgspec.structs.replace(own, shared_from=found.shared_from)
-    assert found.shared_from in [("run-1",), ("run-2",)]
-    assert third.ledger.calls == ()
+    for other in others:
+        assert await ended(other) == msgspec.structs.replace(own, shared_from=("run-1",))
+    assert [context.ledger.calls for context in contexts] == [(), ()]
     assert events == [SearchDone(3, SUB_QUERY, ("Heat",))]
-    assert (executor.counts.worked, executor.counts.kept) == (2, 1)
+    assert (executor.counts.worked, executor.counts.shared, executor.counts.kept) == (1, 2, 0)
 
 
 def test_a_report_is_kept_for_the_configured_time() -> None:
@@ -122,13 +131,15 @@ def test_a_report_is_kept_for_the_configured_time() -> None:
         assert (again.sub_query, again.shared_from) == ("  who directed\n heat", ("run-1",))
         await clock.advance(0.1)
         assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ()
-        assert (executor.counts.worked, executor.counts.kept) == (2, 1)
+        assert (executor.counts.worked, executor.counts.shared, executor.counts.kept) == (2, 0, 1)
 
     with_clock(main)
 
 
-async def test_a_report_belongs_to_its_index() -> None:
-    """No report is shared after the index was swapped, or kept if that happened during the work."""
+async def test_another_index_has_reports_of_its_own() -> None:
+    """A report is not given after the index is swapped, nor kept if that happened while it was
+    written.
+    """
     index = Indexed()
     model = HeldModel(ScriptedModel(finds), free=2)
     executor = shared(model, index=index)
@@ -144,16 +155,21 @@ async def test_a_report_belongs_to_its_index() -> None:
 
 
 async def test_without_a_known_index_nothing_is_kept() -> None:
-    """Its passages may have changed."""
+    """Concurrent runs still share."""
     index = Indexed()
+    model = HeldModel(ScriptedModel(finds))
     index.name = None
-    executor = shared(ScriptedModel(finds), index=index)
-    for run_id in ("run-1", "run-2"):
-        assert (await executor.run(SUB_QUERY, 0, asking(run_id))).shared_from == ()
+    executor = shared(model, index=index)
+    first = await held(model, executor, asking("run-1"))
+    (second,) = await waiting(executor, asking("run-2"))
+    model.let.set()
+    await ended(first)
+    assert (await ended(second)).shared_from == ("run-1",)
+    assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ()
 
 
 async def test_versions_do_not_share() -> None:
-    """The active version does not use a report of a canary."""
+    """What a canary reports is no report of the active version's."""
     versions = executors(ScriptedModel(finds))
     executor = ReportCache(versions, Indexed())
     await executor.run(SUB_QUERY, 0, asking("run-1"))
@@ -163,10 +179,22 @@ async def test_versions_do_not_share() -> None:
 
 
 async def test_tenants_do_not_share() -> None:
+    """Each works on its own."""
     executor = shared(ScriptedModel(finds))
     await executor.run(SUB_QUERY, 0, asking("run-1"))
     other = await executor.run(SUB_QUERY, 0, asking("run-2", "other"))
     assert (other.outcome, other.shared_from) == ("reported", ())
+
+
+async def test_tenants_do_not_wait_for_each_other() -> None:
+    """Another tenant's run that is under way delays nothing."""
+    model = HeldModel(ScriptedModel(finds))
+    executor = shared(model)
+    first = await held(model, executor, asking("run-1"))
+    model.called.clear()
+    second = await held(model, executor, asking("run-2", "other"))
+    model.let.set()
+    assert [(await ended(task)).shared_from for task in (first, second)] == [(), ()]
 
 
 async def test_a_run_without_sharing_takes_and_gives_no_report() -> None:
@@ -178,30 +206,117 @@ async def test_a_run_without_sharing_takes_and_gives_no_report() -> None:
     assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ("run-1",)
 
 
-async def test_failures_are_not_kept() -> None:
-    """The next run works itself."""
+async def test_a_leader_that_leaves_hands_over() -> None:
+    """The next run that waits works on the sub-query, and the others share its report."""
+    model = HeldModel(ScriptedModel(finds), free=1)
+    executor = shared(model)
+    leader = asking("run-1")
+    next_leader = asking("run-2")
+    waiting_on = asking("run-3")
+    first = await held(model, executor, leader)
+    second, third = await waiting(executor, next_leader, waiting_on)
+    first.cancel()
+    model.let.set()
+    execution = await ended(second)
+    assert (execution.outcome, execution.shared_from) == ("reported", ())
+    assert (await ended(third)).shared_from == ("run-2",)
+    await leader.ledger.close(1.0)
+    assert [call.outcome for call in leader.ledger.calls] == ["completed", "cancelled"]
+    assert [call.outcome for call in next_leader.ledger.calls] == ["completed", "completed"]
+    assert waiting_on.ledger.calls == ()
+
+
+@pytest.mark.parametrize("cut", ["time", "budget"])
+def test_one_run_s_terms_are_not_another_s(cut: str) -> None:
+    """Where the leader's time or budget runs out, one that waits goes on."""
+
+    async def main(clock: Clock) -> None:
+        model = HeldModel(ScriptedModel(finds), free=0 if cut == "time" else 1)
+        executor = shared(model)
+        leader = asking("run-1", time_s=5.0) if cut == "time" else asking("run-1", tokens=80)
+        first = asyncio.ensure_future(executor.run(SUB_QUERY, 0, leader))
+        second = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-2")))
+        await clock.advance(6.0)
+        model.let.set()
+        await clock.settle()
+        assert (await first).outcome == ("timed_out" if cut == "time" else "budget_exhausted")
+        assert (await second).outcome == "reported"
+
+    with_clock(main)
+
+
+def test_who_waits_keeps_its_own_deadline() -> None:
+    """It ends in time, without a report; the leader goes on."""
+
+    async def main(clock: Clock) -> None:
+        model = HeldModel(ScriptedModel(finds))
+        executor = shared(model)
+        first = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-1")))
+        second = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-2", time_s=5.0)))
+        await clock.advance(5.0)
+        assert second.done()
+        assert (await second).outcome == "timed_out"
+        model.let.set()
+        assert (await first).outcome == "reported"
+
+    with_clock(main)
+
+
+async def test_who_waits_may_leave() -> None:
+    """Neither the leader nor the others notice."""
+    model = HeldModel(ScriptedModel(finds))
+    executor = shared(model)
+    first = await held(model, executor, asking("run-1"))
+    second, third = await waiting(executor, asking("run-2"), asking("run-3"))
+    second.cancel()
+    model.let.set()
+    assert (await ended(first)).outcome == (await ended(third)).outcome == "reported"
+
+
+async def test_failures_are_not_shared() -> None:
+    """Those who waited for one work alone, and nothing of it is kept."""
+    broken = UpstreamUnavailable("gone", endpoint="e")
     said: list[Answer] = [
-        UpstreamUnavailable("gone", endpoint="e"),
+        broken,
         f"<search>{SUB_QUERY}</search>",
         report("Mann", "Heat is a film by Michael Mann."),
     ]
-    executor = shared(ScriptedModel(said))
-    assert (await executor.run(SUB_QUERY, 0, asking("run-1"))).outcome == "model_failed"
+    model = HeldModel(ScriptedModel(said))
+    executor = shared(model)
     context = asking("run-2")
-    second = await executor.run(SUB_QUERY, 0, context)
-    assert (second.outcome, second.shared_from, len(context.ledger.calls)) == ("reported", (), 2)
+    model.let.set()
+    first = asyncio.ensure_future(executor.run(SUB_QUERY, 0, asking("run-1")))
+    second = None
+    (second,) = await waiting(executor, context)
+    assert (await ended(first)).outcome == "model_failed"
+    taken = await ended(second)
+    assert (taken.outcome, taken.shared_from, len(context.ledger.calls)) == ("reported", (), 2)
     assert executor.counts.worked == 2
 
 
+async def test_nothing_is_left_behind() -> None:
+    """After all have ended, and after all have left."""
+    model = HeldModel(ScriptedModel(finds))
+    executor = shared(model, keep_s=0.0)
+    first = await held(model, executor, asking("run-1"))
+    (second,) = await waiting(executor, asking("run-2"))
+    second.cancel()
+    first.cancel()
+    await asyncio.wait([first, second])
+    model.let.set()
+    assert (await executor.run(SUB_QUERY, 0, asking("run-3"))).shared_from == ()
+    assert (await executor.run(SUB_QUERY, 0, asking("run-4"))).shared_from == ()
+
+
 class Tenants(Kept):
-    """Tenants with equal settings."""
+    """All have the same settings."""
 
     def __init__(self, began: Admitted) -> None:
         super().__init__()
         self._began = began
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
-        """Admit the run, unless its request was made before."""
+        """On record, unless it was asked before."""
         found = await super().begin(start)
         return self._began if isinstance(found, Admitted) else found
 
@@ -215,9 +330,8 @@ class Tenants(Kept):
         (Admitted(training=False), False, 0),
     ],
 )
-async def test_requests_for_fresh_work_and_redacted_tenants_do_not_share(
-    began: Admitted, fresh: bool, calls: int
-) -> None:
+async def test_requests_share_as_far_as_they_may(began: Admitted, fresh: bool, calls: int) -> None:
+    """Not those that ask for fresh work, nor those of tenants whose texts are not kept."""
     store = Tenants(began)
     deployment = Deployment()
     executor = shared(deployment.executor)
