@@ -14,7 +14,7 @@ from tests.contract.recording import RECORDING, check, record, recorded
 pytestmark = pytest.mark.xdist_group("contract")
 _LISTED = ("sft", "bench")
 """Of these only the list of subcommands is recorded."""
-_RUN_ELSEWHERE = {"versions register"}
+_RUN_ELSEWHERE = {"versions register", "runs resume", "table"}
 """Commands whose JSON is compared by tests of their own."""
 
 
@@ -70,6 +70,7 @@ def outputs(contract: Contract, tmp_path_factory: pytest.TempPathFactory) -> dic
     printed("runs", "feedback", run_id, "--good", "--score", "1", *at)
     run("runs show", run_id, *at)
     run("runs watch", run_id, *at)
+    run("search", "Which one?", *at)
     run("usage", *at)
     run("usage", "--by", "tenant,role,model,version", "--per", "hour", *at, name="usage --per")
     run("usage reconcile", *at)
