@@ -1,4 +1,4 @@
-"""Headless Chromium, led over its debugging protocol."""
+"""Headless Chromium, controlled over its debugging protocol."""
 
 import asyncio
 import base64
@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 CHROMIUM = shutil.which("chromium")
-"""None where there is none."""
+"""Chromium's program, or None."""
 _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
     "--disable-background-networking "
@@ -26,7 +26,7 @@ _FLAGS = (
 
 
 class LeftPage(Exception):
-    """The page went away meanwhile."""
+    """The page was left meanwhile."""
 
 
 class Tab:
@@ -41,26 +41,26 @@ class Tab:
         """All that its console tells of errors."""
 
     async def listen(self) -> None:
-        """Hear what the browser says, until it is closed."""
+        """Receive the browser's messages until the connection is closed."""
         async for message in self._socket:
-            told = json.loads(message.data)
-            if future := self._waiting.pop(told.get("id"), None):
+            reply = json.loads(message.data)
+            if future := self._waiting.pop(reply.get("id"), None):
                 if not future.done():
-                    future.set_result(told)
-            elif told.get("method") == "Page.loadEventFired":
+                    future.set_result(reply)
+            elif reply.get("method") == "Page.loadEventFired":
                 self._loaded.set()
-            elif told.get("method") == "Runtime.exceptionThrown":
-                self.complaints.append(str(told["params"]["exceptionDetails"]))
+            elif reply.get("method") == "Runtime.exceptionThrown":
+                self.complaints.append(str(reply["params"]["exceptionDetails"]))
             elif (
-                told.get("method") == "Log.entryAdded"
-                and told["params"]["entry"]["level"] == "error"
+                reply.get("method") == "Log.entryAdded"
+                and reply["params"]["entry"]["level"] == "error"
             ):
-                self.complaints.append(str(told["params"]["entry"]))
-            elif told.get("method") == "Runtime.consoleAPICalled" and told["params"]["type"] in (
+                self.complaints.append(str(reply["params"]["entry"]))
+            elif reply.get("method") == "Runtime.consoleAPICalled" and reply["params"]["type"] in (
                 "error",
                 "assert",
             ):
-                self.complaints.append(str(told["params"]["args"]))
+                self.complaints.append(str(reply["params"]["args"]))
 
     async def call(self, method: str, **params: Any) -> Any:
         """Call a method of the protocol."""
@@ -68,39 +68,39 @@ class Tab:
         self._waiting[number] = future = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
         async with asyncio.timeout(30):
-            told = await future
-        if told.get("error", {}).get("code") == -32000:
-            raise LeftPage(told)
-        assert "error" not in told, (method, told)
-        return told["result"]
+            reply = await future
+        if reply.get("error", {}).get("code") == -32000:
+            raise LeftPage(reply)
+        assert "error" not in reply, (method, reply)
+        return reply["result"]
 
     async def open(self, url: str) -> None:
-        """Go to a page, and wait until it is loaded."""
+        """Open a page, and wait until it is loaded."""
         self._loaded.clear()
         await self.call("Page.navigate", url=url)
         await self.loaded()
 
     async def loaded(self) -> None:
-        """Wait until the page that a click leads to is loaded."""
+        """Wait until the page after a click is loaded."""
         async with asyncio.timeout(30):
             await self._loaded.wait()
 
     async def evaluate(self, script: str) -> Any:
-        """The value of an expression, or of what it promises."""
-        told = await self.call(
+        """Return the value of an expression, or of its promise."""
+        reply = await self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
-        assert "exceptionDetails" not in told, told
-        return told["result"].get("value")
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     async def leave(self, script: str) -> None:
-        """Do what leads to another page, and wait for that."""
+        """Do what leads to another page, and wait for that page."""
         self._loaded.clear()
         await self.evaluate(script)
         await self.loaded()
 
     async def until(self, script: str, within_s: float = 20.0) -> Any:
-        """Wait until an expression is true, be it on the page that follows."""
+        """Wait until an expression is true, on this page or the next."""
         async with asyncio.timeout(within_s):
             found = (
                 f"new Promise(go => {{ const look = () => ({script}) ? go() : "
@@ -111,31 +111,31 @@ class Tab:
                     return await self.evaluate(found)
 
     async def look(self, width: int, *, dark: bool = False) -> None:
-        """Be so wide, and light or dark."""
+        """Set the width, and the light or dark colour scheme."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 640}
         await self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
 
-    async def picture(self, most: int = 2400) -> bytes:
-        """A picture of the page, at most so high, as PNG."""
+    async def picture(self, max_height: int = 2400) -> bytes:
+        """Return a picture of the page as PNG, limited in height."""
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
         clip = {
             "x": 0,
             "y": 0,
             "width": size["width"],
-            "height": min(size["height"], most),
+            "height": min(size["height"], max_height),
             "scale": 1,
         }
-        told = await self.call(
+        reply = await self.call(
             "Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True
         )
-        return base64.b64decode(told["data"])
+        return base64.b64decode(reply["data"])
 
 
 @asynccontextmanager
 async def browsing_tab() -> AsyncIterator[Tab]:
-    """A tab of a browser of its own, with nothing in its profile."""
+    """Yield a tab of a new browser with an empty profile."""
     assert CHROMIUM, "chromium is not installed"
     async with AsyncExitStack() as stack:
         profile = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
@@ -149,14 +149,14 @@ async def browsing_tab() -> AsyncIterator[Tab]:
         )
         stack.push_async_callback(process.wait)
         stack.callback(process.terminate)
-        told = Path(profile) / "DevToolsActivePort"
+        port_file = Path(profile) / "DevToolsActivePort"
         async with asyncio.timeout(30):
-            while not told.exists() or not told.read_text():
+            while not port_file.exists() or not port_file.read_text():
                 await asyncio.to_thread(time.sleep, 0.05)
-        port = told.read_text().split()[0]
+        port = port_file.read_text().split()[0]
         session = await stack.enter_async_context(aiohttp.ClientSession())
         async with session.get(f"http://127.0.0.1:{port}/json/list") as response:
-            (target,) = [each for each in await response.json() if each["type"] == "page"]
+            (target,) = [page for page in await response.json() if page["type"] == "page"]
         socket = await session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0)
         tab = Tab(socket)
         hearing = asyncio.create_task(tab.listen())
@@ -168,7 +168,7 @@ async def browsing_tab() -> AsyncIterator[Tab]:
 
 
 def axe() -> str | None:
-    """The script of axe-core, from the npm registry; None where that is not to be had."""
+    """Return the script of axe-core from the npm registry, or None if it is unavailable."""
     kept = Path(tempfile.gettempdir()) / "axe-core-4.10.3.tgz"
     if not kept.exists() and (npm := shutil.which("npm")):
         subprocess.run(
@@ -187,12 +187,12 @@ def axe() -> str | None:
 
 
 async def findings(tab: Tab, script: str) -> list[str]:
-    """Serious findings of axe-core on the page that is shown."""
+    """Return axe-core's serious findings on the current page."""
     await tab.evaluate(f"{script}; 0")
-    told = await tab.evaluate(
+    violations = await tab.evaluate(
         "axe.run().then(found => found.violations.filter(one => ['serious', "
         "'critical'].includes(one.impact))"
         ".map(one => one.id + ': ' + one.nodes.map(node => node.html + ' ' + "
         "node.failureSummary).join('; ')))"
     )
-    return list(told)
+    return list(violations)

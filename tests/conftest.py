@@ -1,4 +1,4 @@
-"""What all tests need of the process that they run in."""
+"""Process-wide settings of all tests."""
 
 import os
 import signal
@@ -16,13 +16,13 @@ from serving.cli.main import main
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Each core has a process, and threads spin while they wait
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# How long an example takes depends on what else the machine does
+# The time of an example depends on the load of the machine
 settings.register_profile("rolegate", deadline=None)
 settings.load_profile("rolegate")
 
 
 class Ended(NamedTuple):
-    """A command's exit status, and what it printed."""
+    """A command's exit status and output."""
 
     status: int
     out: str
@@ -30,13 +30,13 @@ class Ended(NamedTuple):
 
 
 Rolegate = Callable[..., Ended]
-"""Takes a command's arguments."""
+"""Function of a command's arguments."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Give each process one file after another, as a file's tests share what it sets up."""
-    # The files with the most tests are not those that take longest
+    """Give each process whole files, as the tests of a file share their setup."""
+    # The files with the most tests are not the slowest
     config.option.loadscopereorder = False
     scheduler = LoadScopeScheduling(config, log)
     scheduler._split_scope = _file
@@ -63,33 +63,33 @@ _TOGETHER = {
         "cli/test_keys",
     ),
 }
-"""Files that count as one, by what they share: it takes seconds to start or to import."""
+"""Files that count as a single file, by what they share; it takes seconds to start or to import."""
 
 
 def _file(test: str) -> str:
     path = test.partition("::")[0]
     return next(
-        (what for what, parts in _TOGETHER.items() if any(part in path for part in parts)), path
+        (shared for shared, parts in _TOGETHER.items() if any(part in path for part in parts)), path
     )
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _interrupts_are_heard() -> None:
-    """A shell lets what it starts in the background ignore them, and children inherit that."""
+    """Handle interrupts, which a shell's background processes ignore, with their children."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def _commands_do_not_change_what_others_log() -> Iterator[None]:
-    """Commands that show their own progress log errors alone."""
+    """Keep the logging that commands change; those that show progress log errors alone."""
     yield
     structlog.reset_defaults()
 
 
 @pytest.fixture
 def rolegate(capsys: pytest.CaptureFixture[str]) -> Rolegate:
-    """Runs a command in this process, from any thread."""
+    """Function that runs a command in this process, from any thread."""
 
     def run(*arguments: object) -> Ended:
         try:

@@ -1,7 +1,7 @@
-"""Passages that cost a gateway most, for `python tests/stall.py tests.passage_stalls.py`.
+"""The most expensive passages for a gateway:
 
-A table of 40 rows and 5 columns is filled, and a question answered, where every search finds the
-same three passages, or three that nobody has seen before.
+`python tests/stall.py tests.passage_stalls.py`. A table of 40 rows and 5 columns is filled, and a
+question answered; every search finds the same three passages, or three unknown ones.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ TEXTS = {
 
 
 class Poison:
-    """Finds three passages made of the text that a query names."""
+    """A retriever of three passages, made of the text that a query names."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -72,10 +72,10 @@ class Poison:
 
 
 def _reads(prompt: Prompt) -> str:
-    asked = prompt.messages[1].content
+    sub_query = prompt.messages[1].content
     if len(prompt.messages) == 2:
-        return f"<search>{asked}</search>"
-    names = re.findall(r"^- (c\d+)", asked, re.MULTILINE)
+        return f"<search>{sub_query}</search>"
+    names = re.findall(r"^- (c\d+)", sub_query, re.MULTILINE)
     return written("\n".join(f"{name}: v1" for name in names) or "v1")
 
 

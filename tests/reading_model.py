@@ -26,27 +26,27 @@ _SYSTEM = {
 
 
 def write(messages: list[dict[str, str]]) -> str:
-    """The model's next turn."""
-    system, asked, *rest = (message["content"] for message in messages)
-    if line := re.search(r"^Repeat.*?: (.+)$", asked, re.MULTILINE):
+    """Return the model's next turn."""
+    system, question, *rest = (message["content"] for message in messages)
+    if line := re.search(r"^Repeat.*?: (.+)$", question, re.MULTILINE):
         return line[1]
     if system == _SYSTEM["delegation"]:
-        return "<stop/>Enough evidence<stop>" if rest else f"<search>{asked}</search>"
+        return "<stop/>Enough evidence<stop>" if rest else f"<search>{question}</search>"
     if system == _SYSTEM["execution"]:
-        return report(asked, rest[-1]) if rest else f"<search>{asked}</search>"
-    found = re.search(
-        r"</request><answer>(.*?)</answer><evidence>(.+?)</evidence>", asked, re.DOTALL
+        return report(question, rest[-1]) if rest else f"<search>{question}</search>"
+    last_report = re.search(
+        r"</request><answer>(.*?)</answer><evidence>(.+?)</evidence>", question, re.DOTALL
     )
-    return f"<answer>{found[1] if found else 'not found'}</answer>"
+    return f"<answer>{last_report[1] if last_report else 'not found'}</answer>"
 
 
 def report(asked: str, documents: str) -> str:
-    """The sentence of the documents that shares the most words with what was asked."""
+    """Report the sentence of the documents that shares the most words with the sub-query."""
     texts = re.findall(r"<text>(.*?)</text>", documents, re.DOTALL)
-    found = [sentence for text in texts for sentence in sentences(html.unescape(text))]
-    best = max(found, key=lambda sentence: len(words(sentence) & words(asked)), default="")
-    said = html.escape(" ".join(best.split()), quote=False)
-    return f"<answer>{said}</answer><evidence>{said}</evidence>"
+    candidates = [sentence for text in texts for sentence in sentences(html.unescape(text))]
+    best = max(candidates, key=lambda sentence: len(words(sentence) & words(asked)), default="")
+    quote = html.escape(" ".join(best.split()), quote=False)
+    return f"<answer>{quote}</answer><evidence>{quote}</evidence>"
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
@@ -94,14 +94,14 @@ async def complete(request: web.Request) -> web.StreamResponse:
 
 
 async def models(_request: web.Request) -> web.Response:
-    """The one model, with its context as vLLM tells it."""
+    """List the only model, with its context length as in vLLM."""
     return web.json_response(
         {"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 32768}]}
     )
 
 
 async def serve(port: int) -> None:
-    """Listen, print the base URL, and go on until the standard input ends."""
+    """Listen, print the base URL, and run until standard input ends."""
     app = web.Application()
     app.add_routes([web.post("/v1/chat/completions", complete), web.get("/v1/models", models)])
     runner = web.AppRunner(app)

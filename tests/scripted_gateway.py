@@ -1,6 +1,4 @@
-"""A real gateway of scripted models in a process of its own, as clients meet it: `python -m
-tests.scripted_gateway`.
-"""
+"""A real gateway of scripted models in another process: `python -m tests.scripted_gateway`."""
 
 import asyncio
 import os
@@ -33,14 +31,14 @@ PASSAGES = {
 
 
 def delegates(prompt: Prompt) -> Answer:
-    """Two rounds of one sub-query each, then the stop."""
+    """Delegate one sub-query in each of two rounds, then stop."""
     if prompt.messages[1].content == DEAD_QUESTION:
         return UpstreamUnavailable("connection refused", endpoint="http://127.0.0.1:9/v1")
     return {2: block(DIRECTOR), 4: block(BORN)}.get(len(prompt.messages), STOP)
 
 
 def executes(prompt: Prompt) -> Answer:
-    """One search, then a report in the words of the passage."""
+    """Search once, then report in the words of the passage."""
     sub_query = prompt.messages[1].content
     if len(prompt.messages) == 2:
         return f"<search>{sub_query}</search>"
@@ -50,8 +48,8 @@ def executes(prompt: Prompt) -> Answer:
 
 
 async def serve() -> None:
-    """Listen on free ports, print the addresses of gRPC and of HTTP, and go on until the
-    standard input ends.
+    """Listen on free ports, print the addresses of gRPC and HTTP, and run until standard input
+    ends.
     """
     retriever = FixedRetriever(PASSAGES)
     deployment = Deployment(
@@ -70,21 +68,21 @@ async def serve() -> None:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a child that imports this checkout."""
+    """Return the environment of a child that imports this checkout."""
     return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}"}
 
 
 @contextmanager
 def running() -> Iterator[str]:
-    """The gateway's gRPC address, host:port, while its process runs."""
+    """Run the gateway in a process, and yield its gRPC address, host:port."""
     with addresses() as (address, _):
         yield address
 
 
 @contextmanager
 def addresses() -> Iterator[tuple[str, str]]:
-    """The addresses, host:port, of gRPC and of the OpenAI-compatible door, while the process
-    runs.
+    """Run the gateway in a process, and yield the addresses, host:port, of gRPC and the
+    OpenAI-compatible server.
     """
     command = [sys.executable, "-m", "tests.scripted_gateway"]
     with subprocess.Popen(

@@ -56,12 +56,12 @@ _REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Served(NamedTuple):
-    """Where a gateway listens, as host:port."""
+    """Addresses of a gateway, as host:port."""
 
     grpc: str
     http: str
     process: Any = None
-    """Of the gateway; None inside of it."""
+    """Gateway's process; None inside of it."""
 
 
 @dataclass
@@ -73,19 +73,19 @@ class Stall:
     held_s: float = 0.0
 
     def __str__(self) -> str:
-        health, control, held = (
-            f"{1000 * each:.1f} ms" for each in (self.health_s, self.control_s, self.held_s)
+        health, control, held_ms = (
+            f"{1000 * seconds:.1f} ms" for seconds in (self.health_s, self.control_s, self.held_s)
         )
-        return f"GET /health {health} (control {control}), event loop held {held} of CPU"
+        return f"GET /health {health} (control {control}), event loop held {held_ms} of CPU"
 
 
 Input = Callable[[Served], Awaitable[object]]
-"""Sends something, and returns what came of it, to be printed."""
+"""Function that sends something, and returns a result to print."""
 
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Served]:
-    """All doors of a gateway that answers, and fills tables, with scripted models. There are no
+    """A gateway of scripted models, with all its servers, that answers and fills tables without
     keys.
     """
     from router.edge.grpc.server import Server
@@ -130,7 +130,7 @@ async def scene() -> AsyncIterator[Served]:
 
 @contextmanager
 def serving(name: str = "tests.stall:scene") -> Iterator[Served]:
-    """A scene, given as `module:function`, in a process of its own."""
+    """Run a scene, given as `module:function`, in another process."""
     with _child("serve", name) as (process, addresses):
         grpc, http = addresses.split()
         yield Served(grpc, http, process)
@@ -138,7 +138,7 @@ def serving(name: str = "tests.stall:scene") -> Iterator[Served]:
 
 @contextmanager
 def watched(served: Served) -> Iterator[Stall]:
-    """The stall of a gateway while the block runs; its figures are there after it."""
+    """Watch a gateway while the block runs; the result has its figures afterwards."""
     stall = Stall()
     with _child("control") as (_, idle), _child("watch", served.http, idle) as (watch, _):
         held_s(served)
@@ -148,14 +148,14 @@ def watched(served: Served) -> Iterator[Stall]:
 
 
 def held_s(served: Served) -> float:
-    """The longest step of a gateway's event loop since this was asked last, in seconds of CPU;
-    nan once it is gone.
+    """Return the longest step of a gateway's event loop since the last call, in seconds of CPU; nan
+    if the gateway has ended.
     """
     return float(_said(served.process, "held") or nan) if served.process.poll() is None else nan
 
 
 def _said(process: "subprocess.Popen[str]", word: str = "") -> str:
-    """The next line of a process, once it was told a word."""
+    """Send a word to a process, and return its next line."""
     assert process.stdin is not None
     assert process.stdout is not None
     if word:
@@ -166,8 +166,8 @@ def _said(process: "subprocess.Popen[str]", word: str = "") -> str:
 
 @contextmanager
 def _child(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """A part of this file in a process, which ends with its standard input, and the first line
-    that it prints.
+    """Run a part of this file in a process, which ends with its standard input; yield it and its
+    first line.
     """
     command = [sys.executable, str(_HERE), f"--{arguments[0]}", *arguments[1:]]
     path = os.pathsep.join((str(_ROOT), str(_ROOT / "protos")))
@@ -214,7 +214,7 @@ async def _serve(name: str) -> None:
     loop = _Loop()
     out = sys.stdout
     following = asyncio.create_task(loop.follow())
-    with redirect_stdout(sys.stderr):  # which carries the log meanwhile
+    with redirect_stdout(sys.stderr):  # which has the log meanwhile
         async with resolve_name(name)() as served:
             tune_interpreter()  # as `rolegate serve` does
             print(served.grpc, served.http, file=out, flush=True)
@@ -265,17 +265,17 @@ def _watch(*addresses: str) -> None:
 
 
 async def _report(inputs: Mapping[str, Input], scene_name: str) -> None:
-    """Print the stall of each input, each at a gateway of its own."""
+    """Print the stall of each input, each with a new gateway."""
     for name, send in inputs.items():
         with serving(scene_name) as served:
             with watched(served) as stall:
                 try:
                     async with asyncio.timeout(_PATIENCE_S):
-                        came = await send(served)
+                        outcome = await send(served)
                 except TimeoutError:
-                    came = f"no answer within {_PATIENCE_S} s"
+                    outcome = f"no answer within {_PATIENCE_S} s"
                     served.process.kill()
-            print(f"{name}: {stall}; {' '.join(str(came).split())[:160]}", flush=True)
+            print(f"{name}: {stall}; {' '.join(str(outcome).split())[:160]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Large tables, and many who watch them, for `python tests/stall.py tests.table_stalls.py`."""
+"""Large tables with many watchers: `python tests/stall.py tests.table_stalls.py`."""
 
 import asyncio
 import html
@@ -46,7 +46,7 @@ _LIST = re.compile(r"list (\d+)")
 
 
 class Register:
-    """Pages of cities, a sentence for each column."""
+    """A retriever of pages of cities, with a sentence for each column."""
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
@@ -56,18 +56,18 @@ class Register:
 
     @staticmethod
     def _page(query: str) -> Passage:
-        found = _CITY.search(query)
-        name = f"City {found[1]}" if found else "Register"
-        said = (
+        city = _CITY.search(query)
+        name = f"City {city[1]}" if city else "Register"
+        sentences = (
             " ".join(f"The c{at} of {name} is v{at}." for at in range(1, WIDE))
-            if found
+            if city
             else "Cities are listed."
         )
-        return Passage(name, name, said, document=name)
+        return Passage(name, name, sentences, document=name)
 
 
 class Reader(ScriptedModel):
-    """Searches once, and reports what is asked for."""
+    """A model that searches once, and reports what the sub-query asks for."""
 
     def __init__(self) -> None:
         super().__init__(self._write, "small")
@@ -81,14 +81,14 @@ class Reader(ScriptedModel):
 
     @staticmethod
     def _write(prompt: Prompt) -> str:
-        asked = html.unescape(prompt.messages[1].content)
+        sub_query = html.unescape(prompt.messages[1].content)
         if len(prompt.messages) == 2:
             return f"<search>{prompt.messages[1].content[:60]}</search>"
-        if listed := _LIST.search(asked):
+        if listed := _LIST.search(sub_query):
             first = int(listed[1]) * LISTED
             return written("\n".join(f"- City {number}" for number in range(first, first + LISTED)))
-        columns = re.findall(r"^- (c\d+): ", asked, re.MULTILINE) or re.findall(
-            r"the (c\d+) of", asked
+        columns = re.findall(r"^- (c\d+): ", sub_query, re.MULTILINE) or re.findall(
+            r"the (c\d+) of", sub_query
         )
         if len(columns) == 1:
             return written(columns[0].replace("c", "v"))
@@ -110,7 +110,7 @@ def _leads(prompt: Prompt) -> str:
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Served]:
-    """All doors of a gateway that fills such tables."""
+    """A gateway that fills such tables."""
     limits = TableLimits(
         width=16,
         cells_per_ask=int(os.environ.get("CELLS", "0")),
@@ -157,7 +157,7 @@ def wanted(rows: int = ROWS, columns: int = WIDE, **more: Any) -> pb.FillTableRe
 
 
 def _cpu(served: Served) -> tuple[float, float]:
-    """Seconds of CPU and MB of memory at most, of the gateway."""
+    """Return seconds of CPU, and the most memory in MB, of the gateway."""
     stat = Path(f"/proc/{served.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
     memory = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{served.process.pid}/status").read_text())
     return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"), int(
@@ -166,7 +166,7 @@ def _cpu(served: Served) -> tuple[float, float]:
 
 
 def filled(request: pb.FillTableRequest, viewers: str = "") -> Input:
-    """Fill a table to its end. `viewers`: what 20 of them look at meanwhile, or after its end."""
+    """Fill a table to its end. `viewers` is the view of 20 watchers, meanwhile or after its end."""
 
     async def send(served: Served) -> str:
         cpu = _cpu(served)[0]

@@ -30,7 +30,7 @@ def test_importing_loads_nothing_heavy(package: str) -> None:
             f"print([name for name in {HEAVY!r} if name in sys.modules])",
         ]
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
     )
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    assert (process.stdout, process.stderr) == ("[]\n", "")

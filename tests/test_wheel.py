@@ -1,4 +1,4 @@
-"""The wheel works elsewhere, whatever lies in the working directory."""
+"""The wheel works outside the repository, in any working directory."""
 
 import asyncio
 import json
@@ -38,9 +38,7 @@ index = "index"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel unpacked in it, built from a copy without anything that git
-    ignores.
-    """
+    """A folder with the unpacked wheel, built from a copy without ignored files."""
     source, wheels, target = (
         tmp_path_factory.mktemp(name) for name in ("source", "wheels", "target")
     )
@@ -67,8 +65,8 @@ async def upstream() -> AsyncIterator[OpenAIServer]:
 async def test_the_wheel_answers_among_foreign_modules(
     installed: Path, upstream: OpenAIServer, tmp_path: Path
 ) -> None:
-    """A wheel installed elsewhere indexes and answers while a foreign `router/` and
-    `benchmarks/` lie around.
+    """An installed wheel indexes and answers in a working directory with foreign `router/` and
+    `benchmarks/` folders.
     """
     for name in ("router", "benchmarks", "serving"):
         (tmp_path / name).mkdir()

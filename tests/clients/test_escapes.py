@@ -1,4 +1,4 @@
-"""Text from outside in each format that it is written to: it stays text there."""
+"""Text from outside in each format that it is written to: it has no effect there."""
 
 import csv
 import io
@@ -102,13 +102,13 @@ FORBIDDEN |= {
 
 
 def tokens(parser: MarkdownIt, text: str) -> list[Token]:
-    """All tokens, those inside others too."""
+    """Return all tokens, including nested ones."""
     blocks = parser.parse(text)
     return [*blocks, *(child for block in blocks for child in block.children or ())]
 
 
 def shown(parser: MarkdownIt, text: str) -> str:
-    """What a reader sees."""
+    """Return the text that a reader sees."""
     return "".join(
         token.content for token in tokens(parser, text) if token.type in ("text", "text_special")
     )
@@ -117,7 +117,7 @@ def shown(parser: MarkdownIt, text: str) -> str:
 @pytest.mark.parametrize("parser", PARSERS)
 @given(text=TEXTS)
 def test_text_from_outside_is_text_in_markdown(parser: MarkdownIt, text: str) -> None:
-    """It makes no token but text, and is read as it was written, but for white space."""
+    """It makes no token but text, and is unchanged except for white space."""
     line = f"[1] Title: “{markdown(text)}”"
     assert not FORBIDDEN & {token.type for token in tokens(parser, line)}
     assert shown(parser, line) == f"[1] Title: “{visible(' '.join(text.split()))}”".replace(
@@ -127,25 +127,25 @@ def test_text_from_outside_is_text_in_markdown(parser: MarkdownIt, text: str) ->
 
 @pytest.mark.parametrize("parser", PARSERS[1:])
 @given(rows=st.lists(st.tuples(TEXTS, TEXTS), max_size=4), names=st.tuples(TEXTS, TEXTS))
-def test_a_table_in_markdown_has_its_cells(
+def test_a_table_in_markdown_keeps_its_cells(
     parser: MarkdownIt, rows: list[tuple[str, str]], names: tuple[str, str]
 ) -> None:
-    """Whatever stands in them, and nothing else."""
-    found = tokens(parser, markdown_table(names, rows))
-    assert not FORBIDDEN & {token.type for token in found}
-    assert sum(token.type == "tr_open" for token in found) == 1 + len(rows)
-    assert sum(token.type in ("th_open", "td_open") for token in found) == 2 + 2 * len(rows)
+    """Cells may have any text."""
+    table_tokens = tokens(parser, markdown_table(names, rows))
+    assert not FORBIDDEN & {token.type for token in table_tokens}
+    assert sum(token.type == "tr_open" for token in table_tokens) == 1 + len(rows)
+    assert sum(token.type in ("th_open", "td_open") for token in table_tokens) == 2 + 2 * len(rows)
 
 
 @pytest.mark.parametrize("parser", PARSERS[:2])
 @given(text=TEXTS)
-def test_a_model_s_markdown_brings_no_link_image_or_html(parser: MarkdownIt, text: str) -> None:
-    """Which it may have copied from a document."""
+def test_links_images_and_html_of_a_model_are_escaped(parser: MarkdownIt, text: str) -> None:
+    """A model may have copied them from a document."""
     kinds = {token.type for token in tokens(parser, f"{model_markdown(text)}\n\nSources:\n[1] a")}
     assert not {"link_open", "image", "html_inline", "html_block"} & kinds
 
 
-def test_a_model_s_other_markdown_stays() -> None:
+def test_other_markdown_of_a_model_is_kept() -> None:
     text = (
         "# A\n\n**Ana** *1200*, `x < 3`:\n\n- one\n- two\n\n| a | b |\n| --- | --- |\n| 1 | "
         "2 |\n\n> 1 < 2"
@@ -154,9 +154,13 @@ def test_a_model_s_other_markdown_stays() -> None:
 
 
 @given(text=TEXTS)
-def test_terminals_obey_nothing(text: str) -> None:
+def test_terminals_get_no_control_characters(text: str) -> None:
     shown = visible(text)
-    assert not [one for one in shown if unicodedata.category(one) == "Cc" and one not in "\t\n"]
+    assert not [
+        character
+        for character in shown
+        if unicodedata.category(character) == "Cc" and character not in "\t\n"
+    ]
     assert not set(shown) & set(
         "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029"
     )
@@ -191,7 +195,9 @@ FORMULAS = [
 
 @pytest.mark.parametrize("text", FORMULAS)
 def test_no_cell_is_a_formula(text: str) -> None:
-    """An apostrophe stands before it, for readers that part cells at semicolons or tabs too."""
+    """An apostrophe is before it, also after semicolons and tabs, which some readers take for
+    separators.
+    """
     written = inert(text)
     assert written != text
     assert written.replace("'", "") == text.replace("'", "")
@@ -220,7 +226,7 @@ def test_no_cell_is_a_formula(text: str) -> None:
         "–",
     ],
 )
-def test_numbers_dates_and_telephone_numbers_stay(text: str) -> None:
+def test_texts_that_begin_like_formulas_but_are_numbers_are_kept(text: str) -> None:
     assert inert(text) == text
 
 
@@ -240,9 +246,7 @@ def test_numbers_that_are_numbers_stay() -> None:
         " " * 4000,
     ],
 )
-def test_time_grows_with_the_text(text: str) -> None:
-    """Not with its square."""
-
+def test_time_is_linear_in_the_text(text: str) -> None:
     def taken(text: str) -> float:
         best = 1e9
         for _ in range(3):
@@ -254,8 +258,8 @@ def test_time_grows_with_the_text(text: str) -> None:
     assert taken(text * 16) < 80 * taken(text)
 
 
-def test_a_csv_file_does_nothing_to_a_terminal() -> None:
-    """Whoever prints it sees what stands there."""
+def test_a_csv_file_has_no_control_characters() -> None:
+    """Printing it has no effect on a terminal."""
     assert csv_text([["\x1b]8;;http://evil\x07click", "a\u202eb", "tab\tand\nline"]]) == (
         '\\u001b]8;;http://evil\\u0007click,a\\u202eb,"tab\tand\nline"\r\n'
     )

@@ -6,7 +6,7 @@ import sys
 from scripts.sync_client import TARGET, blocking
 
 
-def test_rules_leave_nothing_of_asyncio() -> None:
+def test_the_blocking_client_uses_nothing_of_asyncio() -> None:
     """Every word of the async client has its blocking counterpart."""
     source = '''"""Client."""
 

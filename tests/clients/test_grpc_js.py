@@ -16,7 +16,7 @@ EXAMPLE = Path("examples", "javascript")
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The examples with the official gRPC packages for Node.js beside them."""
+    """The examples, with the official gRPC packages for Node.js installed."""
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
@@ -39,15 +39,15 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def called(client: Path, *arguments: str, program: str = "ask.mjs") -> tuple[int, list[Any]]:
-    """Exit status and printed JSON of one run of an example."""
+    """Return exit status and printed JSON of a run of an example."""
     command = ["node", str(client / program), *arguments]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert run.stderr == ""
     return run.returncode, [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def test_answer(client: Path, gateway: str) -> None:
-    """The whole response, with enums by name, evidence and citations, and tokens by role."""
+def test_ask_prints_the_whole_response(client: Path, gateway: str) -> None:
+    """Enums have their names; the response has evidence, citations, and tokens by role."""
     status, (answer,) = called(client, gateway, QUESTION)
 
     assert status == 0
@@ -63,8 +63,8 @@ def test_answer(client: Path, gateway: str) -> None:
     assert spent == {"ROLE_DELEGATION": 3, "ROLE_EXECUTION": 4, "ROLE_ANSWER": 1}
 
 
-def test_stream_answer(client: Path, gateway: str) -> None:
-    """Each event as it comes, numbered from 1 without gaps, `done` at the end."""
+def test_stream_prints_each_event(client: Path, gateway: str) -> None:
+    """Events are numbered from 1 without gaps, with `done` at the end."""
     status, events = called(client, gateway, QUESTION, "stream")
 
     one_round = ["round_started", "sub_query_dispatched", "search_done", "reported"]
@@ -85,8 +85,8 @@ def test_stream_answer(client: Path, gateway: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["answer", "stream"])
-def test_a_refused_question(client: Path, gateway: str, method: str) -> None:
-    """Code, reason and what to do, for people and for programs."""
+def test_a_refusal_prints_code_reason_and_remedy(client: Path, gateway: str, method: str) -> None:
+    """They are printed for people and for programs."""
     status, (error,) = called(client, gateway, " ", method)
 
     assert status == 1
@@ -99,11 +99,11 @@ def test_a_refused_question(client: Path, gateway: str, method: str) -> None:
     }
 
 
-def test_a_table(client: Path, gateway: str) -> None:
-    """A line for each row, or for each event; columns that cannot be are refused."""
-    asked = ("the cities of Vorland", "city*, founder, founded:integer")
+def test_a_table_prints_a_line_per_row_or_event(client: Path, gateway: str) -> None:
+    """Impossible columns are refused."""
+    arguments = ("the cities of Vorland", "city*, founder, founded:integer")
     table = "table.mjs"
-    status, (first, second) = called(client, gateway, *asked, program=table)
+    status, (first, second) = called(client, gateway, *arguments, program=table)
     assert status == 0
     assert [first[name]["value"] for name in ("city", "founder", "founded")] == [
         "Krurou",
@@ -116,7 +116,7 @@ def test_a_table(client: Path, gateway: str) -> None:
         "said": ["Bel was founded in 900."],
     }
 
-    status, events = called(client, gateway, *asked, "stream", program=table)
+    status, events = called(client, gateway, *arguments, "stream", program=table)
     assert (status, [event["event_number"] for event in events]) == (
         0,
         list(range(1, len(events) + 1)),
@@ -125,7 +125,7 @@ def test_a_table(client: Path, gateway: str) -> None:
     assert (kinds[0], kinds[-1], "row_changed" in kinds) == ("run_started", "done", True)
     assert len(events[-1]["done"]["rows"]) == 2
 
-    status, (error,) = called(client, gateway, asked[0], "city, founder", program=table)
+    status, (error,) = called(client, gateway, arguments[0], "city, founder", program=table)
     assert (status, error["reason"], "none is a key" in error["message"]) == (
         1,
         "BAD_REQUEST",
@@ -133,8 +133,9 @@ def test_a_table(client: Path, gateway: str) -> None:
     )
 
 
-async def test_a_key(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is that of the environment."""
+async def test_the_key_is_read_from_the_environment(
+    client: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with locked_gateway() as (address, key):
         status, (error,) = await asyncio.to_thread(called, client, address, DIRECTOR)
         assert (status, error["reason"]) == (1, "NO_KEY")

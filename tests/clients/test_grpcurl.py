@@ -1,4 +1,4 @@
-"""`examples/grpcurl/ask.sh` asks by reflection, with grpcurl or grpc_cli as they come."""
+"""`examples/grpcurl/ask.sh` uses reflection, with grpcurl or grpc_cli, whichever is installed."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def asked(*arguments: str) -> tuple[int, list[Any], str]:
-    """Exit status, printed JSON values and errors of one run of the script."""
+    """Return exit status, printed JSON values and errors of a run of the script."""
     command = [str(ROOT / "examples" / "grpcurl" / "ask.sh"), *arguments]
     run = subprocess.run(
         command, capture_output=True, text=True, errors="replace", check=False, timeout=120
@@ -36,8 +36,8 @@ def asked(*arguments: str) -> tuple[int, list[Any], str]:
     return run.returncode, values, run.stderr
 
 
-def test_answer(gateway: str) -> None:
-    """The whole response, with enums by name and the sentences that it rests on."""
+def test_ask_prints_the_whole_response(gateway: str) -> None:
+    """Enums have their names, and evidence has its sentences."""
     status, (answer,), _ = asked(gateway, QUESTION)
 
     assert status == 0
@@ -49,8 +49,8 @@ def test_answer(gateway: str) -> None:
     ]
 
 
-def test_stream(gateway: str) -> None:
-    """Each event, numbered from 1 without gaps, `done` at the end."""
+def test_stream_prints_each_event(gateway: str) -> None:
+    """Events are numbered from 1 without gaps, with `done` at the end."""
     status, events, _ = asked(gateway, QUESTION, "StreamAnswer")
 
     assert status == 0
@@ -60,27 +60,26 @@ def test_stream(gateway: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "method", "said"),
+    ("question", "method", "message"),
     [
         (" ", "Answer", "question is empty; write a question in plain words."),
         (" ", "StreamAnswer", "question is empty; write a question in plain words."),
         (DEAD_QUESTION, "Answer", "delegation at http://127.0.0.1:9/v1: connection refused"),
     ],
 )
-def test_an_error(gateway: str, question: str, method: str, said: str) -> None:
-    """What the gateway says, with its details; nothing is printed as an answer, and the status
-    tells.
-    """
+def test_an_error_is_printed_with_its_details(
+    gateway: str, question: str, method: str, message: str
+) -> None:
+    """Standard output is empty, and the status is not 0."""
     status, values, errors = asked(gateway, question, method)
 
     assert status != 0
     assert values == []
-    assert said in errors
+    assert message in errors
     assert "google.rpc.ErrorInfo" in errors
 
 
-async def test_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is that of the environment."""
+async def test_the_key_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     async with locked_gateway() as (address, key):
         status, _, errors = await asyncio.to_thread(asked, address, DIRECTOR)
         assert (status != 0, "A key is needed" in errors) == (True, True)

@@ -1,6 +1,4 @@
-"""The official client of the Model Context Protocol, unmodified, talks to `rolegate mcp`, or
-starts it.
-"""
+"""The official MCP client, unmodified, with `rolegate mcp`."""
 
 import asyncio
 import socket
@@ -28,15 +26,15 @@ CODE = "import sys; from serving.cli.main import main; sys.exit(main())"
 async def client(address: str) -> AsyncIterator[Client]:
     """A client of an MCP server in this process."""
     async with (
-        AsyncClient(address) as asked,
-        Client(mcp_server(asked, 20.0), read_timeout_seconds=60) as connected,
+        AsyncClient(address) as gateway_client,
+        Client(mcp_server(gateway_client, 20.0), read_timeout_seconds=60) as connected,
     ):
         yield connected
 
 
 @asynccontextmanager
 async def client_of_command(address: str) -> AsyncIterator[Client]:
-    """A client of an MCP server in a process of its own."""
+    """A client of an MCP server in another process."""
     arguments = ["-c", CODE, "mcp", "--address", address, "--timeout", "20"]
     server = StdioServerParameters(
         command=sys.executable, args=arguments, env=environment(), cwd=ROOT
@@ -46,14 +44,13 @@ async def client_of_command(address: str) -> AsyncIterator[Client]:
 
 
 def text_of(result: CallToolResult) -> str:
-    """The one text of a result."""
+    """Return the only text of a result."""
     (content,) = result.content
     assert isinstance(content, TextContent)
     return content.text
 
 
-async def test_the_tools(gateway: str) -> None:
-    """Each says what it is for and what it takes."""
+async def test_tools_describe_purpose_and_arguments(gateway: str) -> None:
     async with client(gateway) as session:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
         assert session.server_info is not None
@@ -65,8 +62,8 @@ async def test_the_tools(gateway: str) -> None:
     assert all(tool.description for tool in tools.values())
 
 
-async def test_an_answer(gateway: str) -> None:
-    """As a text with its sources and as values; what happens on the way is told as progress."""
+async def test_an_answer_has_text_sources_and_values(gateway: str) -> None:
+    """Progress is reported meanwhile."""
     told: list[str | None] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
@@ -84,7 +81,10 @@ async def test_an_answer(gateway: str) -> None:
     ]
     assert result.structured_content["outcome"] == "answered"
     assert [part["sub_query"] for part in result.structured_content["results"]] == [DIRECTOR, BORN]
-    assert [at["passage_id"] for at in result.structured_content["citations"]] == ["p1", "p2"]
+    assert [citation["passage_id"] for citation in result.structured_content["citations"]] == [
+        "p1",
+        "p2",
+    ]
     assert told[:4] == [
         "round 1",
         f"→ 1. {DIRECTOR}",
@@ -93,26 +93,24 @@ async def test_an_answer(gateway: str) -> None:
     ]
 
 
-async def test_a_table(gateway: str) -> None:
-    """In Markdown with its sources, and as values; known rows are sent as they came. What is
-    refused is an error.
-    """
+async def test_a_table_is_markdown_and_values(gateway: str) -> None:
+    """The Markdown has its sources, and known rows are sent unchanged. A refusal is an error."""
     told: list[str | None] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         told.append(message)
 
-    asked = {
+    arguments = {
         "question": "the cities of Vorland",
         "columns": ["city*", "founder", "founded:integer"],
     }
     async with client(gateway) as session:
-        result = await session.call_tool("table", asked, progress_callback=hear)
+        result = await session.call_tool("table", arguments, progress_callback=hear)
         closed = await session.call_tool(
-            "table", {**asked, "rows": [["Bel", "Bo", ""]], "closed": True}
+            "table", {**arguments, "rows": [["Bel", "Bo", ""]], "closed": True}
         )
         refused = [
-            text_of(await session.call_tool("table", {**asked, "columns": [column]}))
+            text_of(await session.call_tool("table", {**arguments, "columns": [column]}))
             for column in ("city", "a:b")
         ]
     lines = text_of(result).splitlines()
@@ -133,40 +131,40 @@ async def test_a_table(gateway: str) -> None:
     ]
 
 
-async def test_a_search(gateway: str) -> None:
-    """Passages as a numbered text and as values; nothing found is no error."""
+async def test_a_search_returns_passages(gateway: str) -> None:
+    """They are a numbered text and values; an empty result is no error."""
     async with client(gateway) as session:
-        found = await session.call_tool("search", {"query": BORN})
+        result = await session.call_tool("search", {"query": BORN})
         nothing = await session.call_tool("search", {"query": "What is not there?", "top_k": 1})
-    assert text_of(found) == "[1] Michael Mann\nMichael Mann was born in 1943."
+    assert text_of(result) == "[1] Michael Mann\nMichael Mann was born in 1943."
     passage = {
         "title": "Michael Mann",
         "document": "",
         "page": None,
         "text": "Michael Mann was born in 1943.",
     }
-    assert found.structured_content == {"passages": [passage]}
+    assert result.structured_content == {"passages": [passage]}
     assert (nothing.is_error, text_of(nothing)) == (False, "No passages were found.")
 
 
 @pytest.mark.parametrize(
-    ("question", "said"),
+    ("question", "message"),
     [
         (" ", "question is empty; write a question in plain words."),
         (DEAD_QUESTION, "delegation at http://127.0.0.1:9/v1: connection refused"),
     ],
 )
-async def test_what_the_gateway_refuses(gateway: str, question: str, said: str) -> None:
-    """The tool's error is what the gateway said, and the server goes on."""
+async def test_a_refusal_is_the_tool_s_error(gateway: str, question: str, message: str) -> None:
+    """The error has the gateway's message, and the server continues."""
     async with client(gateway) as session:
         result = await session.call_tool("ask", {"question": question})
-        after = await session.call_tool("search", {"query": DIRECTOR})
-    assert (result.is_error, text_of(result)) == (True, said)
-    assert not after.is_error
+        next_result = await session.call_tool("search", {"query": DIRECTOR})
+    assert (result.is_error, text_of(result)) == (True, message)
+    assert not next_result.is_error
 
 
-async def test_a_gateway_that_is_not_there() -> None:
-    """The tools are listed all the same; a call says what to do."""
+async def test_tools_are_listed_without_a_gateway() -> None:
+    """A call's error says what to do."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -178,8 +176,8 @@ async def test_a_gateway_that_is_not_there() -> None:
     )
 
 
-async def test_a_client_that_cancels() -> None:
-    """Its run is cancelled upstream and stored so, and the server goes on."""
+async def test_a_cancelled_call_cancels_its_run() -> None:
+    """The run is stored as cancelled, and the server continues."""
     store = Kept()
     model = HeldModel(ScriptedModel([]))
     server = whole_server(Deployment(model), store)

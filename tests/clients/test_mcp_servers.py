@@ -1,4 +1,4 @@
-"""Servers that users have, from registries, as they are."""
+"""Popular MCP servers from registries, unmodified."""
 
 import importlib.util
 import shutil
@@ -39,8 +39,8 @@ def file_system(tmp_path: Path) -> Path:
     return tmp_path / "node_modules/.bin/mcp-server-filesystem"
 
 
-async def test_the_fetch_server() -> None:
-    """A page comes as Markdown; one that is not there is a failure."""
+async def test_the_fetch_server_returns_markdown() -> None:
+    """A missing page is a failure."""
     if importlib.util.find_spec("mcp_server_fetch") is None:
         pytest.skip("mcp-server-fetch is not installed")
 
@@ -71,8 +71,10 @@ async def test_the_fetch_server() -> None:
     await runner.cleanup()
 
 
-async def test_the_file_system_server(file_system: Path, tmp_path: Path) -> None:
-    """Files of its folder are read; others are a failure."""
+async def test_the_file_system_server_reads_its_folder_only(
+    file_system: Path, tmp_path: Path
+) -> None:
+    """Reading other files is a failure."""
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "ana.txt").write_text("Ana was born in Vende.\n", "utf-8")

@@ -1,4 +1,4 @@
-"""The official Python client of OpenAI, unmodified, against the OpenAI-compatible server."""
+"""OpenAI's official Python client, unmodified, with the OpenAI-compatible server."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -34,7 +34,7 @@ def client() -> Iterator[openai.OpenAI]:
 
 
 def asking(question: str) -> list[ChatCompletionMessageParam]:
-    """A conversation that ends with `question`."""
+    """Return a conversation that ends with `question`."""
     return [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Who was it?"},
@@ -44,19 +44,18 @@ def asking(question: str) -> list[ChatCompletionMessageParam]:
 
 
 def details(reply: Any) -> Any:
-    """What the OpenAI-compatible server tells beyond OpenAI's fields."""
+    """Return the fields of the response beyond OpenAI's."""
     return reply.model_extra["rolegate"]
 
 
-def test_models(client: openai.OpenAI) -> None:
-    """All are listed, and each can be looked up."""
+def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
     names = [model.id for model in client.models.list()]
     assert names == ["rolegate", "rolegate-executor", "rolegate-table"]
     assert client.models.retrieve("rolegate-executor").owned_by == "rolegate"
 
 
-def test_an_answer(client: openai.OpenAI) -> None:
-    """The text ends with its sources; the fields beyond OpenAI's have them as values."""
+def test_an_answer_ends_with_its_sources(client: openai.OpenAI) -> None:
+    """The fields beyond OpenAI's have them as values."""
     reply = client.chat.completions.create(model="rolegate", messages=asking(QUESTION))
 
     (choice,) = reply.choices
@@ -65,15 +64,15 @@ def test_an_answer(client: openai.OpenAI) -> None:
         TEXT,
         "stop",
     )
-    told = details(reply)
-    assert (told["answer"], told["outcome"]) == ("in 1943", "answered")
-    assert told["run_id"].startswith("run-")
-    assert [result["sub_query"] for result in told["results"]] == [DIRECTOR, BORN]
-    assert [citation["passage_id"] for citation in told["citations"]] == ["p1", "p2"]
+    extra_fields = details(reply)
+    assert (extra_fields["answer"], extra_fields["outcome"]) == ("in 1943", "answered")
+    assert extra_fields["run_id"].startswith("run-")
+    assert [result["sub_query"] for result in extra_fields["results"]] == [DIRECTOR, BORN]
+    assert [citation["passage_id"] for citation in extra_fields["citations"]] == ["p1", "p2"]
 
 
-def test_a_stream(client: openai.OpenAI) -> None:
-    """What happens is told as reasoning, then comes the answer, then the tokens."""
+def test_a_stream_has_reasoning_then_answer_then_usage(client: openai.OpenAI) -> None:
+    """Progress is in the reasoning."""
     chunks = list(
         client.chat.completions.create(
             model="rolegate",
@@ -99,8 +98,8 @@ def test_a_stream(client: openai.OpenAI) -> None:
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
-def test_a_report(client: openai.OpenAI) -> None:
-    """The model of one sub-query: its report, with where that stands."""
+def test_a_sub_query_model_returns_a_report(client: openai.OpenAI) -> None:
+    """The report has its sources."""
     reply = client.chat.completions.create(model="rolegate-executor", messages=asking(DIRECTOR))
 
     assert (
@@ -110,8 +109,8 @@ def test_a_report(client: openai.OpenAI) -> None:
     assert [role["role"] for role in details(reply)["usage"]] == ["execution"]
 
 
-def test_an_unknown_model(client: openai.OpenAI) -> None:
-    """Told as OpenAI tells it, with the models that there are."""
+def test_an_unknown_model_is_refused_with_openai_s_error(client: openai.OpenAI) -> None:
+    """The message has the known models."""
     with pytest.raises(
         openai.NotFoundError, match="use one of rolegate, rolegate-executor"
     ) as refused:
@@ -121,8 +120,7 @@ def test_an_unknown_model(client: openai.OpenAI) -> None:
         client.models.retrieve("gpt-4o")
 
 
-def test_a_dead_model(client: openai.OpenAI) -> None:
-    """The client learns that it may try again."""
+def test_a_dead_model_is_an_error_that_can_be_retried(client: openai.OpenAI) -> None:
     with pytest.raises(
         openai.APIStatusError, match=r"delegation at .*: connection refused"
     ) as failed:
@@ -130,20 +128,20 @@ def test_a_dead_model(client: openai.OpenAI) -> None:
     assert (failed.value.status_code, failed.value.code) == (503, "UPSTREAM_UNAVAILABLE")
 
 
-def test_a_model_that_dies_in_mid_stream(client: openai.OpenAI) -> None:
-    """What happened before is told, and then the error."""
+def test_a_model_that_dies_in_mid_stream_ends_it_with_an_error(client: openai.OpenAI) -> None:
+    """Earlier progress is received."""
     stream = client.chat.completions.create(
         model="rolegate", messages=asking(DEAD_QUESTION), stream=True
     )
-    told: list[object] = []
+    pieces: list[object] = []
     with pytest.raises(openai.APIError, match=r"delegation at .*: connection refused") as failed:
-        told.extend(chunk.choices[0].delta.model_extra for chunk in stream)
-    assert {"reasoning_content": "round 1\n"} in told
+        pieces.extend(chunk.choices[0].delta.model_extra for chunk in stream)
+    assert {"reasoning_content": "round 1\n"} in pieces
     assert failed.value.code == "UPSTREAM_UNAVAILABLE"
 
 
 async def test_closing_a_stream_stops_the_run() -> None:
-    """Its work upstream is cancelled, and the run is stored so."""
+    """Its model calls are cancelled, and the run is stored as cancelled."""
     store = Kept()
     model = HeldModel(ScriptedModel([]))
     server = HTTPServer(openai_app(Deployment(model).gateway(store)), 0.0)

@@ -1,4 +1,4 @@
-"""The Python client, as programs that have no more than grpcio and Google's messages meet it."""
+"""The Python client, with no packages but grpcio and Google's messages."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ with Client(sys.argv[1]) as client:
 
 @asynccontextmanager
 async def held() -> AsyncIterator[tuple[str, HeldModel, Kept]]:
-    """The address of a gateway whose delegator keeps its callers waiting."""
+    """Address of a gateway whose delegator never answers."""
     store = Kept()
     model = HeldModel(ScriptedModel([]))
     server = whole_server(Deployment(model), store)
@@ -68,8 +68,8 @@ async def held() -> AsyncIterator[tuple[str, HeldModel, Kept]]:
     await server.drain(0)
 
 
-def test_it_needs_little(gateway: str) -> None:
-    """An answer and a typed error, where every other third-party import is refused."""
+def test_the_client_imports_few_packages(gateway: str) -> None:
+    """It gets an answer and a typed error while all other third-party imports are refused."""
     command = [sys.executable, "-c", ALONE, gateway, QUESTION]
     run = subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment(), timeout=60
@@ -78,8 +78,7 @@ def test_it_needs_little(gateway: str) -> None:
     assert (run.stdout, run.stderr) == ("in 1943\nBAD_REQUEST\n", "")
 
 
-def test_ask(gateway: str) -> None:
-    """The message of the protocol, whole."""
+def test_ask_returns_the_protocol_s_message(gateway: str) -> None:
     with Client(gateway) as client:
         answer = client.ask(QUESTION)
     assert (answer.answer, [result.sub_query for result in answer.results]) == (
@@ -89,8 +88,8 @@ def test_ask(gateway: str) -> None:
     assert [citation.title for citation in answer.citations] == ["Heat", "Michael Mann"]
 
 
-def test_stream(gateway: str) -> None:
-    """Every event, the answer last; once more without a context."""
+def test_stream_yields_every_event(gateway: str) -> None:
+    """The last event has the answer. The stream also works without its context."""
     with Client(gateway) as client:
         with client.stream(QUESTION) as events:
             kinds = [event.WhichOneof("event") for event in events]
@@ -100,8 +99,8 @@ def test_stream(gateway: str) -> None:
         )
 
 
-async def test_feedback_arrives_as_it_was_given() -> None:
-    """What is left out stays unstated."""
+async def test_feedback_is_sent_as_given() -> None:
+    """Omitted fields stay unset."""
     store = Kept()
     server = whole_server(Deployment(), store)
     async with AsyncClient(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as client:
@@ -138,23 +137,23 @@ UNKNOWN: list[tuple[str, tuple[str, ...], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "given", "unknown", "known"), UNKNOWN)
+@pytest.mark.parametrize(("method", "options", "unknown", "known"), UNKNOWN)
 async def test_an_unknown_option_is_refused_with_the_nearest_one(
-    method: str, given: tuple[str, ...], unknown: str, known: str
+    method: str, options: tuple[str, ...], unknown: str, known: str
 ) -> None:
-    """By both clients, before anything is sent."""
+    """Both clients refuse it before anything is sent."""
     with (
         Client("127.0.0.1:9") as client,
         pytest.raises(TypeError, match=rf"{unknown}; did you mean {known}\?"),
     ):
-        getattr(client, method)(*given, **{unknown: 10})
+        getattr(client, method)(*options, **{unknown: 10})
     async with AsyncClient("127.0.0.1:9") as asking:
         with pytest.raises(TypeError, match=rf"{unknown}; did you mean {known}\?"):
-            await getattr(asking, method)(*given, **{unknown: 10})
+            await getattr(asking, method)(*options, **{unknown: 10})
 
 
 def test_options_in_a_dictionary_are_refused() -> None:
-    """They would be ignored under the name that the signature has for all of them."""
+    """They would be ignored under the name of the signature's keyword arguments."""
     with Client("127.0.0.1:9") as client, pytest.raises(TypeError, match="unknown option options"):
         client.ask("Who?", options={"max_total_tokens": 10})  # type: ignore[call-arg]
     for kind in (Client, AsyncClient):
@@ -162,7 +161,7 @@ def test_options_in_a_dictionary_are_refused() -> None:
             kind("127.0.0.1:9", apikey="rg_secret")  # type: ignore[call-arg]
 
 
-def test_usage_of_a_span(gateway: str) -> None:
+def test_usage_takes_spans_in_any_zone(gateway: str) -> None:
     """Bounds may be absent, in any zone, or in local time."""
     with Client(gateway) as client:
         client.ask(QUESTION)
@@ -177,8 +176,8 @@ def test_usage_of_a_span(gateway: str) -> None:
         assert client.usage(start=soon).runs == 0
 
 
-def test_runs(gateway: str) -> None:
-    """One whole, all by page, again as it happened, and all with their traces."""
+def test_runs_are_read_one_by_one_and_by_page(gateway: str) -> None:
+    """A run is got, watched again and exported; lists are read by page."""
     begun = datetime.now(UTC)
     with Client(gateway) as client:
         answers = [client.ask(QUESTION) for _ in range(2)]
@@ -200,8 +199,8 @@ def test_runs(gateway: str) -> None:
         assert {item.output for item in exported} == {"in 1943"}
 
 
-async def test_pages_are_asked_for_as_they_are_read() -> None:
-    """Runs are listed whole, however many there are."""
+async def test_pages_are_requested_as_they_are_read() -> None:
+    """The list of runs is complete at any length."""
     store = Kept()
     for number in range(250):
         run = Run(f"run-{number}", "answer", "", "finished", "", None, {}, (), float(number), 1.0)
@@ -214,8 +213,8 @@ async def test_pages_are_asked_for_as_they_are_read() -> None:
     assert listed == [f"run-{number}" for number in range(249, -1, -1)]
 
 
-async def test_cancel() -> None:
-    """The run ends, and whoever watches it hears why."""
+async def test_a_cancelled_run_ends() -> None:
+    """Its watchers get the reason."""
     async with held() as (address, model, _), AsyncClient(address) as client:
         events = aiter(client.stream(QUESTION))
         run_id = (await ended(anext(events))).run_started.run_id
@@ -231,11 +230,13 @@ async def test_cancel() -> None:
         )
 
 
-def test_sums(gateway: str) -> None:
-    """What there is not to group or to filter by is refused before it is sent."""
+def test_usage_refuses_unknown_groups_and_filters(gateway: str) -> None:
+    """They are refused before anything is sent."""
     with Client(gateway) as client:
         assert client.usage(by=["role"], bucket="day", tenant="default").rows
-        assert [one.deployment for one in client.reconcile()] == ["a provider"]
+        assert [reconciliation.deployment for reconciliation in client.reconcile()] == [
+            "a provider"
+        ]
         for call in (
             lambda: client.usage(by=["colour"]),  # type: ignore[list-item]
             lambda: client.usage(bucket="week"),  # type: ignore[arg-type]
@@ -264,19 +265,19 @@ ERRORS: list[tuple[Callable[[Client], object], tuple[str, str, str | None], str]
 ]
 
 
-@pytest.mark.parametrize(("call", "parts", "said"), ERRORS)
-def test_errors(
-    gateway: str, call: Callable[[Client], object], parts: tuple[str, str, str | None], said: str
+@pytest.mark.parametrize(("call", "parts", "message"), ERRORS)
+def test_errors_have_code_reason_and_role(
+    gateway: str, call: Callable[[Client], object], parts: tuple[str, str, str | None], message: str
 ) -> None:
-    """One class; code, reason and role for programs, words for people."""
-    with Client(gateway) as client, pytest.raises(GatewayError, match=said) as caught:
+    """They have one class. The message is for people."""
+    with Client(gateway) as client, pytest.raises(GatewayError, match=message) as caught:
         call(client)
     assert (caught.value.code.name, caught.value.reason, caught.value.role) == parts
 
 
-async def test_nobody_answers(dead: str) -> None:
-    """Who does not, and what to do; it has no reason, for it is of no gateway."""
-    said = (
+async def test_an_unreachable_address_is_named(dead: str) -> None:
+    """The error says what to do. It has no reason, as it does not come from a gateway."""
+    message = (
         f"no gateway answers at {dead}; start one with `rolegate serve`, or give another address."
     )
     async with AsyncClient(dead) as client:
@@ -285,12 +286,11 @@ async def test_nobody_answers(dead: str) -> None:
     assert (caught.value.code, caught.value.reason, str(caught.value)) == (
         grpc.StatusCode.UNAVAILABLE,
         "",
-        said,
+        message,
     )
 
 
-def test_the_deadline_passes() -> None:
-    """Where even the connection takes longer."""
+def test_a_deadline_includes_connecting() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         Client(f"127.0.0.1:{silent.getsockname()[1]}") as client,
@@ -300,8 +300,8 @@ def test_the_deadline_passes() -> None:
     assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "")
 
 
-async def test_what_answers_is_no_gateway() -> None:
-    """It is told apart from a gateway that refuses."""
+async def test_a_server_that_is_no_gateway_is_recognised() -> None:
+    """Its error differs from a gateway's refusal."""
     server = Server(None, None)
     async with AsyncClient(address := f"127.0.0.1:{await server.start('127.0.0.1:0')}") as client:
         with pytest.raises(GatewayError, match=f"the server at {address} is not a gateway"):
@@ -309,8 +309,8 @@ async def test_what_answers_is_no_gateway() -> None:
     await server.drain(0)
 
 
-async def test_a_stream_that_is_cancelled() -> None:
-    """Reading on raises an error of ours, not the one that ends tasks."""
+async def test_reading_a_cancelled_stream_raises_a_gateway_error() -> None:
+    """It does not raise the error that cancels tasks."""
     async with held() as (address, model, _), AsyncClient(address) as client:
         events = client.stream(QUESTION)
         reading = aiter(events)
@@ -323,8 +323,8 @@ async def test_a_stream_that_is_cancelled() -> None:
     assert caught.value.code is grpc.StatusCode.CANCELLED
 
 
-async def test_a_task_that_is_cancelled() -> None:
-    """Ends as cancelled tasks do, and its work upstream with it."""
+async def test_cancelling_a_task_cancels_the_run() -> None:
+    """The task ends like other cancelled tasks, and the model calls are cancelled."""
 
     async def read(address: str) -> None:
         async with AsyncClient(address) as client:
@@ -340,8 +340,8 @@ async def test_a_task_that_is_cancelled() -> None:
         await ended(model.cancelled.wait())
 
 
-async def test_a_waiting_program_cancels() -> None:
-    """From another thread, or by leaving the context."""
+async def test_a_blocked_stream_can_be_cancelled() -> None:
+    """It is cancelled from another thread, or by leaving the context."""
 
     def read(address: str, *, leave: bool) -> str:
         with Client(address) as client, client.stream(QUESTION) as events:
@@ -355,14 +355,13 @@ async def test_a_waiting_program_cancels() -> None:
                 break
         return "left"
 
-    for leave, said in ((True, "left"), (False, "CANCELLED")):
+    for leave, text in ((True, "left"), (False, "CANCELLED")):
         async with held() as (address, _, store):
-            assert await ended(asyncio.to_thread(read, address, leave=leave)) == said
+            assert await ended(asyncio.to_thread(read, address, leave=leave)) == text
             assert (await store.next()).status == "cancelled"
 
 
-def test_the_example(gateway: str) -> None:
-    """Answers with its sources, tells events, and shows what an error is made of."""
+def test_the_example_prints_answer_events_and_error(gateway: str) -> None:
     runs = [
         subprocess.run(
             [sys.executable, str(ROOT / "examples" / "python" / "ask.py"), gateway, *arguments],
@@ -378,10 +377,10 @@ def test_the_example(gateway: str) -> None:
         "in 1943\n  Heat: Heat is a film by Michael Mann.\n  Michael Mann: Michael Mann was "
         "born in 1943.\n"
     )
-    told = "".join(f"{number} {kind}\n" for number, kind in enumerate(KINDS, 1))
+    event_lines = "".join(f"{number} {kind}\n" for number, kind in enumerate(KINDS, 1))
     assert [(run.returncode, run.stdout) for run in runs] == [
         (0, answer),
-        (0, told + answer),
+        (0, event_lines + answer),
         (1, ""),
     ]
     assert [run.stderr for run in runs] == [

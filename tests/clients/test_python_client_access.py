@@ -1,4 +1,4 @@
-"""The Python client with keys, certificates and connections that break."""
+"""The Python client with keys, certificates and broken connections."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,13 +28,13 @@ QUESTION = "Who directed Heat?"
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    """Whom both sides trust."""
+    """Certificate authority that both sides trust."""
     return Authority(tmp_path)
 
 
 @asynccontextmanager
 async def started(server: Server) -> AsyncIterator[str]:
-    """The address of a server."""
+    """Start a server and yield its address."""
     try:
         yield f"127.0.0.1:{await server.start('127.0.0.1:0')}"
     finally:
@@ -42,7 +42,7 @@ async def started(server: Server) -> AsyncIterator[str]:
 
 
 def tireless() -> Deployment:
-    """Answers any number of questions."""
+    """Models that answer any number of questions."""
     return Deployment(
         ScriptedModel(lambda prompt: block(QUESTION) if len(prompt.messages) == 2 else STOP),
         answerer=ScriptedModel(lambda _prompt: "<answer>Michael Mann</answer>"),
@@ -50,14 +50,12 @@ def tireless() -> Deployment:
 
 
 def guarded(*keys: Key, store: Kept | None = None) -> Server:
-    """A gateway that these keys open."""
+    """A gateway that requires one of these keys."""
     return whole_server(tireless(), store, access=Access(KeptAccounts(*keys)))
 
 
 async def test_a_key_is_sent_with_every_call() -> None:
-    """Also of streams; without one, or with a wrong one, nothing is answered, and the reason
-    says so.
-    """
+    """This includes streams. Without a valid key, every call is refused with a reason."""
     sent, key = new_key("acme", ["ask", "train"])
     store = Kept()
     async with started(guarded(key, store=store)) as address:
@@ -80,8 +78,8 @@ async def test_a_key_is_sent_with_every_call() -> None:
     assert [run.tenant for run in store.runs] == ["acme"]
 
 
-async def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is that of clients that are given none; an empty one is none."""
+async def test_the_environment_s_key_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty key is none."""
     sent, key = new_key(None, SCOPES)
     monkeypatch.setenv("ROLEGATE_API_KEY", sent)
     async with started(guarded(key)) as address:
@@ -101,8 +99,10 @@ def _asked(client: Client) -> str:
 @pytest.mark.parametrize(
     "address", ["10.0.0.7:50551", "gateway.example:50551", "[2001:db8::1]:50551"]
 )
-def test_a_key_in_the_clear(address: str) -> None:
-    """Is sent to this machine alone, unless one insists; an encrypted channel takes it anywhere."""
+def test_a_key_needs_encryption_beyond_this_machine(address: str) -> None:
+    """An option sends it to other machines without encryption; an encrypted channel takes it
+    anywhere.
+    """
     with pytest.raises(
         ValueError, match=rf"sent to {address.partition(':')[0][:4]}".replace("[", r"\[")
     ):
@@ -116,28 +116,23 @@ def test_a_key_in_the_clear(address: str) -> None:
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:1", "127.1.2.3:1", "localhost:1", "[::1]:1", "unix:/tmp/socket"]
 )
-def test_a_key_for_this_machine(address: str) -> None:
-    """Needs no encryption."""
+def test_a_key_needs_no_encryption_on_this_machine(address: str) -> None:
     assert Connection.to(address, api_key="rg_1_secret").metadata
 
 
 @pytest.mark.parametrize(
     "key", ["rg_1_secret\nrg_2_secret", "rg_1_secret\udcff", "rg_1_\u200bsecret"]
 )
-def test_what_is_no_key(key: str) -> None:
-    """Is refused before it is sent, and not repeated; nor is a key shown where a connection is
-    printed.
-    """
+def test_an_impossible_key_is_refused_without_repeating_it(key: str) -> None:
+    """It is not sent. A printed connection does not show its key."""
     assert "secret" not in repr(Connection.to("127.0.0.1:1", api_key="rg_1_secret"))
     with pytest.raises(ValueError, match="characters that no key has") as caught:
         Connection.to("127.0.0.1:1", api_key=key)
     assert "secret" not in str(caught.value)
 
 
-def test_half_a_certificate() -> None:
-    """A certificate without its key, or the other way round, is refused at once; so is a file
-    that is not there.
-    """
+def test_half_a_certificate_is_refused() -> None:
+    """A certificate and its key are needed together, and their files must exist."""
     with pytest.raises(ValueError, match="belong together"):
         Connection.to("127.0.0.1:1", certificate=b"certificate")
     with pytest.raises(ValueError, match="belong together"):
@@ -146,10 +141,8 @@ def test_half_a_certificate() -> None:
         Connection.to("127.0.0.1:1", ca=Path("/nowhere/roots.pem"))
 
 
-async def test_encrypted(authority: Authority) -> None:
-    """The CA certificate is given as a file or as bytes; a wrong one has an error of its
-    own.
-    """
+async def test_an_encrypted_gateway_is_verified(authority: Authority) -> None:
+    """The CA certificate is a file or bytes; a wrong CA has a separate error."""
     certificate, key = authority.issue("server")
     server = whole_server(tireless(), tls=TLS(str(certificate), str(key), None))
     other = Authority(authority.certificate.parent, "other")
@@ -168,8 +161,8 @@ async def test_encrypted(authority: Authority) -> None:
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_both_sides_show_certificates(authority: Authority) -> None:
-    """Where the gateway wants one of the client, the client shows its own."""
+async def test_a_client_shows_its_certificate(authority: Authority) -> None:
+    """The gateway requires it."""
     certificate, key = authority.issue("server")
     tls = TLS(str(certificate), str(key), str(authority.certificate))
     mine, its_key = authority.issue("client")
@@ -185,9 +178,7 @@ async def test_both_sides_show_certificates(authority: Authority) -> None:
 
 
 class Cutting:
-    """Stands between a client and a gateway, and cuts connections as soon as the gateway has
-    stored a run.
-    """
+    """A proxy that cuts connections as soon as the gateway has stored a run."""
 
     def __init__(self, address: str, store: Kept, cuts: int) -> None:
         self._port = int(address.rpartition(":")[2])
@@ -197,7 +188,7 @@ class Cutting:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
-        """The address to be asked instead."""
+        """Yield the address of the proxy."""
         async with await asyncio.start_server(self._pass_on, "127.0.0.1", 0) as server:
             yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
@@ -225,8 +216,8 @@ class Cutting:
         its_writer.close()
 
 
-async def test_a_connection_that_breaks() -> None:
-    """Before the answer has come through: it is asked for again, and nothing is spent twice."""
+async def test_a_request_is_retried_after_a_broken_connection() -> None:
+    """The run is answered once, and nothing is spent twice."""
     store = Kept()
     async with started(whole_server(Deployment(), store)) as address:
         between = Cutting(address, store, cuts=1)
@@ -237,38 +228,36 @@ async def test_a_connection_that_breaks() -> None:
     assert len(store.settled) == 5
 
 
-async def test_terms() -> None:
-    """The name and the limits of a request arrive; what is asked twice under one name is
-    answered once.
-    """
+async def test_request_id_and_limits_reach_the_gateway() -> None:
+    """A request with a known id is answered from its run."""
     store = Kept()
     async with (
         started(whole_server(Deployment(), store)) as address,
         AsyncClient(address) as client,
     ):
-        first = await client.ask(QUESTION, request_id="mine", max_total_tokens=10_000)
+        answer = await client.ask(QUESTION, request_id="mine", max_total_tokens=10_000)
         async with client.stream(QUESTION, request_id="mine", max_total_tokens=10_000) as events:
-            told = [event async for event in events]
+            streamed = [event async for event in events]
         with pytest.raises(GatewayError, match="max_total_tokens") as tokens:
             await client.ask(QUESTION, max_total_tokens=1)
         with pytest.raises(GatewayError, match="max_cost_nano_usd") as money:
             await client.ask(QUESTION, max_cost_usd=0.001)
         with pytest.raises(GatewayError, match="max_cost_nano_usd is 0"):
             await client.ask(QUESTION, max_cost_usd=0)
-    assert told[-1].done == first
+    assert streamed[-1].done == answer
     # No price is known
     assert (tokens.value.reason, money.value.reason) == ("BUDGET_EXHAUSTED", "BAD_REQUEST")
 
 
 class Spent(Kept):
-    """A journal whose tenants have spent all that they may."""
+    """A journal whose tenants have used up their quotas."""
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         raise QuotaExhausted("1000 tokens a day are spent", retry_after_s=12.5)
 
 
-async def test_when_to_come_back() -> None:
-    """Is told to programs; other errors do not say."""
+async def test_a_used_up_quota_has_a_retry_delay() -> None:
+    """Other errors have none."""
     async with (
         started(whole_server(Deployment(), Spent())) as address,
         AsyncClient(address) as client,
@@ -284,8 +273,7 @@ async def test_when_to_come_back() -> None:
     assert (spent.value.retry_after_s, empty.value.retry_after_s) == (12.5, None)
 
 
-def test_fresh_work() -> None:
-    """Is asked for only where somebody wants it."""
+def test_fresh_work_is_requested_explicitly() -> None:
     for call in (calls.ask, calls.stream):
         assert [call(QUESTION, no_cache=fresh).request.no_cache for fresh in (False, True)] == [
             False,

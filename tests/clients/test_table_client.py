@@ -1,4 +1,4 @@
-"""Tables, as Python programs ask for them."""
+"""Tables through the Python client."""
 
 import csv
 import io
@@ -25,82 +25,85 @@ ROWS = [["Krurou", "Ana", "1200"], ["Bel", "Bo", "900"]]
 async def client() -> AsyncIterator[AsyncClient]:
     """A client of a gateway whose tables are scripted."""
     server = whole_server(Deployment())
-    async with AsyncClient(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as asked:
-        yield asked
+    async with AsyncClient(f"127.0.0.1:{await server.start('127.0.0.1:0')}") as async_client:
+        yield async_client
     await server.drain(0)
 
 
-def test_a_table(gateway: str) -> None:
-    """Rows with their values, and the other forms of it; sent back, they are known."""
-    with Client(gateway) as asked:
-        table = asked.table(QUESTION, COLUMNS)
-        again = asked.table(QUESTION, COLUMNS, table.rows, closed=True)
+def test_a_table_is_returned_and_sent_back(gateway: str) -> None:
+    """It can be converted to other forms; rows that are sent back are known."""
+    with Client(gateway) as sync_client:
+        table = sync_client.table(QUESTION, COLUMNS)
+        second_table = sync_client.table(QUESTION, COLUMNS, table.rows, closed=True)
     assert (table.columns, table.rows) == (["city", "founder", "founded"], ROWS)
     assert table.to_markdown().splitlines()[::3] == [
         "| city | founder | founded |",
         "| Bel | Bo | 900 |",
     ]
     assert list(csv.reader(io.StringIO(table.to_csv()))) == [table.columns, *ROWS]
-    assert again.rows == ROWS
-    assert {cell.state for row in again.message.rows for cell in row.cells} == {pb.CELL_STATE_GIVEN}
+    assert second_table.rows == ROWS
+    assert {cell.state for row in second_table.message.rows for cell in row.cells} == {
+        pb.CELL_STATE_GIVEN
+    }
 
 
-def test_events(gateway: str) -> None:
-    """As they happen, the table last, and later again."""
-    with Client(gateway) as asked:
-        events = list(asked.stream_table(QUESTION, COLUMNS))
-        again = list(asked.watch(events[0].run_started.run_id))
-    assert [event.WhichOneof("event") for event in again] == [
+def test_events_end_with_the_table(gateway: str) -> None:
+    """They can be watched again later."""
+    with Client(gateway) as sync_client:
+        events = list(sync_client.stream_table(QUESTION, COLUMNS))
+        watched = list(sync_client.watch(events[0].run_started.run_id))
+    assert [event.WhichOneof("event") for event in watched] == [
         event.WhichOneof("event") for event in events
     ]
     assert Table(events[-1].done).rows == ROWS
 
 
-async def test_asynchronously() -> None:
-    """Each with await; one that goes on by itself is read when it has ended."""
-    async with client() as asked:
-        assert (await asked.table(QUESTION, COLUMNS)).rows == ROWS
-        async with asked.stream_table(QUESTION, COLUMNS) as events:
+async def test_the_async_client_fills_and_watches_tables() -> None:
+    """A detached table is read when it is complete."""
+    async with client() as async_client:
+        assert (await async_client.table(QUESTION, COLUMNS)).rows == ROWS
+        async with async_client.stream_table(QUESTION, COLUMNS) as events:
             kinds = [event.WhichOneof("event") async for event in events]
         assert kinds[-1] == "done"
-        run_id = await asked.begin_table(QUESTION, COLUMNS)
-        *_, last = [event async for event in asked.watch(run_id)]
-        assert (await asked.get_table(run_id)).message == last.done
+        run_id = await async_client.begin_table(QUESTION, COLUMNS)
+        *_, last = [event async for event in async_client.watch(run_id)]
+        assert (await async_client.get_table(run_id)).message == last.done
 
 
-async def test_a_table_that_is_larger_than_a_message(gateway: str) -> None:
-    """The rows that there was no room for are asked for by pages."""
-    given = [[f"City {number}", "f" * 1000, "1"] for number in range(1500)]
-    with Client(gateway) as asked:
-        assert asked.table(QUESTION, COLUMNS, given, closed=True).rows[:-2] == given
-        events = list(asked.stream_table(QUESTION, COLUMNS, given, closed=True))
+async def test_a_table_larger_than_a_message_is_read_by_pages(gateway: str) -> None:
+    known_rows = [[f"City {number}", "f" * 1000, "1"] for number in range(1500)]
+    with Client(gateway) as sync_client:
+        assert sync_client.table(QUESTION, COLUMNS, known_rows, closed=True).rows[:-2] == known_rows
+        events = list(sync_client.stream_table(QUESTION, COLUMNS, known_rows, closed=True))
         assert events[-1].done.ByteSize() < 4 << 20
         assert events[-1].done.next_page_token
-        assert asked.with_all_rows(events[-1].done).rows[:-2] == given
-    async with client() as other:
-        assert (await other.table(QUESTION, COLUMNS, given, closed=True)).rows[:-2] == given
+        assert sync_client.with_all_rows(events[-1].done).rows[:-2] == known_rows
+    async with client() as async_client:
+        assert (await async_client.table(QUESTION, COLUMNS, known_rows, closed=True)).rows[
+            :-2
+        ] == known_rows
 
 
-def test_pages_are_one_table() -> None:
-    """Their rows in order, under one header."""
+def test_pages_are_joined_in_order() -> None:
+    """They have one header."""
     header = "| a |\n| --- |\n"
     pages = [
         pb.Table(run_id="run-1", rows=[pb.Row(row_id=name)], markdown=f"{header}| {name} |\n")
         for name in ("x", "y")
     ]
-    whole = joined(pages)
-    assert [row.row_id for row in whole.message.rows] == ["x", "y"]
-    assert whole.to_markdown() == f"{header}| x |\n| y |\n"
+    table = joined(pages)
+    assert [row.row_id for row in table.message.rows] == ["x", "y"]
+    assert table.to_markdown() == f"{header}| x |\n| y |\n"
 
 
-def test_columns_in_words() -> None:
-    """A star for keys, and a type; messages as they are."""
-    own = pb.Column(name="size", type=pb.COLUMN_TYPE_CHOICE, choices=["small", "large"])
-    assert parse_columns("size: small | large") == [own]
-    assert parse_columns(["Film title*", " year*: date", own]) == [
+def test_columns_are_parsed_from_text() -> None:
+    """A star marks a key, and a type may follow. Messages are unchanged."""
+    choice_column = pb.Column(name="size", type=pb.COLUMN_TYPE_CHOICE, choices=["small", "large"])
+    assert parse_columns("size: small | large") == [choice_column]
+    assert parse_columns(["Film title*", " year*: date", choice_column]) == [
         pb.Column(name="Film title", key=True, type=pb.COLUMN_TYPE_TEXT),
         pb.Column(name="year", key=True, type=pb.COLUMN_TYPE_DATE),
-        own,
+        choice_column,
     ]
     with pytest.raises(
         ValueError, match=r"type of column 'a:b' must be one of text, integer, .*, got 'b'"
@@ -108,8 +111,8 @@ def test_columns_in_words() -> None:
         parse_columns("a:b")
 
 
-def test_rows_by_name() -> None:
-    """What is left out is wanted; a name that there is not is refused."""
+def test_rows_are_given_by_column_name() -> None:
+    """An omitted value is to be found; an unknown name is refused."""
     columns = parse_columns("a*, b")
     assert [
         list(row.values) for row in given_rows(columns, [{"b": "2", "a": "1"}, {"a": "3"}])
@@ -121,18 +124,17 @@ def test_rows_by_name() -> None:
         given_rows(columns, [["1", "2"], {"c": "3"}])
 
 
-def test_what_is_refused(gateway: str) -> None:
-    """The gateway's words."""
-    with Client(gateway) as asked, pytest.raises(GatewayError, match="none is a key") as caught:
-        asked.table(QUESTION, "city, founder")
+def test_a_refusal_has_the_gateway_s_message(gateway: str) -> None:
+    with (
+        Client(gateway) as sync_client,
+        pytest.raises(GatewayError, match="none is a key") as caught,
+    ):
+        sync_client.table(QUESTION, "city, founder")
     assert caught.value.reason == "BAD_REQUEST"
 
 
-def test_the_example(gateway: str) -> None:
-    """Tells rows as they change, then the table with its sources, and shows what an error is
-    made of.
-    """
-    told, refused = (
+def test_the_example_prints_rows_table_and_error(gateway: str) -> None:
+    completed, refused = (
         subprocess.run(
             [
                 sys.executable,
@@ -149,8 +151,8 @@ def test_the_example(gateway: str) -> None:
         )
         for columns in (COLUMNS, "city, founder")
     )
-    assert (told.returncode, told.stderr) == (0, "")
-    rows, _, rest = told.stdout.partition("| city | founder | founded |\n")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    rows, _, rest = completed.stdout.partition("| city | founder | founded |\n")
     assert (rows.splitlines()[0], rows.splitlines()[-1]) == (
         "Krurou, missing, missing",
         "Bel, Bo, 900",

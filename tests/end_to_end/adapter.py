@@ -1,4 +1,4 @@
-"""A LoRA adapter without any training."""
+"""LoRA adapters with random weights."""
 
 from pathlib import Path
 
@@ -6,8 +6,9 @@ RANK = 8
 
 
 def write_adapter(model: Path, folder: Path, deviation: float) -> None:
-    """Write one for `model` into `folder`. `deviation`: of its random weights; with 0, it
-    changes nothing.
+    """Write an adapter for `model` into `folder`.
+
+    `deviation` is that of its random weights; with 0, it changes nothing.
     """
     import torch
     from peft import LoraConfig, get_peft_model

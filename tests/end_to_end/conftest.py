@@ -1,5 +1,5 @@
-"""The demo as `rolegate ask` runs it, once for all tests of this folder: real engines, a real
-index, one gateway; and an engine alone.
+"""The demo as `rolegate ask` starts it, once for all tests of this folder (real engines, a real
+index, one gateway), and a single engine.
 """
 
 import re
@@ -27,13 +27,13 @@ class Demo:
     address: str
     channel: grpc.aio.Channel
     steps: tuple[str, ...]
-    """What was told while it started."""
+    """Log lines of its start."""
 
     @property
     def engines(self) -> dict[str, str]:
-        """The engines' base URLs, by the ledger's names of them."""
+        """Return the engines' base URLs by their names in the ledger."""
         ready = (re.fullmatch(r"vLLM engine (\w+): ready at (\S+)", step) for step in self.steps)
-        return {f"engines.{found[1]}": found[2] for found in ready if found}
+        return {f"engines.{match[1]}": match[2] for match in ready if match}
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
@@ -54,8 +54,10 @@ async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Demo]:
 
 @pytest.fixture
 def demo_engines(demo: Demo) -> Config:
-    """The demo's config with its engines' addresses, for workbenches: what they ask there, its
-    ledger misses, so tests that use this come after those that compare ledger and engines.
+    """The demo's config with its engines' addresses, for workbenches.
+
+    The demo's ledger lacks their calls, so tests that use this run after those that compare ledger
+    and engines.
     """
 
     def at(role: RoleConfig) -> RoleConfig:
@@ -77,13 +79,13 @@ class Engine:
 
     @property
     def log(self) -> str:
-        """What it has logged so far."""
+        """Return its log so far."""
         return "".join(log.read_text("utf-8", "replace") for log in self.logs.iterdir())
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def executor_engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
-    """An engine of the executor's model without a gateway, that logs its requests."""
+    """An engine of the executor's model without a gateway; it logs its requests."""
     config = load_config(preset("mini")).engines["executor"]
     logs = tmp_path_factory.mktemp("engine")
     config = msgspec.structs.replace(config, arguments=(*config.arguments, "--enable-log-requests"))
@@ -97,7 +99,7 @@ def engine_url(executor_engine: Engine) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses the demo, and put last what comes last."""
+    """Mark tests that use the demo, and sort tests that must be last to the end."""
     here = [
         place for place, item in enumerate(items) if item.path.is_relative_to(Path(__file__).parent)
     ]

@@ -1,4 +1,4 @@
-"""A prompt that no engine can hold, refused by a real one."""
+"""A prompt beyond the context of a real engine."""
 
 import grpc
 import pytest
@@ -13,9 +13,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
 @pytest.mark.parametrize("words", [3_000, 200_000])
-async def test_a_prompt_that_is_too_long_is_named_as_such(demo: Demo, words: int) -> None:
-    """vLLM refuses by tokens, and by characters before it counts tokens; both are told from any
-    other refusal.
+async def test_a_prompt_that_is_too_long_is_a_typed_error(demo: Demo, words: int) -> None:
+    """vLLM refuses by tokens, and by characters before it counts tokens; both are distinguished
+    from other refusals.
     """
     message = pb.ChatMessage(role="user", content="city " * words)
     request = pb.CompleteRequest(role=usage_pb2.ROLE_DELEGATION, messages=[message])

@@ -1,4 +1,4 @@
-"""The whole system, nothing faked."""
+"""The whole demo with real engines, retrieval and gateway."""
 
 import asyncio
 import re
@@ -44,7 +44,7 @@ def _questions(count: int, *, single_search: bool) -> list[MiniQuestion]:
     return questions
 
 
-async def test_answers_questions_of_an_unseen_world(demo: Demo) -> None:
+async def test_questions_of_an_unseen_world_are_answered(demo: Demo) -> None:
     """Of 30 questions whose sub-queries need one search, most are answered exactly, with
     citations.
     """
@@ -57,19 +57,22 @@ async def test_answers_questions_of_an_unseen_world(demo: Demo) -> None:
         )
     )
     right = [
-        exact_match(one.answer, [question.answer])
-        for one, question in zip(answers, questions, strict=True)
+        exact_match(answer.answer, [question.answer])
+        for answer, question in zip(answers, questions, strict=True)
     ]
     assert sum(right) >= 21
     cited = [
-        point.citations for one in answers for result in one.results for point in result.evidence
+        point.citations
+        for answer in answers
+        for result in answer.results
+        for point in result.evidence
     ]
     assert sum(map(bool, cited)) / len(cited) > 0.9
 
 
 async def test_events_are_numbered_and_end_with_the_answer(demo: Demo) -> None:
-    """A stream tells rounds, sub-queries, searches, reports, answer and usage, without gaps;
-    `done` is last.
+    """A stream has rounds, sub-queries, searches, reports, answer and usage; `done` is the last
+    event.
     """
     (question,) = _questions(1, single_search=True)
     request = answer_pb.StreamAnswerRequest(question=question.text)
@@ -94,8 +97,8 @@ async def test_events_are_numbered_and_end_with_the_answer(demo: Demo) -> None:
     }
 
 
-async def test_fills_a_table(demo: Demo) -> None:
-    """The README's one: every city of the country, with cells that a passage states."""
+async def test_a_table_is_filled(demo: Demo) -> None:
+    """It is the README's table: every city of the country, with cells that a passage states."""
     wide = WideWorld.undisturbed(DEMO_SEED, "test")
     (task,) = (
         task
@@ -110,14 +113,17 @@ async def test_fills_a_table(demo: Demo) -> None:
     request = table_pb.FillTableRequest(question=task.question, columns=columns)
     table = (await TableServiceStub(demo.channel).FillTable(request, timeout=120)).table
     rows = {tuple(cell.value for cell in row.cells) for row in table.rows}
-    gold = {(row.mention, *(wide.gold(row, one) for one in task.relations)) for row in task.rows}
+    gold = {
+        (row.mention, *(wide.gold(row, relation) for relation in task.relations))
+        for row in task.rows
+    }
     assert len(rows & gold) >= len(gold) - 1
     assert len(rows - gold) <= 1
     assert any(cell.citations for row in table.rows for cell in row.cells)
 
 
-async def test_refuses_what_is_outside_its_world(demo: Demo) -> None:
-    """A question from the real world gets no guess but a way to real models, and spends nothing."""
+async def test_questions_from_outside_its_world_are_refused(demo: Demo) -> None:
+    """The error says how to configure real models, and nothing is spent."""
     request = answer_pb.AnswerRequest(question="Who directed the film Metropolis?")
     answer = await AnswerServiceStub(demo.channel).Answer(request, timeout=60)
     assert answer.outcome == answer_pb.ANSWER_OUTCOME_OUT_OF_SCOPE
@@ -126,10 +132,8 @@ async def test_refuses_what_is_outside_its_world(demo: Demo) -> None:
     assert not answer.usage
 
 
-async def test_ledger_equals_the_engines_own_counters(demo: Demo) -> None:
-    """What each engine counts while questions run equals the new rows of the roles that it
-    serves, exactly.
-    """
+async def test_ledger_equals_the_engines_counters(demo: Demo) -> None:
+    """The tokens that each engine counts equal the new rows of its roles exactly."""
     stub = AnswerServiceStub(demo.channel)
     questions = [
         answer_pb.AnswerRequest(question=question.text)
@@ -151,8 +155,8 @@ async def test_ledger_equals_the_engines_own_counters(demo: Demo) -> None:
         )
 
 
-async def test_executes_a_single_sub_query(demo: Demo) -> None:
-    """A client with a backbone of its own gets a report, with the searches behind it."""
+async def test_a_single_sub_query_is_executed(demo: Demo) -> None:
+    """The response has a report and its searches."""
     sub_query = _questions(1, single_search=True)[0].sub_queries[0]
     request = execution_pb.ExecuteRequest(sub_query=sub_query.text)
     response = await ExecutionServiceStub(demo.channel).Execute(request, timeout=60)
@@ -161,10 +165,8 @@ async def test_executes_a_single_sub_query(demo: Demo) -> None:
     assert [usage.role for usage in response.usage] == [usage_pb2.ROLE_EXECUTION]
 
 
-async def test_completes_whole_and_streamed_alike(demo: Demo) -> None:
-    """A client with a loop of its own gets the same greedy output in one piece or in many,
-    ended by the stop string.
-    """
+async def test_whole_and_streamed_completions_are_equal(demo: Demo) -> None:
+    """Greedy output ends at the stop string in both."""
     prompt = Path(demo.config.roles.delegation.prompt).read_text("utf-8").strip()
     texts = {"system": prompt, "user": _questions(1, single_search=True)[0].text}
     messages = [completion_pb.ChatMessage(role=role, content=text) for role, text in texts.items()]
@@ -173,18 +175,18 @@ async def test_completes_whole_and_streamed_alike(demo: Demo) -> None:
     call = completion_pb.CompleteRequest(role=role, messages=messages, stop=stop)
     streamed = completion_pb.StreamCompleteRequest(role=role, messages=messages, stop=stop)
     stub = CompletionServiceStub(demo.channel)
-    whole = await stub.Complete(call, timeout=60)
+    completion = await stub.Complete(call, timeout=60)
     pieces = [piece async for piece in stub.StreamComplete(streamed, timeout=60)]
-    assert whole.text == "".join(piece.text for piece in pieces)
-    assert whole.text.endswith("</search>") == (
-        whole.finish_reason == "stop" and "<search>" in whole.text
+    assert completion.text == "".join(piece.text for piece in pieces)
+    assert completion.text.endswith("</search>") == (
+        completion.finish_reason == "stop" and "<search>" in completion.text
     )
     assert len(pieces) > 2
-    assert whole.usage.completion_tokens == pieces[-1].usage.completion_tokens > 0
+    assert completion.usage.completion_tokens == pieces[-1].usage.completion_tokens > 0
 
 
 async def test_a_cancelled_question_is_stored_and_its_engine_goes_idle(demo: Demo) -> None:
-    """A client that leaves ends the work upstream; the run is stored as cancelled."""
+    """A client that disconnects cancels the model calls; the run is stored as cancelled."""
     question = _questions(1, single_search=True)[0].text
     stub = AnswerServiceStub(demo.channel)
     call = stub.StreamAnswer(answer_pb.StreamAnswerRequest(question=question), timeout=60)
@@ -199,8 +201,8 @@ async def test_a_cancelled_question_is_stored_and_its_engine_goes_idle(demo: Dem
         await _idle(url)
 
 
-async def test_oversized_question_is_refused(demo: Demo) -> None:
-    """The limit is named, and nothing is spent."""
+async def test_an_oversized_question_is_refused(demo: Demo) -> None:
+    """The error has the limit, and nothing is spent."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await AnswerServiceStub(demo.channel).Answer(
             answer_pb.AnswerRequest(question="who " * 2000), timeout=60
@@ -210,12 +212,12 @@ async def test_oversized_question_is_refused(demo: Demo) -> None:
 
 
 async def _followed(demo: Demo) -> None:
-    """Wait until the database has what was acknowledged."""
+    """Wait until the database has all acknowledged runs."""
     await RunServiceStub(demo.channel).ListRuns(run_pb.ListRunsRequest(page_size=1), timeout=30)
 
 
 async def _rows(demo: Demo) -> list[dict[str, Any]]:
-    """The ledger, in the order in which runs were stored."""
+    """Return the rows of the ledger in the order of their storage."""
     await _followed(demo)
     with sqlite3.connect(demo.database) as database:
         database.row_factory = sqlite3.Row
@@ -223,21 +225,21 @@ async def _rows(demo: Demo) -> list[dict[str, Any]]:
 
 
 async def _idle(base_url: str) -> None:
-    """Wait until the engine says that it does nothing; it counts a moment after it answers."""
+    """Wait until the engine reports no work, which is shortly after its answer."""
     async with asyncio.timeout(30):
         while await _metrics(base_url, "num_requests_running"):
             pass
 
 
 async def _counted(base_url: str) -> Counter[str]:
-    """Tokens since the engine's start, by its own counters, once all is counted."""
+    """Return the engine's tokens since its start, once all are counted."""
     await _idle(base_url)
     names = ("prompt_tokens", "generation_tokens")
     return Counter({name: int(await _metrics(base_url, f"{name}_total")) for name in names})
 
 
 async def _metrics(base_url: str, name: str) -> float:
-    """The sum of one of the engine's Prometheus metrics."""
+    """Return the sum of one of the engine's Prometheus metrics."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"{base_url.removesuffix('/v1')}/metrics") as response,

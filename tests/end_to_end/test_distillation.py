@@ -1,6 +1,4 @@
-"""From logged traffic to a version that works as shadow, with the real teacher, real engines
-and real training.
-"""
+"""From logged traffic to a version in shadow mode, with the real teacher, engines and training."""
 
 import asyncio
 import sys
@@ -33,19 +31,18 @@ _RECIPE = (
 )
 
 
-async def test_logged_questions_become_a_shadow(
+async def test_logged_questions_become_a_shadow_version(
     demo: Demo, demo_engines: Config, tmp_path: Path
 ) -> None:
     """Questions with right answers, logged by the gateway, are mined, filtered, trained on,
-    evaluated and published; the version that comes of it works as shadow, and every step says what
-    it was made of.
+    evaluated and published. The version works in shadow mode, and every step records its inputs.
     """
     held_out = _questions(_HELD_OUT, single_search=True)  # so little training does not spoil these
     known = {question.text for question in held_out}
     logged = [
         one for one in _questions(_LOGGED + _HELD_OUT, single_search=False) if one.text not in known
     ][:_LOGGED]
-    # Held-out ones are asked too, and must not be trained on.
+    # Held-out questions are asked too, and must not be trained on.
     await asyncio.gather(*(_ask(demo, question) for question in held_out + logged))
     questions = [{"id": one.id, "text": one.text, "answer": one.answer} for one in held_out]
     (tmp_path / "held_out.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(questions))
@@ -74,7 +71,7 @@ async def test_logged_questions_become_a_shadow(
 
 
 async def _ask(demo: Demo, question: MiniQuestion) -> None:
-    """Ask, and tell the right answer."""
+    """Ask, and send the right answer as feedback."""
     request = answer_pb.AnswerRequest(question=question.text)
     answer = await AnswerServiceStub(demo.channel).Answer(request, timeout=120)
     feedback = run_pb.SubmitFeedbackRequest(run_id=answer.run_id, right_answer=question.answer)

@@ -1,4 +1,4 @@
-"""From an empty folder to answers about one's own documents, by the commands that a user types."""
+"""From an empty folder to answers about the user's documents, by the commands of the guide."""
 
 import json
 import os
@@ -39,7 +39,7 @@ DOCUMENTS = {
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[str]:
-    """The base URL of a model that reads by rule."""
+    """Base URL of a model that reads by rules."""
     command = [sys.executable, "-m", "tests.reading_model"]
     with subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -51,7 +51,7 @@ def model() -> Iterator[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, model: str, rolegate: Rolegate, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's folder, in which they are: the documents, and the config that `init` wrote."""
+    """A user's folder with documents and the config that `init` wrote."""
     for name, content in DOCUMENTS.items():
         path = tmp_path / "documents" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,8 +80,8 @@ def folder(tmp_path: Path, model: str, rolegate: Rolegate, monkeypatch: pytest.M
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[str, str]]:
-    """`rolegate serve` on free ports: the gRPC address, and the base URL of the
-    OpenAI-compatible door.
+    """Run `rolegate serve` on free ports; yield the gRPC address and the OpenAI-compatible base
+    URL.
     """
     command = [*ROLEGATE, "serve", "--address", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     with subprocess.Popen(
@@ -103,10 +103,11 @@ def serving(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.engines
-def test_from_nothing_to_answers(folder: Path, rolegate: Rolegate) -> None:
-    """The index names what it skipped; the check is green; the answer cites document and sentence;
-    a changed document is answered from without a restart; what is nowhere in the documents is said
-    not to be found.
+def test_documents_are_indexed_checked_and_answered(folder: Path, rolegate: Rolegate) -> None:
+    """The index names the files that it skipped, and the check is good.
+
+    Answers cite document and sentence. A changed document is used without a restart, and a question
+    without evidence is answered by saying so.
     """
     built = json.loads(rolegate("index", "build", "--json").out)
     assert (built["documents"], built["passages"]) == (4, 4)
@@ -133,11 +134,11 @@ def test_from_nothing_to_answers(folder: Path, rolegate: Rolegate) -> None:
             answer = client.ask("How many days of leave has every employee?")
         assert answer.answer == "Every employee has 30 days of leave a year."
 
-        asked = openai.OpenAI(base_url=door, api_key="none").chat.completions.create(
+        response = openai.OpenAI(base_url=door, api_key="none").chat.completions.create(
             model="rolegate",
             messages=[{"role": "user", "content": "How many watts does the lamp draw?"}],
         )
-        said = asked.choices[0].message.content or ""
+        said = response.choices[0].message.content or ""
         assert said.startswith("It draws eleven watts & hums.\n\nSources:\n[1] ")
         assert "(documents/site/lamp.html)" in said
 
@@ -147,18 +148,18 @@ def test_from_nothing_to_answers(folder: Path, rolegate: Rolegate) -> None:
     assert "notes" in shown
 
 
-def test_a_wrong_address_and_a_wrong_model_are_told_before_the_first_question(
+def test_a_wrong_address_and_model_are_reported_before_the_first_question(
     folder: Path, model: str, rolegate: Rolegate
 ) -> None:
-    """`check --live` fails, and says for each what to do."""
+    """`check --live` fails and says for each what to do."""
     config = (folder / "rolegate.toml").read_text()
     wrong = folder / "wrong.toml"
     wrong.write_text(config.replace('model = "reading-model"', 'model = "no-such-model"', 1))
-    status, said, _ = rolegate("check", "--live", "--config", "wrong.toml")
+    status, output, _ = rolegate("check", "--live", "--config", "wrong.toml")
     assert status == 1
-    assert "no-such-model" in said
-    assert "reading-model" in said
+    assert "no-such-model" in output
+    assert "reading-model" in output
 
     wrong.write_text(config.replace(model, model.rpartition("/")[0], 1))
-    status, said, _ = rolegate("check", "--live", "--config", "wrong.toml")
-    assert (status, "/v1" in said) == (1, True)
+    status, output, _ = rolegate("check", "--live", "--config", "wrong.toml")
+    assert (status, "/v1" in output) == (1, True)

@@ -1,4 +1,4 @@
-"""The ledger against a real engine's own counters, and against its log."""
+"""The ledger compared with a real engine's counters and its log."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -38,7 +38,7 @@ LONG = 1500
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An engine, and its counters when the test began."""
+    """An engine, and its counters at the beginning of the test."""
 
     engine: Engine
     session: aiohttp.ClientSession
@@ -46,7 +46,7 @@ class Served:
     before: Tokens
 
     def role(self, max_tokens: int, **extra: object) -> Role:
-        """A role on it."""
+        """Return a role of the engine's model."""
         model = OpenAIHTTP(self.pool, self.engine.url, MODEL, extra_body=extra)
         return Role(
             "execution",
@@ -58,7 +58,7 @@ class Served:
         )
 
     async def read(self, base_url: str) -> EngineCount:
-        """What it has counted since."""
+        """Return the tokens since then."""
         count = await VLLMCounts(partial(fetch_text, self.session)).read(base_url)
         return msgspec.structs.replace(count, tokens=minus(count.tokens, self.before))
 
@@ -90,8 +90,8 @@ def run(run_id: str, ledger: Ledger) -> Run:
 
 
 async def test_the_ledger_equals_the_engine(served: Served, database: Database) -> None:
-    """Completed calls agree exactly, each under its own name; cut calls lie within their bounds;
-    every request that the engine logged is a row.
+    """Completed calls agree exactly, by their names; cut calls are within their bounds; every
+    request in the engine's log is a row.
     """
     async with LogJournal.writing(database) as journal:
         await journal.begin(start("run-whole"))
@@ -99,12 +99,16 @@ async def test_the_ledger_equals_the_engine(served: Served, database: Database) 
         asked = served.role(64)
         capped = served.role(5)
         await asyncio.gather(
-            *(one.ask(ASKED, ("</search>",), ledger) for one in [asked, capped] * 5)
+            *(role_.ask(ASKED, ("</search>",), ledger) for role_ in [asked, capped] * 5)
         )
         assert [call.outcome for call in ledger.calls] == ["completed"] * 10
         await journal.finish(run("run-whole", ledger))
-        whole = await compared(served, database)
-        assert (whole.verdict, whole.completed_calls, whole.uncertain_calls) == ("equal", 10, ())
+        completed_tokens = await compared(served, database)
+        assert (
+            completed_tokens.verdict,
+            completed_tokens.completed_calls,
+            completed_tokens.uncertain_calls,
+        ) == ("equal", 10, ())
 
         await journal.begin(start("run-cut"))
         cut = Ledger("run-cut", journal=journal)
@@ -127,35 +131,35 @@ async def test_the_ledger_equals_the_engine(served: Served, database: Database) 
             assert f"chatcmpl-{call.request_id}" in log
 
 
-async def test_the_gateway_says_so(demo: Demo) -> None:
-    """Each deployment that a role uses is compared, and no call of it is unaccounted for."""
+async def test_the_gateway_reconciles_each_deployment(demo: Demo) -> None:
+    """No call of a role's deployments is unaccounted for."""
     await AnswerServiceStub(demo.channel).Answer(
         answer_pb.AnswerRequest(question="Who is Worfle Shenlei?")
     )
     response = await UsageServiceStub(demo.channel).ReconcileUsage(usage_pb.ReconcileUsageRequest())
-    assert [found.deployment for found in response.reconciliations] == [
+    assert [reconciliation.deployment for reconciliation in response.reconciliations] == [
         "engines.backbone",
         "engines.executor",
     ]
     good = (usage_pb.RECONCILIATION_VERDICT_EQUAL, usage_pb.RECONCILIATION_VERDICT_WITHIN_BOUNDS)
-    assert all(found.verdict in good for found in response.reconciliations)
-    assert sum(found.completed_calls for found in response.reconciliations) > 0
+    assert all(reconciliation.verdict in good for reconciliation in response.reconciliations)
+    assert sum(reconciliation.completed_calls for reconciliation in response.reconciliations) > 0
 
 
 async def compared(served: Served, database: Database) -> Reconciliation:
     reconciler = Reconciler({"engine": served.engine.url}, served, SQLUsages(database))
-    (found,) = await reconciler.reconcile()
-    return found
+    (reconciliation,) = await reconciler.reconcile()
+    return reconciliation
 
 
 def exact(ledger: Ledger) -> int:
-    """The prompt's tokens, as the engine counts them."""
+    """Return the prompt's tokens by the engine's count."""
     (tokens,) = {call.usage.prompt_tokens for call in ledger.calls if call.usage}
     return tokens
 
 
 async def leaves_after(pieces: int, role: Role, ledger: Ledger) -> None:
-    """Listen to so many pieces of a stream."""
+    """Return a listener that leaves a stream after some pieces."""
     heard = list[Delta]()
 
     def hear(delta: Delta) -> None:
@@ -168,7 +172,7 @@ async def leaves_after(pieces: int, role: Role, ledger: Ledger) -> None:
 
 
 async def cancelled_once_sent(served: Served, ledger: Ledger) -> None:
-    """Ask, and cancel as soon as the question is on its way."""
+    """Call, and cancel as soon as the request is sent."""
     sent = asyncio.Event()
 
     class Noticed(ConnectionPool):
@@ -188,15 +192,15 @@ async def cancelled_once_sent(served: Served, ledger: Ledger) -> None:
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def test_its_tokenizer_counts_what_it_counts(served: Served) -> None:
-    """A prompt has, template included, the very tokens that the engine books; and no more than
-    its bytes tell.
+async def test_the_tokenizer_counts_like_the_engine(served: Served) -> None:
+    """A prompt with its template has exactly the tokens that the engine counts, and no more than
+    its bytes.
     """
     model = OpenAIHTTP(served.pool, served.engine.url, MODEL)
     prompt = Prompt(ASKED, Sampling(16), request_id="counted")
-    said = await model.complete(prompt)
+    completion = await model.complete(prompt)
     counted = await model.count(prompt, "two words")
-    assert said.usage is not None
+    assert completion.usage is not None
     assert counted is not None
-    assert counted.prompt_tokens == said.usage.prompt_tokens <= prompt_bound(ASKED)
+    assert counted.prompt_tokens == completion.usage.prompt_tokens <= prompt_bound(ASKED)
     assert counted.completion_tokens > 0

@@ -24,28 +24,28 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 @pytest.fixture
 def config(demo_engines: Config) -> Config:
-    """The demo's, with the executor as its own teacher."""
+    """The demo's config, with the executor as its teacher."""
     return msgspec.structs.replace(
         demo_engines, distillation=DistillationConfig(teacher=demo_engines.roles.execution)
     )
 
 
 def without_scores(lines: bytes) -> bytes:
-    """What else was embedded at the same time shows in the last digits of scores."""
+    """Return the rollouts without scores, whose last digits depend on what was embedded at the same
+    time.
+    """
     return re.sub(rb'"score":[-\d.e]+', b"", lines)
 
 
 async def counted(bench: Runtime) -> dict[str, Tokens]:
-    """What each engine has counted, by its model."""
+    """Return the tokens that each engine has counted, by its model."""
     roles = (bench.config.roles.delegation, bench.config.roles.execution)
     counts = VLLMCounts(partial(fetch_text, bench.session))
     return {role.model: (await counts.read(str(role.base_url))).tokens for role in roles}
 
 
-async def test_a_few_questions(config: Config, tmp_path: Path) -> None:
-    """All questions are rolled out; the sums are what the engines themselves counted; a second
-    time costs nothing.
-    """
+async def test_rollouts_cost_what_the_engines_counted(config: Config, tmp_path: Path) -> None:
+    """All questions are rolled out, and a repetition costs nothing."""
     export(World(DEMO_SEED, "test"), tmp_path, 6)
     questions = read_questions(tmp_path / "questions.jsonl")[0]
     async with open_runtime(
@@ -58,20 +58,24 @@ async def test_a_few_questions(config: Config, tmp_path: Path) -> None:
         assert bench.cache is not None
         spent = bench.cache.spent
         for model, after in (await counted(bench)).items():
-            ours = [one for one in spent if one.model == model]
-            assert after.prompt - before[model].prompt == sum(one.prompt_tokens for one in ours) > 0
+            ours = [usage for usage in spent if usage.model == model]
             assert (
-                after.completion - before[model].completion
-                == sum(one.completion_tokens for one in ours)
+                after.prompt - before[model].prompt
+                == sum(usage.prompt_tokens for usage in ours)
                 > 0
             )
-        whole = (tmp_path / ROLLOUTS).read_bytes()
+            assert (
+                after.completion - before[model].completion
+                == sum(usage.completion_tokens for usage in ours)
+                > 0
+            )
+        written = (tmp_path / ROLLOUTS).read_bytes()
         (tmp_path / ROLLOUTS).unlink()
         await roll_out_all(rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda: None)
-        again = (tmp_path / ROLLOUTS).read_bytes()
-        assert (without_scores(again), bench.cache.spent) == (without_scores(whole), spent)
+        rewritten = (tmp_path / ROLLOUTS).read_bytes()
+        assert (without_scores(rewritten), bench.cache.spent) == (without_scores(written), spent)
     assert failed == {}
-    rollouts = [msgspec.json.decode(line, type=Rollout) for line in whole.splitlines()]
+    rollouts = [msgspec.json.decode(line, type=Rollout) for line in written.splitlines()]
     assert [rollout.question for rollout in rollouts] == questions
     works = [work for rollout in rollouts for work in rollout.sub_queries]
     assert works

@@ -1,4 +1,4 @@
-"""Executor turns that a real engine holds to their form, and a form that it cannot hold them to."""
+"""Executor turns with a real engine's structured output, and a pattern that it refuses."""
 
 import asyncio
 import re
@@ -18,7 +18,9 @@ ASKED = (Message("system", "You search."), Message("user", "Say hello."))
 
 
 async def written(engine_url: str, pattern: str | None) -> list[Completion]:
-    """Twelve turns that the executor's model writes almost at random, every other one streamed."""
+    """Return twelve turns that the executor's model writes almost at random; every other turn is
+    streamed.
+    """
     async with ConnectionPool() as pool:
         model = OpenAIHTTP(pool, engine_url, "mini-executor", thinking=False)
 
@@ -32,16 +34,16 @@ async def written(engine_url: str, pattern: str | None) -> list[Completion]:
 
 
 def malformed(outputs: list[Completion]) -> int:
-    """How many are, of those that came to their end."""
+    """Return the number of malformed turns among completed ones."""
     return sum(
-        isinstance(parse_turn(one.text), Malformed)
-        for one in outputs
-        if one.finish_reason != "length"
+        isinstance(parse_turn(output.text), Malformed)
+        for output in outputs
+        if output.finish_reason != "length"
     )
 
 
-async def test_what_is_held_is_never_malformed(engine_url: str) -> None:
-    """Whatever the model would rather write; what was cut at its length began as it should, too."""
+async def test_structured_turns_are_never_malformed(engine_url: str) -> None:
+    """A turn that was cut at its length is a correct beginning."""
     for searched, may_search, tags in (
         (False, True, ("search",)),
         (True, True, ("search", "answer")),
@@ -50,12 +52,12 @@ async def test_what_is_held_is_never_malformed(engine_url: str) -> None:
         pattern = turn_pattern(searched=searched, may_search=may_search)
         outputs = await written(engine_url, pattern)
         assert malformed(outputs) == 0
-        for one in outputs:
-            assert one.finish_reason == "length" or re.fullmatch(pattern, one.text)
-            assert one.text.startswith(tuple(f"<{tag}>" for tag in tags))
+        for output in outputs:
+            assert output.finish_reason == "length" or re.fullmatch(pattern, output.text)
+            assert output.text.startswith(tuple(f"<{tag}>" for tag in tags))
     assert malformed(await written(engine_url, None)) > 0
 
 
-async def test_a_pattern_that_the_engine_refuses(engine_url: str) -> None:
+async def test_a_refused_pattern_is_left_out(engine_url: str) -> None:
     """The model then writes freely."""
     assert malformed(await written(engine_url, r"(?=<search>)(\w)\1")) > 0

@@ -1,4 +1,4 @@
-"""Training rows hold, token by token, what a real vLLM reads and writes."""
+"""Training rows have exactly the tokens that a real vLLM reads and writes."""
 
 from collections.abc import AsyncIterator, Sequence
 from itertools import islice
@@ -38,8 +38,10 @@ MODEL = "mini-executor"
 GREEDY = Sampling(MINI.roles.execution.max_tokens)
 TOLERANCE = 0.1
 MEAN_TOLERANCE = 0.005
-"""Of log-probabilities, in nats, at most and on average: the engine computes in bf16 where the
-processor does, and from its cache; here the whole sequence is computed at once, in fp32.
+"""Largest and mean difference of log-probabilities, in nats.
+
+The engine computes in bf16 if the processor does, and from its cache; the comparison computes the
+whole sequence in fp32.
 """
 
 
@@ -48,20 +50,20 @@ class Written(msgspec.Struct):
 
 
 class Reply(msgspec.Struct):
-    """What vLLM read and wrote, with `return_token_ids`."""
+    """Tokens that vLLM read and wrote, with `return_token_ids`."""
 
     prompt_token_ids: tuple[int, ...]
     choices: list[Written]
 
 
 class Tokens(msgspec.Struct):
-    """What vLLM's `/tokenize` says."""
+    """Response of vLLM's `/tokenize`."""
 
     tokens: tuple[int, ...]
 
 
 class Pages:
-    """Finds the pages of a mini world that share the most words with a query."""
+    """A retriever of the pages of a mini world that share the most words with a query."""
 
     def __init__(self, library: Library) -> None:
         self._pages = [
@@ -71,7 +73,7 @@ class Pages:
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
     ) -> list[list[Passage]]:
-        """The best first."""
+        """Return the best pages first."""
         return [self._found(set(query.rstrip("?").split()))[:top_k] for query in queries]
 
     def _found(self, words: set[str]) -> list[Passage]:
@@ -86,7 +88,7 @@ def library() -> Library:
 
 @pytest.fixture(scope="module")
 def sub_queries(library: Library) -> list[SubQuery]:
-    """Of the demo's world."""
+    """Sub-queries about the demo's world."""
     examiner = Examiner(World(7, "test"), library)
     return list(
         islice((sub_query for _ in range(99) for sub_query in examiner.draw().sub_queries), 20)
@@ -103,7 +105,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 async def heard(
     engine_url: str, session: aiohttp.ClientSession
 ) -> AsyncIterator[tuple[str, list[Reply]]]:
-    """Where the engine is asked through a relay, and the replies that went through it."""
+    """Address of a relay to the engine, and the replies that it passed."""
     replies: list[Reply] = []
 
     async def relay(request: web.Request) -> web.Response:
@@ -123,7 +125,7 @@ async def heard(
 async def executed(
     model: Model, library: Library, sub_query: str, max_turns: int = 3, sampling: Sampling = GREEDY
 ) -> Execution:
-    """One run, with the prompt that the demo serves with."""
+    """Return a run with the prompt that the demo uses."""
     system = Path(MINI.roles.execution.prompt).read_text("utf-8").strip()
     role = Role("execution", model, system, sampling, streams=False)
     return await Executor(role, Pages(library), ExecutorLimits(max_turns)).run(
@@ -136,11 +138,11 @@ def rows(execution: Execution) -> list[TrainingRow]:
     return rows_of([FilteredSample("teacher_single", "q", "", execution)], tokens)[0]
 
 
-async def test_rows_are_what_the_engine_read_and_wrote(
+async def test_rows_are_the_tokens_that_the_engine_read_and_wrote(
     library: Library, sub_queries: list[SubQuery], heard: tuple[str, list[Reply]]
 ) -> None:
-    """Of real runs: every prompt, and every turn but for its end where a stop string came
-    before it.
+    """They are of real runs: every prompt, and every turn except its end, which a stop string
+    replaced.
     """
     url, replies = heard
     compared = 0
@@ -163,22 +165,23 @@ async def test_rows_are_what_the_engine_read_and_wrote(
 
 
 def scored(model: Any, tokens: TokenIds) -> list[float]:
-    """The log-probabilities of a completion after its prompt, by transformers."""
+    """Return the log-probabilities of a completion after its prompt, by transformers."""
     import torch
 
     ids = torch.tensor([tokens.prompt + tokens.completion])
     with torch.no_grad():
         logits = model(ids).logits[0, len(tokens.prompt) - 1 : -1].float()
     picked = logits.log_softmax(-1).gather(1, torch.tensor(tokens.completion)[:, None])
-    return [float(one) for one in picked[:, 0]]
+    return [float(logprob) for logprob in picked[:, 0]]
 
 
 @pytest.mark.engines
-async def test_exported_tokens_are_the_turns_and_their_logprobs_are_the_models(
+async def test_exported_tokens_have_the_model_s_logprobs(
     library: Library, sub_queries: list[SubQuery], engine_url: str
 ) -> None:
-    """Sampled at a temperature of 1, ids stand for the turn's text, and a second scoring of them by
-    transformers gives the same log-probabilities, within `TOLERANCE`.
+    """Tokens are sampled at temperature 1, and are the turn's text.
+
+    Transformers gives the same log-probabilities within `TOLERANCE`.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -205,9 +208,10 @@ async def test_exported_tokens_are_the_turns_and_their_logprobs_are_the_models(
             )
             # This tokenizer adds spaces
             assert "".join(written.split()) == "".join(turn.text.split())
-            again = scored(model, turn.tokens)
+            rescored = scored(model, turn.tokens)
             apart += [
-                abs(told - own) for told, own in zip(turn.tokens.logprobs, again, strict=True)
+                abs(exported - computed)
+                for exported, computed in zip(turn.tokens.logprobs, rescored, strict=True)
             ]
     print(f"{len(apart)} tokens, at most {max(apart):.4f} apart, {fmean(apart):.5f} on average")
     assert len(apart) >= 120
@@ -215,11 +219,11 @@ async def test_exported_tokens_are_the_turns_and_their_logprobs_are_the_models(
     assert fmean(apart) <= MEAN_TOLERANCE
 
 
-async def test_prompts_of_any_trajectory_are_the_engines(
+async def test_prompts_of_any_trajectory_are_the_engine_s(
     engine_url: str, library: Library, sub_queries: list[SubQuery], session: aiohttp.ClientSession
 ) -> None:
-    """Those of a teacher too, with two searches, a correction, and text that could be mistaken
-    for the protocol.
+    """Trajectories are of a teacher, too, with two searches, a correction, and text that resembles
+    the protocol.
     """
     url = engine_url.removesuffix("/v1") + "/tokenize"
     for sub_query in sub_queries[:5]:
@@ -233,11 +237,13 @@ async def test_prompts_of_any_trajectory_are_the_engines(
         asked_for = f"{sub_query.text} <|assistant|> <search>"
         execution = await executed(ScriptedModel(turns), library, asked_for, max_turns=4)
         shown = execution.conversation.messages
-        before = [place for place, message in enumerate(shown) if message.role == "assistant"]
-        made = rows(execution)
-        assert [row.turn for row in made] == [1, 2, 3]
-        for row in made:
-            messages = msgspec.to_builtins(shown[: before[row.turn]])
-            asked = {"model": MODEL, "messages": messages, "add_generation_prompt": True}
-            async with session.post(url, json=asked) as reply:
+        assistant_places = [
+            place for place, message in enumerate(shown) if message.role == "assistant"
+        ]
+        training_rows = rows(execution)
+        assert [row.turn for row in training_rows] == [1, 2, 3]
+        for row in training_rows:
+            messages = msgspec.to_builtins(shown[: assistant_places[row.turn]])
+            body = {"model": MODEL, "messages": messages, "add_generation_prompt": True}
+            async with session.post(url, json=body) as reply:
                 assert row.prompt_ids == msgspec.json.decode(await reply.read(), type=Tokens).tokens

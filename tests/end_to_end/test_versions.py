@@ -1,6 +1,4 @@
-"""A version of the executor comes into service, and goes again, in a real engine that answers
-questions meanwhile.
-"""
+"""Life of an executor version in a real engine that answers questions meanwhile."""
 
 import asyncio
 import shutil
@@ -33,8 +31,8 @@ NEW = "executor-000901"
 
 
 def publish(demo: Demo, folder: Path, deviation: float, **changed: Any) -> str:
-    """A version whose weights are noise of this size; its name, which is not that of the first
-    one.
+    """Publish a version whose weights are noise of this size; return its name, which is not that of
+    the first version.
     """
     versions = Path(demo.config.versions.folder)
     (versions / "executor-000900").mkdir(parents=True, exist_ok=True)
@@ -60,7 +58,7 @@ def publish(demo: Demo, folder: Path, deviation: float, **changed: Any) -> str:
 
 
 class Clients:
-    """Some clients who ask one question after another."""
+    """Clients that ask one question after another."""
 
     def __init__(self, demo: Demo) -> None:
         self._stub = AnswerServiceStub(demo.channel)
@@ -70,7 +68,7 @@ class Clients:
         self._answered = asyncio.Event()
 
     async def ask(self, number: int) -> None:
-        """Until the test has seen enough."""
+        """Ask until the test has finished."""
         for question in _questions(1000, single_search=True)[number::_AT_ONCE]:
             try:
                 response = await self._stub.Answer(
@@ -82,24 +80,24 @@ class Clients:
             self._answered.set()
 
     async def next(self) -> None:
-        """Wait for another answer."""
+        """Wait for the next answer."""
         self._answered.clear()
         async with asyncio.timeout(120):
             await self._answered.wait()
 
     async def served_by(self, version: str) -> str:
-        """Wait until a run was all this version's, from now on; the run."""
-        seen = len(self.runs)
+        """Wait for a run that only this version served, and return it."""
+        start = len(self.runs)
         while True:
             await self.next()
-            for run in self.runs[seen:]:
+            for run in self.runs[start:]:
                 if _executors(self._demo, run) == {version}:
                     return run
 
 
 @asynccontextmanager
 async def asking(demo: Demo) -> AsyncIterator[Clients]:
-    """Clients who ask all the time, and finish what they have asked."""
+    """Run clients until the block ends, and let them finish their questions."""
     clients = Clients(demo)
     tasks = [asyncio.create_task(clients.ask(number)) for number in range(_AT_ONCE)]
     try:
@@ -110,9 +108,12 @@ async def asking(demo: Demo) -> AsyncIterator[Clients]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_into_service_and_out_of_it(demo: Demo, tmp_path: Path) -> None:
-    """Registered, shadow, canary, active, rolled back, while questions are asked: none fails, every
-    run has one version from its beginning to its end, and the rows say which.
+async def test_a_version_enters_and_leaves_service_without_a_failure(
+    demo: Demo, tmp_path: Path
+) -> None:
+    """It is registered, shadow, canary, active and rolled back while questions are asked.
+
+    None fails, every run has a single version, and the rows have its name.
     """
     name = await asyncio.to_thread(publish, demo, tmp_path / "new", 1e-4)
     assert name == NEW
@@ -164,29 +165,32 @@ async def test_into_service_and_out_of_it(demo: Demo, tmp_path: Path) -> None:
     decisions = await stub.ListExecutorVersionDecisions(
         pb.ListExecutorVersionDecisionsRequest(version=name)
     )
-    taken = [each.decision for each in decisions.decisions if each.decision != "wait"]
-    assert taken == ["register", "shadow", "canary", "promote", "roll_back"]
+    decided = [decision.decision for decision in decisions.decisions if decision.decision != "wait"]
+    assert decided == ["register", "shadow", "canary", "promote", "roll_back"]
 
 
-async def test_what_trials_cost_is_booked_apart(demo: Demo) -> None:
-    """On the tenant `shadow`, with the purpose `shadow`; the ledger still equals what the
-    engines counted.
+async def test_costs_of_trials_are_recorded_separately(demo: Demo) -> None:
+    """They have the tenant `shadow` and the purpose `shadow`.
+
+    The ledger still equals the engines' counters.
     """
     rows = _read(demo, "SELECT DISTINCT tenant, purpose = 'shadow' FROM calls ORDER BY tenant")
     assert rows == [("default", 0), ("shadow", 1)]
-    by = [usage_pb.USAGE_DIMENSION_TENANT, usage_pb.USAGE_DIMENSION_EXECUTOR_VERSION]
+    dimensions = [usage_pb.USAGE_DIMENSION_TENANT, usage_pb.USAGE_DIMENSION_EXECUTOR_VERSION]
     usage = UsageServiceStub(demo.channel)
-    report = await usage.GetUsage(usage_pb.GetUsageRequest(group_by=by))
+    report = await usage.GetUsage(usage_pb.GetUsageRequest(group_by=dimensions))
     spent = {(row.tenant, row.executor_version): row.usage.completion_tokens for row in report.rows}
     assert spent["shadow", NEW] > 0
     assert spent["default", NEW] > 0
-    found = (await usage.ReconcileUsage(usage_pb.ReconcileUsageRequest())).reconciliations
+    reconciliations = (await usage.ReconcileUsage(usage_pb.ReconcileUsageRequest())).reconciliations
     good = (usage_pb.RECONCILIATION_VERDICT_EQUAL, usage_pb.RECONCILIATION_VERDICT_WITHIN_BOUNDS)
-    assert [each for each in found if each.verdict not in good] == []
+    assert [
+        reconciliation for reconciliation in reconciliations if reconciliation.verdict not in good
+    ] == []
 
 
-async def test_the_gate_takes_a_spoiled_version_out_of_service(demo: Demo, tmp_path: Path) -> None:
-    """Nobody has to look: its failures are enough, and no client gets to see one of them."""
+async def test_the_gate_rolls_a_broken_version_back(demo: Demo, tmp_path: Path) -> None:
+    """Its failures are enough for that, and no client gets any of them."""
     name = await asyncio.to_thread(publish, demo, tmp_path / "spoiled", 30.0)
     stub = ExecutorVersionServiceStub(demo.channel)
     await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=name), timeout=60)
@@ -208,16 +212,16 @@ async def test_the_gate_takes_a_spoiled_version_out_of_service(demo: Demo, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"base_model": "mini-backbone"}, "was trained on mini-backbone"),
         ({"base_sha256": "0" * 64}, "was trained on mini-executor (SHA-256 0000"),
     ],
 )
-async def test_a_version_of_another_base(
-    demo: Demo, tmp_path: Path, changed: dict[str, str], said: str
+async def test_a_version_of_another_base_is_refused(
+    demo: Demo, tmp_path: Path, changed: dict[str, str], message: str
 ) -> None:
-    """It is refused, and not on record."""
+    """It is not recorded."""
     name = await asyncio.to_thread(publish, demo, tmp_path / "other", 1e-4, **changed)
     stub = ExecutorVersionServiceStub(demo.channel)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -225,13 +229,13 @@ async def test_a_version_of_another_base(
             pb.RegisterExecutorVersionRequest(version=name), timeout=60
         )
     assert info_of(caught.value).reason == "BAD_VERSION"
-    assert said in (caught.value.details() or "")
+    assert message in (caught.value.details() or "")
     versions = (await stub.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
     assert name not in [version.version for version in versions]
 
 
-async def test_weights_that_the_engine_cannot_take(demo: Demo, tmp_path: Path) -> None:
-    """A manifest may be wrong; then the engine's own refusal is told in words that help."""
+async def test_weights_that_the_engine_refuses_are_reported(demo: Demo, tmp_path: Path) -> None:
+    """The manifest is wrong in this case; the error says what to do."""
     backbone = Path(demo.config.engines["backbone"].path)
     await asyncio.to_thread(write_adapter, backbone, tmp_path / "wide", 0.1)
     right = Path(demo.config.versions.folder) / await asyncio.to_thread(
@@ -261,7 +265,7 @@ async def test_weights_that_the_engine_cannot_take(demo: Demo, tmp_path: Path) -
 
 
 def _executors(demo: Demo, run_id: str) -> set[str]:
-    """Who worked in a run."""
+    """Return the executors of a run."""
     statement = (
         "SELECT DISTINCT executor_version FROM calls WHERE role = 'execution' AND run_id = ?"
     )

@@ -1,4 +1,4 @@
-"""An engine is killed while it answers, and comes back."""
+"""An engine is killed while it answers, and is restarted."""
 
 import asyncio
 import os
@@ -22,10 +22,11 @@ from tests.router.edge.wire import info_of
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
-async def test_a_killed_engine_comes_back_with_its_adapters(demo: Demo, tmp_path: Path) -> None:
-    """Health says when it is away; every question asked meanwhile ends in an answer or a typed
-    error; then the version that was active works again, and the ledger agrees with counters that
-    have begun anew.
+async def test_a_killed_engine_is_restarted_with_its_adapters(demo: Demo, tmp_path: Path) -> None:
+    """Health is down meanwhile.
+
+    Every question asked meanwhile ends with an answer or a typed error. Then the active version
+    works again, and the ledger agrees with counters that began at 0.
     """
     versions = ExecutorVersionServiceStub(demo.channel)
     listed = (await versions.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
@@ -60,15 +61,17 @@ async def test_a_killed_engine_comes_back_with_its_adapters(demo: Demo, tmp_path
     async with asyncio.timeout(30):
         while _running(demo):  # noqa: ASYNC110 - the last ones were left by their clients
             await asyncio.sleep(0.1)
-    found = (
+    reconciliations = (
         await UsageServiceStub(demo.channel).ReconcileUsage(usage_pb.ReconcileUsageRequest())
     ).reconciliations
     good = (usage_pb.RECONCILIATION_VERDICT_EQUAL, usage_pb.RECONCILIATION_VERDICT_WITHIN_BOUNDS)
-    assert [each for each in found if each.verdict not in good] == []
+    assert [
+        reconciliation for reconciliation in reconciliations if reconciliation.verdict not in good
+    ] == []
 
 
 def _pid(base_url: str) -> int:
-    """The process that serves there."""
+    """Return the process id of the engine's server."""
     port = base_url.removesuffix("/v1").rpartition(":")[2].encode()
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         arguments = file.read_bytes().split(b"\0") if file.exists() else []
