@@ -25,7 +25,7 @@ _SPANS: dict[str, tuple[float, Bucket]] = {
 }
 """Time spans, each with its length in seconds and its bucket."""
 _SERIES = 6
-"""Max groups with bars of their own, one for each colour; further ones are summed as the last."""
+"""Max series, one for each colour; further groups are summed in the last one."""
 _LABELS: dict[Bucket, str] = {"hour": "%d %b %H:00", "day": "%d %b", "month": "%b %Y"}
 
 
