@@ -6,7 +6,7 @@ from router.access import Key, Spent, Tenant
 
 
 class KeptAccounts:
-    """Keeps them, and counts how often its keys are read."""
+    """An account store in memory that counts the reads of its keys."""
 
     def __init__(self, *keys: Key) -> None:
         self._keys = {key.key_id: key for key in keys}
@@ -36,5 +36,5 @@ class KeptAccounts:
         return []
 
     def lose_all(self) -> None:
-        """As somebody might who empties a table."""
+        """Remove all keys, like an operator who empties the table."""
         self._keys.clear()

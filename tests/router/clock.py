@@ -1,5 +1,5 @@
-"""An event loop whose clock stands still until a test moves it, so that no test waits for time
-to pass.
+"""An event loop whose clock moves only when a test moves it, so that no test waits for time to
+pass.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Clock(asyncio.SelectorEventLoop):
-    """Tells the time that it is told."""
+    """A clock that a test moves."""
 
     now = 1000.0
 
@@ -18,7 +18,7 @@ class Clock(asyncio.SelectorEventLoop):
         return self.now
 
     async def advance(self, seconds: float) -> None:
-        """Let `seconds` pass, and everything happen that is due by then."""
+        """Let `seconds` pass, and everything due by then happen."""
         await self.settle()
         self.now += seconds
         await self.settle()
@@ -30,13 +30,13 @@ class Clock(asyncio.SelectorEventLoop):
 
 
 def with_clock(main: Callable[[Clock], Coroutine[Any, Any, T]]) -> T:
-    """Run `main` on a clock of its own."""
+    """Run `main` on a new clock."""
     clock = Clock()
     with asyncio.Runner(loop_factory=lambda: clock) as runner:
         return runner.run(main(clock))
 
 
 async def ended(work: Awaitable[T]) -> T:
-    """What `work` returns; fails where it hangs in real time."""
+    """Return the result of `work`; fail if it hangs in real time."""
     async with asyncio.timeout(10):
         return await work

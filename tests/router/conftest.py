@@ -11,7 +11,7 @@ from router.testing.openai_server import OpenAIServer, serving
 
 @pytest.fixture
 async def openai_server() -> AsyncIterator[OpenAIServer]:
-    """An OpenAI-compatible server that plays what the test scripts."""
+    """An OpenAI-compatible server that plays the test's script."""
     async with serving() as server:
         yield server
 
@@ -25,6 +25,6 @@ async def pool() -> AsyncIterator[ConnectionPool]:
 
 @pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    """A pooled HTTP session, as the composition root owns one."""
+    """A pooled HTTP session, as the composition root owns it."""
     async with aiohttp.ClientSession() as session:
         yield session

@@ -1,5 +1,5 @@
-"""Three layers of doubles: a delegator, managers and workers that look up numbered facts, some
-on blocked pages.
+"""Three layers of doubles: a delegator, managers, and workers that look up numbered facts on
+pages, some of them blocked.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ QUESTION = "What are facts 0 to 7?"
 STEPS = "Look up facts 0 1 2 3.", "Look up facts 4 5 6 7."
 FACTS = [f"What is fact {number}?" for number in range(8)]
 BLOCKED = "This page is blocked."
-FILLER = "Much else is told on this page, and none of it is of any use to whoever asks. " * 15
+FILLER = "Much else is said on this page, and none of it is of any use to any reader. " * 15
 
 
 class Pages:
-    """A page for each fact; whoever may not read a page finds that it is blocked."""
+    """A page for each fact. The pages of some facts show only that they are blocked."""
 
     def __init__(self, blocked: Sequence[int] = ()) -> None:
         self.blocked = blocked
@@ -46,20 +46,20 @@ class Pages:
 
 
 def leads(prompt: Prompt) -> Answer:
-    """The delegator of three layers: two steps, the second to a manager by name."""
+    """Play the delegator of three layers: two steps, the second for a named manager."""
     if "<search_results>" in prompt.messages[-1].content:
         return STOP
     return f'<search>["{STEPS[0]}"]</search><search manager="search">["{STEPS[1]}"]</search>'
 
 
 def leads_alone(prompt: Prompt) -> Answer:
-    """The delegator of two layers, on the same question."""
+    """Play the delegator of two layers on the same question."""
     return STOP if "<search_results>" in prompt.messages[-1].content else block(*FACTS)
 
 
 def manages(prompt: Prompt) -> Answer:
-    """A manager: asks for each fact of its step, then once more for those that are missing, and
-    reports.
+    """Play a manager: ask for each fact of its step, ask once more for the missing ones, and
+    report.
     """
     step = prompt.messages[1].content
     last = prompt.messages[-1].content
@@ -75,8 +75,8 @@ def manages(prompt: Prompt) -> Answer:
 
 
 def works(prompt: Prompt) -> Answer:
-    """A worker: searches for its sub-query as it is; of a blocked page it says who could read
-    it.
+    """Play a worker: search for its sub-query unchanged, and name a manager if the page is
+    blocked.
     """
     if len(prompt.messages) == 2:
         return f"<search>{prompt.messages[1].content}</search>"
@@ -88,14 +88,14 @@ def works(prompt: Prompt) -> Answer:
 
 
 def answers(prompt: Prompt) -> Answer:
-    """An answerer: all values that reports hold."""
+    """Play the answerer: answer with all values in the reports."""
     found = sorted(set(re.findall(r"value-\d+", prompt.messages[-1].content)))
     return f"<answer>{' '.join(found)}</answer>"
 
 
 @dataclass
 class Layers:
-    """All models of three layers, each of which may be replaced."""
+    """All models of three layers, each of which can be replaced."""
 
     delegator: Any = field(default_factory=lambda: ScriptedModel(leads, "backbone"))
     managers: Mapping[str, Any] = field(
@@ -117,7 +117,7 @@ class Layers:
     parse: Callable[..., Any] = parse_turn
 
     def of(self) -> Managers:
-        """The managers."""
+        """Return the managers."""
         return Managers([self.manager(name) for name in self.managers])
 
     def manager(self, name: str) -> Manager:
@@ -131,7 +131,7 @@ class Layers:
         return Manager(name, lead, workers, self.max_rounds, self.max_workers)
 
     def roles(self) -> dict[str, Any]:
-        """The roles at both ends, and managers'."""
+        """Return the roles at both ends and those of managers."""
         managers = {f"managers.{name}": self.manager(name).delegator.role for name in self.managers}
         return {
             "delegation": role("delegation", self.delegator),
@@ -140,7 +140,7 @@ class Layers:
         }
 
     def search(self, **settings: Any) -> FactorizedSearch:
-        """The search of three layers."""
+        """Return the search of three layers."""
         lead = self.roles()["delegation"]
         writer = Answerer(self.roles()["answer"])
         return FactorizedSearch(

@@ -1,5 +1,5 @@
-"""Outputs that no model should write, for every parser: `OUTPUTS` is a strategy, `FLOODS` are
-long and repetitive.
+"""Malformed outputs of models for every parser: `OUTPUTS` is a strategy, `FLOODS` are long and
+repetitive.
 """
 
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""A model whose stream comes piece by piece, as a test lets it."""
+"""A model whose stream comes piece by piece, at the pace of a test."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,8 +11,9 @@ Piece = str | UpstreamError | Callable[[], Awaitable[object]]
 
 
 class PacedModel:
-    """Writes its outputs in order. Of their pieces texts are written, errors are raised, and
-    all else is waited for.
+    """A model that writes its outputs in order.
+
+    Of their pieces, texts are written, errors are raised, and all others are awaited.
     """
 
     def __init__(self, *outputs: Sequence[Piece], name: str = "paced") -> None:
@@ -23,17 +24,17 @@ class PacedModel:
         """Every prompt that was sent, in order."""
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """It only streams."""
+        """Fail, as this model only streams."""
         raise AssertionError("this model is to be streamed")
 
     async def count(self, prompt: Prompt, text: str) -> Usage:
-        """Its tokens are words."""
+        """Count words as tokens."""
         return Usage(
             sum(len(message.content.split()) for message in prompt.messages), len(text.split())
         )
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
-        """The next output, up to where a stop string ends it."""
+        """Stream the next output up to a stop string."""
         self.prompts.append(prompt)
         cut = StopCut(prompt.stop)
         written = ""

@@ -1,4 +1,6 @@
-"""Worst-case texts of any length, which cost most to normalize, match, split or show."""
+"""Worst-case texts of any length, which are the most expensive to normalize, match, split or
+show.
+"""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -24,7 +26,7 @@ _BEFORE = "", '<search>["', "<answer>a</answer><evidence>"
 
 
 def repetitive(chars: int) -> Iterator[str]:
-    """Yield outputs of so many characters that repeat one piece."""
+    """Yield outputs of about this many characters that repeat a single piece."""
     for before in _BEFORE:
         for piece in PIECES:
             yield (before + piece * (chars // len(piece) + 1))[:chars]
@@ -59,4 +61,4 @@ HOSTILE: dict[str, Callable[[int], str]] = {
     "words that are all different": _numbers,
     "brackets in brackets": _opens_and_closes,
 }
-"""Makers of a text of so many characters, by name."""
+"""Makers of a text of a given length, by name."""

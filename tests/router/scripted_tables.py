@@ -1,4 +1,4 @@
-"""Tables that are filled by a script, in runs that are as real as any."""
+"""Tables filled from a script, in otherwise real runs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ SCRIPT = (
 
 
 class ScriptedTables:
-    """Plays reports; `let`, cleared, makes it wait before the one number `held`."""
+    """A filler that plays reports. Clearing `let` makes it wait before report number `held`."""
 
     def __init__(
         self, lifecycle: RunLifecycle, script: Sequence[tuple[Ask, Execution]] = SCRIPT
@@ -43,7 +43,7 @@ class ScriptedTables:
         options: RequestOptions,
         on_event: OnEvent = lambda _event: None,
     ) -> Run:
-        """Fill one from the script."""
+        """Fill a table from the script."""
         request = request.checked(TableLimits())
         self.requests.append(request)
         schema = Schema(request.columns)

@@ -1,4 +1,4 @@
-"""A real HTTP server that loads adapters as vLLM 0.32 does, in its words."""
+"""An HTTP server that loads adapters like vLLM 0.32, with its messages."""
 
 import json
 from collections.abc import AsyncIterator
@@ -14,19 +14,19 @@ _REFUSED = "Call to add_lora method failed: "
 
 
 class AdapterServer:
-    """What it serves, and what it was asked to load."""
+    """Adapters of the server, and the load requests that it got."""
 
     def __init__(self) -> None:
         self.base_url = ""
         self.adapters: dict[str, str] = {}
         """Folders by name."""
         self.keys: list[str | None] = []
-        """The authorization of every request."""
+        """Authorization of every request."""
         self.shapes: str = ""
-        """What PyTorch says of weights that do not fit; empty where they do."""
+        """PyTorch's message about weights that do not fit; empty if they do."""
 
     async def models(self, request: web.Request) -> web.Response:
-        """The base model and its adapters."""
+        """Return the base model and its adapters."""
         self.keys.append(request.headers.get("Authorization"))
         cards = [{"id": BASE, "object": "model", "root": "/models/mini", "parent": None}]
         cards += [
@@ -36,7 +36,7 @@ class AdapterServer:
         return web.json_response({"object": "list", "data": cards})
 
     async def load(self, request: web.Request) -> web.Response:
-        """Load one, or say why not."""
+        """Load an adapter, or return the reason against it."""
         self.keys.append(request.headers.get("Authorization"))
         asked = await request.json()
         name = asked["lora_name"]
@@ -54,7 +54,7 @@ class AdapterServer:
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload(self, request: web.Request) -> web.Response:
-        """As vLLM answers."""
+        """Unload an adapter, with vLLM's reply."""
         name = (await request.json())["lora_name"]
         if self.adapters.pop(name, None) is None:
             return _failure(404, f"The lora adapter '{name}' cannot be found.")
@@ -68,7 +68,7 @@ def _failure(status: int, message: str) -> web.Response:
 
 @web.middleware
 async def _as_fastapi(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A route that is not there, in FastAPI's words."""
+    """Return FastAPI's reply for an unknown route."""
     try:
         return await handler(request)
     except web.HTTPNotFound:
@@ -81,8 +81,9 @@ async def _as_fastapi(request: web.Request, handler: Handler) -> web.StreamRespo
 async def adapter_server(
     *, updating: bool = True, root: str = "/v1"
 ) -> AsyncIterator[AdapterServer]:
-    """On a free port. `updating`: whether it was started so that adapters come and go. `root`:
-    where, SGLang's is empty.
+    """Serve on a free port.
+
+    `updating` starts it with loading enabled. `root` is the path prefix, empty for SGLang.
     """
     server = AdapterServer()
     app = web.Application(middlewares=[_as_fastapi])

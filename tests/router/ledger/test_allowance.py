@@ -1,4 +1,4 @@
-"""What is left of a request's own budget: no order of calls spends more than it allows."""
+"""The allowance: calls in any order keep within a request's own budget."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,8 +16,7 @@ from router.trace import RoleName
 ROLES: Sequence[RoleName] = ("delegation", "execution", "answer")
 
 
-def test_what_is_limited() -> None:
-    """Any limit is one."""
+def test_any_limit_makes_an_allowance_limited() -> None:
     assert not Allowance().limited
     for budget in (
         Budget(max_total_tokens=0),
@@ -41,15 +40,14 @@ def test_what_is_limited() -> None:
     ],
 )
 def test_a_refusal_takes_nothing(budget: Budget, amount: Amount, why: str) -> None:
-    """It names the limit; what is left stays left."""
+    """It names the limit, and the rest stays available."""
     allowance = Allowance(budget)
     with pytest.raises(BudgetExhausted, match=why):
         allowance.reserve("execution", amount)
     allowance.reserve("execution", Amount(10, 10))
 
 
-def test_other_roles_have_their_own_caps() -> None:
-    """A cap binds its role alone."""
+def test_a_cap_binds_its_own_role_only() -> None:
     allowance = Allowance(Budget(role_tokens={"execution": 10}))
     allowance.reserve("answer", Amount(1000))
     allowance.reserve("execution", Amount(10))
@@ -57,8 +55,8 @@ def test_other_roles_have_their_own_caps() -> None:
         allowance.reserve("execution", Amount(1))
 
 
-def test_what_is_held_is_the_answerer_s() -> None:
-    """Nobody else gets it, and each of its attempts may take it."""
+def test_only_the_answerer_uses_the_hold() -> None:
+    """Each of its attempts may use it."""
     allowance = Allowance(Budget(max_total_tokens=100))
     allowance.reserve_for_answer(Amount(40))
     with pytest.raises(BudgetExhausted):
@@ -70,7 +68,7 @@ def test_what_is_held_is_the_answerer_s() -> None:
 
 
 def test_a_hold_replaces_the_one_before() -> None:
-    """One that is refused leaves it as it was; the answerer's own cap counts."""
+    """A refused hold changes nothing. The answerer's own cap counts."""
     allowance = Allowance(Budget(max_total_tokens=100, role_tokens={"answer": 70}))
     allowance.reserve_for_answer(Amount(70))
     with pytest.raises(BudgetExhausted, match="role_budgets"):
@@ -92,12 +90,10 @@ BUDGETS = st.builds(
     BUDGETS,
     st.lists(st.tuples(st.sampled_from(ROLES), AMOUNTS, st.floats(0, 1), AMOUNTS), max_size=30),
 )
-def test_it_is_never_exceeded(
+def test_no_limit_is_ever_exceeded(
     budget: Budget, calls: list[tuple[RoleName, Amount, float, Amount]]
 ) -> None:
-    """Whatever is reserved, held and settled, in any order: what is spent stays within every
-    limit.
-    """
+    """Calls reserve, hold and settle random amounts in any order."""
     allowance = Allowance(budget)
     spent = NOTHING
     by_role = Counter[RoleName]()

@@ -1,4 +1,4 @@
-"""Turns that open a document or call a tool, however they are written."""
+"""Parsing of turns that open a document or call a tool, in any notation."""
 
 import json
 import time
@@ -53,7 +53,7 @@ VALUES = st.recursive(
 
 @given(TEXTS, st.booleans())
 def test_any_text_is_a_turn(text: str, cut: bool) -> None:
-    """Nothing raises; without a call it is the turn that it was before."""
+    """Without a call it is the turn of the parser without tools."""
     turn = read(text, cut)
     assert isinstance(turn, SearchTurn | AccessTurn | CallTurn | ReportTurn | Malformed)
     if "=" not in text:
@@ -61,8 +61,8 @@ def test_any_text_is_a_turn(text: str, cut: bool) -> None:
 
 
 @given(st.dictionaries(st.text("abc", min_size=1), VALUES, max_size=4), st.booleans())
-def test_arguments_arrive_whole(arguments: dict[str, object], escaped: bool) -> None:
-    """As a model writes JSON itself, or copies it out of its prompt, where it stands escaped."""
+def test_arguments_arrive_unchanged(arguments: dict[str, object], escaped: bool) -> None:
+    """A model writes the JSON itself, or copies it escaped from its prompt."""
     text = json.dumps(arguments).replace("<", "\\u003c").replace("&", "\\u0026")
     turn = read(f'I look.\n<call tool="fetch">{escape(text) if escaped else text}</call> and then')
     assert isinstance(turn, CallTurn)
@@ -70,8 +70,8 @@ def test_arguments_arrive_whole(arguments: dict[str, object], escaped: bool) -> 
 
 
 @given(NAMES)
-def test_names_of_documents_arrive_whole(name: str) -> None:
-    """Tags in a name too, as they are escaped where it is shown."""
+def test_names_of_documents_arrive_unchanged(name: str) -> None:
+    """They may contain tags, which are escaped in the prompt."""
     assert read(f'<access document="{escape(name)}">the year</access>') == AccessTurn(
         name, "the year"
     )
@@ -101,20 +101,19 @@ CALL = '<call tool="fetch">{"url": "a"}</call>'
         ("<access>born</access>", Malformed("neither a search block nor a report")),
     ],
 )
-def test_what_comes_first_counts(text: str, turn: ExecutionTurn) -> None:
-    """Provided that it is complete, and not thinking."""
+def test_the_first_complete_action_outside_a_thought_counts(text: str, turn: ExecutionTurn) -> None:
     assert read(text) == turn
 
 
-def test_what_was_cut_is_not_run() -> None:
-    """Neither by the length limit nor by ours."""
+def test_a_cut_call_is_not_run() -> None:
+    """It is cut by the length limit of the model or by that of the parser."""
     for text, cut in ((CALL[:-8], True), (f'<call tool="fetch">{"x" * 30_000}</call>', False)):
         assert read(text, cut) == Malformed("the call was cut off")
 
 
 @pytest.mark.timing
-def test_reading_is_linear() -> None:
-    """A megabyte takes less than a second, whatever repeats in it."""
+def test_a_megabyte_is_read_in_less_than_a_second() -> None:
+    """This holds for any repeated piece, as reading takes linear time."""
     pieces = [
         '<call tool="',
         "<call tool='a",

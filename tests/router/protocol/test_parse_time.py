@@ -1,4 +1,4 @@
-"""Reading is linear in the text, and not recursive, whatever is in it."""
+"""Parsing takes linear time and no recursion, for any text."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tests.router.pathological import repetitive
 
 _MEGABYTE = 1_000_000
 _TIMES = 40
-"""What ten times the text may take; 10 where the time is linear, and 100 where it is quadratic."""
+"""Maximum factor for ten times the text: 10 if the time is linear, 100 if it is quadratic."""
 
 
 def _read_early(text: str) -> None:
@@ -35,21 +35,21 @@ READERS: dict[str, Callable[[str], object]] = {
 
 
 def cpu_s(work: Callable[[], object]) -> float:
-    """Seconds of CPU in this thread, which do not count what else the machine does."""
+    """Return the CPU seconds of this thread, without other load of the machine."""
     begun = time.thread_time()
     work()
     return time.thread_time() - begun
 
 
 def grows_linearly(whole: Callable[[], object], tenth: Callable[[], object]) -> bool:
-    """At best of some tries, as others use the machine as well."""
+    """Return whether the best of some tries is linear, as other processes use the machine too."""
     least = min(cpu_s(tenth) for _ in range(3))
     return any(cpu_s(whole) < _TIMES * least for _ in range(5))
 
 
 @pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: repr(flood[:12]))
-def test_a_flood_is_read(flood: str) -> None:
-    """Without deep recursion, wherever in an output it stands."""
+def test_a_flood_is_read_without_deep_recursion(flood: str) -> None:
+    """It may be anywhere in an output."""
     for start in (
         "",
         '<search>["',
@@ -71,8 +71,8 @@ def test_a_flood_is_read(flood: str) -> None:
 
 @pytest.mark.timing
 @pytest.mark.parametrize("reader", READERS)
-def test_a_megabyte_of_anything_that_repeats(reader: str) -> None:
-    """It takes as much longer than a tenth of it as it is longer."""
+def test_reading_takes_linear_time_for_any_repeated_text(reader: str) -> None:
+    """A megabyte takes about ten times as long as a tenth of it."""
     read = READERS[reader]
     for text in repetitive(_MEGABYTE):
         assert grows_linearly(partial(read, text), partial(read, text[: _MEGABYTE // 10])), text[
@@ -81,9 +81,7 @@ def test_a_megabyte_of_anything_that_repeats(reader: str) -> None:
 
 
 @pytest.mark.timing
-def test_a_long_event_in_small_pieces() -> None:
-    """What has come is not copied with every piece."""
-
+def test_a_long_event_is_not_copied_with_every_piece() -> None:
     def read(size: int) -> Callable[[], object]:
         return lambda: [
             reader.feed(b"x" * 100) for reader in [EventReader()] for _ in range(size // 100)

@@ -1,4 +1,4 @@
-"""What models are shown."""
+"""Texts of prompts."""
 
 import pytest
 
@@ -22,13 +22,14 @@ SAID = Message("assistant", "hello")
         ((ASKED, SAID, ASKED), (ASKED, SAID, ASKED)),
     ],
 )
-def test_without_system_role(messages: tuple[Message, ...], sent: tuple[Message, ...]) -> None:
-    """Nothing is lost, nothing is moved, and users and assistants take turns."""
+def test_without_a_system_role_its_text_joins_a_user_turn(
+    messages: tuple[Message, ...], sent: tuple[Message, ...]
+) -> None:
+    """Nothing is lost or moved, and users and assistants alternate."""
     assert prompts.without_system_role(messages) == sent
 
 
-def test_who_could_do_it() -> None:
-    """Is shown where there are managers, and there only."""
+def test_managers_are_named_only_where_they_exist() -> None:
     pairs = [
         ("Who?", Report("it is blocked", (), escalate_to="pages")),
         ("Which?", Report("42", ("It is 42.",))),

@@ -1,4 +1,4 @@
-"""EM and F1, checked by hand against the official SQuAD 1.1 and HotpotQA scripts' rules."""
+"""EM and F1, checked by hand against the rules of the official SQuAD 1.1 and HotpotQA scripts."""
 
 from fractions import Fraction
 
@@ -60,36 +60,35 @@ PAIRS: list[tuple[str, list[str], bool, Fraction | int]] = [
 
 
 @pytest.mark.parametrize(("answer", "golds", "exact", "f1"), PAIRS)
-def test_pairs(answer: str, golds: list[str], exact: bool, f1: Fraction | int) -> None:
-    """As the official scripts score them."""
+def test_pairs_are_scored_like_the_official_scripts(
+    answer: str, golds: list[str], exact: bool, f1: Fraction | int
+) -> None:
     assert exact_match(answer, golds) is exact
     assert token_f1(answer, golds) == pytest.approx(float(f1))
 
 
-def test_normal_answer() -> None:
-    """Lower case, then punctuation, then articles, then space: in this order, which shows."""
+def test_an_answer_is_normalised_in_the_official_order() -> None:
+    """Lower case first, then punctuation, then articles, then space."""
     assert normal_answer(" The  Quick-Brown, Fox! ") == "quickbrown fox"
     assert normal_answer("a.n apple") == "apple"  # the point goes first, and leaves an article
     assert normal_answer("the-end") == "theend"
 
 
 @given(st.text(), st.text())
-def test_both_are_symmetric(answer: str, gold: str) -> None:
-    """Neither score tells an answer from a gold."""
+def test_scores_are_symmetric(answer: str, gold: str) -> None:
     assert exact_match(answer, [gold]) == exact_match(gold, [answer])
     assert token_f1(answer, [gold]) == pytest.approx(token_f1(gold, [answer]))
 
 
 @given(st.text(), st.lists(st.text(), max_size=4))
-def test_bounds(answer: str, golds: list[str]) -> None:
-    """F1 is a share, and 1 for whatever matches exactly, unless there is nothing to match."""
+def test_f1_is_a_share_and_1_for_an_exact_match(answer: str, golds: list[str]) -> None:
+    """With nothing to match it is 0."""
     assert 0.0 <= token_f1(answer, golds) <= 1.0
     if exact_match(answer, golds) and normal_answer(answer):
         assert token_f1(answer, golds) == 1.0
 
 
 @given(st.text())
-def test_normalising_ends(text: str) -> None:
-    """What is normal has no surplus space."""
+def test_a_normalised_answer_has_no_surplus_space(text: str) -> None:
     normal = normal_answer(text)
     assert normal == " ".join(normal.split())

@@ -1,4 +1,4 @@
-"""Tags, and text that is never mistaken for one."""
+"""Tags, and text that is never read as a tag."""
 
 import time
 
@@ -99,5 +99,5 @@ def test_thinking_is_dropped(text: str, visible: str) -> None:
         ("<ab>x</ab>", []),
     ],
 )
-def test_blocks(text: str, found: list[Block]) -> None:
+def test_blocks_are_found_with_or_without_a_closing_tag(text: str, found: list[Block]) -> None:
     assert list(blocks(text, "a")) == found

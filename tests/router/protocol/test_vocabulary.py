@@ -1,4 +1,4 @@
-"""Scopes: which words of a question a small world knows."""
+"""Scopes: the words of a question that a small world knows."""
 
 import pytest
 from hypothesis import given
@@ -24,8 +24,8 @@ SCOPE = Vocabulary.parse(
         "Who wrote “The Salt Road”?!",
     ],
 )
-def test_inside(question: str) -> None:
-    """Words and names of the scope, in any case and with any punctuation around them."""
+def test_words_and_names_of_the_scope_are_inside(question: str) -> None:
+    """Case and punctuation around them make no difference."""
     assert SCOPE.outside(question) == []
 
 
@@ -43,10 +43,8 @@ def test_inside(question: str) -> None:
         ("???", []),
     ],
 )
-def test_outside(question: str, outside: list[str]) -> None:
-    """Strange words, as written and each once; and all the words of a question that names
-    nothing.
-    """
+def test_strange_words_are_outside_and_listed_once(question: str, outside: list[str]) -> None:
+    """If a question names nothing of the scope, all its words are."""
     assert SCOPE.outside(question) == outside
 
 
@@ -57,14 +55,12 @@ def test_the_longest_name_wins() -> None:
     assert scope.outside("Is New Bury?") == ["Bury"]
 
 
-def test_an_empty_scope() -> None:
-    """A scope of nothing knows nothing."""
+def test_an_empty_scope_knows_nothing() -> None:
     assert Vocabulary([], []).outside("Who is it?") == ["Who", "is", "it"]
 
 
 @given(st.text())
-def test_any_text(question: str) -> None:
-    """Any text is read; what is outside stands in the question."""
+def test_outside_words_of_any_text_are_in_the_question(question: str) -> None:
     outside = SCOPE.outside(question)
     assert len(set(outside)) == len(outside)
     assert all(word in question for word in outside)

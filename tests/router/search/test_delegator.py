@@ -1,6 +1,4 @@
-"""The delegator: one decision a round, in a conversation of the question, its own outputs and
-the reports.
-"""
+"""The delegator: one decision a round, from the question, its own outputs and the reports."""
 
 import pytest
 
@@ -18,19 +16,19 @@ QUESTION = "Was the director of Heat born before 1950?"
 
 
 def delegator(*answers: Answer, limit: int = 8) -> tuple[Delegator, ScriptedModel]:
-    """A delegator and the model behind it."""
+    """Return a delegator and the model behind it."""
     model = ScriptedModel(answers)
     return Delegator(role("delegation", model), limit), model
 
 
 def executed(sub_query: str, report: Report) -> Execution:
-    """An execution with a trajectory that nobody but the trace may see."""
+    """Return an execution with a trajectory that only the trace may show."""
     private = Conversation((Message("system", "private"),), (Completion("private", "stop"),))
     return Execution(sub_query, report, "reported", (), private)
 
 
-async def test_a_decision() -> None:
-    """The model sees its prompt and the question; its output joins the conversation."""
+async def test_a_decision_joins_the_conversation() -> None:
+    """The model sees its prompt and the question."""
     asked, model = delegator(block("Who directed Heat?"))
     decision, conversation = await asked.decide(asked.open(f"{QUESTION} <b>"), Ledger())
     assert decision == Dispatch(("Who directed Heat?",), ())
@@ -45,7 +43,7 @@ async def test_a_decision() -> None:
 
 @pytest.mark.parametrize("bad", ["He was born in 1943.", "", "<search>[]</search>", "<think>a"])
 async def test_malformed_output_is_corrected_once(bad: str) -> None:
-    """The correction is a turn of its own, booked as a correction."""
+    """The correction is a separate turn, booked as a correction."""
     ledger = Ledger()
     asked, model = delegator(bad, block("Who directed Heat?"))
     decision, conversation = await asked.decide(asked.open(QUESTION), ledger)
@@ -55,16 +53,16 @@ async def test_malformed_output_is_corrected_once(bad: str) -> None:
     assert len(conversation.outputs) == 2
 
 
-async def test_malformed_twice_is_told() -> None:
-    """After one correction nothing more is asked of the model."""
+async def test_malformed_twice_is_reported() -> None:
+    """After a correction the model is not asked again."""
     asked, model = delegator("He was born in 1943.", "Yes.", block("never asked?"))
     decision, _ = await asked.decide(asked.open(QUESTION), Ledger())
     assert isinstance(decision, Malformed)
     assert len(model.prompts) == 2
 
 
-async def test_each_round_may_be_corrected() -> None:
-    """A correction in one round leaves one for the next."""
+async def test_each_round_may_be_corrected_once() -> None:
+    """A correction leaves one for the next round."""
     asked, model = delegator("hm", block("a?"), "hm", STOP)
     conversation = asked.open(QUESTION)
     for expected in (Dispatch, Stop):
@@ -73,16 +71,15 @@ async def test_each_round_may_be_corrected() -> None:
     assert len(model.prompts) == 4
 
 
-async def test_a_block_cut_by_the_length_limit() -> None:
-    """Of a block that was cut, the complete questions are dispatched."""
+async def test_complete_questions_of_a_block_cut_by_the_length_limit_are_dispatched() -> None:
     asked, _ = delegator(Completion('<search>["a?", "b?", "Who is the mo', "length"))
     decision, _ = await asked.decide(asked.open(QUESTION), Ledger())
     assert decision == Dispatch(("a?", "b?"), ())
 
 
-async def test_reports_go_back_as_printed() -> None:
-    """The results stand as in Fig. 7 of the paper, in the order of the block, and nothing else
-    of the executors.
+async def test_reports_are_shown_as_in_the_paper() -> None:
+    """They follow its Fig. 7, in the order of the block, and nothing else of the executors is
+    shown.
     """
     asked, _ = delegator()
     told = asked.inform(
@@ -101,18 +98,15 @@ async def test_reports_go_back_as_printed() -> None:
     assert "private" not in repr(told)
 
 
-async def test_thinking_is_not_shown_again() -> None:
-    """Earlier thinking stays in the trace, out of the next prompt."""
+async def test_thinking_stays_in_the_trace_and_out_of_the_next_prompt() -> None:
     asked, _ = delegator(f"<think>I wonder</think>{block('a?')}")
     _, conversation = await asked.decide(asked.open(QUESTION), Ledger())
     assert "I wonder" in conversation.outputs[0].text
     assert "I wonder" not in repr(conversation.messages)
 
 
-async def test_a_stop_string_met_while_thinking() -> None:
-    """Engines end the output there, within the thought; the correction is asked for without
-    stop strings.
-    """
+async def test_after_a_stop_string_in_a_thought_none_are_sent() -> None:
+    """Engines end the output there, within the thought."""
     said = f"<think>I could <search>x?</search>, or not.</think>{block('a?')}"
     asked, model = delegator(said, said)
     decision, _ = await asked.decide(asked.open(QUESTION), Ledger())

@@ -1,5 +1,5 @@
-"""The judge: its reply is read strictly, and it sees the question, right answers and the answer
-only.
+"""The judge: its reply is read strictly, and its prompt holds the question, right answers and
+the answer only.
 """
 
 import pytest
@@ -39,8 +39,8 @@ from serving.config.file import preset
         ("", None),
     ],
 )
-def test_verdicts(reply: str, verdict: bool | None) -> None:
-    """One word that says yes or no, alone; everything else cannot be read."""
+def test_a_verdict_is_a_single_yes_or_no(reply: str, verdict: bool | None) -> None:
+    """No other reply can be read."""
     assert parse_verdict(reply) is verdict
 
 
@@ -48,8 +48,8 @@ def judge(model: ScriptedModel) -> Judge:
     return Judge(Role("judge", model, "judge", Sampling(max_tokens=16), streams=False))
 
 
-async def test_what_it_is_shown() -> None:
-    """Everything is escaped; evidence only where no right answer is known."""
+async def test_the_prompt_is_escaped_and_complete() -> None:
+    """Evidence is shown only if no right answer is known."""
     model = ScriptedModel(["<verdict>correct</verdict>", "<verdict>incorrect</verdict>"])
     assert (
         await judge(model).accepts("Who?", ["A & B", "C"], "<b>", Ledger(), ["It is so."]) is True
@@ -64,14 +64,14 @@ async def test_what_it_is_shown() -> None:
     assert model.prompts[1].messages[1].content == shown
 
 
-async def test_a_verdict_that_was_cut_off() -> None:
-    """What the length limit ended is no verdict, even where it looks like one."""
+async def test_a_reply_cut_by_the_length_limit_is_no_verdict() -> None:
+    """It may look like a verdict."""
     model = ScriptedModel([Completion("<verdict>correct</verdict>", "length")])
     assert await judge(model).accepts("Who?", ["A"], "A", Ledger()) is None
 
 
 def test_the_shipped_prompt_names_verdicts_that_can_be_read() -> None:
-    """Both forms that the prompt asks for are understood."""
+    """The prompt asks for two forms."""
     prompt = (preset("mini").parents[1] / "prompts" / "full" / "judge.txt").read_text("utf-8")
     said = [line for line in prompt.splitlines() if line.startswith("<verdict>")]
     assert {parse_verdict(line) for line in said} == {True, False}

@@ -1,4 +1,4 @@
-"""What an executor is shown, and what gives way."""
+"""The context window of an executor: its messages, and the passages that are dropped."""
 
 from router.models import Completion, Message, Usage
 from router.protocol import Passage, prompts
@@ -11,7 +11,7 @@ FIRST, SECOND = ([Passage(f"{name}{rank}", "T", "x" * 100) for rank in range(3)]
 
 
 def two_searches() -> ContextWindow:
-    """Two searches of three passages each; the second asks for the report."""
+    """Return a window of two searches of three passages each. The second asks for the report."""
     shown = ContextWindow(OPENING, EXECUTOR)
     shown.absorb(Completion("<search>a</search>", "stop"))
     shown.documents(SearchRecord("a", tuple(FIRST)), last=False)
@@ -20,8 +20,8 @@ def two_searches() -> ContextWindow:
     return shown
 
 
-def test_the_latest_search_gives_way_first() -> None:
-    """Lowest rank first; then the earlier search; and then nothing is left."""
+def test_passages_of_the_latest_search_are_dropped_first() -> None:
+    """The lowest rank goes first, then the earlier search, until no passage is left."""
     shown = two_searches()
     dropped = []
     while shown.drop():
@@ -30,8 +30,8 @@ def test_the_latest_search_gives_way_first() -> None:
     assert [search.passages for search in shown.searches] == [tuple(FIRST), tuple(SECOND)]
 
 
-def test_messages_show_what_is_left() -> None:
-    """A shortened message stands where it stood, and still asks for the report if it did."""
+def test_messages_show_the_passages_that_are_left() -> None:
+    """A shortened message keeps its place, and its request for the report."""
     shown = two_searches()
     for _ in range(4):
         shown.drop()
@@ -40,8 +40,8 @@ def test_messages_show_what_is_left() -> None:
     assert len(shown.messages) == 6
 
 
-def test_fit_by_characters() -> None:
-    """Without usage, three characters count as a token; what is to be written has its place too."""
+def test_without_usage_three_characters_count_as_a_token() -> None:
+    """The output has its place too."""
     shown = two_searches()
     characters = sum(len(message.content) for message in shown.messages)
     shown.fit(characters // 3 + 65, 64)
@@ -50,8 +50,8 @@ def test_fit_by_characters() -> None:
     assert [search.dropped_passages for search in shown.searches] == [0, 1]
 
 
-def test_fit_by_usage() -> None:
-    """The engine's own count of the same conversation is believed over the rule of thumb."""
+def test_the_engine_count_replaces_the_estimate() -> None:
+    """It is the usage of the same conversation."""
     for tokens_per_character, dropped in ((1 / 3, 0), (2 / 3, 2)):
         shown = ContextWindow(OPENING, EXECUTOR)
         usage = Usage(int(120 * tokens_per_character), 5)
@@ -61,17 +61,18 @@ def test_fit_by_usage() -> None:
         assert shown.searches[0].dropped_passages == dropped
 
 
-def test_what_cannot_fit_is_left_to_the_engine() -> None:
-    """Once no passage is left the estimate has nothing to say."""
+def test_a_window_that_cannot_fit_is_left_to_the_engine() -> None:
+    """No passage is left to drop."""
     shown = two_searches()
     shown.fit(1, 64)
     assert [search.dropped_passages for search in shown.searches] == [3, 3]
     assert shown.messages[:2] == OPENING
 
 
-def test_it_is_closed_in_the_users_last_turn() -> None:
-    """Once: after documents as they do it, else with the words given; a turn of the model's has
-    one after it.
+def test_it_is_closed_once_in_the_last_turn_of_the_user() -> None:
+    """After documents the closing is theirs, otherwise the given words.
+
+    After a turn of the model a new one follows.
     """
     searched = two_searches()
     searched.close("Now.")

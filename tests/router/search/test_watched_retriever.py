@@ -1,4 +1,4 @@
-"""A retriever that says whether it can search."""
+"""A retriever that reports its readiness."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from tests.router.clock import Clock, with_clock
 
 
 class Failing:
-    """An index that keeps what it has found before, and whose embedder works, is dead, or hangs."""
+    """An index that remembers its results, and whose embedder works, is down, or hangs."""
 
     index_id = "an index"
 
@@ -35,7 +35,7 @@ class Failing:
 
 
 def test_it_is_down_until_a_search_has_worked() -> None:
-    """Nobody searches but itself; what it found before tells nothing once there is a doubt."""
+    """There is no other traffic. A result from the cache does not count after a failure."""
 
     async def main(clock: Clock) -> None:
         inner = Failing()
@@ -66,7 +66,7 @@ def test_it_is_down_until_a_search_has_worked() -> None:
     with_clock(main)
 
 
-def test_one_search_that_fails_is_no_outage() -> None:
+def test_a_single_failed_search_is_no_outage() -> None:
     """The next one works."""
 
     async def main(clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""A database of each kind, empty for each test."""
+"""Fixtures: a database of each kind, empty for each test."""
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,7 +12,7 @@ from router.testing.postgres import postgres_binaries, running_postgres
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Callable[[], str]]:
-    """Makes a new database on a server of the tests' own, and gives its URL."""
+    """Return a function that creates a database on the tests' own server and returns its URL."""
     if postgres_binaries() is None:
         pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
     with running_postgres(durable=False) as server:
@@ -21,7 +21,7 @@ def postgres() -> Iterator[Callable[[], str]]:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty database."""
+    """Address of an empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'runs.db'}"
     new: Callable[[], str] = request.getfixturevalue("postgres")
@@ -38,20 +38,20 @@ async def database(url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logs of PostgreSQL's gateways are kept at home."""
+    """Keep logs of gateways on PostgreSQL in a temporary home directory."""
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
 @pytest.fixture
 async def journal(database: Database) -> AsyncIterator[LogJournal]:
-    """A journal that writes to it."""
+    """A journal that writes to the database."""
     async with LogJournal.writing(database) as journal:
         yield journal
 
 
 @pytest.fixture
 def _open_to_all() -> Iterator[None]:
-    """New files may be read and written by everybody, unless whoever makes them says otherwise."""
+    """Set the umask so that all users may read and write new files by default."""
     before = os.umask(0)
     yield
     os.umask(before)

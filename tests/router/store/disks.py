@@ -1,4 +1,4 @@
-"""Disks that are small, or that take no more."""
+"""Disks that are small or full."""
 
 import os
 import resource
@@ -12,7 +12,7 @@ import pytest
 
 @contextmanager
 def small_disk(at: Path, size: str) -> Iterator[None]:
-    """A filesystem of its own, mounted there. `size`: as `5m`."""
+    """Mount a separate filesystem there. `size` is like `5m`."""
     at.mkdir()
     mounting = ["mount", "-t", "tmpfs", "-o", f"size={size}", "rolegate-test", str(at)]
     if os.geteuid() or subprocess.run(mounting, capture_output=True, check=False).returncode:
@@ -25,7 +25,7 @@ def small_disk(at: Path, size: str) -> Iterator[None]:
 
 @contextmanager
 def filled(folder: Path) -> Iterator[None]:
-    """While the context is open, the disk that the folder is on is full."""
+    """Fill the disk of the folder while the context is open."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file:
         room = os.statvfs(folder)
@@ -38,7 +38,7 @@ def filled(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def no_file_beyond(size: int) -> Iterator[None]:
-    """While the context is open, this process writes nothing behind so many bytes of any file."""
+    """Let this process write nothing beyond this size of any file while the context is open."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -48,8 +48,9 @@ def no_file_beyond(size: int) -> Iterator[None]:
 
 
 def put(file: Path, content: bytes) -> None:
-    """Let this stand in a file, and nothing else. To empty it before, as `write_bytes` does,
-    takes much longer.
+    """Set the content of a file, by overwriting.
+
+    Emptying it first, like `write_bytes`, takes much longer.
     """
     with file.open("r+b" if file.exists() else "wb", buffering=0) as writing:
         writing.write(content)

@@ -1,4 +1,4 @@
-"""What a journal is told, and what then stands in its database."""
+"""Arguments for journals, and readers of the resulting database."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -21,7 +21,7 @@ MONTH = "2026-11"
 
 
 def start(run_id: str, tenant: str = "default", request_id: str = "", **fields: Any) -> RunStart:
-    """A run that is about to begin, now."""
+    """Return a run that is about to begin, now."""
     known: dict[str, Any] = {
         "key_id": "key",
         "request": "Who directed Heat?",
@@ -34,24 +34,24 @@ def start(run_id: str, tenant: str = "default", request_id: str = "", **fields: 
 
 
 def ended(run_id: str, number: int = 0, reserved: Amount = NOTHING, **fields: Any) -> Call:
-    """A call that has ended; well, but for `fields`."""
+    """Return a call that ended well, with `fields` replaced."""
     return call(run_id, number, reserved=reserved, **{"started_at": NOW + 1, **fields})
 
 
 def opened(ended: Call) -> OpenedCall:
-    """The same before it was made."""
+    """Return the opening of a call."""
     return OpenedCall(**{name: getattr(ended, name) for name in OpenedCall.__struct_fields__})
 
 
 async def rows(database: Database, query: str, **values: object) -> Sequence[tuple[Any, ...]]:
-    """What a reader finds."""
+    """Return the rows of a query."""
     return await database.read(
         lambda connection: [tuple(row) for row in connection.execute(text(query), values)]
     )
 
 
 async def spent(database: Database, tenant: str = "default") -> dict[str, tuple[int, ...]]:
-    """By period: requests, tokens, nano-dollars."""
+    """Return spending by period: requests, tokens, nano-dollars."""
     found = await rows(
         database,
         "SELECT period, requests, tokens, nano_usd FROM spending WHERE tenant = :tenant",
@@ -61,7 +61,7 @@ async def spent(database: Database, tenant: str = "default") -> dict[str, tuple[
 
 
 async def change(database: Database, statement: str) -> None:
-    """Change rows or tables by the database's own words."""
+    """Execute a statement that changes rows or tables."""
     await database.write(lambda connection: connection.exec_driver_sql(statement))
 
 
@@ -71,7 +71,7 @@ class _Cut(Exception):
 
 @asynccontextmanager
 async def cut_short(database: Database, log: RunLog | None = None) -> AsyncIterator[LogJournal]:
-    """A journal that ends as by a kill: whatever is in the log alone stays there."""
+    """Open a journal that ends as by a kill: records that only the log has stay there."""
     with suppress(_Cut):
         async with LogJournal.writing(database, log) as journal:
             yield journal

@@ -1,5 +1,5 @@
-"""A gateway's journal in a process of its own, which does as it is told: `python -m
-tests.router.store.gateway URL`.
+"""A gateway's journal in a separate process, which runs the expressions that it reads: `python
+-m tests.router.store.gateway URL`.
 """
 
 import asyncio
@@ -24,8 +24,9 @@ WORST = Amount(10, 10)
 
 
 async def spend(journal: LogJournal, name: str, most_calls: int) -> int:
-    """Runs that each make calls until the quota is used up, or others have it for long; how
-    many calls were made.
+    """Make calls in runs until the quota is used up, or others hold it for long.
+
+    Return the number of calls.
     """
     made = 0
 
@@ -67,39 +68,39 @@ _KNOWN: dict[str, Any] = {
 
 
 class Gateway:
-    """Such a process."""
+    """The parent's side of such a process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
     async def do(self, expression: str) -> str:
-        """What an expression comes to there, such as `journal.begin(start("run-1"))`; or the
-        name of its error.
+        """Return the value of an expression in the process, such as
+        `journal.begin(start("run-1"))`, or the name of its error.
         """
         self.tell(expression)
         return await self.said()
 
     def tell(self, expression: str) -> None:
-        """Have it do something, whose outcome `said` returns later."""
+        """Send an expression, whose outcome `outcome` returns later."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{expression}\n".encode())
 
     async def said(self) -> str:
-        """The next outcome."""
+        """Return the next outcome."""
         assert self.process.stdout is not None
         while not (line := (await self.process.stdout.readline()).decode()).startswith("> "):
             assert line, "the gateway has ended"
         return line[2:].rstrip()
 
     async def kill(self) -> None:
-        """End it at once."""
+        """Kill the process immediately."""
         self.process.send_signal(signal.SIGKILL)
         await self.process.wait()
 
 
 @asynccontextmanager
 async def gateway(url: str) -> AsyncIterator[Gateway]:
-    """A gateway that runs while the context is open."""
+    """Run a gateway while the context is open."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.router.store.gateway", url, stdin=pipe, stdout=pipe

@@ -1,4 +1,4 @@
-"""How a database goes about its queries."""
+"""Plans of the queries that a database runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +8,8 @@ from sqlalchemy import Connection, event
 
 @contextmanager
 def explained(connection: Connection) -> Iterator[list[str]]:
-    """A plan for each query that `connection` makes while this is open, as the database words
-    it.
+    """Collect the plan of each query of `connection` while the context is open, in the
+    database's words.
     """
     plans: list[str] = []
     explain = "EXPLAIN" if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"

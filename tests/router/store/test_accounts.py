@@ -8,10 +8,8 @@ from router.store.schema import SPENDING
 from router.trace.identity import SCOPES
 
 
-async def test_keys_come_back_as_they_were(database: Database) -> None:
-    """Oldest first; adding tells which was the first of all, and makes its tenant, unless it is
-    there.
-    """
+async def test_keys_are_read_back_oldest_first(database: Database) -> None:
+    """Adding a key reports whether it is the first of all, and creates its tenant if needed."""
     accounts = SQLAccounts(database)
     limited = Tenant("acme", tokens_per_day=5)
     await accounts.set_tenant(limited)
@@ -25,7 +23,7 @@ async def test_keys_come_back_as_they_were(database: Database) -> None:
 
 
 async def test_a_revoked_key_stays_revoked(database: Database) -> None:
-    """From the first time on; what is not there is not revoked."""
+    """The first time of revocation stays. An unknown key is not revoked."""
     accounts = SQLAccounts(database)
     _, key = new_key("acme", ["ask"])
     await accounts.add_key(key)
@@ -37,8 +35,7 @@ async def test_a_revoked_key_stays_revoked(database: Database) -> None:
     assert await accounts.revoke_key("nothing") is None
 
 
-async def test_settings_replace_what_was_set(database: Database) -> None:
-    """All of them, of one tenant."""
+async def test_settings_replace_all_earlier_ones_of_the_tenant(database: Database) -> None:
     accounts = SQLAccounts(database)
     full = Tenant("acme", 1, 2, 3_000_000_000_000, 4, 5, 6, 7, redact=True, training=False)
     await accounts.set_tenant(full)
@@ -48,8 +45,7 @@ async def test_settings_replace_what_was_set(database: Database) -> None:
     assert await accounts.tenants() == [Tenant("acme"), Tenant("other")]
 
 
-async def test_spending_is_a_tenant_s_own(database: Database) -> None:
-    """Newest first."""
+async def test_spending_is_listed_by_tenant_newest_first(database: Database) -> None:
     rows = [
         {"tenant": tenant, "period": period, "requests": 1, "tokens": 2, "nano_usd": 3}
         for tenant in ("acme", "other")

@@ -1,5 +1,5 @@
-"""Whatever happens in whatever order, the books agree: sums are those of the calls, and nothing
-stays reserved.
+"""Double entry: for any order of events, sums equal those of the calls, and no reservation is
+left.
 """
 
 import asyncio
@@ -23,7 +23,9 @@ MIDNIGHT = (time.time() // 86400 + 1) * 86400
 
 
 def _overruns(runs: list[Run]) -> int:
-    """What engines wrote beyond what they were asked for, which no reservation can prevent."""
+    """Return tokens that engines wrote beyond the requested maximum, which no reservation can
+    prevent.
+    """
     return sum(
         max(0, call.charged.tokens - call.reserved.tokens) for run in runs for call in run.calls
     )
@@ -33,11 +35,12 @@ def _overruns(runs: list[Run]) -> int:
 @given(
     data=st.data(), limit=st.none() | st.integers(0, 200), seed=st.integers(), killed=st.booleans()
 )
-async def test_the_books_agree(
+async def test_sums_equal_the_calls_and_nothing_stays_reserved(
     database: Database, data: st.DataObject, limit: int | None, seed: int, killed: bool
 ) -> None:
-    """For any tenant, with a quota or without; also where it is killed, and its runs are closed
-    at the next start.
+    """The tenant has a quota or none.
+
+    The gateway may be killed, and the next start closes its runs.
     """
     tenant = f"tenant-{secrets.token_hex(4)}"
     luck = random.Random(seed)

@@ -1,6 +1,4 @@
-"""A disk that takes no more: nothing is admitted, what is under way may end, and nothing is
-half written.
-"""
+"""Disks that become full: no run is admitted, running ones may end, and nothing is half written."""
 
 import asyncio
 from pathlib import Path
@@ -20,9 +18,7 @@ from tests.router.store.stored import run
 
 
 async def _refused(journal: LogJournal) -> str:
-    """The reason why no run may begin, as soon as none may; those that begin until then are
-    taken back.
-    """
+    """Return the reason of the first refused run, and withdraw the ones before."""
     with pytest.raises(StoreFailed) as caught:
         async with asyncio.timeout(10):
             while True:
@@ -45,7 +41,7 @@ async def _admitted(journal: LogJournal, run_id: str) -> None:
 
 
 async def _be_longest(journal: LogJournal, database: Database) -> None:
-    """Let the log be longer than all other files that are written to."""
+    """Make the log longer than all other files that are written to."""
     journal.turn(
         "run-1", AgentId("delegation"), (Message("user", "?" * 2_000_000),), Completion("", "stop")
     )
@@ -53,7 +49,7 @@ async def _be_longest(journal: LogJournal, database: Database) -> None:
 
 
 async def _load_ended(database: Database, run_id: str) -> Run:
-    """A run, as soon as it has ended."""
+    """Load a run as soon as it has ended."""
     async with asyncio.timeout(10):
         while True:
             stored = await SQLArchive(database).load(run_id)
@@ -63,10 +59,8 @@ async def _load_ended(database: Database, run_id: str) -> Run:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-async def test_log_and_database_are_full(tmp_path: Path, killed: bool) -> None:
-    """Runs under way go on and are acknowledged; with room again, others begin, and the
-    database gets it all.
-    """
+async def test_with_full_log_and_database_running_runs_end(tmp_path: Path, killed: bool) -> None:
+    """They are acknowledged. With room again, other runs begin, and the database catches up."""
     disk = tmp_path / "disk"
     with small_disk(disk, "96m"):
         database = await Database.open(f"sqlite:///{disk / 'runs.db'}")
@@ -100,10 +94,8 @@ async def test_log_and_database_are_full(tmp_path: Path, killed: bool) -> None:
         await database.close()
 
 
-async def test_an_end_that_cannot_be_written(tmp_path: Path) -> None:
-    """Is not acknowledged; the run is on record as failed as soon as that is possible, with
-    what it spent.
-    """
+async def test_an_end_that_cannot_be_written_is_not_acknowledged(tmp_path: Path) -> None:
+    """The run is recorded as failed as soon as possible, with its spending."""
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
     log = RunLog.open(database.log_folder)
     call = ended("run-1")
@@ -127,8 +119,8 @@ async def test_an_end_that_cannot_be_written(tmp_path: Path) -> None:
     await database.close()
 
 
-async def test_a_call_that_cannot_be_written(tmp_path: Path) -> None:
-    """Is not made, and reserves nothing; its run may go on as soon as that is possible."""
+async def test_a_call_that_cannot_be_written_is_not_made(tmp_path: Path) -> None:
+    """It reserves nothing, and its run may continue as soon as there is room."""
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
     log = RunLog.open(database.log_folder)
     call = ended("run-1")

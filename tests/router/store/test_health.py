@@ -1,4 +1,4 @@
-"""Health of a gateway whose store goes and comes."""
+"""Health of a gateway whose store goes down and comes back."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ SERVICES = [
 
 @contextmanager
 def away(url: str) -> Iterator[None]:
-    """The database does not work while the context is open."""
+    """Make the database fail while the context is open."""
     place = make_url(url)
     if place.get_backend_name() == "sqlite":
         with sqlite3.connect(str(place.database)) as database:
@@ -37,8 +37,8 @@ def away(url: str) -> Iterator[None]:
         connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
 
 
-async def test_the_store_goes_and_comes(url: str, tmp_path: Path) -> None:
-    """Every service needs it; nobody asks anything meanwhile."""
+async def test_every_service_is_down_while_the_store_is(url: str, tmp_path: Path) -> None:
+    """No client asks anything meanwhile."""
     async with searching() as retrieval:
         config = config_of(tmp_path, url, "http://127.0.0.1:9/v1", retrieval)
         async with watched(config, "", *SERVICES) as (_, watch):

@@ -1,4 +1,4 @@
-"""What the ledger knows of a deployment's calls: a least, a most, and which calls lie between."""
+"""Sums of a deployment's calls: a minimum, a maximum, and the calls between them."""
 
 import pytest
 
@@ -13,23 +13,21 @@ from tests.router.store.stored import call, put, run
 
 
 async def summed(database: Database, *calls: Call, start: float = 900.0) -> LedgerSum:
-    """The sum for `engine` after these calls of a run that has ended."""
+    """Return the sum for `engine` after these calls of a run that has ended."""
     await put(database, run("run-1", calls=calls))
     return await SQLUsages(database).since("engine", start)
 
 
 async def both(database: Database, *calls: Call) -> tuple[LedgerSum, LedgerSum]:
-    """The sum for `engine` where a run has ended, and where it has not and its calls are not in
-    the database.
+    """Return the sum for `engine` with the run ended, and with the run open and its calls only
+    in the log.
     """
     under_way = SQLUsages(database, lambda: (calls, ()))
     return await under_way.since("engine", 900.0), await summed(database, *calls)
 
 
-async def test_completed_calls_are_certain(database: Database) -> None:
-    """Least and most are one; other deployments, and what was before the engine's start, are
-    left out.
-    """
+async def test_minimum_and_maximum_of_completed_calls_are_equal(database: Database) -> None:
+    """Other deployments, and calls from before the engine's start, are left out."""
     calls = (
         call("run-1", 0, usage=Usage(10, 2), prompt_bound=99),
         call("run-1", 1, outcome="wasted", usage=Usage(5, 1)),
@@ -54,11 +52,12 @@ UNKNOWN = (Tokens(0, 0), Tokens(99, 64))
         ("refused", None, UNKNOWN),
     ],
 )
-async def test_uncertain_calls(
+async def test_uncertain_calls_widen_the_sum(
     database: Database, outcome: Outcome, usage: Usage | None, bounds: tuple[Tokens, Tokens]
 ) -> None:
-    """A cut call may have spent from what was reported up to all that it might write; an
-    estimate is not known.
+    """A cut call may have spent from the reported tokens up to its maximum.
+
+    An estimate is not certain.
     """
     uncertain = call("run-1", 3, outcome=outcome, usage=usage, first_token_s=0.1, prompt_bound=99)
     assert (
@@ -74,7 +73,6 @@ async def test_a_refused_call_spent_nothing(database: Database) -> None:
 
 
 async def test_a_running_call_is_uncertain(database: Database) -> None:
-    """Whatever it has spent by now."""
     await put(database, run("run-1", calls=[call("run-1")]))
     running = [
         opened(call("run-2", 1, prompt_bound=99)),
@@ -85,8 +83,7 @@ async def test_a_running_call_is_uncertain(database: Database) -> None:
     assert found == LedgerSum(1, ("run-2-1",), Tokens(10, 2), Tokens(109, 66))
 
 
-async def test_at_most_a_thousand_are_named(database: Database) -> None:
-    """The oldest."""
+async def test_the_oldest_thousand_uncertain_calls_are_named(database: Database) -> None:
     calls = [
         call("run-1", number, outcome="failed", usage=None, started_at=1000.0 + number)
         for number in range(1001)
@@ -96,8 +93,8 @@ async def test_at_most_a_thousand_are_named(database: Database) -> None:
     assert found.upper_bound.completion == 1001 * 64
 
 
-async def test_deleted_calls(database: Database) -> None:
-    """Where calls since the engine's start have been deleted, the sums are not the whole."""
+async def test_sums_are_incomplete_where_calls_were_deleted(database: Database) -> None:
+    """The calls are from after the engine's start."""
     assert (await summed(database, call("run-1", started_at=7300.0), start=7000.0)).complete
     await database.write(lambda connection: connection.execute(CALLS.delete()))
     sums = SQLUsages(database)
@@ -106,8 +103,7 @@ async def test_deleted_calls(database: Database) -> None:
     assert (await sums.since("other", 7000.0)).complete
 
 
-async def test_nothing_at_all(database: Database) -> None:
-    """No calls are no tokens."""
+async def test_without_calls_there_are_no_tokens(database: Database) -> None:
     assert await SQLUsages(database).since("engine", 0.0) == LedgerSum(
         0, (), Tokens(0, 0), Tokens(0, 0)
     )

@@ -1,5 +1,5 @@
-"""Names that were used are never forgotten within a day, and the database is asked for hardly
-any others.
+"""Names of recent requests: none is forgotten within a day, and the database is rarely asked for
+others.
 """
 
 from hypothesis import given
@@ -13,8 +13,8 @@ from tests.router.store.stored import run
 
 
 @given(st.sets(st.tuples(st.text(), st.text())), st.tuples(st.text(), st.text()))
-def test_none_is_left_out(names: set[tuple[str, str]], other: tuple[str, str]) -> None:
-    """And no other is taken for one of a few."""
+def test_every_used_name_is_known(names: set[tuple[str, str]], other: tuple[str, str]) -> None:
+    """Very few other names are taken for a used one."""
     used = UsedNames()
     for name in names:
         used.add(name)
@@ -22,8 +22,8 @@ def test_none_is_left_out(names: set[tuple[str, str]], other: tuple[str, str]) -
     assert (other in used) == (other in names)
 
 
-async def test_a_gateway_that_begins_knows_them(database: Database) -> None:
-    """A request that was answered before it began is answered by the same run."""
+async def test_a_new_gateway_knows_earlier_names(database: Database) -> None:
+    """A request that was answered before its start gets the same run."""
     async with LogJournal.writing(database) as journal:
         await journal.begin(start("run-1", request_id="mine"))
         await journal.finish(run("run-1", NOW, request_id="mine", tenant=DEFAULT_TENANT))

@@ -1,4 +1,4 @@
-"""Records of the log: what is written is read again."""
+"""Records of the log: what is written is read back."""
 
 from msgspec.structs import asdict, fields
 
@@ -36,7 +36,7 @@ CALL = Call(
 
 
 def test_every_field_of_the_call_above_is_set() -> None:
-    """A new field has to be set there, so that the next test covers it."""
+    """A new field has to be set in `CALL`, so that the next test covers it."""
     assert CALL.usage is not None
     for struct in (CALL, CALL.usage):
         unset = [

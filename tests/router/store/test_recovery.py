@@ -59,7 +59,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def _killed(url: str, *names: str) -> None:
-    """In another process, start three runs for each name, end one of them, and kill the gateway."""
+    """Start three runs for each name in another process, end one, and kill the gateway."""
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _DYING, url, *names, stdout=pipe

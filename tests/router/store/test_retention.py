@@ -1,4 +1,4 @@
-"""Old runs are deleted; what was spent stays known."""
+"""Retention: old runs are deleted, and their spending stays known."""
 
 import time
 
@@ -17,9 +17,10 @@ async def _left(database: Database) -> list[str]:
     ]
 
 
-async def test_runs_are_kept_for_some_days(database: Database) -> None:
-    """Since their start; calls and feedback go with them, and runs under way stay. It takes
-    pieces, however many.
+async def test_runs_are_kept_for_some_days_since_their_start(database: Database) -> None:
+    """Calls and feedback are deleted with them, and runs in progress stay.
+
+    Any number is deleted in batches.
     """
     now = time.time()
     old = [run(f"run-{number}", now - 3 * DAY_S + number) for number in range(230)]
@@ -39,8 +40,8 @@ async def test_runs_are_kept_for_some_days(database: Database) -> None:
     assert await rows(database, "SELECT * FROM feedback") == []
 
 
-async def test_a_journal_deletes_when_it_begins(database: Database) -> None:
-    """Sums of usage and spending stay when their calls are gone, and the store is whole."""
+async def test_a_journal_deletes_old_runs_when_it_begins(database: Database) -> None:
+    """Sums of usage and spending outlive their calls, and the store is consistent."""
     then = time.time() - 2 * DAY_S
     call = ended("run-1", started_at=then)
     async with LogJournal.writing(database) as journal:

@@ -1,4 +1,4 @@
-"""A table whose gateway was killed is gone on with over the wire, on either database."""
+"""Tables of a killed gateway are resumed over the wire, on either database."""
 
 import asyncio
 from contextlib import suppress
@@ -39,7 +39,7 @@ class _Killed(Exception):
 
 
 async def whole(folder: Path) -> pb.Table:
-    """The table of a run that nothing has happened to."""
+    """Return the table of an undisturbed run."""
     async with gateway(folder / "whole", WORLD, limits=LIMITS, delegator=lead(WORLD, 2)) as (
         undisturbed,
         archive,
@@ -54,10 +54,10 @@ async def whole(folder: Path) -> pb.Table:
 
 @pytest.mark.parametrize("free", [3, 12, 25])
 @pytest.mark.parametrize("way", ["name", "identifier", "command"])
-async def test_a_killed_run(
+async def test_a_resumed_table_equals_an_undisturbed_one(
     url: str, tmp_path: Path, rolegate: Rolegate, way: str, free: int
 ) -> None:
-    """Whoever asks again under its name, or for its run, gets the table that it would have been."""
+    """The client repeats the request name or names the run."""
     held: Any = HeldModel(Reader(), free)
     with suppress(_Killed):
         async with gateway(url, WORLD, held, lead(WORLD, 2), limits=LIMITS) as (first, archive):

@@ -1,4 +1,4 @@
-"""Executions with a report, and the passages that their executor was shown."""
+"""Executions with a report, and the passages in the executor's prompt."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ SCHEMA = Schema((Column("city", key=True), Column("founder"), Column("founded", 
 
 
 def discovery(number: int = 1, attempt: int = 1) -> Ask:
-    """One of all columns."""
+    """Return a discovery of all columns."""
     return Ask(
         "discover",
         tuple(column.name for column in SCHEMA.columns),
@@ -21,18 +21,18 @@ def discovery(number: int = 1, attempt: int = 1) -> Ask:
 
 
 def fill(city: str, *columns: str, attempt: int = 1) -> Ask:
-    """One of some columns."""
+    """Return a fill of some columns."""
     return Ask("fill", columns, (city,), attempt=attempt)
 
 
 def executed(answer: str, *passages: str, outcome: ExecutionOutcome = "reported") -> Execution:
-    """One that reported `answer` from passages, written as `title: text`."""
+    """Return an execution that reported `answer` from passages, written as `title: text`."""
     report = Report(answer, ()) if outcome == "reported" else NO_EVIDENCE
     return Execution("?", report, outcome, (SearchRecord("?", shown(passages)),), Conversation(()))
 
 
 def shown(passages: Sequence[str]) -> tuple[Passage, ...]:
-    """Passages, each of a document with its title."""
+    """Return passages, each of a document with its title."""
     parted = [passage.partition(": ") for passage in passages]
     return tuple(
         Passage(f"{title}#{text}", title, text, document=title) for title, _, text in parted

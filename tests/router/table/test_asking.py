@@ -1,4 +1,4 @@
-"""Asks have a rank of their own, and words from their columns."""
+"""Asks of a table: their ranks, and their words from the columns."""
 
 from router.table.schema import question
 from router.trace.table import Ask, Column, Schema
@@ -15,8 +15,8 @@ SCHEMA = Schema(
 )
 
 
-def test_the_words_of_a_cell() -> None:
-    """Those of its column, or plain ones; what is put in is not read again."""
+def test_the_question_of_a_cell_uses_the_wording_of_its_column() -> None:
+    """Without a wording it is plain. Inserted names are not expanded again."""
     assert (
         question(SCHEMA, ["{country}", "Vor"], ["founded"]) == "When was {country} in Vor founded?"
     )
@@ -27,17 +27,18 @@ def test_the_words_of_a_cell() -> None:
     assert question(SCHEMA, ["Bel", "Vor"], ["{mayor}"]) == "What is the {mayor} of Bel, Vor?"
 
 
-def test_the_words_of_several_cells() -> None:
-    """A line for each, by its column's name."""
+def test_the_question_of_several_cells_has_a_line_for_each() -> None:
+    """The line begins with the name of the column."""
     assert question(SCHEMA, ["Bel", "Vor"], ["area", "founded"]) == (
         "Bel, Vor:\n- founded: When was Bel in Vor founded?\n"
         "- area: What is the area (without lakes; in km²) of Bel, Vor?"
     )
 
 
-def test_the_rank_of_asks() -> None:
-    """Discoveries as they were written, so that rows stand where they would have without a failure;
-    then fills, then what is to be settled, first attempts first.
+def test_discoveries_rank_before_fills_and_fills_before_settlements() -> None:
+    """Discoveries keep their written order, so that a failure does not move rows.
+
+    First attempts come first.
     """
     asks = [
         discovery(1),

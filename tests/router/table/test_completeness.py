@@ -1,12 +1,14 @@
-"""What a table lacks is counted, and estimated from how often its rows were found."""
+"""Completeness of a table: missing cells are counted, and missing rows estimated from repeated
+names.
+"""
 
 from router.table.assembly import assemble
 from router.table.completeness import completeness
 from tests.router.table.reports import SCHEMA, discovery, executed, fill
 
 
-def test_the_state_of_a_table() -> None:
-    """Counts of cells and rows, given ones among them."""
+def test_cells_and_rows_are_counted() -> None:
+    """Given ones are included."""
     reports = [
         (discovery(1), executed("- Krurou\n- Bel\n- Tal")),
         (discovery(2), executed("- Krurou\n- Vor")),
@@ -30,13 +32,12 @@ def test_the_state_of_a_table() -> None:
     assert (alone.rows_seen_once, alone.estimated_rows) == (3, None)
 
 
-def test_an_empty_table() -> None:
-    """Nothing is missing in it."""
+def test_an_empty_table_lacks_nothing() -> None:
     assert completeness(assemble(SCHEMA, [], []), ()).fill_rate == 1.0
 
 
-def test_rows_that_nobody_has_seen() -> None:
-    """Are estimated from those that one discovery and two discoveries name (by hand: 2.5)."""
+def test_unseen_rows_are_estimated_from_names_in_one_and_two_discoveries() -> None:
+    """The estimate by hand is 2.5."""
     once = "\n".join(f"- Once {number}" for number in range(6))
     twice = "\n".join(f"- Twice {number}" for number in range(5))
     thrice = "\n".join(f"- Thrice {number}" for number in range(12))

@@ -1,4 +1,4 @@
-"""The cost of rows with the overhead is that of all calls, to the last token."""
+"""Costs of a table: rows and overhead add up to all calls exactly."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from tests.router.table.test_assembly import GIVEN, reports
 
 
 def call(sub_query_index: int | None, tokens: int | None, nano_usd: int | None = None) -> Call:
-    """One that spent this."""
+    """Return a call with this spending."""
     usage = None if tokens is None else Usage(tokens, 0)
     return Call(
         run_id="r",
@@ -41,8 +41,7 @@ def call(sub_query_index: int | None, tokens: int | None, nano_usd: int | None =
     )
 
 
-def test_what_rows_cost() -> None:
-    """A discovery counts for the rows that it is the first to name, a fill for its row."""
+def test_a_discovery_counts_for_its_new_rows_and_a_fill_for_its_row() -> None:
     asks = [discovery(1), discovery(2), fill("bel", "founder", "founded"), discovery(3)]
     told = ["- Krurou\n- Bel", "- Bel\n- Tal\n- Far", "founder: Bo", "not found"]
     table = assemble(SCHEMA, [["Far", "", ""]], zip(asks, map(executed, told), strict=True))
@@ -65,10 +64,9 @@ _COUNTS = st.none() | st.integers(0, 1000)
 
 
 @given(GIVEN, reports(), st.lists(st.builds(call, st.none() | st.integers(0, 9), _COUNTS, _COUNTS)))
-def test_it_adds_up(
+def test_rows_and_overhead_add_up_to_all_tokens_and_money(
     rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], calls: list[Call]
 ) -> None:
-    """In tokens and in money."""
     cost = table_cost(assemble(SCHEMA, rows, told), [ask for ask, _ in told], calls)
     parts = [*cost.rows, cost.overhead]
     assert sum(part.tokens for part in parts) == sum(

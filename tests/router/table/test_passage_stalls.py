@@ -1,4 +1,4 @@
-"""No passage keeps others waiting, whatever it is made of."""
+"""No passage delays other requests, for any content."""
 
 import pytest
 
@@ -7,9 +7,7 @@ from tests.stall import held_s, serving
 
 _TIMES = 25
 _USUAL_S = 0.005
-"""A step of the event loop may take so much longer than the longest one with plain passages, or
-than that.
-"""
+"""Maximum factor of the longest step of the event loop, relative to plain passages."""
 _TESTED = (
     "ligatures",
     "other squared words",
@@ -22,7 +20,7 @@ _TESTED = (
 @pytest.mark.timing
 @pytest.mark.parametrize("name", _TESTED)
 async def test_no_passage_holds_the_event_loop(name: str) -> None:
-    """Measured in CPU time of its thread, so that other processes do not count."""
+    """The time is CPU time of its thread, so that other processes do not count."""
     with serving(SCENE) as served:
         await INPUTS["table, other plain"](served)
         usual_s = held_s(served)

@@ -1,4 +1,4 @@
-"""Columns and given rows are refused with what is wrong, where, and what to do."""
+"""Schemas and given rows: refusals say what is wrong, where, and what to do."""
 
 import pytest
 
@@ -10,7 +10,7 @@ CITY = Column("City", key=True)
 FOUNDED = Column("founded", "integer", ask="When was {city} founded?")
 
 
-def test_what_is_right_is_taken() -> None:
+def test_valid_columns_and_rows_are_accepted() -> None:
     """Names in an ask are compared as headers are."""
     schema = checked_schema([CITY, FOUNDED, Column("kind", "choice", choices=("port", "mine"))])
     assert schema.keys == (CITY,)
@@ -48,8 +48,7 @@ def test_what_is_right_is_taken() -> None:
         ),
     ],
 )
-def test_columns_that_cannot_be_filled(columns: list[Column], says: str) -> None:
-    """Each is refused by its place and name."""
+def test_invalid_columns_are_refused_by_place_and_name(columns: list[Column], says: str) -> None:
     with pytest.raises(BadRequest, match=says):
         checked_schema(columns)
 
@@ -68,7 +67,6 @@ def test_columns_that_cannot_be_filled(columns: list[Column], says: str) -> None
         ),
     ],
 )
-def test_rows_that_cannot_be_kept(rows: list[list[str]], says: str) -> None:
-    """Each is refused by its place."""
+def test_invalid_rows_are_refused_by_place(rows: list[list[str]], says: str) -> None:
     with pytest.raises(BadRequest, match=says):
         checked_rows(checked_schema([CITY, FOUNDED]), rows)

@@ -1,5 +1,5 @@
-"""A value is supported by the sentence that says it, and names are the same where a sentence
-says so.
+"""Support: a value is supported by the sentence that states it, and names are tied by a sentence
+that says so.
 """
 
 import pytest
@@ -36,13 +36,12 @@ FOUNDER = Column("founder")
         ("Krurou: Nobody knows.", "unsupported"),
     ],
 )
-def test_a_name(passage: str, support: str) -> None:
-    """It is stated where the row is named in its sentence, beside it, or by the title."""
+def test_a_value_is_stated_if_its_row_is_named_nearby(passage: str, support: str) -> None:
+    """The row is named in the sentence, in the one next to it, or by the title."""
     assert _support(FOUNDER, "Ana Ruiz", passage)[0] == support
 
 
-def test_the_sentence_that_names_both_is_cited() -> None:
-    """Of each passage one."""
+def test_one_sentence_of_a_passage_that_names_both_is_cited() -> None:
     passages = [
         "Annals: Ana Ruiz was born. Krurou is old. Krurou was founded by Ana Ruiz.",
         "Bel: Ana Ruiz died.",
@@ -76,8 +75,10 @@ def test_the_sentence_that_names_both_is_cited() -> None:
         (FOUNDER, "का", "कि", False),
     ],
 )
-def test_values_by_their_types(column: Column, value: str, sentence: str, held: bool) -> None:
-    """A number or a date counts however it is written."""
+def test_values_are_compared_by_their_type(
+    column: Column, value: str, sentence: str, held: bool
+) -> None:
+    """The notation of a number or a date makes no difference."""
     assert (_support(column, value, f"Krurou: {sentence}")[0] == "stated") == held
 
 
@@ -99,8 +100,7 @@ def test_values_by_their_types(column: Column, value: str, sentence: str, held: 
         "New Bel（原名Krurou）",
     ],
 )
-def test_names_of_the_same(sentence: str) -> None:
-    """In either order."""
+def test_a_sentence_ties_two_names_in_either_order(sentence: str) -> None:
     names = {sought("Krurou"), sought("New Bel"), sought("Bel")}
     assert {frozenset(pair) for pair in tied(ties(sought(sentence)), names, 1)} == {
         frozenset((" krurou ", " new bel "))
@@ -118,13 +118,12 @@ def test_names_of_the_same(sentence: str) -> None:
         "Krurou was known to New Bel.",
     ],
 )
-def test_names_of_two(sentence: str) -> None:
-    """A sentence that names both ties nothing by that alone."""
+def test_a_sentence_that_mentions_two_names_does_not_tie_them(sentence: str) -> None:
     assert not list(tied(ties(sought(sentence)), {" krurou ", " new bel "}, 1))
 
 
-def test_a_row_by_the_title_that_is_its_name_too() -> None:
-    """An executor that was shown that both are the same reads the passage about the other."""
+def test_a_row_is_named_by_the_title_of_its_other_name() -> None:
+    """The executor was shown that both names are the same."""
     passages = shown(
         ["Annals: Krurou is the former name of Bel.", "Bel: It was founded by Ana Ruiz."]
     )
@@ -132,7 +131,6 @@ def test_a_row_by_the_title_that_is_its_name_too() -> None:
     assert Shown(passages).support(FOUNDER, "Ana Ruiz", "ana ruiz", names)[0] == "stated"
 
 
-def test_floods_of_ties() -> None:
-    """They are found in time, however many there are."""
+def test_floods_of_ties_are_found_in_time() -> None:
     for piece in ("now ", "is ", "also known as ", "krurou now ", "is x x name of "):
         assert sum(1 for _ in ties(sought(piece * 2_000))) <= 6_000

@@ -1,4 +1,4 @@
-"""The delegator's plan is read from its turn, whatever else it writes."""
+"""Parsing of the delegator's plan of a table, with any other text around it."""
 
 import pytest
 from hypothesis import given
@@ -46,22 +46,22 @@ FOUNDER = '<ask column="founder">Who founded {city}?</ask>'
         ),
     ],
 )
-def test_wordings(text: str, asks: list[str]) -> None:
-    """Those that name a row, for columns without one, the first of each; a key is not asked for."""
+def test_the_first_wording_of_each_unworded_column_counts(text: str, asks: list[str]) -> None:
+    """A wording has to name a row. A key is not asked for."""
     assert [column.ask for column in planned(SCHEMA, text).columns[1:]] == asks
 
 
 @given(st.text(alphabet='<>/ask column="founder"{city}?\n', max_size=200))
 def test_any_turn_is_read(text: str) -> None:
-    """None raises, and names and types stay as they were."""
+    """Names and types of the columns stay unchanged."""
     found = planned(SCHEMA, FOUNDER + text)
     assert [(each.name, each.type, each.key) for each in found.columns] == [
         (each.name, each.type, each.key) for each in SCHEMA.columns
     ]
 
 
-def test_what_is_shown() -> None:
-    """Columns with their types and what is said of them; then counts, and names, inert."""
+def test_the_delegator_is_shown_columns_counts_and_names() -> None:
+    """Columns come with their types and descriptions. Names are escaped."""
     shown = table_delegation.opening("Cities & <stop/>?", SCHEMA)
     columns = "city*, founder, founded in:integer (AD; in years)"
     assert shown == f"<question>Cities &amp; &lt;stop/&gt;?</question><columns>{columns}</columns>"

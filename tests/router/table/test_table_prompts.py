@@ -1,4 +1,4 @@
-"""The examples in the shipped prompts are read as they are meant."""
+"""Examples in the shipped prompts are read as intended."""
 
 import re
 from pathlib import Path
@@ -33,16 +33,17 @@ KEEPERS = Schema(
 
 
 def turns(path: Path) -> list[str]:
-    """The model's turns in the examples of a prompt."""
+    """Return the model's turns in the examples of a prompt."""
     examples = path.read_text("utf-8").partition("\nExample")[2]
     return re.findall(
         r"^You: (.*?)(?=^\w+: |^It would|^Example|\Z)", examples, re.MULTILINE | re.DOTALL
     )
 
 
-def test_the_delegators() -> None:
-    """Plans with a wording for each column, more questions, and a stop; the requests are as
-    they will be.
+def test_examples_of_the_delegator_are_read_as_intended() -> None:
+    """They plan a wording for each column, ask more questions, and stop.
+
+    Their requests equal the real ones.
     """
     path = PROMPTS / "table_delegation.txt"
     lights = Schema(LIGHTS.columns[:4])
@@ -58,8 +59,8 @@ def test_the_delegators() -> None:
     assert (opening("", KEEPERS) + status(known, ())).partition("</question>")[2] in prompt
 
 
-def test_those_of_baselines() -> None:
-    """Rounds and a stop; tables, read as they are meant; the request is as it will be."""
+def test_examples_of_the_baselines_are_read_as_intended() -> None:
+    """They show rounds and a stop, and tables. Their requests equal the real ones."""
     columns = LIGHTS.columns[0], LIGHTS.columns[2], LIGHTS.columns[4]
     decisions = [
         parse_decision(text, limit=20) for text in turns(WRITTEN / "wide_written_delegation.txt")
@@ -77,9 +78,10 @@ def test_those_of_baselines() -> None:
         assert asked in (WRITTEN / f"{name}.txt").read_text("utf-8")
 
 
-def test_the_executors() -> None:
-    """A list of names, rows of several columns, and values of one row, asked for as they will
-    be.
+def test_examples_of_the_executor_are_read_as_intended() -> None:
+    """They show a list of names, rows of several columns, and values of one row.
+
+    Their requests equal the real ones.
     """
     path = PROMPTS / "table_execution.txt"
     lights, row, value = (parse_table_turn(text) for text in turns(path)[1::2])

@@ -1,4 +1,4 @@
-"""Faults by a seed, and the proxies that have them, between a real client and a real server."""
+"""Seeded faults, and the proxies that inject them between a real client and a real server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ PROMPT = Prompt(
 
 @pytest.fixture
 async def proxy() -> AsyncIterator[FaultProxy]:
-    """Before models that are played."""
+    """Open a proxy before played models."""
     async with serving(recording=False) as server, fault_proxies([server.base_url], 0) as (proxy,):
         server.plays(writes(lambda _asked: Reply.of(TEXT)))
         yield proxy
@@ -38,7 +38,7 @@ async def proxy() -> AsyncIterator[FaultProxy]:
 
 @pytest.fixture
 async def model(proxy: FaultProxy) -> AsyncIterator[OpenAIHTTP]:
-    """A model, through it."""
+    """Return a model behind the proxy."""
     async with ConnectionPool() as pool:
         yield OpenAIHTTP(pool, proxy.base_url, "answerer")
 
@@ -49,7 +49,7 @@ async def asked(model: OpenAIHTTP, timeout_s: float = 5.0) -> Completion:
 
 
 async def ends(proxy: FaultProxy, model: OpenAIHTTP, fault: Fault) -> set[str]:
-    """Texts and errors of some calls with a fault."""
+    """Return the texts and errors of some calls with a fault."""
     found = set[str]()
     for seed in range(12):
         proxy.plan = FaultPlan(f"{seed}", 1.0, (fault,))
@@ -60,8 +60,8 @@ async def ends(proxy: FaultProxy, model: OpenAIHTTP, fault: Fault) -> set[str]:
     return found
 
 
-def test_the_same_seed_gives_the_same_faults() -> None:
-    """Another seed gives others; every kind comes, and about as often as wanted."""
+def test_equal_seeds_give_equal_faults() -> None:
+    """Another seed gives other faults. Every kind occurs, about as often as configured."""
     now = [0.0]
     plans = [FaultPlan(seed, 0.5, clock=lambda: now[0]) for seed in ("a", "a", "b")]
     drawn = []
@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_faults() -> None:
 
 
 def test_a_storm_hits_every_call_until_it_is_over() -> None:
-    """For as long as it lasts, whatever the share of other faults."""
+    """During the storm the shares of other faults make no difference."""
     now = [0.0]
     plan = FaultPlan("s", 1.0, ("throttled",), clock=lambda: now[0])
     assert plan.next() == "throttled"
@@ -88,9 +88,10 @@ def test_a_storm_hits_every_call_until_it_is_over() -> None:
     assert plan.next() is None
 
 
-async def test_passing_on(proxy: FaultProxy, model: OpenAIHTTP) -> None:
-    """Text and usage come as the upstream gives them; the attempt and the upstream's own count
-    are known.
+async def test_a_proxy_without_faults_changes_nothing(proxy: FaultProxy, model: OpenAIHTTP) -> None:
+    """Text and usage are those of the upstream.
+
+    The attempt and the upstream's own count are known.
     """
     completion = await asked(model)
     assert (completion.text, proxy.plan.seen) == (TEXT, {"none": 1})
@@ -103,8 +104,10 @@ async def test_passing_on(proxy: FaultProxy, model: OpenAIHTTP) -> None:
 
 
 @pytest.mark.parametrize("fault", ["reset", "throttled", "overloaded"])
-async def test_calls_that_fail_at_once(proxy: FaultProxy, model: OpenAIHTTP, fault: Fault) -> None:
-    """Connections that are reset, and storms, which servers that did not begin tell of."""
+async def test_resets_and_storms_fail_immediately(
+    proxy: FaultProxy, model: OpenAIHTTP, fault: Fault
+) -> None:
+    """The errors are those of servers that did not begin."""
     proxy.plan = FaultPlan("0", 1.0, (fault,))
     with pytest.raises(UpstreamUnavailable) as failed:
         await asked(model)
@@ -115,17 +118,19 @@ async def test_calls_that_fail_at_once(proxy: FaultProxy, model: OpenAIHTTP, fau
     assert [(one.request_id, one.counted) for one in proxy.attempts] == [("run-1-0", None)]
 
 
-async def test_no_answer(proxy: FaultProxy, model: OpenAIHTTP) -> None:
-    """A black hole never answers; the call had come."""
+async def test_a_black_hole_never_answers(proxy: FaultProxy, model: OpenAIHTTP) -> None:
+    """It does receive the call."""
     proxy.plan = FaultPlan("0", 1.0, ("black_hole",))
     with pytest.raises(TimeoutError):
         await asked(model, 0.3)
     assert [one.request_id for one in proxy.attempts] == ["run-1-0"]
 
 
-async def test_streams_with_faults(proxy: FaultProxy, model: OpenAIHTTP) -> None:
-    """Cut streams are not whole, dripping ones are in the end; lies about usage cost nothing of
-    the text.
+async def test_streams_with_faults_are_cut_drip_or_misreport_usage(
+    proxy: FaultProxy, model: OpenAIHTTP
+) -> None:
+    """A cut stream is incomplete, a dripping one is complete in the end, and a wrong usage costs
+    no text.
     """
     assert await ends(proxy, model, "cut") == {"UpstreamUnavailable", TEXT}
     assert UpstreamProtocolError.__name__ in await ends(proxy, model, "invalid_utf8")
@@ -135,8 +140,8 @@ async def test_streams_with_faults(proxy: FaultProxy, model: OpenAIHTTP) -> None
     assert (await asked(model)).text == TEXT
 
 
-async def test_searches_fail_as_planned() -> None:
-    """They fail, or hang; without a plan they are passed on."""
+async def test_searches_fail_or_hang_as_planned() -> None:
+    """Without a plan they are passed on."""
     passage = Passage("p", "Heat", "Heat is a film.", 1.0)
     inner = FixedRetriever({"who": [passage]})
     assert await FaultyRetriever(inner, FaultPlan("s", 0.0)).search(["who"], 1) == [[passage]]

@@ -1,4 +1,4 @@
-"""The fake OpenAI server where a function writes its replies."""
+"""The fake OpenAI server with a function that writes its replies."""
 
 import json
 import time
@@ -17,10 +17,8 @@ PROMPT = Prompt(
 )
 
 
-async def test_replies_of_a_function() -> None:
-    """Each is asked for with what the request says; tokens are counted in the reply and over
-    all of them.
-    """
+async def test_a_function_writes_each_reply_from_its_request() -> None:
+    """Tokens are counted in the reply and over all of them."""
     seen: list[ChatRequest] = []
 
     def script(asked: ChatRequest) -> Reply:
@@ -47,8 +45,7 @@ async def test_replies_of_a_function() -> None:
     assert "vllm:generation_tokens_total 6\n" in metrics
 
 
-async def test_a_pace() -> None:
-    """Tokens come one by one, after the first has been waited for."""
+async def test_tokens_come_singly_after_a_wait_for_the_first() -> None:
     times: list[float] = []
     async with serving(recording=False) as server, ConnectionPool() as pool:
         server.plays(writes(lambda _asked: Reply(["a", "b", "c"], 0.15, lambda: 0.05)))
@@ -61,8 +58,7 @@ async def test_a_pace() -> None:
     assert times[0] >= 0.15 and times[-1] >= 0.25
 
 
-async def test_a_cut_reply() -> None:
-    """Counts with the tokens that were written by then."""
+async def test_a_cut_reply_counts_the_tokens_written_so_far() -> None:
     async with serving(recording=False) as server, aiohttp.ClientSession() as session:
         server.plays(writes(lambda _asked: Reply("abcdefgh" * 100, 0.0, lambda: 0.01)))
         asked = {"model": "any", "messages": [], "stream": True}
@@ -72,8 +68,7 @@ async def test_a_cut_reply() -> None:
     assert 0 < server.tokens["generation"] < 800
 
 
-async def test_events() -> None:
-    """Each token has its event, with the count so far."""
+async def test_each_token_has_its_event_with_the_count_so_far() -> None:
     async with serving(recording=False) as server, aiohttp.ClientSession() as session:
         server.plays(writes(lambda _asked: Reply("abc")))
         asked = {"model": "any", "messages": [], "stream": True}

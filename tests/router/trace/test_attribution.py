@@ -1,4 +1,4 @@
-"""Wrong answers, traced to the role that lost them by where the right one stands."""
+"""Attribution: a wrong answer is traced to the role that lost the correct one."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ def execution(
     dropped: int = 0,
     evidence: str = "so",
 ) -> Execution:
-    """One with a search."""
+    """Return an execution with a search."""
     told = Report(answer, (evidence,)) if outcome == "reported" else NO_EVIDENCE
     searches = (SearchRecord("Ada", passages, dropped_passages=dropped),)
     return Execution("Where was Ada born?", told, outcome, searches, Conversation(()))
@@ -41,7 +41,7 @@ def traced(
     gold: str = "Tarn",
     known: Sequence[Passage] | None = None,
 ) -> Attribution:
-    """The trace of an answer that came of these."""
+    """Return the attribution of an answer from these executions."""
     found = attribute(
         run("run-1", result=Trajectory(answer, "answered", executions)), [gold], known
     )
@@ -49,7 +49,7 @@ def traced(
     return found
 
 
-def test_a_report_has_it_and_the_answer_does_not() -> None:
+def test_a_value_in_a_report_but_not_in_the_answer_was_lost_by_answering() -> None:
     found = traced(execution("Kestrel"), execution("in Tarn", HOLDS))
     assert (found.lost_by, found.right) == ("answering", False)
     assert [(each.where, each.agent) for each in found.sightings] == [
@@ -62,8 +62,8 @@ def test_evidence_counts_as_reported() -> None:
     assert traced(execution("Kestrel", evidence="Ada was born in Tarn.")).lost_by == "answering"
 
 
-def test_an_executor_was_shown_it_and_reported_something_else() -> None:
-    """It is told by which search, and with the sentence."""
+def test_a_value_shown_but_not_reported_was_lost_by_reading() -> None:
+    """The sighting names the search and quotes the sentence."""
     (seen,) = (found := traced(execution("Kestrel", OTHER, HOLDS))).sightings
     assert found.lost_by == "reading"
     assert (seen.where, seen.agent, seen.query) == ("shown", FIRST, "Ada")
@@ -71,7 +71,7 @@ def test_an_executor_was_shown_it_and_reported_something_else() -> None:
     assert seen.at.quote == "Ada was born in Tarn."
 
 
-def test_a_passage_that_gave_way_counts_as_found() -> None:
+def test_a_dropped_passage_counts_as_found() -> None:
     (seen,) = traced(execution("Kestrel", OTHER, HOLDS, dropped=1)).sightings
     assert seen.where == "dropped"
 
@@ -80,23 +80,27 @@ def test_a_passage_that_gave_way_counts_as_found() -> None:
     ("outcome", "lost_by"),
     [("timed_out", "execution"), ("no_report", "execution"), ("retrieval_failed", "retrieval")],
 )
-def test_nothing_has_it_and_an_executor_failed(outcome: ExecutionOutcome, lost_by: str) -> None:
+def test_an_unseen_value_with_a_failed_executor_was_lost_by_the_failure(
+    outcome: ExecutionOutcome, lost_by: str
+) -> None:
     found = traced(execution("", OTHER, outcome=outcome), execution("Kestrel"), known=[HOLDS])
     assert (found.lost_by, found.failed) == (lost_by, (FIRST,))
 
 
-def test_nothing_has_it_and_all_reported() -> None:
-    """Only the documents tell delegation from retrieval; until somebody looks there, it stays
-    open.
+def test_an_unseen_value_with_all_reports_needs_the_documents() -> None:
+    """Only the documents distinguish delegation from retrieval.
+
+    Until they are searched, the verdict stays open.
     """
     assert traced(execution("Kestrel", OTHER)).lost_by is None
     assert traced(execution("Kestrel", OTHER), known=[OTHER, HOLDS]).lost_by == "delegation"
     assert traced(execution("Kestrel", OTHER), known=[OTHER]).lost_by == "documents"
 
 
-def test_an_answer_that_stands_in_no_document_is_lost_by_them() -> None:
-    """Also where an executor failed, who could not have found it; a verdict stands in any text,
-    and tells nothing.
+def test_a_value_in_no_document_was_lost_by_the_documents() -> None:
+    """This holds if an executor failed, as it could not have found the value.
+
+    Yes or no is in any text and proves nothing.
     """
     failed = execution("", OTHER, outcome="timed_out")
     other = execution("Kestrel")
@@ -107,23 +111,23 @@ def test_an_answer_that_stands_in_no_document_is_lost_by_them() -> None:
 
 
 def test_a_passage_is_read_once() -> None:
-    """However many searches, points and cells look through it."""
+    """Many searches, points and cells look through it."""
     assert read(OTHER.text) is read(f"{OTHER.text[:7]}{OTHER.text[7:]}")
 
 
-def test_an_answer_that_holds_it_is_lost_by_nobody() -> None:
+def test_a_correct_answer_was_lost_by_no_role() -> None:
     found = traced(execution("Tarn", HOLDS), answer="In the town of Tarn.")
     assert (found.lost_by, found.right) == (None, True)
 
 
-def test_yes_is_looked_for_in_reports_alone() -> None:
-    """As it stands in many a passage."""
+def test_yes_is_looked_for_in_reports_only() -> None:
+    """Many passages contain it."""
     passage = Passage("p1", "Yes", "Yes, it is.")
     assert traced(execution("so it seems", passage), answer="no", gold="yes").sightings == ()
     assert traced(execution("yes", passage), answer="no", gold="yes").lost_by == "answering"
 
 
-def test_no_gold_no_text_no_answer() -> None:
+def test_without_gold_text_or_answer_there_is_no_attribution() -> None:
     whole = run("run-1", result=Trajectory("Kestrel", "answered", (execution("Kestrel"),)))
     assert attribute(whole, []) is None
     assert attribute(redacted(whole), ["Tarn"]) is None
@@ -137,7 +141,7 @@ def test_no_gold_no_text_no_answer() -> None:
     )
 )
 def test_the_role_nearest_to_the_answer_lost_it(executions: list[Execution]) -> None:
-    """Whatever order the executors have."""
+    """The order of the executors makes no difference."""
     reported = any(one.report.answer == "Tarn" for one in executions)
     shown = any(HOLDS in search.shown for one in executions for search in one.searches)
     assert traced(*executions, known=[HOLDS]).lost_by == (

@@ -14,8 +14,8 @@ from tests.router.store.stored import EXECUTIONS, call, run
 NO_RESULT: dict[str, Any] = {"result": None, "events": ()}
 
 
-def test_an_answer() -> None:
-    """With what it spent; cached tokens are a part of the prompt."""
+def test_an_answer_is_a_row_with_its_spending() -> None:
+    """Cached tokens are a part of the prompt."""
     calls = [call("run-1", usage=Usage(10, 2, 4)), call("run-1", 1, usage=Usage(5, 1), nano_usd=30)]
     said = [Feedback("run-1", True, comment="so it is"), Feedback("run-1", score=0.5)]
     row = export_row(run("run-1", 3.5, calls, request_id="mine", tenant="acme"), said)
@@ -44,8 +44,10 @@ def test_an_answer() -> None:
     assert msgspec.json.decode(row.feedback, type=list[Feedback]) == said
 
 
-def test_unknown_spending() -> None:
-    """Is null, and told beside the sums of what is known, so that no zero is taken for it."""
+def test_unknown_spending_is_null() -> None:
+    """The number of unknown calls stands next to the known sums, so that no unknown is taken for
+    zero.
+    """
     blind = call("run-1", 1, usage=None, nano_usd=None, outcome="failed")
 
     rows = [
@@ -68,8 +70,8 @@ def test_unknown_spending() -> None:
     ]
 
 
-def test_outputs() -> None:
-    """Are what each kind of run comes to; a run that came to nothing has none, and no outcome."""
+def test_each_kind_of_run_has_its_outputs() -> None:
+    """A run without a result has no outputs and no outcome."""
     reply = Conversation(
         (Message("user", "?"),), (Completion("one", "stop"), Completion("two", "stop"))
     )
@@ -97,8 +99,7 @@ def test_outputs() -> None:
     assert [row.outcome for row in rows] == ["answered", "", "", "", "", "", ""]
 
 
-def test_the_trace() -> None:
-    """Holds everything, and what executors did once."""
+def test_the_trace_holds_everything_and_each_execution_once() -> None:
     trace = export_row(run("run-1", calls=[call("run-1")])).trace
 
     told = json.loads(trace)
@@ -111,8 +112,8 @@ def test_the_trace() -> None:
     assert told["calls"][0]["usage"]["prompt_tokens"] == 10
 
 
-def test_no_field_is_null_but_for_what_is_unknown() -> None:
-    """Every type is one of the four that all tables know; only counts may be unknown."""
+def test_only_unknown_counts_are_null() -> None:
+    """Every type is one of the four that all tables know."""
     types = {field.name: field.type for field in msgspec.structs.fields(ExportRow)}
     counts = [types.pop(name) for name in ("prompt_tokens", "completion_tokens", "cost_nano_usd")]
     assert counts == [int | None] * 3

@@ -1,4 +1,4 @@
-"""A quote has a bound, holds what it is quoted for, and stands in its passage."""
+"""Quotes: each has a maximum length, holds its point, and is a part of its passage."""
 
 import pytest
 
@@ -18,8 +18,8 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
-def test_a_quote_of_a_long_sentence(sentence: str) -> None:
-    """It is cut between words, where there are any, and marked."""
+def test_a_quote_of_a_long_sentence_is_cut_between_words(sentence: str) -> None:
+    """The cut is marked. Text without words is cut anywhere."""
     passage = Passage("1", "Annals", SENTENCES[sentence])
     by_value = Shown([passage]).support(
         Column("days", "number"), "1321000", "1321000", [" krurou "]
@@ -36,14 +36,13 @@ def test_a_quote_of_a_long_sentence(sentence: str) -> None:
 
 
 def test_a_short_sentence_is_quoted_whole() -> None:
-    """Without a mark."""
+    """It has no mark."""
     passage = Passage("1", "Annals", "It rains. Krurou was founded by Ana Ruiz.")
     ((citation,),) = cite(["Krurou Ana Ruiz"], [passage])
     assert citation.quote == "Krurou was founded by Ana Ruiz."
 
 
-def test_what_many_passages_say() -> None:
-    """Is quoted from the first of them."""
+def test_a_point_in_many_passages_is_quoted_from_the_first() -> None:
     passages = [
         Passage(str(number), "Annals", "Krurou was founded by Ana Ruiz.") for number in range(50)
     ]

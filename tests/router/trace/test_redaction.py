@@ -1,4 +1,4 @@
-"""Redacted runs hold figures, and nothing that was said."""
+"""Redaction: redacted runs keep numbers and no texts."""
 
 from typing import Literal, get_args
 
@@ -29,7 +29,7 @@ from tests.router.store.stored import call
 
 MARK = "§"
 texts = st.text(max_size=5).map(lambda text: MARK + text)
-"""Every text of people and models has a mark that nothing else has."""
+"""Marker in every text of users and models, and in no other text."""
 usages = st.none() | st.builds(Usage, st.integers(0, 9), st.integers(0, 9))
 conversations = st.builds(
     Conversation,
@@ -114,7 +114,7 @@ runs = st.builds(
 
 
 def _figures(value: object) -> object:
-    """What is left of a value when its marked texts are taken for empty."""
+    """Return a value with its marked texts emptied."""
     if isinstance(value, str):
         return "" if value.startswith(MARK) else value
     if isinstance(value, dict):
@@ -124,10 +124,8 @@ def _figures(value: object) -> object:
 
 @given(run=runs)
 @settings(max_examples=100, deadline=None)
-def test_no_text_survives(run: Run) -> None:
-    """Whatever was said is gone, and all figures, counts, hashes, names of models and outcomes
-    are there.
-    """
+def test_redaction_removes_all_texts_and_keeps_everything_else(run: Run) -> None:
+    """Counts, hashes, names of models and outcomes stay."""
     left = redacted(run)
     assert MARK.encode() not in msgspec.json.encode(left)
     assert _figures(msgspec.to_builtins(left)) == _figures(
@@ -143,6 +141,6 @@ class Rated(msgspec.Struct, frozen=True):
     confidence: Literal["low", "high"] | None = None
 
 
-def test_words_of_an_enumeration_are_no_texts() -> None:
-    """A field that is new is whole without being named."""
+def test_words_of_an_enumeration_are_kept() -> None:
+    """A new field of this kind needs no entry in the redaction."""
     assert _blank(Rated("said", "high")) == Rated("", "high")

@@ -1,4 +1,6 @@
-"""How far the estimate of a table's rows is off, by how likely a discovery is to name a row."""
+"""Figures of the estimate: its error for the rows of a table, by the probability of a discovery
+to name a row.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -16,28 +18,26 @@ pytestmark = pytest.mark.slow
 _SIZES = (8, 25, 55)
 _RUNS = 100
 Names = Callable[[random.Random, int, int], Iterator[list[int]]]
-"""Of a number of rows and of discoveries: the rows that each discovery names."""
+"""Function of a number of rows and of discoveries to the rows that each discovery names."""
 
 
 def independent(chance: float) -> Names:
-    """Each row with the same probability, whatever others name."""
+    """Name each row with the same probability, independently."""
     return lambda luck, rows, times: (
         [row for row in range(rows) if luck.random() < chance] for _ in range(times)
     )
 
 
 def uneven(chance: float) -> Names:
-    """A half of the rows as likely as that, the others half as likely: some are known better
-    than others.
-    """
+    """Name half of the rows with the given probability, and the others with half of it."""
     return lambda luck, rows, times: (
         [row for row in range(rows) if luck.random() < chance / (1 + row % 2)] for _ in range(times)
     )
 
 
 def one_index(chance: float) -> Names:
-    """A share of the rows is within reach of no discovery, as where all search one index; the
-    others independently.
+    """Name no row of a share, as if all discoveries search the same index, and the others
+    independently.
     """
     return lambda luck, rows, times: (
         [row for row in range(rows) if row % 5 and luck.random() < chance] for _ in range(times)
@@ -45,14 +45,16 @@ def one_index(chance: float) -> Names:
 
 
 def parts(luck: random.Random, rows: int, times: int) -> Iterator[list[int]]:
-    """The parts of a register: no row is in two."""
+    """Name the parts of a register, which do not overlap."""
     shuffled = luck.sample(range(rows), rows)
     return (shuffled[at::times] for at in range(times))
 
 
 def estimated(names: Names, times: int, seed: int) -> Iterator[tuple[float, float, float]]:
-    """Of runs of all sizes that are given an estimate: its error, that of the count of known rows,
-    and the share of namings that are of a row that is named again.
+    """Estimate runs of all sizes.
+
+    Return the error of the estimate and of the count of known rows, and the share of repeated
+    namings.
     """
     for rows in _SIZES:
         for run in range(_RUNS):
@@ -72,10 +74,11 @@ def estimated(names: Names, times: int, seed: int) -> Iterator[tuple[float, floa
             )
 
 
-def test_the_estimate() -> None:
-    """Is within 15 % at the median where a discovery names each row at least half of the time.
-    Where it names fewer, where some rows are out of reach, it says little; and nothing where
-    discoveries ask for parts.
+def test_the_median_error_of_the_estimate_is_within_15_percent() -> None:
+    """This holds if a discovery names each row at least half of the time.
+
+    If it names fewer, or some rows are out of reach, the estimate says little. If discoveries
+    ask for parts, there is none.
     """
     ways = {f"p = {chance}": independent(chance) for chance in (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)}
     ways |= {

@@ -1,4 +1,4 @@
-"""Width as the papers mean it, the context of the lead, and where tokens go."""
+"""Figures of the lead: width in the papers' sense, the size of its prompt, and tokens by role."""
 
 import random
 from pathlib import Path
@@ -29,8 +29,8 @@ _SEEDS = range(5)
 
 
 class Overlapping(World):
-    """Registers that each name a city with a probability of their own, so that many name the
-    same.
+    """Registers that each name every city with the same probability, so that many name the same
+    one.
     """
 
     def __init__(self, cities: int, registers: int, chance: float, seed: int) -> None:
@@ -40,10 +40,11 @@ class Overlapping(World):
         self.parts = [part or self.cities[:1] for part in drawn]
 
 
-async def test_asks_a_turn(tmp_path: Path) -> None:
-    """More of them find more rows at as many turns, up to sixteen: the lead's prompt does not fill
-    with reports, where that of WideSeek-R1's base model does, whose score falls at ten (its Fig.
-    4). A tenth of the executors fail.
+async def test_up_to_sixteen_asks_a_turn_find_more_rows_in_as_many_turns(tmp_path: Path) -> None:
+    """The prompt of the lead does not fill with reports.
+
+    That of WideSeek-R1's base model does, and its score falls at ten (its Fig. 4). A tenth of
+    the executors fail.
     """
     rows = list[dict[str, object]]()
     turns = 4
@@ -82,9 +83,10 @@ async def test_asks_a_turn(tmp_path: Path) -> None:
     assert means == sorted(means)
 
 
-async def test_the_prompt_of_the_lead(tmp_path: Path) -> None:
-    """Hardly grows from 10 to 500 rows, where it asks as many questions. What does grow are its own
-    questions, if a larger table takes more of them.
+async def test_the_prompt_of_the_lead_hardly_grows_with_the_rows(tmp_path: Path) -> None:
+    """The tables have 10 to 500 rows and equally many questions.
+
+    Only its own questions grow, if a larger table takes more of them.
     """
     rows = list[dict[str, object]]()
     sizes = dict[int, int]()
@@ -115,10 +117,11 @@ async def test_the_prompt_of_the_lead(tmp_path: Path) -> None:
     assert bare[500] < 1.2 * bare[20], "of 10 rows it is not shown as many names"
 
 
-async def test_tokens_by_role(tmp_path: Path) -> None:
-    """At least four fifths are the executors', where the lead asks ten or more questions a turn: as
-    each of its turns reads all those before, few at a time cost it more. Cells and rows with the
-    overhead come to all that was spent.
+async def test_executors_spend_at_least_four_fifths_of_the_tokens(tmp_path: Path) -> None:
+    """The lead asks ten or more questions a turn.
+
+    Each of its turns reads all turns before, so fewer questions at a time cost it more. Cells,
+    rows and overhead add up to all spending.
     """
     rows = list[dict[str, object]]()
     for size in (8, 25, 55, 150):
