@@ -464,8 +464,8 @@ def readable(kind: Any, raw: Any) -> Any:
                 if field.name in raw
             }
             return inner(**{name: value for name, value in values.items() if value is not None})
-    with suppress(msgspec.ValidationError):
-        return msgspec.convert(raw, kind)
+        if inner is Any or type(raw) is (get_origin(inner) or inner):
+            return raw
     return None
 
 
