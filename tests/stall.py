@@ -1,25 +1,23 @@
 """How long one input keeps a gateway from answering others.
 
-The gateway runs in a process of its own, and a second one asks it for `GET /health` every few
+The gateway runs in a process, and a second process requests its `GET /health` every few
 milliseconds while an input is sent. In a test or a script:
 
-    with serving("tests.router.table.huge:scene") as served:   # an async context manager that
-    yields `Served`
+    with serving("tests.router.table.huge:scene") as served:
         with watched(served) as stall:
-            ...                                                # send one input, and wait until it
-            is worked on
-    print(stall)      # GET /health 21.4 ms (control 2.1 ms), event loop held 18.0 ms of CPU
+            ...  # send one input, and wait until it is done
+    print(stall)  # GET /health 21.4 ms (control 2.1 ms), event loop held 18.0 ms of CPU
 
 `stall.health_s` is the longest wait of `GET /health`. `stall.control_s` is the longest wait, at the
-same time and from the same process, of a server that does nothing else: what other work on this
-machine adds. `stall.held_s` is the longest time of CPU of one step of the gateway's event loop, to
-which other processes add nothing (a step that waits for threads with the GIL shows in `health_s`
-alone).
+same time and from the same process, of a server that does nothing else: the delay by other work on
+this machine. `stall.held_s` is the longest CPU time of one step of the gateway's event loop, to
+which other processes add nothing. A step that waits for threads with the GIL shows in `health_s`
+alone.
 
 `python tests/stall.py FILE [WORD…]` prints these for the `INPUTS` of a Python file
 (tests/router/edge/stalls.py), or for those with a word in their names; FILE may name another scene
-as `SCENE`. It measures the checkout of the working directory, so that another one can be measured
-with the same inputs.
+as `SCENE`. It measures the checkout of the working directory, so that another checkout can be
+measured with the same inputs.
 """
 
 import asyncio

@@ -45,7 +45,7 @@ def _questions(count: int, *, single_search: bool) -> list[MiniQuestion]:
 
 
 async def test_questions_of_an_unseen_world_are_answered(demo: Demo) -> None:
-    """Of 30 questions whose sub-queries need one search, most are answered exactly, with
+    """Most of 30 questions whose sub-queries need one search are answered exactly, with
     citations.
     """
     stub = AnswerServiceStub(demo.channel)
