@@ -1,5 +1,5 @@
-"""Gold conversations: the gateway reads them as meant, and shows each role the same and nothing
-more.
+"""Gold conversations: the gateway reads them correctly, and shows each role the same text and
+nothing more.
 """
 
 import itertools
@@ -38,8 +38,8 @@ def executions(
 ) -> Iterator[tuple[SubQuery, Dialogue]]:
     """Sub-queries of the questions, each with its conversation."""
     anyone = world.people[0]
-    asked = (sub_query for question in questions for sub_query in question.sub_queries)
-    return ((sub_query, writer.execution(sub_query, anyone)) for sub_query in asked)
+    sub_queries = (sub_query for question in questions for sub_query in question.sub_queries)
+    return ((sub_query, writer.execution(sub_query, anyone)) for sub_query in sub_queries)
 
 
 def texts(dialogue: Dialogue, *kinds: str) -> list[str]:
@@ -57,14 +57,14 @@ def seen(pairs: list[tuple[str, Report]]) -> set[str]:
 
 
 def passages_of(text: str) -> list[tuple[str, str]]:
-    """Title and text of each document that a turn shows."""
+    """Return title and text of each document in a turn."""
     return [(unescape(title), unescape(body)) for title, body in _DOCUMENT.findall(text)]
 
 
-def test_the_gold_decisions_dispatch_the_gold_sub_queries(
+def test_gold_decisions_dispatch_the_gold_sub_queries(
     writer: DialogueWriter, questions: list[MiniQuestion]
 ) -> None:
-    """Block by block, then a stop. Each ends where the delegator's stop string ends it."""
+    """They come block by block, then a stop. Each ends at the delegator's stop string."""
     for question in questions:
         *dispatched, stop = texts(writer.delegation(question), "delegate", "stop")
         decisions = [parse_decision(text, limit=8) for text in dispatched]
@@ -74,11 +74,12 @@ def test_the_gold_decisions_dispatch_the_gold_sub_queries(
         assert all(ends_at(text, delegator.STOP) for text in dispatched)
 
 
-def test_the_gold_turns_of_an_executor_search_and_report(
+def test_gold_turns_of_an_executor_search_and_report(
     executions: Iterator[tuple[SubQuery, Dialogue]],
 ) -> None:
-    """The gold searches in order, then the gold report. Each ends where the executor's stop
-    strings end it.
+    """The gold searches come in order, then the gold report.
+
+    Each ends at the executor's stop strings.
     """
     for sub_query, dialogue in executions:
         *searches, report = texts(dialogue, "search", "report")
@@ -89,11 +90,11 @@ def test_the_gold_turns_of_an_executor_search_and_report(
         assert all(ends_at(text, executor.STOP) for text in (*searches, report))
 
 
-def test_the_gold_answer_is_read_as_the_questions_answer(
+def test_the_gold_answer_is_the_question_s_answer(
     writer: DialogueWriter, questions: list[MiniQuestion]
 ) -> None:
     """The answer to a comparison follows a trace: each year with its name, the word, and the chosen
-    one. Other answers have no trace.
+    name. Other answers have no trace.
     """
     for question in questions:
         (text,) = texts(writer.answering(question), "answer")
@@ -113,41 +114,42 @@ def test_the_gold_answer_is_read_as_the_questions_answer(
 
 
 @pytest.mark.parametrize("number", [0, -1], ids=["the first round", "the last round"])
-def test_a_round_that_found_nothing_ends_the_search_and_the_answer_says_so(
+def test_an_empty_round_ends_the_search_without_a_guess(
     writer: DialogueWriter, questions: list[MiniQuestion], number: int
 ) -> None:
-    """The delegator stops at it, and the answerer, who sees the reports up to it, does not
-    guess.
-    """
+    """The delegator stops, and the answerer, which sees the reports so far, does not guess."""
     for question in questions[:200]:
         missing = range(len(question.rounds))[number]
-        asked = question.rounds[: missing + 1]
+        rounds = question.rounds[: missing + 1]
         *_, results, stop = writer.delegation(question, missing)
         delegated = texts(writer.delegation(question, missing), "delegate")
         answering = writer.answering(question, missing)
-        nothing = prompts.search_results([(sub_query.text, NO_EVIDENCE) for sub_query in asked[-1]])
-        assert len(delegated) == len(asked)
+        nothing = prompts.search_results(
+            [(sub_query.text, NO_EVIDENCE) for sub_query in rounds[-1]]
+        )
+        assert len(delegated) == len(rounds)
         assert results.text == nothing
         assert parse_decision(stop.text, limit=8) == Stop()
-        assert answering[-2].text.count("<result ") == sum(map(len, asked))
+        assert answering[-2].text.count("<result ") == sum(map(len, rounds))
         assert parse_answer(answering[-1].text) == "not found"
 
 
 def test_delegator_and_answerer_see_the_question_and_the_reports(
     writer: DialogueWriter, questions: list[MiniQuestion], system: RolePrompts
 ) -> None:
-    """Nothing else: no passage, no search of an executor, no evidence beyond the gold report's; and
-    the answerer in one turn, in order of dispatch, nothing of the delegator's turns.
+    """They see no passage, no search of an executor, and no evidence beyond the gold report's.
+
+    The answerer sees them in one turn in order of dispatch, without the delegator's turns.
     """
     for question in questions[:300]:
-        told, asked, *results = texts(writer.delegation(question), "system", "user")
-        assert (told, asked) == (system.delegation, question.text)
+        system_text, user_texts, *results = texts(writer.delegation(question), "system", "user")
+        assert (system_text, user_texts) == (system.delegation, question.text)
         for block, result in zip(question.rounds, results, strict=True):
             assert result in seen([(sub_query.text, sub_query.report) for sub_query in block])
-        told, asked = texts(writer.answering(question), "system", "user")
+        system_text, user_texts = texts(writer.answering(question), "system", "user")
         pairs = [(sub_query.text, sub_query.report) for sub_query in question.sub_queries]
-        assert told == system.answer
-        assert asked in {
+        assert system_text == system.answer
+        assert user_texts in {
             f"<question>{question.text}</question>{results}" for results in seen(pairs)
         }
 
@@ -155,13 +157,13 @@ def test_delegator_and_answerer_see_the_question_and_the_reports(
 def test_an_executor_sees_its_sub_query_and_passages(
     executions: Iterator[tuple[SubQuery, Dialogue]], library: Library, system: RolePrompts
 ) -> None:
-    """Three different passages of the world after each search, the gold one among them, and nothing
-    of the question or of other sub-queries.
+    """It sees three different passages of the world after each search, including the gold passage,
+    and nothing of the question or of other sub-queries.
     """
     known = {(passage.title, passage.text) for passage in library.passages}
     for sub_query, dialogue in itertools.islice(executions, 500):
-        told, asked, *results = texts(dialogue, "system", "user")
-        assert (told, asked) == (system.execution, sub_query.text)
+        system_text, user_text, *results = texts(dialogue, "system", "user")
+        assert (system_text, user_text) == (system.execution, sub_query.text)
         for identity, result in zip(sub_query.gold_passages, results, strict=True):
             gold = library.by_id[identity]
             shown = passages_of(result)
@@ -176,22 +178,26 @@ def test_an_executor_sees_its_sub_query_and_passages(
 
 
 @pytest.mark.parametrize("passages", [1, 2, 3])
-def test_a_search_finds_as_many_passages_as_told(writer: DialogueWriter, passages: int) -> None:
-    """And the naive executor is never shown a second search; with `two_searches` about half
-    have two.
+def test_a_search_shows_the_configured_number_of_passages(
+    writer: DialogueWriter, passages: int
+) -> None:
+    """The naive executor never has a second search; with `two_searches`, about half of the
+    conversations have.
     """
-    both = list(itertools.islice(writer.executor(two_searches=True, passages=passages), 100))
-    for dialogue in both:
+    two_search_dialogues = list(
+        itertools.islice(writer.executor(two_searches=True, passages=passages), 100)
+    )
+    for dialogue in two_search_dialogues:
         assert {len(passages_of(text)) for text in texts(dialogue, "user")[1:]} == {passages}
     naive = itertools.islice(writer.executor(), 100)
     assert {len(texts(dialogue, "search")) for dialogue in naive} == {1}
-    assert {len(texts(dialogue, "search")) for dialogue in both} == {1, 2}
+    assert {len(texts(dialogue, "search")) for dialogue in two_search_dialogues} == {1, 2}
 
 
-def test_the_last_search_is_sometimes_announced_and_only_the_last(
+def test_only_the_last_search_is_sometimes_announced(
     executions: Iterator[tuple[SubQuery, Dialogue]],
 ) -> None:
-    """In about three conversations of ten."""
+    """About three conversations of ten announce it."""
     sample = [texts(dialogue, "user")[1:] for _, dialogue in itertools.islice(executions, 1000)]
     announced = sum(results[-1].endswith(prompts.LAST_SEARCH) for results in sample)
 
@@ -199,11 +205,11 @@ def test_the_last_search_is_sometimes_announced_and_only_the_last(
     assert not any(prompts.LAST_SEARCH in text for results in sample for text in results[:-1])
 
 
-async def test_the_gateways_executor_says_the_very_words_of_the_gold_conversation(
+async def test_the_gateway_s_executor_sends_the_gold_conversation(
     executions: Iterator[tuple[SubQuery, Dialogue]], system: RolePrompts
 ) -> None:
-    """A scripted model that writes the gold turns is shown the gold user turns, letter by
-    letter.
+    """A scripted model that writes the gold turns gets the gold user turns, character by
+    character.
     """
     for sub_query, dialogue in itertools.islice(executions, 100):
         *searches, report = texts(dialogue, "search", "report")
@@ -227,11 +233,11 @@ async def test_the_gateways_executor_says_the_very_words_of_the_gold_conversatio
         assert execution.report == sub_query.report
 
 
-async def test_a_single_agent_is_shown_what_it_was_trained_on(
+async def test_a_single_agent_gets_the_conversation_that_it_was_trained_on(
     world: World, system: RolePrompts
 ) -> None:
-    """Given its own turns and the same passages, the gateway leads the very conversation, word
-    for word.
+    """With its own turns and the same passages, the gateway's conversation is equal, word for
+    word.
     """
     writer = DialogueWriter(world, system)
     for _ in range(10):
@@ -241,14 +247,16 @@ async def test_a_single_agent_is_shown_what_it_was_trained_on(
             unescape(text.removeprefix("<search>").removesuffix("</search>"))
             for text in texts(dialogue, "search")
         ]
-        found = [
+        conversation = [
             [Passage(f"p{number}", *one) for number, one in enumerate(passages_of(text))]
             for text in shown
         ]
         model = ScriptedModel(texts(dialogue, "search", "answer"))
         role = Role("delegation", model, system.agent, Sampling(max_tokens=128))
         limits = ExecutorLimits(max_turns=20, max_searches=10)
-        single = SingleAgent(role, FixedRetriever(dict(zip(queries, found, strict=True))), limits)
+        single = SingleAgent(
+            role, FixedRetriever(dict(zip(queries, conversation, strict=True))), limits
+        )
         context = RunContext.lasting(60.0, lambda event: None, Ledger())
         result = await single.run(unescape(dialogue[1].text), context)
         assert result.answering is not None
@@ -260,7 +268,7 @@ async def test_a_single_agent_is_shown_what_it_was_trained_on(
 
 
 def ends_at(text: str, stop: tuple[str, ...]) -> bool:
-    """Whether one of the strings ends `text` and none stands before its end."""
+    """Return whether one of the strings ends `text` and none is before its end."""
     return any(text.endswith(string) for string in stop) and all(
         text.find(s) in (-1, len(text) - len(s)) for s in stop
     )

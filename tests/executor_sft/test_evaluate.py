@@ -38,8 +38,8 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[OpenAIServer]:
         yield server
 
 
-async def test_every_rollout_is_one(endpoint: OpenAIServer, tmp_path: Path) -> None:
-    """Seeds differ at the config's temperature, too; a cached answer does not count as another
+async def test_every_rollout_is_a_new_sample(endpoint: OpenAIServer, tmp_path: Path) -> None:
+    """Seeds differ even at the config's temperature; a cached answer does not count as another
     rollout.
     """
     async with open_runtime(
@@ -101,8 +101,8 @@ async def test_adapters_are_loaded_where_their_role_is_served(tmp_path: Path) ->
         assert execution.adapters == delegation.adapters == {}
 
 
-async def test_an_endpoint_that_refuses(endpoint: OpenAIServer, tmp_path: Path) -> None:
-    """Says so itself, however many questions it has refused."""
+async def test_a_refusing_endpoint_s_error_is_shown(endpoint: OpenAIServer, tmp_path: Path) -> None:
+    """The number of refused questions does not matter."""
     endpoint.plays(fails(403, "not you"))
     async with open_runtime(load_config(tmp_path / "config.toml"), print) as bench:
         with pytest.raises(UpstreamRefused, match="not you"):
@@ -115,12 +115,12 @@ def adapter(folder: Path, weights: bytes) -> Path:
     return folder / "model"
 
 
-def test_an_adapter_is_loaded_under_a_name_that_no_other_one_has(tmp_path: Path) -> None:
-    """An engine that goes on running keeps what it has under a name; a version has its own."""
+def test_an_adapter_is_loaded_under_a_unique_name(tmp_path: Path) -> None:
+    """A running engine keeps the adapter of a name; a version has its own name."""
     first = adapter(tmp_path / "monday" / "trained", b"one")
     second = adapter(tmp_path / "friday" / "trained", b"other")
     assert adapter_name(first) != adapter_name(second)
-    assert all(adapter_name(each).startswith("trained-") for each in (first, second))
+    assert all(adapter_name(folder).startswith("trained-") for folder in (first, second))
     version = adapter(tmp_path / "executor-000001", b"one").parent
     (version / "manifest.json").write_text("{}")
     assert adapter_name(version) == "executor-000001"
@@ -137,8 +137,8 @@ def test_an_adapter_is_loaded_under_a_name_that_no_other_one_has(tmp_path: Path)
         ([], "has no questions"),
     ],
 )
-def test_what_cannot_be_evaluated(tmp_path: Path, options: list[str], why: str) -> None:
-    """Is refused with the reason, before anything is started."""
+def test_impossible_evaluations_are_refused(tmp_path: Path, options: list[str], why: str) -> None:
+    """The reason is given before anything is started."""
     config(tmp_path)
     (tmp_path / "questions.jsonl").write_text(
         json.dumps({"question": "Who?", "answer": "Me"}) if options else "\n"
@@ -148,36 +148,38 @@ def test_what_cannot_be_evaluated(tmp_path: Path, options: list[str], why: str) 
         run(["evaluate", *given, "--config", str(tmp_path / "config.toml"), *options])
 
 
-def test_the_interval_holds_the_true_difference_as_often_as_it_says() -> None:
-    """Over 100 samples of 80 questions with a true difference of 0.2, about 95 % of the
-    intervals hold it.
+def test_intervals_cover_the_true_difference_as_often_as_stated() -> None:
+    """Over 100 samples of 80 questions with a true difference of 0.2, about 95 % of the intervals
+    cover it.
     """
     rng = np.random.default_rng(3)
-    held = 0
+    covered = 0
     for _ in range(100):
-        old = rng.random(80) < 0.4
-        new = old | (rng.random(80) < 1 / 3)
-        found = paired_difference(list(new.astype(float)), list(old.astype(float)))
-        held += found.low <= 0.2 <= found.high
-    assert 88 <= held <= 100
+        old_right = rng.random(80) < 0.4
+        new_right = old_right | (rng.random(80) < 1 / 3)
+        interval = paired_difference(list(new_right.astype(float)), list(old_right.astype(float)))
+        covered += interval.low <= 0.2 <= interval.high
+    assert 88 <= covered <= 100
 
 
-def test_pairs_that_agree_leave_no_doubt_and_the_same_scores_give_the_same_interval() -> None:
-    """Where both are the same question by question, the difference is 0, however much questions
+def test_equal_scores_have_an_interval_of_zero() -> None:
+    """If both agree question by question, the difference is 0, no matter how much questions
     differ.
     """
     scores = [0.0, 1.0, 0.5, 0.25]
-    assert (found := paired_difference(scores, scores)).low == found.mean == found.high == 0
-    new = [1.0, 1.0, 0.0, 1.0, 0.0]
-    old = [0.0, 1.0, 0.0, 0.0, 1.0]
-    assert paired_difference(new, old) == paired_difference(new, old)
+    assert (
+        (interval := paired_difference(scores, scores)).low == interval.mean == interval.high == 0
+    )
+    new_scores = [1.0, 1.0, 0.0, 1.0, 0.0]
+    old_scores = [0.0, 1.0, 0.0, 0.0, 1.0]
+    assert paired_difference(new_scores, old_scores) == paired_difference(new_scores, old_scores)
 
 
-@pytest.mark.parametrize(("new", "old"), [([], []), ([1.0], [1.0, 0.0])])
-def test_what_cannot_be_paired_is_refused(new: list[float], old: list[float]) -> None:
-    """There must be scores, and as many on both sides."""
+@pytest.mark.parametrize(("new_scores", "old_scores"), [([], []), ([1.0], [1.0, 0.0])])
+def test_unpaired_scores_are_refused(new_scores: list[float], old_scores: list[float]) -> None:
+    """There must be scores, and equally many on both sides."""
     with pytest.raises(ValueError):
-        paired_difference(new, old)
+        paired_difference(new_scores, old_scores)
 
 
 def answered(
@@ -199,8 +201,8 @@ def answered(
 
 
 def test_figures_are_means_over_rollouts_and_runs() -> None:
-    """EM and tokens are by rollout, searches by executor run, tokens per right answer over all
-    tokens.
+    """EM and tokens are per rollout, searches per executor run, and tokens per right answer over
+    all tokens.
     """
     found = [
         answered("a", right=True, tokens=100, searches=(1, 2)),
@@ -217,12 +219,14 @@ def test_figures_are_means_over_rollouts_and_runs() -> None:
 
 
 def test_executors_are_compared_question_by_question() -> None:
-    """A question's rollouts are averaged before it is paired; the order of the questions means
-    nothing.
+    """A question's rollouts are averaged before they are paired; the order of the questions does
+    not matter.
     """
-    old = [answered(name, right=False, tokens=100) for name in "abcd"]
-    new = [answered(name, right=name in "ab", tokens=150) for name in "dcba"]
-    evaluation = evaluation_of({"base": old, "new": new}, SearchConfig(max_turns=4), 1, 0.5)
+    old_answers = [answered(name, right=False, tokens=100) for name in "abcd"]
+    new_answers = [answered(name, right=name in "ab", tokens=150) for name in "dcba"]
+    evaluation = evaluation_of(
+        {"base": old_answers, "new": new_answers}, SearchConfig(max_turns=4), 1, 0.5
+    )
     (comparison,) = evaluation.comparisons
     assert (comparison.executor, comparison.baseline) == ("new", "base")
     assert comparison.exact_match.mean == 0.5
@@ -230,17 +234,17 @@ def test_executors_are_compared_question_by_question() -> None:
     assert (evaluation.questions, evaluation.max_turns) == (4, 4)
 
 
-def test_nobody_right_has_no_price_for_a_right_answer() -> None:
-    """Tokens per right answer are unknown where no answer was right, not zero."""
+def test_without_right_answers_their_price_is_unknown() -> None:
+    """It is not zero."""
     (row,) = evaluation_of(
         {"base": [answered("a", right=False, tokens=9)]}, SearchConfig(), 1, None
     ).rows
     assert row.tokens_per_right_answer is None
 
 
-def test_a_judge_that_is_never_read_counts_as_a_no() -> None:
-    """Replies that cannot be read stay in the denominator."""
+def test_an_unreadable_judgement_counts_as_no() -> None:
+    """It stays in the denominator."""
     found = [answered("a", right=True, tokens=1), answered("b", right=True, tokens=1)]
-    one = Answered("c", "x", True, 1.0, True, 1, (), 1)
-    (row,) = evaluation_of({"base": [*found, one]}, SearchConfig(), 1, None).rows
+    unreadable = Answered("c", "x", True, 1.0, True, 1, (), 1)
+    (row,) = evaluation_of({"base": [*found, unreadable]}, SearchConfig(), 1, None).rows
     assert row.judge == 1 / 3

@@ -1,4 +1,4 @@
-"""Gold questions: their plans follow the world's facts, and give nothing away."""
+"""Gold questions: their plans follow the world's facts, and reveal nothing."""
 
 import itertools
 import re
@@ -16,7 +16,7 @@ Meanings = dict[str, tuple[Entity, Relation]]
 
 @pytest.fixture(scope="module")
 def meanings(world: World) -> Meanings:
-    """Return what each possible sub-query asks for, by its text."""
+    """Return the fact that each possible sub-query asks for, by its text."""
     return {
         wording.format(x=name): (entity, relation)
         for relation in RELATIONS
@@ -33,14 +33,16 @@ def told(value: str | Entity) -> str:
 
 
 def gold(meanings: Meanings, sub_query: SubQuery) -> str:
-    """The answer of a sub-query by the world's facts."""
+    """Return the answer of a sub-query by the world's facts."""
     entity, relation = meanings[sub_query.text]
     return told(entity.values[relation.name])
 
 
-def test_the_types_are_mixed(questions: list[MiniQuestion]) -> None:
-    """45 % two hops, 25 % three, 30 % comparisons, each within 5 points; a chain is one sub-query a
-    round, a comparison one round of two. Ids name the world, and hardly any text comes twice.
+def test_question_types_have_their_shares(questions: list[MiniQuestion]) -> None:
+    """45 % have two hops, 25 % three, and 30 % are comparisons, each within 5 points.
+
+    A chain has one sub-query per round, a comparison one round of two. Ids name the world, and
+    repeated texts are rare.
     """
     shapes = {"2-hop": (0.45, [1, 1]), "3-hop": (0.25, [1, 1, 1]), "comparison": (0.30, [2])}
     types: Counter[str] = Counter(question.type for question in questions)
@@ -50,18 +52,18 @@ def test_the_types_are_mixed(questions: list[MiniQuestion]) -> None:
     for question in questions:
         assert [len(block) for block in question.rounds] == shapes[question.type][1]
         assert question.needs_second_search is any(
-            one.kind != "plain" for one in question.sub_queries
+            sub_query.kind != "plain" for sub_query in question.sub_queries
         )
         assert re.fullmatch(r"mini-test-11-\d{5}", question.id)
     assert len({question.id for question in questions}) == len(questions)
     assert len({question.text for question in questions}) > 0.95 * len(questions)
 
 
-def test_evidence_stands_word_for_word_in_the_gold_passages(
+def test_evidence_is_quoted_from_the_gold_passages(
     questions: list[MiniQuestion], library: Library
 ) -> None:
-    """One sentence for each search, from the passage that this search must find; the last one
-    holds the answer.
+    """Each search has one sentence, from the passage that the search must find; the last sentence
+    has the answer.
     """
     for sub_query in (sub_query for question in questions for sub_query in question.sub_queries):
         report = sub_query.report
@@ -83,20 +85,20 @@ def test_reports_answer_by_the_worlds_facts(
 
 
 def test_a_chain_follows_the_facts(questions: list[MiniQuestion], meanings: Meanings) -> None:
-    """Each hop asks about the entity that the one before found; the last one's answer is the
+    """Each hop asks about the entity that the previous hop found; the last hop's answer is the
     question's.
     """
     for question in questions:
         if question.type != "comparison":
             hops = [meanings[sub_query.text] for sub_query in question.sub_queries]
-            for (entity, relation), (found, _) in itertools.pairwise(hops):
-                assert entity.values[relation.name] is found
+            for (entity, relation), (answer, _) in itertools.pairwise(hops):
+                assert entity.values[relation.name] is answer
             assert question.answer == question.sub_queries[-1].report.answer
             assert question.earlier is None
 
 
-def test_a_chain_gives_no_hop_away(questions: list[MiniQuestion], meanings: Meanings) -> None:
-    """Its text names the first entity and neither those in between nor the answer."""
+def test_a_chain_s_text_reveals_no_hop(questions: list[MiniQuestion], meanings: Meanings) -> None:
+    """It names the first entity, and neither those in between nor the answer."""
     for question in questions:
         if question.type != "comparison":
             entity, _ = meanings[question.sub_queries[0].text]
@@ -106,17 +108,18 @@ def test_a_chain_gives_no_hop_away(questions: list[MiniQuestion], meanings: Mean
 
 
 def test_comparisons_are_right(questions: list[MiniQuestion], meanings: Meanings) -> None:
-    """Both are asked the same thing, their years differ, and the answer is the one that the wording
-    asks for, under the name that the question uses.
+    """Both sub-queries ask the same, their years differ, and the answer is the entity that the
+    wording asks for, by the question's name.
     """
     for question in questions:
         if question.type == "comparison":
-            one, other = question.sub_queries
-            assert meanings[one.text][1] is meanings[other.text][1]
+            left_query, right_query = question.sub_queries
+            assert meanings[left_query.text][1] is meanings[right_query.text][1]
             names = [
-                name_in(question.text, meanings[sub_query.text][0]) for sub_query in (one, other)
+                name_in(question.text, meanings[sub_query.text][0])
+                for sub_query in (left_query, right_query)
             ]
-            years = [int(gold(meanings, sub_query)) for sub_query in (one, other)]
+            years = [int(gold(meanings, sub_query)) for sub_query in (left_query, right_query)]
             assert years[0] != years[1]
             earlier = re.search(r"\b(earlier|first)\b", question.text) is not None
             assert question.earlier is earlier
@@ -124,7 +127,7 @@ def test_comparisons_are_right(questions: list[MiniQuestion], meanings: Meanings
 
 
 def name_in(text: str, entity: Entity) -> str:
-    """The name by which `text` speaks of `entity`."""
+    """Return the name that `text` uses for `entity`."""
     (name,) = (
         name
         for name in (entity.mention, entity.alias)
@@ -136,7 +139,7 @@ def name_in(text: str, entity: Entity) -> str:
 def test_a_second_name_is_used_in_the_first_hop_only(
     questions: list[MiniQuestion], meanings: Meanings
 ) -> None:
-    """Later hops speak of an entity as the report before named it."""
+    """Later hops use the name of the previous report."""
     for question in questions:
         for block in question.rounds[1:]:
             for sub_query in block:
@@ -144,14 +147,14 @@ def test_a_second_name_is_used_in_the_first_hop_only(
                 assert meanings[sub_query.text][0].mention in sub_query.text
 
 
-def test_hardly_any_second_search_can_be_avoided(
+def test_second_searches_are_rarely_avoidable(
     questions: list[MiniQuestion], library: Library, meanings: Meanings
 ) -> None:
     """Fewer than 1 in 10 facts with a detour are on a third page as well: a marriage on the
     spouse's, a country on the page of the country whose capital it is.
     """
-    asked = [sub_query for question in questions for sub_query in question.sub_queries]
-    detours = [sub_query for sub_query in asked if sub_query.kind in ("redirect", "shared")]
+    sub_queries = [sub_query for question in questions for sub_query in question.sub_queries]
+    detours = [sub_query for sub_query in sub_queries if sub_query.kind in ("redirect", "shared")]
     sentences: dict[str, list[str]] = {}
     for sentence in (
         sentence for passage in library.passages for sentence in passage.text.split(". ")

@@ -33,8 +33,8 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
     assert path.read_bytes() == b'{"a":1}\n{"c":3}\n'
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
-    """A line that does not fit leaves nothing behind, and the next one that fits is whole."""
+def test_a_full_disk_leaves_no_partial_line(tmp_path: Path) -> None:
+    """A line that does not fit leaves nothing behind, and the next line that fits is whole."""
     file = JsonlFile(tmp_path / "lines", str, "look at it")
     file.append("one")
     with room_for(8), pytest.raises(StoreFailed, match="make room"):
@@ -44,8 +44,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
     file.close()
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
-    """Two commands in one folder would pay for the same calls twice."""
+def test_a_folder_is_used_by_one_command_at_a_time(tmp_path: Path) -> None:
+    """Two commands would pay for the same calls twice."""
 
     def opened() -> JsonlFile[str]:
         return JsonlFile(tmp_path / "lines", str, "look at it")

@@ -1,5 +1,5 @@
-"""The mini models read and write what the gateway and the serving engine do, and outlive a
-killed training.
+"""The mini models read and write what the gateway and the engine do, and a killed training is
+resumed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TINY = Shape(width=32, layers=1, feed_forward=32)
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Tiny models are slower on two."""
+    """Use one thread; tiny models are slower on two."""
     import torch
 
     threads = torch.get_num_threads()
@@ -95,9 +95,9 @@ def messages_of(dialogue: Dialogue) -> list[dict[str, str]]:
     return [{"role": turn.role, "content": turn.text} for turn in dialogue]
 
 
-def test_tags_digits_and_the_vocabulary(tokenizer: PreTrainedTokenizerFast) -> None:
-    """A tag is one token anywhere, a digit the same one in every year, and the vocabulary is
-    used up nearly whole.
+def test_tags_and_digits_are_single_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    """A tag is one token anywhere, a digit the same token in every number, and the vocabulary is
+    used nearly completely.
     """
     for tag in (*_TAGS, "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"):
         (token,) = ids_of(tokenizer, tag)
@@ -111,11 +111,11 @@ def test_tags_digits_and_the_vocabulary(tokenizer: PreTrainedTokenizerFast) -> N
 @pytest.mark.parametrize(
     "name", ["Grunshorpe", "Flujous Grinour", "The Grunshorpe Ballads", "Wexford-Ng"]
 )
-def test_a_name_is_spelled_alike_wherever_it_stands(
+def test_a_name_has_the_same_tokens_everywhere(
     tokenizer: PreTrainedTokenizerFast, name: str
 ) -> None:
-    """After a tag, a line break, a word or nothing, before a tag, a comma or an end: so copying
-    is copying tokens.
+    """It may be after a tag, a line break, a word or nothing, and before a tag, a comma or an end;
+    so copying is copying tokens.
     """
     spelled = ids_of(tokenizer, name)
     for text in (
@@ -127,15 +127,18 @@ def test_a_name_is_spelled_alike_wherever_it_stands(
         f"1808 {name}, 1857 Anna: earlier",
     ):
         ids = ids_of(tokenizer, text)
-        assert any(ids[at : at + len(spelled)] == spelled for at in range(len(ids))), text
+        assert any(
+            ids[position : position + len(spelled)] == spelled for position in range(len(ids))
+        ), text
 
 
-def test_what_the_model_writes_is_read_as_meant(
+def test_decoded_turns_are_read_as_written(
     tokenizer: PreTrainedTokenizerFast, dialogues: list[Dialogue]
 ) -> None:
-    """Decoding gives back a turn but for spaces after tags and line breaks, which no parser minds.
-    What goes on as the next turn's history, so decisions and searches, is encoded to the same
-    tokens again. None is cut off by the preset.
+    """Decoding returns a turn, except for spaces after tags and line breaks, which no parser minds.
+
+    Turns that continue a history, decisions and searches, are encoded to the same tokens again. The
+    preset's limits cut none.
     """
     roles = MINI.roles
     limit = {"delegate": roles.delegation, "stop": roles.delegation, "search": roles.execution}
@@ -164,7 +167,7 @@ def shipped_tokenizer() -> PreTrainedTokenizerFast:
 
 
 @given(text=st.text())
-def test_any_text_survives(text: str) -> None:
+def test_any_text_survives_encoding(text: str) -> None:
     """The alphabet is all bytes; at most a space is added at the beginning and after a line
     break.
     """
@@ -172,17 +175,19 @@ def test_any_text_survives(text: str) -> None:
     assert tokenizer.decode(ids_of(tokenizer, text)).replace(" ", "") == text.replace(" ", "")
 
 
-def test_a_conversation_is_encoded_as_it_is_served(
+def test_a_conversation_is_encoded_as_the_engine_serves_it(
     tokenizer: PreTrainedTokenizerFast, dialogues: list[Dialogue], system: RolePrompts
 ) -> None:
-    """As the chat template does; the model's own tokens are its turns with their ends, after the
-    generation prompt. And the prompts are those of the preset.
+    """The encoding equals the chat template's.
+
+    The model's own tokens are its turns with their ends, after the generation prompt. Prompts are
+    the preset's.
     """
     for dialogue in dialogues:
         ids, written = encode(dialogue, tokenizer)
         assert ids == tokenizer.apply_chat_template(messages_of(dialogue), return_dict=False)
-        own = [turn for turn in dialogue if turn.role == "assistant"]
-        meant = [[*ids_of(tokenizer, turn.text), tokenizer.eos_token_id] for turn in own]
+        model_turns = [turn for turn in dialogue if turn.role == "assistant"]
+        meant = [[*ids_of(tokenizer, turn.text), tokenizer.eos_token_id] for turn in model_turns]
         assert [token for token, is_own in zip(ids, written, strict=True) if is_own] == [
             *itertools.chain(*meant)
         ]
@@ -195,12 +200,12 @@ def test_a_conversation_is_encoded_as_it_is_served(
     assert prompts == [system.delegation, system.execution, system.answer]
 
 
-def test_packing_loses_and_doubles_nothing(
+def test_packing_loses_and_repeats_nothing(
     tokenizer: PreTrainedTokenizerFast, system: RolePrompts
 ) -> None:
-    """Every segment of a batch is one whole conversation of the source, each used at most once;
-    what was read and not yet packed is no more than waits, and one that no row holds is left out.
-    Rows are nearly full.
+    """Every segment of a batch is one whole conversation of the source, and each is used at most
+    once. Conversations that were read and not packed yet are those that wait; a conversation too
+    long for any row is left out. Rows are nearly full.
     """
     read: Counter[tuple[tuple[int, ...], tuple[bool, ...]]] = Counter()
     long = [
@@ -216,19 +221,19 @@ def test_packing_loses_and_doubles_nothing(
             yield dialogue
             yield long
 
-    found: Counter[tuple[tuple[int, ...], tuple[bool, ...]]] = Counter()
+    packed_segments: Counter[tuple[tuple[int, ...], tuple[bool, ...]]] = Counter()
     for batch in itertools.islice(batches(source(), tokenizer), 8):
         assert batch.tokens.shape == (BATCH_TOKENS // ROW_TOKENS, ROW_TOKENS)
         assert (batch.conversation > 0).float().mean() > 0.9
         for row in range(BATCH_TOKENS // ROW_TOKENS):
-            found.update(segments(batch, row))
-    assert found <= read
-    assert 0 <= (read - found).total() <= 64
-    assert found.total() > 100
+            packed_segments.update(segments(batch, row))
+    assert packed_segments <= read
+    assert 0 <= (read - packed_segments).total() <= 64
+    assert packed_segments.total() > 100
 
 
 def segments(batch: Batch, row: int) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
-    """The conversations of a row, with their marks; checks that positions count from 0 and
+    """Return the conversations of a row with their masks; check that positions count from 0 and
     padding is at the end.
     """
     found = []
@@ -247,12 +252,10 @@ def segments(batch: Batch, row: int) -> list[tuple[tuple[int, ...], tuple[bool, 
     return found
 
 
-def test_a_packed_conversation_is_computed_as_if_it_were_alone(
+def test_a_packed_conversation_has_the_logits_of_a_single_one(
     tokenizer: PreTrainedTokenizerFast, packed: list[Batch]
 ) -> None:
-    """Attention looks back only, and never at a neighbour in the row, which so changes none of
-    its logits.
-    """
+    """Attention looks back only, and never at another conversation in the row."""
     import torch
 
     batch = packed[0]
@@ -271,8 +274,8 @@ def test_a_packed_conversation_is_computed_as_if_it_were_alone(
             torch.testing.assert_close(logits[inside], alone, atol=1e-4, rtol=1e-4)
 
 
-def test_the_sizes_are_those_documented(tokenizer: PreTrainedTokenizerFast) -> None:
-    """In millions of parameters."""
+def test_model_sizes_are_those_documented(tokenizer: PreTrainedTokenizerFast) -> None:
+    """They are in millions of parameters."""
     documented = {
         BACKBONE: 4.0,
         EXECUTOR: 1.8,
@@ -286,14 +289,14 @@ def test_the_sizes_are_those_documented(tokenizer: PreTrainedTokenizerFast) -> N
 
 
 class Killed(Exception):
-    """The end of a run that was not meant to end."""
+    """End of a training in the middle."""
 
 
-def test_a_killed_run_goes_on_where_its_checkpoint_was(
+def test_a_killed_training_resumes_from_its_checkpoint(
     tokenizer: PreTrainedTokenizerFast, packed: list[Batch], tmp_path: Path
 ) -> None:
-    """It ends with the weights of an undisturbed run, though it is begun again from other random
-    weights; begun once more, it changes none.
+    """It ends with the weights of an undisturbed training, even though it restarts from other
+    random weights; a further start changes no weights.
     """
     import torch
 
@@ -304,14 +307,14 @@ def test_a_killed_run_goes_on_where_its_checkpoint_was(
         raise Killed
 
     schedule = Schedule(steps=3, warm_up=2, checkpoint_every=2)
-    undisturbed, killed, resumed, again = (tiny_model(tokenizer, seed) for seed in (0, 0, 1, 2))
+    undisturbed, killed, resumed, repeated = (tiny_model(tokenizer, seed) for seed in (0, 0, 1, 2))
     train(undisturbed, iter(packed), schedule, tmp_path / "undisturbed", compiled=False)
     with pytest.raises(Killed):
         train(killed, interrupted(), schedule, tmp_path / "killed", compiled=False)
-    for model in (resumed, again):
+    for model in (resumed, repeated):
         train(model, iter(packed), schedule, tmp_path / "killed", compiled=False)
     weights = undisturbed.state_dict()
-    for model in (resumed, again):
+    for model in (resumed, repeated):
         assert all(
             torch.equal(weight, weights[name]) for name, weight in model.state_dict().items()
         )
@@ -321,22 +324,22 @@ def test_a_killed_run_goes_on_where_its_checkpoint_was(
 
 
 def test_the_learning_rate_rises_holds_and_falls() -> None:
-    """Linearly over the warm-up, constant to the middle, linearly over the last half, and never
-    to nothing.
+    """It is linear over the warm-up, constant to the middle, linear over the last half, and never
+    0.
     """
     from executor_sft.minimodel.training import Schedule
 
     schedule = Schedule(steps=1000, peak_rate=2e-3, warm_up=100)
     rates = [schedule.rate(step) for step in range(1000)]
-    found = [rates[0], rates[49], *rates[99:501], rates[750], rates[999]]
-    assert found == pytest.approx([2e-5, 1e-3, *[2e-3] * 402, 1e-3, 2e-5])
+    sampled_rates = [rates[0], rates[49], *rates[99:501], rates[750], rates[999]]
+    assert sampled_rates == pytest.approx([2e-5, 1e-3, *[2e-3] * 402, 1e-3, 2e-5])
     assert rates[500:] == sorted(rates[500:], reverse=True)
 
 
-def test_a_saved_model_is_loaded_as_it_was(
+def test_a_saved_model_is_loaded_unchanged(
     tokenizer: PreTrainedTokenizerFast, dialogues: list[Dialogue], tmp_path: Path
 ) -> None:
-    """By transformers, in bf16, with its tokenizer and chat template; generation ends at the
+    """Transformers loads it in bf16, with its tokenizer and chat template; generation ends at the
     end of a turn.
     """
     import torch
@@ -347,7 +350,7 @@ def test_a_saved_model_is_loaded_as_it_was(
     model = tiny_model(tokenizer)
     save(model, tokenizer, tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    again = AutoTokenizer.from_pretrained(tmp_path)
+    reloaded = AutoTokenizer.from_pretrained(tmp_path)
     assert all(
         torch.equal(weight, loaded.state_dict()[name])
         for name, weight in model.state_dict().items()
@@ -356,16 +359,14 @@ def test_a_saved_model_is_loaded_as_it_was(
     assert loaded.generation_config.eos_token_id == tokenizer.eos_token_id
     for dialogue in dialogues[::10]:
         assert (
-            again.apply_chat_template(messages_of(dialogue), return_dict=False)
+            reloaded.apply_chat_template(messages_of(dialogue), return_dict=False)
             == encode(dialogue, tokenizer)[0]
         )
 
 
 @pytest.mark.parametrize("name", ["executor", "teacher"])
-def test_a_shipped_model_reads_with_its_own_tokenizer(name: str, system: RolePrompts) -> None:
-    """It writes the first search of unseen sub-queries, which it could not with tokens that are
-    not its own.
-    """
+def test_a_shipped_model_fits_its_tokenizer(name: str, system: RolePrompts) -> None:
+    """It writes the first search of unseen sub-queries, which it could not with other tokens."""
     from transformers import Qwen3ForCausalLM
 
     folder = Path(MINI.engines[name].path)
@@ -375,14 +376,14 @@ def test_a_shipped_model_reads_with_its_own_tokenizer(name: str, system: RolePro
     for dialogue in itertools.islice(
         DialogueWriter(World(11, "test"), system).executor(two_searches=True), 10
     ):
-        asked = tokenizer.apply_chat_template(
+        prompt_ids = tokenizer.apply_chat_template(
             messages_of(dialogue[:2]),
             add_generation_prompt=True,
             return_dict=False,
             return_tensors="pt",
         )
-        (written,) = model.generate(asked, max_new_tokens=64, do_sample=False)[
-            :, asked.shape[1] :
+        (written,) = model.generate(prompt_ids, max_new_tokens=64, do_sample=False)[
+            :, prompt_ids.shape[1] :
         ].tolist()
         right += written[:-1] == ids_of(tokenizer, dialogue[2].text)
     assert right >= 8

@@ -1,4 +1,4 @@
-"""Lists of questions, as data sets write them."""
+"""Lists of questions in the forms of data sets."""
 
 import random
 import unicodedata
@@ -15,8 +15,10 @@ from router.errors import BadConfig
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
-def test_every_shape(tmp_path: Path) -> None:
-    """`text` or `question`; a right answer or a list of them, under any of the usual names."""
+def test_every_form_is_read(tmp_path: Path) -> None:
+    """The question is `text` or `question`; there is a right answer or a list of them, under any of
+    the usual names.
+    """
     path = tmp_path / "questions.jsonl"
     path.write_text(
         '\ufeff{"id": "a", "text": "One?", "answer": "1"}\n'
@@ -35,8 +37,8 @@ def test_every_shape(tmp_path: Path) -> None:
     ]
 
 
-def test_duplicates(tmp_path: Path) -> None:
-    """Case, punctuation and articles make no other question; the first one stays."""
+def test_duplicates_are_left_out(tmp_path: Path) -> None:
+    """Case, punctuation and articles do not distinguish questions; the first is kept."""
     path = tmp_path / "questions.jsonl"
     texts = (
         "Who directed the film Heat?",
@@ -51,21 +53,22 @@ def test_duplicates(tmp_path: Path) -> None:
     assert duplicates == 1
 
 
-def test_other_keys(tmp_path: Path) -> None:
-    """Are ignored, also those that a table would have; tables in the same words but of other
-    columns are others.
-    """
+def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
+    """This includes keys of tables. Tables with the same words and other columns are different."""
     (path := tmp_path / "q.jsonl").write_text(
         '{"question": "Who?", "answer": "a", "rows": 3, "columns": ["a"]}\n'
     )
-    assert [one.text for one in read_questions(path)[0]] == ["Who?"]
-    asked = [
+    assert [question.text for question in read_questions(path)[0]] == ["Who?"]
+    lines = [
         {"question": "Fill it", "columns": [{"name": "city", "key": True}, {"name": name}]}
         for name in "abb"
     ]
-    path.write_bytes(msgspec.json.Encoder().encode_lines(asked))
-    found, duplicates = read_questions(path, tables=True)
-    assert ([one.table and one.table.columns[1].name for one in found], duplicates) == (
+    path.write_bytes(msgspec.json.Encoder().encode_lines(lines))
+    questions, duplicates = read_questions(path, tables=True)
+    assert (
+        [question.table and question.table.columns[1].name for question in questions],
+        duplicates,
+    ) == (
         ["a", "b"],
         1,
     )
@@ -84,15 +87,14 @@ def test_other_keys(tmp_path: Path) -> None:
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: str, why: str) -> None:
-    """With the file and the line."""
+    """The error has file and line."""
     path = tmp_path / "questions.jsonl"
     path.write_text(f'{{"text": "Zero?", "answer": "0"}}\n{line}\n', "utf-8")
     with pytest.raises(BadConfig, match=f"questions.jsonl:2: .*{why}"):
         read_questions(path)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """Says which."""
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=r"nothing.jsonl: cannot be read"):
         read_questions(tmp_path / "nothing.jsonl")
 
@@ -108,7 +110,13 @@ HELD_OUT = "In which city was the director of Straße’s film “Café Noir –
         (HELD_OUT.replace("Straße", "STRAẞE"), "same"),
         (HELD_OUT.replace("i", "İ"), "same"),
         # Full width
-        ("".join(chr(ord(one) + 0xFEE0) if "!" <= one <= "~" else one for one in HELD_OUT), "same"),
+        (
+            "".join(
+                chr(ord(character) + 0xFEE0) if "!" <= character <= "~" else character
+                for character in HELD_OUT
+            ),
+            "same",
+        ),
         (unicodedata.normalize("NFD", HELD_OUT), "same"),
         (HELD_OUT.replace("é", "e"), "same"),
         (HELD_OUT.replace("city", "ci\u00adty"), "same"),  # a soft hyphen
@@ -147,12 +155,14 @@ HELD_OUT = "In which city was the director of Straße’s film “Café Noir –
     ],
 )
 def test_held_out_questions_are_recognised(text: str, likeness: str | None) -> None:
-    """However they are written; another name or number in the same words is another question."""
+    """Any spelling is recognised; a question with another name or number in the same words is
+    different.
+    """
     assert HeldOut([HELD_OUT, "Who made Heat?"]).likeness(text) == likeness
 
 
-def test_nearly_the_same_is_found_among_many() -> None:
-    """The index of rare triples finds what comparing each with each finds."""
+def test_the_index_finds_what_pairwise_comparison_finds() -> None:
+    """It has rare triples of characters."""
     rng = random.Random(3)
     names = ["".join(rng.choices("abcdefghij", k=rng.randint(3, 9))) for _ in range(40)]
     texts = [
@@ -166,13 +176,13 @@ def test_nearly_the_same_is_found_among_many() -> None:
         its = _triples(other)
         return len(mine & its) >= 0.8 * len(mine | its)
 
-    found = [held_out.likeness(text) is not None for text in texts]
-    assert found == [any(alike(text, other) for other in texts[:150]) for text in texts]
-    assert 150 < sum(found) < 300
+    likenesses = [held_out.likeness(text) is not None for text in texts]
+    assert likenesses == [any(alike(text, other) for other in texts[:150]) for text in texts]
+    assert 150 < sum(likenesses) < 300
 
 
 def test_held_out_files_need_no_answers(tmp_path: Path) -> None:
-    """Their sub-queries are held out with them, as the mini world writes them, or as a list."""
+    """Their sub-queries are held out too, in the mini world's form or as a list."""
     path = tmp_path / "held-out.jsonl"
     path.write_text(
         '{"question": "Who made Heat?", "sub_queries": ["Who is Vincent Hanna?"]}\n', "utf-8"
@@ -189,12 +199,11 @@ def test_held_out_files_need_no_answers(tmp_path: Path) -> None:
     assert held_out.likeness("Who is Michael Mann?") is None
 
 
-def test_the_mini_world(tmp_path: Path) -> None:
-    """Its export is read as it is."""
-    asked = export(World(3, "train"), tmp_path, 20)
+def test_the_mini_world_s_export_is_read(tmp_path: Path) -> None:
+    questions = export(World(3, "train"), tmp_path, 20)
     read, duplicates = read_questions(tmp_path / "questions.jsonl")
     assert len(read) + duplicates == 20
-    assert read[0] == Question(asked[0].id, asked[0].text, (asked[0].answer,))
+    assert read[0] == Question(questions[0].id, questions[0].text, (questions[0].answer,))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +216,7 @@ def test_the_mini_world(tmp_path: Path) -> None:
         ("paper_splits/test_all.jsonl", 4125),
     ],
 )
-def test_public_data(file: str, rows: int) -> None:
+def test_public_data_is_read(file: str, rows: int) -> None:
     """Every row is read, with a unique id."""
     if not SHARED.exists():
         pytest.skip(f"no {SHARED}")

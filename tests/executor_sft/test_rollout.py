@@ -1,4 +1,4 @@
-"""`rolegate sft rollout` and `mine` against real servers: finished, killed, refused, agreed to."""
+"""`rolegate sft rollout` and `mine` with real servers: completed, killed, refused and confirmed."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ QUESTIONS = questions(4)
 
 
 class Endpoint:
-    """The script of all models; they can be down, and can keep callers waiting."""
+    """Script of all models; they can be down, and can delay callers."""
 
     def __init__(self) -> None:
         self.answered: Counter[str] = Counter()
@@ -92,12 +92,12 @@ class Endpoint:
         usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
         if "logprobs" not in sampling:
             return await says(text, usage=usage)(request)
-        told = {
+        token_ids = {
             "token_ids": [3],
             "logprobs": {"content": [{"logprob": -0.5}]},
             "finish_reason": "stop",
         }
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, **told}
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, **token_ids}
         return web.json_response({"choices": [choice], "usage": usage, "prompt_token_ids": [1, 2]})
 
 
@@ -108,7 +108,7 @@ def endpoint() -> Endpoint:
 
 @pytest.fixture
 async def config(endpoint: Endpoint, tmp_path: Path) -> AsyncIterator[Path]:
-    """The file of a config for which everything is served."""
+    """A config with all roles at the endpoint."""
     async with serving(recording=False) as models:
         models.plays(endpoint.play)
         server = Server(None, RetrievalServicer(OnePage()))
@@ -136,11 +136,16 @@ async def config(endpoint: Endpoint, tmp_path: Path) -> AsyncIterator[Path]:
 
 @pytest.fixture
 def listed(tmp_path: Path) -> Path:
-    """A file of questions: one is a duplicate."""
+    """A file of questions with a duplicate."""
     path = tmp_path / "questions.jsonl"
     rows = [
-        {"id": one.id, "question": one.text, "answers": one.golds, "dataset": "films"}
-        for one in QUESTIONS
+        {
+            "id": question.id,
+            "question": question.text,
+            "answers": question.golds,
+            "dataset": "films",
+        }
+        for question in QUESTIONS
     ]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, rows[0]]), "utf-8")
     return path
@@ -173,12 +178,10 @@ def rollouts(folder: Path) -> list[Rollout]:
     return [msgspec.json.decode(line, type=Rollout) for line in lines]
 
 
-async def test_rollout(
+async def test_rollout_prints_search_counts_and_runs_once(
     ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    """Rolls out, prints the search counts, and does nothing a second time; other settings are
-    refused.
-    """
+    """A second start does nothing; other settings are refused."""
     held_out = tmp_path / "held-out.jsonl"
     held_out.write_text(json.dumps({"question": QUESTIONS[3].text.upper()}), "utf-8")
     command = (
@@ -192,9 +195,9 @@ async def test_rollout(
         "--exclude",
         held_out,
     )
-    status, said = await ran(*command)
-    assert status == 0, said
-    assert [one.question.id for one in rollouts(tmp_path / "out")] == ["q0", "q1", "q2"]
+    status, output = await ran(*command)
+    assert status == 0, output
+    assert [spent.question.id for spent in rollouts(tmp_path / "out")] == ["q0", "q1", "q2"]
     figures = read_manifest(tmp_path / "out").figures
     assert figures["selection"] == {
         "read": 5,
@@ -207,46 +210,51 @@ async def test_rollout(
     assert endpoint.tell_tokens == {"teacher", "student"}
     executors = [list(figures["executors"][name].values()) for name in ("teacher", "student")]
     assert executors == [[6, 1.5, 0, 3, 3, "teacher", 0, 1.0], [6, 1.0, 0, 6, 0, "student", 0, 0.5]]
-    assert sum(one["calls"] for one in figures["spent"]) == endpoint.answered.total()
-    assert sum(one["prompt_tokens"] for one in figures["spent"]) == 10 * endpoint.answered.total()
-    assert "1.5000" in said
+    assert sum(spent["calls"] for spent in figures["spent"]) == endpoint.answered.total()
+    assert (
+        sum(spent["prompt_tokens"] for spent in figures["spent"]) == 10 * endpoint.answered.total()
+    )
+    assert "1.5000" in output
 
     calls = endpoint.answered.total()
-    status, said = await ran(*command)
+    status, output = await ran(*command)
     assert (status, endpoint.answered.total()) == (0, calls)
-    assert "was finished before" in said
-    status, said = await ran(*command, "--limit", 1)
+    assert "was finished before" in output
+    status, output = await ran(*command, "--limit", 1)
     assert status == 1
-    assert "was begun with settings.limit absent (now 1); go back, or name another folder" in said
+    assert "was begun with settings.limit absent (now 1); go back, or name another folder" in output
 
 
-async def test_failed_questions(
+async def test_a_step_with_a_failed_question_is_not_finished(
     ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    """A step in which a question failed is not finished, unless that is wanted; the same
-    command tries it again.
-    """
+    """An option accepts failures; the same command retries the question."""
     command = ("rollout", "--questions", listed, "--config", config, "--out", tmp_path / "out")
     endpoint.unwanted = QUESTIONS[1].text
-    status, said = await ran(*command)
+    status, output = await ran(*command)
     assert (status, (tmp_path / "out" / "manifest.json").exists()) == (1, False)
-    assert "--leave-failed" in said
-    status, said = await ran(*command[:-1], tmp_path / "without", "--leave-failed")
-    assert status == 0, said
-    assert [one.question.id for one in rollouts(tmp_path / "without")] == ["q0", "q2", "q3"]
+    assert "--leave-failed" in output
+    status, output = await ran(*command[:-1], tmp_path / "without", "--leave-failed")
+    assert status == 0, output
+    assert [rollout.question.id for rollout in rollouts(tmp_path / "without")] == ["q0", "q2", "q3"]
     endpoint.unwanted = ""
-    status, said = await ran(*command)
-    assert status == 0, said
-    assert [one.question.id for one in rollouts(tmp_path / "out")] == ["q0", "q1", "q2", "q3"]
+    status, output = await ran(*command)
+    assert status == 0, output
+    assert [rollout.question.id for rollout in rollouts(tmp_path / "out")] == [
+        "q0",
+        "q1",
+        "q2",
+        "q3",
+    ]
 
 
-async def test_killed(
+async def test_a_killed_rollout_resumes(
     ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    """After SIGKILL the same command goes on: no call that was answered is made again."""
+    """After SIGKILL, the same command repeats no answered call."""
     command = ("rollout", "--questions", listed, "--config", config, "--concurrency", 2, "--out")
     assert (await ran(*command, tmp_path / "whole"))[0] == 0
-    whole = endpoint.answered.copy()
+    answered = endpoint.answered.copy()
     endpoint.answered.clear()
     endpoint.free = 30
     process = await started(*command, tmp_path / "out")
@@ -256,34 +264,35 @@ async def test_killed(
     await process.wait()
     assert not (tmp_path / "out" / "manifest.json").exists()
     endpoint.free = 10**6
-    status, said = await ran(*command, tmp_path / "out")
-    assert status == 0, said
-    assert endpoint.answered == whole
+    status, output = await ran(*command, tmp_path / "out")
+    assert status == 0, output
+    assert endpoint.answered == answered
     assert (tmp_path / "out" / "rollouts.jsonl").read_bytes() == (
         tmp_path / "whole" / "rollouts.jsonl"
     ).read_bytes()
 
 
-async def test_a_teacher_that_is_down_or_is_not_named(
+async def test_an_unavailable_teacher_is_named(
     ran: Ran, config: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    """The command ends with who is down, how far it came, and what to do; or with what to add
-    to the config.
+    """The error has the address, the progress and what to do.
+
+    Without a teacher in the config, it says what to add.
     """
     endpoint.down.add("teacher")
     command = ("rollout", "--questions", listed, "--config", config, "--out")
-    status, said = await ran(*command, tmp_path / "down")
+    status, output = await ran(*command, tmp_path / "down")
     assert status == 1
     for part in (
         "model 'teacher': HTTP 503: overloaded",
         "0 of 4 questions are rolled out",
         "same command",
     ):
-        assert part in said
+        assert part in output
     config.write_text(config.read_text("utf-8").partition("[distillation.teacher]")[0], "utf-8")
-    status, said = await ran(*command, tmp_path / "out")
+    status, output = await ran(*command, tmp_path / "out")
     assert status == 1
-    assert "distillation.teacher: is not set; add a table [distillation.teacher]" in said
+    assert "distillation.teacher: is not set; add a table [distillation.teacher]" in output
     assert not (tmp_path / "out").exists()
 
 
@@ -297,17 +306,15 @@ def sampled(folder: Path) -> list[AgentTrajectory]:
 
 @pytest.fixture
 def untaught(config: Path) -> Path:
-    """The config without a teacher, which groups do without."""
+    """The config without a teacher, which groups do not need."""
     config.write_text(config.read_text("utf-8").partition("[distillation.teacher]")[0], "utf-8")
     return config
 
 
-async def test_groups(
+async def test_groups_sample_each_question_several_times(
     ran: Ran, untaught: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    """Each question is answered several times, each call has its own seed, and all roles return
-    token ids; the best run is kept.
-    """
+    """Each call has its own seed, and all roles return token ids."""
     endpoint.lucky = True
     command = (
         *SAMPLED,
@@ -320,8 +327,8 @@ async def test_groups(
         "--out",
         tmp_path / "out",
     )
-    status, said = await ran(*command)
-    assert status == 0, said
+    status, output = await ran(*command)
+    assert status == 0, output
     figures = read_manifest(tmp_path / "out").figures
     assert (sum(figures["groups"].values()), figures["failed"]) == (2, {})
     assert endpoint.tell_tokens == {"backbone", "student", "answerer"}
@@ -347,21 +354,21 @@ async def test_groups(
         assert turn.tokens == TokenIds((1, 2), (3,), (-0.5,))
 
     filtering = ("filter", tmp_path / "out", "--best", "--none", "--out", tmp_path / "best")
-    status, said = await ran(*filtering)
-    assert status == 0, said
+    status, output = await ran(*filtering)
+    assert status == 0, output
     assert read_manifest(tmp_path / "best").figures["strata"] == {
         "best_delegator": 2,
         "best_executor": 4,
     }
 
 
-async def test_groups_that_were_killed(
+async def test_killed_groups_resume(
     ran: Ran, untaught: Path, listed: Path, endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    """Go on as other rollouts do, to the same lines; another temperature is another step."""
+    """They end with the same lines; another temperature is another step."""
     command = (*SAMPLED, "--config", untaught, "--questions", listed, "--out")
     assert (await ran(*command, tmp_path / "whole"))[0] == 0
-    whole = endpoint.answered.copy()
+    answered = endpoint.answered.copy()
     endpoint.answered.clear()
     endpoint.free = 50
     process = await started(*command, tmp_path / "out")
@@ -370,88 +377,92 @@ async def test_groups_that_were_killed(
     process.kill()
     await process.wait()
     endpoint.free = 10**6
-    status, said = await ran(*command, tmp_path / "out")
-    assert status == 0, said
-    assert endpoint.answered == whole
+    status, output = await ran(*command, tmp_path / "out")
+    assert status == 0, output
+    assert endpoint.answered == answered
     assert sampled(tmp_path / "out") == sampled(tmp_path / "whole")
-    status, said = await ran(*command, tmp_path / "out", "--temperature", 0.8)
-    assert (status, "settings.temperature 1.0 (now 0.8)" in said) == (1, True)
+    status, output = await ran(*command, tmp_path / "out", "--temperature", 0.8)
+    assert (status, "settings.temperature 1.0 (now 0.8)" in output) == (1, True)
     assert (await ran(*command, tmp_path / "cold", "--temperature", 0.2))[0] == 1
 
 
 async def logged(folder: Path) -> None:
-    """A store in which two of the questions were answered wrong."""
+    """A store in which two of the questions were answered wrongly."""
     database = await Database.open(f"sqlite:///{folder / 'runs.db'}")
     calls = [call("q0"), call("q0", 1, role="delegation", model="backbone", executor_version=None)]
-    runs = [asked(one.id, one.text, 10.0 + number) for number, one in enumerate(QUESTIONS)]
+    runs = [
+        asked(question.id, question.text, 10.0 + number)
+        for number, question in enumerate(QUESTIONS)
+    ]
     runs[0] = msgspec.structs.replace(runs[0], calls=tuple(calls))
     runs[2] = msgspec.structs.replace(runs[2], tenant="private")
     await put(database, *runs, tenants=[Tenant("private", training=False)])
-    for one in QUESTIONS[:3]:
-        await say(database, one.id, accepted=False, right_answer=one.golds[0])
+    for question in QUESTIONS[:3]:
+        await say(database, question.id, accepted=False, right_answer=question.golds[0])
     await database.close()
 
 
-async def test_mine(ran: Ran, config: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    """Asks first; agreed to, it rolls out what the store holds, and a later start needs no
-    store and no consent.
-    """
+async def test_mine_rolls_out_stored_runs_after_confirmation(
+    ran: Ran, config: Path, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """A later start needs neither store nor confirmation."""
     await logged(tmp_path)
     command = ("mine", "--config", config, "--out", tmp_path / "out")
-    status, said = await ran(*command)
+    status, output = await ran(*command)
     assert status == 1
-    assert "pass --yes" in said
+    assert "pass --yes" in output
     assert not (tmp_path / "out").exists()
 
-    status, said = await ran(*command, "--yes")
-    assert status == 0, said
-    assert "–" in said, "a model of this machine has no price"
-    assert [one.question.id for one in rollouts(tmp_path / "out")] == ["q1", "q0"]
-    assert all(one.verdict.correct for one in rollouts(tmp_path / "out"))
+    status, output = await ran(*command, "--yes")
+    assert status == 0, output
+    assert "–" in output, "a model of this machine has no price"
+    assert [rollout.question.id for rollout in rollouts(tmp_path / "out")] == ["q1", "q0"]
+    assert all(rollout.verdict.correct for rollout in rollouts(tmp_path / "out"))
     counts = read_manifest(tmp_path / "out").figures["selection"]
     assert (counts["read"], counts["right_answer_unknown"], counts["selected"]) == (3, 1, 2)
 
     (tmp_path / "runs.db").unlink()
     calls = endpoint.answered.total()
-    status, said = await ran(*command)
+    status, output = await ran(*command)
     assert (status, endpoint.answered.total()) == (0, calls)
-    assert "was finished before" in said
+    assert "was finished before" in output
 
 
 @pytest.fixture
 def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The other side of a terminal that commands read from."""
-    here, there = pty.openpty()
+    """The other side of a pseudo-terminal from which commands read."""
+    controller, there = pty.openpty()
     with Path(os.ttyname(there)).open() as terminal:
         monkeypatch.setattr(sys, "stdin", terminal)
-        yield here
-    os.close(here)
+        yield controller
+    os.close(controller)
     os.close(there)
 
 
 @pytest.mark.parametrize(("reply", "status"), [(b"y\n", 0), (b"\n", 1)])
-async def test_mine_at_a_terminal(
+async def test_mine_accepts_only_yes_at_a_terminal(
     ran: Ran, config: Path, keyboard: int, reply: bytes, status: int
 ) -> None:
-    """Only a yes is a yes."""
     folder = config.parent
     await logged(folder)
     os.write(keyboard, reply)
-    ended, said = await ran("mine", "--config", config, "--out", folder / "out", "--limit", 1)
-    assert ended == status, said
-    assert "Roll out 1 questions? [y/N]" in said
+    ended, output = await ran("mine", "--config", config, "--out", folder / "out", "--limit", 1)
+    assert ended == status, output
+    assert "Roll out 1 questions? [y/N]" in output
     assert (folder / "out").exists() == (status == 0)
 
 
-async def test_mine_with_nothing_to_use(ran: Ran, config: Path, tmp_path: Path) -> None:
-    """Where every question is held out, it says so, and asks nothing."""
+async def test_mine_without_usable_questions_asks_nothing(
+    ran: Ran, config: Path, tmp_path: Path
+) -> None:
+    """Every question is held out, and the output says so."""
     await logged(tmp_path)
     held_out = tmp_path / "held-out.jsonl"
     held_out.write_text(
-        "".join(f"{json.dumps({'question': one.text})}\n" for one in QUESTIONS), "utf-8"
+        "".join(f"{json.dumps({'question': question.text})}\n" for question in QUESTIONS), "utf-8"
     )
-    status, said = await ran(
+    status, output = await ran(
         "mine", "--config", config, "--out", tmp_path / "out", "--evaluation", held_out, "--yes"
     )
     assert status == 1
-    assert "no logged question can be used" in said
+    assert "no logged question can be used" in output

@@ -1,5 +1,5 @@
-"""Questions rolled out: what others would have made of the teacher's sub-queries, and many of
-them in one file.
+"""Rollouts of questions: effects of other reports on the teacher's sub-queries, and many questions
+in one file.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ WRONG = Verdict(exact_match=False)
 
 
 async def test_another_report_leads_to_another_answer() -> None:
-    """The student's one search finds another name, and the run that goes on from there ends
-    elsewhere.
+    """The student's only search finds another name, and the run continues from its report to
+    another answer.
     """
     rollout = await ScriptedRoles().worker().roll_out(QUESTION)
     assert isinstance(rollout.trajectory, Trajectory)
@@ -40,7 +40,7 @@ async def test_another_report_leads_to_another_answer() -> None:
 
 
 async def test_the_same_report_leads_to_the_same_answer_at_no_cost() -> None:
-    """Nothing is asked beyond the student's own work."""
+    """Nothing is called beyond the student's own work."""
     roles = ScriptedRoles(student=searches_twice)
     rollout = await roles.worker().roll_out(QUESTION)
     assert [work.student.answer for work in rollout.sub_queries] == ["home of MannF0"] * 2
@@ -48,25 +48,25 @@ async def test_the_same_report_leads_to_the_same_answer_at_no_cost() -> None:
     assert (len(roles.backbone.prompts) - len(capped), len(roles.student.prompts)) == (3, 5)
 
 
-async def test_what_follows_a_swapped_report_is_the_teachers() -> None:
-    """The student never works on what the backbone asks after its report."""
+async def test_the_teacher_works_after_a_swapped_report() -> None:
+    """The student never works on the sub-queries after its report."""
     roles = ScriptedRoles()
     await roles.worker().roll_out(QUESTION)
-    asked = {prompt.messages[1].content for prompt in roles.student.prompts}
-    assert asked == {"Who directed F0?", "Where was MannF0 born?"}
+    student_queries = {prompt.messages[1].content for prompt in roles.student.prompts}
+    assert student_queries == {"Who directed F0?", "Where was MannF0 born?"}
     assert "Where was Pacino born?" in {
         prompt.messages[1].content for prompt in roles.teacher.prompts
     }
 
 
-async def test_capped() -> None:
-    """Only what took the teacher two searches in a correct run is done again with one, by the
-    teacher.
-    """
+async def test_needless_second_searches_are_tested_with_one_search() -> None:
+    """The teacher repeats its two-search work of a correct run with a single search."""
     rollout = await ScriptedRoles().worker().roll_out(QUESTION)
     first, second = rollout.sub_queries
-    assert [len(one.execution.searches) for one in first.capped] == [1, 1]
-    assert {(one.answer, one.verdict) for one in first.capped} == {("home of Nobody", WRONG)}
+    assert [len(branch.execution.searches) for branch in first.capped] == [1, 1]
+    assert {(branch.answer, branch.verdict) for branch in first.capped} == {
+        ("home of Nobody", WRONG)
+    }
     assert second.capped == ()
     wrong = await ScriptedRoles().worker().roll_out(Question("q", QUESTION.text, ("elsewhere",)))
     assert [work.capped for work in wrong.sub_queries] == [(), ()]
@@ -75,10 +75,10 @@ async def test_capped() -> None:
 @pytest.mark.parametrize(
     ("reply", "accepted"), [("<verdict>incorrect</verdict>", False), ("Not true", None)]
 )
-async def test_the_judge_is_asked_only_where_exact_match_holds(
+async def test_the_judge_is_asked_only_if_exact_match_holds(
     reply: str, accepted: bool | None
 ) -> None:
-    """An answer that it rejects, or an unreadable reply, is not correct, so nothing is capped."""
+    """An answer that it rejects, or an unreadable reply, is not correct, so nothing is repeated."""
     roles = ScriptedRoles(judge=lambda prompt: reply)
     rollout = await roles.worker().roll_out(QUESTION)
     assert roles.judge is not None
@@ -91,8 +91,8 @@ async def test_the_judge_is_asked_only_where_exact_match_holds(
     assert rollout.sub_queries[0].capped == ()
 
 
-async def test_without_a_right_answer_the_judge_goes_by_the_evidence() -> None:
-    """Except for an answer that somebody has called wrong."""
+async def test_without_a_right_answer_the_judge_decides_by_the_evidence() -> None:
+    """An answer that feedback calls wrong is not judged."""
     roles = ScriptedRoles(judge=lambda prompt: "<verdict>correct</verdict>")
     rollout = await roles.worker().roll_out(
         Question("q", QUESTION.text, (), rejected=("Home of Pacino!",))
@@ -104,14 +104,15 @@ async def test_without_a_right_answer_the_judge_goes_by_the_evidence() -> None:
     assert "<evidence>The credits say so.</evidence>" in roles.judge.prompts[0].messages[1].content
 
 
-async def test_an_executor_that_failed_is_no_sample() -> None:
-    """Its neutral report, as in service, must not be learnt: an endpoint is unavailable, a prompt
-    is refused (the question's own failure), or time ran out.
+async def test_a_failed_executor_is_no_sample() -> None:
+    """Its neutral report, as in service, must not be learnt.
+
+    The endpoint is unavailable, a prompt is refused (which fails the question), or time is up.
     """
-    gone = UpstreamUnavailable("refuses to connect", endpoint="http://x")
+    unavailable = UpstreamUnavailable("refuses to connect", endpoint="http://x")
 
     def fails(prompt: Prompt) -> Answer:
-        return gone
+        return unavailable
 
     def refuses(prompt: Prompt) -> Answer:
         unwanted = "Pacino" in prompt.messages[1].content
@@ -136,7 +137,7 @@ QUESTIONS = questions(6)
 
 
 async def rolled_out(roles: ScriptedRoles, folder: Path, concurrency: int = 3) -> dict[str, str]:
-    """As one start of the command does it."""
+    """Roll out as one start of the command does."""
     with CallCache.open(folder / "calls.jsonl") as cache:
         path = folder / "rollouts.jsonl"
         return await roll_out_all(roles.worker(cache), QUESTIONS, path, concurrency, lambda: None)
@@ -148,7 +149,7 @@ def ids(folder: Path) -> list[str]:
 
 
 class Stop:
-    """Cancels the command after the teacher has replied so many times."""
+    """Cancels the command after so many replies of the teacher."""
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -172,43 +173,43 @@ async def interrupted(folder: Path, after: int) -> ScriptedRoles:
 
 
 @pytest.mark.parametrize("after", [[1], [20], [38], [3, 3, 10, 10]])
-async def test_interrupted_and_started_again(tmp_path: Path, after: list[int]) -> None:
-    """Wherever it was stopped, the file is the one of an undisturbed run, and no call was made
-    twice.
-    """
+async def test_an_interrupted_rollout_resumes(tmp_path: Path, after: list[int]) -> None:
+    """The file equals that of an undisturbed rollout, and no call is repeated."""
     undisturbed = ScriptedRoles()
     (tmp_path / "whole").mkdir()
     assert await rolled_out(undisturbed, tmp_path / "whole") == {}
     whole = (tmp_path / "whole" / "rollouts.jsonl").read_bytes()
     assert ids(tmp_path / "whole") == [question.id for question in QUESTIONS]
 
-    asked = Counter[tuple[str, Prompt]]()
+    call_counts = Counter[tuple[str, Prompt]]()
     for stop in after:
-        asked.update((await interrupted(tmp_path, stop)).asked)
+        call_counts.update((await interrupted(tmp_path, stop)).asked)
     roles = ScriptedRoles()
     assert await rolled_out(roles, tmp_path) == {}
-    asked.update(roles.asked)
+    call_counts.update(roles.asked)
     assert (tmp_path / "rollouts.jsonl").read_bytes() == whole
-    assert asked == Counter(undisturbed.asked)
-    assert set(asked.values()) == {1}
+    assert call_counts == Counter(undisturbed.asked)
+    assert set(call_counts.values()) == {1}
 
 
 async def test_a_torn_line_is_rolled_out_again(tmp_path: Path) -> None:
-    """From what is cached, so at no cost; a whole line of another release is named."""
+    """Its calls are cached, so it costs nothing; a line of another release is an error with its
+    place.
+    """
     await rolled_out(ScriptedRoles(), tmp_path)
     path = tmp_path / "rollouts.jsonl"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-100])
+    content = path.read_bytes()
+    path.write_bytes(content[:-100])
     roles = ScriptedRoles()
     await rolled_out(roles, tmp_path)
-    assert (path.read_bytes(), roles.asked) == (whole, [])
+    assert (path.read_bytes(), roles.asked) == (content, [])
     path.write_bytes(b"{}\n")
     with pytest.raises(BadConfig, match=r"rollouts.jsonl:1: .*remove this line"):
         await rolled_out(roles, tmp_path)
 
 
-async def test_a_teacher_that_dies(tmp_path: Path) -> None:
-    """The command stops, says how far it came, and goes on from there once the teacher is back."""
+async def test_a_dead_teacher_stops_the_command(tmp_path: Path) -> None:
+    """The error has the progress, and the command resumes once the teacher is back."""
     calls = 0
 
     def dies(prompt: Prompt) -> Answer:
@@ -225,18 +226,18 @@ async def test_a_teacher_that_dies(tmp_path: Path) -> None:
         UpstreamUnavailable, match=r"http://x.* of 6 questions are rolled out\..*same command"
     ):
         await rolled_out(roles, tmp_path, concurrency=2)
-    done = len(ids(tmp_path))
-    assert 0 < done < 6
-    again = ScriptedRoles()
-    assert await rolled_out(again, tmp_path) == {}
+    finished_count = len(ids(tmp_path))
+    assert 0 < finished_count < 6
+    restarted = ScriptedRoles()
+    assert await rolled_out(restarted, tmp_path) == {}
     assert ids(tmp_path) == [question.id for question in QUESTIONS]
-    teacher = [prompt for name, prompt in (*roles.asked, *again.asked) if name == "teacher"]
+    teacher = [prompt for name, prompt in (*roles.asked, *restarted.asked) if name == "teacher"]
     assert max(Counter(teacher).values()) <= 2, "a call that failed is made again, no other"
     assert len(teacher) - len(set(teacher)) <= 2
 
 
-async def test_where_every_question_fails(tmp_path: Path) -> None:
-    """A wrong key fails them all alike, so that is the end, and not six failures."""
+async def test_failure_of_every_question_ends_the_rollout(tmp_path: Path) -> None:
+    """A wrong key fails them all, so it is one error and not six."""
     roles = ScriptedRoles(
         backbone=lambda prompt: UpstreamRefused("check the API key", endpoint="http://x")
     )

@@ -13,16 +13,16 @@ def source(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_finished_step_is_not_done_again(tmp_path: Path, source: Path) -> None:
-    """Begun again with the same inputs, it has its manifest; before it finished, it has none."""
+def test_a_finished_step_is_not_repeated(tmp_path: Path, source: Path) -> None:
+    """With the same inputs, a finished step has its manifest; before its end, it has none."""
     out = tmp_path / "out"
     step = Step.begin(out, "filter", {"rollouts": source}, {"mix": None})
     assert step.finished is None
     (out / "filtered.jsonl").write_text("{}\n")
     step.finish({"samples": 1}, ["filtered.jsonl"])
-    again = Step.begin(out, "filter", {"rollouts": source}, {"mix": None}).finished
-    assert again is not None and again.figures == {"samples": 1}
-    assert again.files == {"filtered.jsonl": digest_of(out / "filtered.jsonl")}
+    finished = Step.begin(out, "filter", {"rollouts": source}, {"mix": None}).finished
+    assert finished is not None and finished.figures == {"samples": 1}
+    assert finished.files == {"filtered.jsonl": digest_of(out / "filtered.jsonl")}
 
 
 def test_a_folder_of_other_inputs_is_refused(tmp_path: Path, source: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_folder_of_other_inputs_is_refused(tmp_path: Path, source: Path) -> No
         Step.begin(out, "filter", {"rollouts": source}, settings)
 
 
-def test_a_step_goes_on_in_its_own_folder_alone(tmp_path: Path, source: Path) -> None:
+def test_a_step_resumes_in_its_own_folder_only(tmp_path: Path, source: Path) -> None:
     """The order of settings and temporary files after a kill do not matter; a folder with other
     files is refused.
     """
@@ -85,7 +85,7 @@ def test_an_unfinished_step_is_no_input(tmp_path: Path, source: Path) -> None:
 
 
 def test_a_manifest_of_another_release_is_refused(tmp_path: Path) -> None:
-    """A field that is not known means that it is not understood."""
+    """An unknown field means that the manifest is not understood."""
     (tmp_path / MANIFEST).write_text(
         '{"origin": {"step": "filter", "inputs": {}, "settings": {}}, "new": 1}'
     )

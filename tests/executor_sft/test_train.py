@@ -1,4 +1,4 @@
-"""A training learns the rows, outlives being killed, and leaves what vLLM loads."""
+"""A training learns the rows, can be resumed after a kill, and writes files that vLLM loads."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ ADAPTER = Recipe(method="lora", learning_rate=1e-3, max_length=64)
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that knows nothing."""
+    """A tiny untrained model."""
     import torch
 
     from executor_sft.minimodel.training import save
@@ -101,18 +101,18 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 
 @pytest.mark.slow
-def test_a_killed_training_ends_as_if_nothing_had_been(
+def test_a_killed_training_ends_like_an_undisturbed_one(
     base: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Killed for real after its first checkpoint, it goes on from there: the same loss at every
-    step, the same adapter. And the loss falls, as far as an adapter of a random model goes.
+    """It is killed by a signal after its first checkpoint, and resumes: the loss at every step and
+    the adapter are equal. The loss falls as far as it can with an adapter of a random model.
     """
     import torch
     from safetensors.torch import load_file
 
-    whole = tmp_path / "whole"
+    undisturbed = tmp_path / "whole"
     killed = tmp_path / "killed"
-    run(command(data, base, whole))
+    run(command(data, base, undisturbed))
     process = started("-m", "executor_sft", *command(data, base, killed))
     while not (killed / "checkpoints" / "checkpoint-3" / "trainer_state.json").exists():
         try:
@@ -124,30 +124,30 @@ def test_a_killed_training_ends_as_if_nothing_had_been(
     process.communicate()
     assert process.returncode == -signal.SIGKILL and not (killed / "manifest.json").exists()
     run(command(data, base, killed))
-    assert len(losses(killed)) == 36 and losses(killed) == losses(whole)
-    assert losses(whole)[-1][1] < losses(whole)[0][1]
+    assert len(losses(killed)) == 36 and losses(killed) == losses(undisturbed)
+    assert losses(undisturbed)[-1][1] < losses(undisturbed)[0][1]
     adapter = load_file(killed / "model" / "adapter_model.safetensors")
-    for name, tensor in load_file(whole / "model" / "adapter_model.safetensors").items():
+    for name, tensor in load_file(undisturbed / "model" / "adapter_model.safetensors").items():
         assert torch.equal(tensor, adapter[name]) and tensor.dtype == torch.bfloat16
-    assert {path.name for path in (whole / "model").iterdir()} == {
+    assert {path.name for path in (undisturbed / "model").iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
     }
-    manifest = read_manifest(whole)
+    manifest = read_manifest(undisturbed)
     assert (manifest.figures["base"], manifest.figures["base_sha256"]) == (
         base.name,
         base_sha256(base),
     )
     assert manifest.steps["dataset"].figures["rows"] == 24
-    assert not (whole / "checkpoints").exists()
+    assert not (undisturbed / "checkpoints").exists()
 
 
 @pytest.mark.slow
 def test_whole_weights_are_trained_by_several_processes(
     base: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Under `accelerate launch`, one of them writes; the result loads as its base does, with
-    the same tokenizer.
+    """Under `accelerate launch`, one process writes; the result loads like its base, with the same
+    tokenizer.
     """
     import torch
     from safetensors.torch import load_file
@@ -172,19 +172,21 @@ def test_whole_weights_are_trained_by_several_processes(
     folder = tmp_path / "out" / "model"
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     assert model.dtype == torch.bfloat16 and model.config.tie_word_embeddings
-    before = load_file(base / "model.safetensors")
-    after = load_file(folder / "model.safetensors")
-    assert after.keys() == before.keys()
+    base_weights = load_file(base / "model.safetensors")
+    trained_weights = load_file(folder / "model.safetensors")
+    assert trained_weights.keys() == base_weights.keys()
     assert not any(
-        torch.equal(after[name], tensor) for name, tensor in before.items() if tensor.ndim == 2
+        torch.equal(trained_weights[name], tensor)
+        for name, tensor in base_weights.items()
+        if tensor.ndim == 2
     )
     for name in ("tokenizer.json", "chat_template.jinja", "config.json"):
         assert (folder / name).read_bytes() == (base / name).read_bytes()
     assert losses(tmp_path / "out")[-1][1] < losses(tmp_path / "out")[0][1] / 2
 
 
-def test_a_checkpoint_that_was_torn_is_passed_over(tmp_path: Path) -> None:
-    """Its state is written last; the one before it is whole."""
+def test_a_torn_checkpoint_is_skipped(tmp_path: Path) -> None:
+    """Its state is written last; the previous checkpoint is whole."""
     assert _last_checkpoint(tmp_path) is None
     for step, state in ((3, "{}"), (9, "{}"), (12, '{"glo'), (15, None)):
         (tmp_path / f"checkpoint-{step}").mkdir()
@@ -194,8 +196,8 @@ def test_a_checkpoint_that_was_torn_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_base_that_does_not_fit_is_named(base: Path, data: Path, tmp_path: Path) -> None:
-    """A folder that is not there, another tokenizer (its ids mean something else), torn or
-    missing weights.
+    """The folder is missing, the tokenizer differs (its ids mean other text), or weights are torn
+    or missing.
     """
     copy = tmp_path / "copy"
     shutil.copytree(base, copy)
@@ -218,27 +220,27 @@ def test_a_base_that_does_not_fit_is_named(base: Path, data: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("one", "said"),
+    ("one", "message"),
     [
         (row((1,) * 60, (2,) * 5), "the longest row has 65 tokens; the recipe.s max_length is 64"),
         (row((1,), (9_999,)), "has 1256 tokens, and the data set has token 9999"),
     ],
 )
-def test_rows_that_the_base_cannot_hold_are_refused(
-    base: Path, one: TrainingRow, said: str
+def test_rows_beyond_the_base_s_context_are_refused(
+    base: Path, one: TrainingRow, message: str
 ) -> None:
     """Nothing is cut."""
-    with pytest.raises(BadConfig, match=said):
+    with pytest.raises(BadConfig, match=message):
         load_base(base, [one], ADAPTER)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("without", [[], ["labels"]])
-def test_plain_trl_trains_on_the_rows_as_they_are(
+def test_plain_trl_trains_on_the_rows(
     base: Path, data: Path, tmp_path: Path, without: list[str]
 ) -> None:
-    """In ten lines, with their labels, or by their masks: the same labels, and weights that
-    move.
+    """Ten lines are enough, with labels or with masks: the labels are equal, and the weights
+    change.
     """
     import torch
     from datasets import load_dataset
@@ -269,9 +271,9 @@ def test_plain_trl_trains_on_the_rows_as_they_are(
     )
 
 
-def test_the_shipped_recipes() -> None:
-    """The paper's settings are those of TBSS, appendix D; the mini models get an adapter of
-    their engine's rank.
+def test_shipped_recipes_have_the_documented_settings() -> None:
+    """The paper's settings are those of TBSS, appendix D; the mini models get an adapter of their
+    engine's rank.
     """
     paper = load_recipe("paper-qwen3-1.7b")
     mini = load_recipe("mini")
@@ -284,7 +286,7 @@ def test_the_shipped_recipes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('method = "lora"\nlearning_rate = 1e-3\nepoch = 3', "unknown field `epoch`"),
         ('method = "qlora"\nlearning_rate = 1e-3', "qlora"),
@@ -293,10 +295,10 @@ def test_the_shipped_recipes() -> None:
         ("method = ", r"own\.toml"),
     ],
 )
-def test_a_recipe_that_is_wrong_says_where(tmp_path: Path, text: str, said: str) -> None:
-    """Unknown and missing keys, and values that cannot be."""
+def test_a_wrong_recipe_is_refused_with_the_key(tmp_path: Path, text: str, message: str) -> None:
+    """Keys are unknown or missing, or values are impossible."""
     (tmp_path / "own.toml").write_text(text)
-    with pytest.raises(BadConfig, match=said):
+    with pytest.raises(BadConfig, match=message):
         load_recipe(str(tmp_path / "own.toml"))
 
 

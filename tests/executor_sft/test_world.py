@@ -1,6 +1,4 @@
-"""Mini worlds: reproducible, apart from each other, and such that a second search is needed
-where they say so.
-"""
+"""Mini worlds: reproducible, separate, and with second searches where they are declared."""
 
 import random
 import re
@@ -28,7 +26,7 @@ def words_in(text: str) -> set[str]:
 
 
 def name_words(world: World) -> set[str]:
-    """Every made-up word of the names, other names and chronicles of a world."""
+    """Return every made-up word of the names, other names and chronicles of a world."""
     names = [name for entity in world.entities for name in (entity.name, entity.alias or "")]
     chronicles = [fact.via for fact in world.facts.values() if fact.detour == "redirect"]
     return words_in(" ".join([*names, *chronicles])) - NOUNS
@@ -52,9 +50,9 @@ def holds(text: str, phrase: str) -> bool:
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_a_word_is_drawn_once_and_is_of_its_side(side: Side) -> None:
-    """2,000 words: all different, capitalised, of 4 to 11 letters, on their side in any case; and
-    the same ones for the same seed alone.
+def test_words_are_unique_and_of_one_side(side: Side) -> None:
+    """2,000 words are all different and capitalised, have 4 to 11 letters, and are on their side in
+    any case. Only the same seed gives the same words.
     """
     names, same, other = (Names(random.Random(seed), side) for seed in (1, 1, 2))
     words = [names.word() for _ in range(2000)]
@@ -65,25 +63,25 @@ def test_a_word_is_drawn_once_and_is_of_its_side(side: Side) -> None:
 
 
 def test_the_same_seed_makes_the_same_world() -> None:
-    """Page by page and question by question, in the same order; another seed or side shares no
-    person's name.
+    """Pages and questions are equal and in the same order; another seed or side shares no person's
+    name.
     """
-    one = made(7, "test")
+    world = made(7, "test")
     same = World(7, "test")
-    pages = Library(one)
-    again = Library(same)
-    ask = Examiner(one, pages)
-    ask_again = Examiner(same, again)
-    assert pages.passages == again.passages
+    pages = Library(world)
+    repeated = Library(same)
+    ask = Examiner(world, pages)
+    ask_again = Examiner(same, repeated)
+    assert pages.passages == repeated.passages
     assert [ask.draw() for _ in range(200)] == [ask_again.draw() for _ in range(200)]
-    people = {entity.name for entity in one.people}
+    people = {entity.name for entity in world.people}
     for other in (made(11, "test"), made(7, "train")):
         assert people.isdisjoint(entity.name for entity in other.people)
 
 
 def test_training_and_test_worlds_share_no_name_word() -> None:
-    """Nor any other word on their pages, but for the words of the wordings, which all worlds
-    share.
+    """They share no other words on their pages either, except those of the wordings, which all
+    worlds share.
     """
     written: dict[Side, set[str]] = {"train": set(), "test": set()}
     worlds: tuple[tuple[int, Side], ...] = ((7, "test"), (11, "test"), (1, "train"), (7, "train"))
@@ -102,14 +100,14 @@ def test_training_and_test_worlds_share_no_name_word() -> None:
     ]
     wordings += [wording for aliases in language.ALIAS.values() for wording in aliases]
     wordings += [*language.OCCUPATIONS, *NOUNS]
-    for one in language.RELATIONS:
-        wordings += [one.noun, one.anonymous, one.shared, *one.statements]
+    for relation in language.RELATIONS:
+        wordings += [relation.noun, relation.anonymous, relation.shared, *relation.statements]
     shared = {word.casefold() for word in words_in(" ".join(wordings))}
     assert {word.casefold() for word in written["train"] & written["test"]} <= shared
 
 
-def test_namesakes_come_in_pairs_told_apart_by_occupation(world: World) -> None:
-    """Two of a name, never of one occupation; everybody else's name is their own."""
+def test_namesakes_differ_by_occupation(world: World) -> None:
+    """Names are shared by at most two persons, with different occupations."""
     names = Counter(entity.name for entity in world.entities)
     namesakes = [entity for entity in world.entities if entity.occupation]
     assert len(namesakes) > 20
@@ -117,8 +115,8 @@ def test_namesakes_come_in_pairs_told_apart_by_occupation(world: World) -> None:
     assert len({entity.mention for entity in world.entities}) == len(world.entities)
 
 
-def test_each_namesake_has_a_page_of_its_own(world: World, library: Library) -> None:
-    """Its title carries the occupation, and its text never speaks of the bare name."""
+def test_each_namesake_has_a_page(world: World, library: Library) -> None:
+    """Its title has the occupation, and its text never has the bare name."""
     for entity in world.entities:
         if entity.occupation:
             title = f"{entity.name} ({entity.occupation})"
@@ -131,9 +129,9 @@ def test_each_namesake_has_a_page_of_its_own(world: World, library: Library) -> 
             )
 
 
-def test_families_hang_together(world: World) -> None:
-    """Parents are 30 years older than their children and married to each other, marriages go both
-    ways, and children bear their father's surname; a capital lies in its country.
+def test_families_are_consistent(world: World) -> None:
+    """Parents are 30 years older than their children and married to each other, marriages are
+    mutual, and children have their father's surname. A capital is in its country.
     """
     children = [entity for entity in world.people if "father" in entity.values]
     assert len(children) == len(world.people) * 2 // 3
@@ -151,23 +149,23 @@ def test_families_hang_together(world: World) -> None:
 
 
 def test_a_third_of_the_sub_queries_needs_a_second_search(questions: list[MiniQuestion]) -> None:
-    """30 to 45 % of the sub-queries, and more than half of the questions; every kind of detour
-    is among them.
+    """30 to 45 % of the sub-queries, and more than half of the questions, need it; every kind of
+    detour is among them.
     """
-    asked = [sub_query for question in questions for sub_query in question.sub_queries]
-    kinds = Counter(sub_query.kind for sub_query in asked if len(sub_query.searches) == 2)
-    assert 0.30 < kinds.total() / len(asked) < 0.45
+    sub_queries = [sub_query for question in questions for sub_query in question.sub_queries]
+    kinds = Counter(sub_query.kind for sub_query in sub_queries if len(sub_query.searches) == 2)
+    assert 0.30 < kinds.total() / len(sub_queries) < 0.45
     assert set(kinds) == {"alias", "redirect", "shared"}
     assert min(kinds.values()) > 50
     assert sum(question.needs_second_search for question in questions) > len(questions) / 2
 
 
-def test_the_second_search_is_truly_needed(
+def test_the_second_search_is_necessary(
     questions: list[MiniQuestion], world: World, library: Library
 ) -> None:
-    """The passage of the first search does not hold the answer but names what to search for next;
-    the passage of the second search holds the answer but not the name that the first search asks
-    with.
+    """The passage of the first search does not have the answer, but the name to search for.
+
+    The passage of the second search has the answer, but not the name of the first search.
     """
     names = name_words(world)
     for sub_query in (sub_query for question in questions for sub_query in question.sub_queries):

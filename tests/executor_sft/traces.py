@@ -1,4 +1,4 @@
-"""Executor runs as traces hold them, made by the executor itself over a scripted model."""
+"""Executor runs as in traces, made by the executor with a scripted model."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ REPORT = "<answer>Michael Mann</answer><evidence>Heat is a film by Michael Mann.
 
 
 def search(query: str) -> str:
-    """A turn that searches."""
+    """Return a turn with a search."""
     return f"<search>{query}</search>"
 
 
@@ -37,8 +37,10 @@ def executed(
     """Return the executor's work with a model that writes `turns`. All searches find the same page,
     except those for directors.
     """
-    found = FixedRetriever({"Heat": [PAGE], "Michael Mann": [PAGE], "director": [DIRECTORS]})
-    executor = Executor(role("execution", ScriptedModel(turns)), found, limits or ExecutorLimits())
+    retriever = FixedRetriever({"Heat": [PAGE], "Michael Mann": [PAGE], "director": [DIRECTORS]})
+    executor = Executor(
+        role("execution", ScriptedModel(turns)), retriever, limits or ExecutorLimits()
+    )
 
     async def run() -> Execution:
         return await executor.run(sub_query, 0, lasting())
@@ -54,33 +56,33 @@ DOUBTED = Verdict(True, False, True)
 
 
 def sample(turns: Sequence[Answer], verdict: Verdict, sub_query: str = "Who made Heat?") -> Sample:
-    """Somebody's work and where it leads."""
+    """Return a worker's execution and the answer that it leads to."""
     return Sample(executed(*turns, sub_query=sub_query), "Michael Mann", verdict)
 
 
 def filtered(*executions: Execution) -> list[FilteredSample]:
-    """Executions as the filter passes them on."""
+    """Return executions in the filter's output."""
     return [
-        FilteredSample("teacher_multi", f"q{number}", "", one)
-        for number, one in enumerate(executions)
+        FilteredSample("teacher_multi", f"q{number}", "", execution)
+        for number, execution in enumerate(executions)
     ]
 
 
 def row(prompt: tuple[int, ...], turn: tuple[int, ...]) -> TrainingRow:
-    """A row of these tokens."""
+    """Return a row of these tokens."""
     return training_row(TokenIds(prompt, turn), [], 0, 0, "teacher_single", "q0")
 
 
 def rollout(
     *sub_queries: SubQueryRollout, question: str = "q1", source: str = "musique"
 ) -> Rollout:
-    """A question whose sub-queries were worked on."""
-    asked = Question(question, "Who made it?", ("Michael Mann",), source)
-    return Rollout(asked, Trajectory("Michael Mann", "answered"), RIGHT, sub_queries)
+    """Return a rollout of a question with sub-queries."""
+    asked_question = Question(question, "Who made it?", ("Michael Mann",), source)
+    return Rollout(asked_question, Trajectory("Michael Mann", "answered"), RIGHT, sub_queries)
 
 
 def write_lines(path: Path, values: Sequence[object]) -> Path:
-    """A file of JSON lines."""
+    """Write a file of JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(msgspec.json.encode(value) + b"\n" for value in values))
     return path
