@@ -1,6 +1,4 @@
-"""Turns that are held to their form: what is asked of which endpoint, and what the patterns
-allow.
-"""
+"""Turns that are held to their form: the patterns, and the endpoints that get them."""
 
 import asyncio
 import json
@@ -25,14 +23,14 @@ PROMPT = Prompt((Message("user", "hi"),), Sampling(), STOP, pattern=PATTERN)
 
 
 async def asked(model: OpenAIHTTP, *, streamed: bool, prompt: Prompt = PROMPT) -> str:
-    """What the model says."""
+    """Return the model's text."""
     if not streamed:
         return (await model.complete(prompt)).text
     return (await model.stream(prompt, lambda _delta: None)).text
 
 
 def held(server: OpenAIServer) -> list[bool]:
-    """Which requests asked for a pattern."""
+    """Return for each request whether it has a pattern."""
     for body in server.bodies:
         assert body.get("structured_outputs") in (None, {"regex": PATTERN})
     return ["structured_outputs" in body for body in server.bodies]
@@ -40,10 +38,10 @@ def held(server: OpenAIServer) -> list[bool]:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("thinking", [None, False, True])
-async def test_a_pattern(
+async def test_a_pattern_is_sent_to_models_that_do_not_think(
     pool: ConnectionPool, openai_server: OpenAIServer, *, streamed: bool, thinking: bool | None
 ) -> None:
-    """It is sent to a model that is not said to think; a prompt without one is sent without one."""
+    """A prompt without a pattern is sent without one."""
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=thinking)
     openai_server.plays(says(SEARCH))
     await asked(model, streamed=streamed)
@@ -53,28 +51,30 @@ async def test_a_pattern(
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         (400, "Unrecognized request argument supplied: structured_outputs"),
         (422, json.dumps([{"type": "extra_forbidden", "loc": ["body", "structured_outputs"]}])),
         (400, "Failed to transform regex into a grammar: unsupported"),
     ],
 )
-async def test_an_endpoint_that_has_no_patterns(
-    pool: ConnectionPool, openai_server: OpenAIServer, status: int, said: str, *, streamed: bool
+async def test_an_endpoint_that_refuses_patterns_gets_no_more(
+    pool: ConnectionPool, openai_server: OpenAIServer, status: int, message: str, *, streamed: bool
 ) -> None:
-    """It is asked without them, now and later."""
+    """The request is repeated without its pattern."""
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=False)
-    openai_server.plays(fails(status, said), says(SEARCH))
+    openai_server.plays(fails(status, message), says(SEARCH))
     for _ in range(2):
         assert await asked(model, streamed=streamed) == SEARCH
     assert held(openai_server) == [True, False, False]
 
 
-async def test_streams_that_are_refused_once_they_are_open(
+async def test_an_open_stream_may_refuse_its_pattern(
     pool: ConnectionPool, openai_server: OpenAIServer
 ) -> None:
-    """As vLLM refuses a pattern that it cannot follow; also where several were under way."""
+    """vLLM refuses an unsupported pattern in this way. Holds also for several streams in
+    progress.
+    """
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=False)
     refused = event(
         {
@@ -87,8 +87,8 @@ async def test_streams_that_are_refused_once_they_are_open(
     )
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        held = "structured_outputs" in await request.json()
-        return await (streams(refused, DONE) if held else says(SEARCH))(request)
+        has_pattern = "structured_outputs" in await request.json()
+        return await (streams(refused, DONE) if has_pattern else says(SEARCH))(request)
 
     openai_server.plays(answer)
     assert await asyncio.gather(*(asked(model, streamed=True) for _ in range(3))) == [SEARCH] * 3
@@ -96,10 +96,9 @@ async def test_streams_that_are_refused_once_they_are_open(
     assert sorted(held(openai_server)) == [False] * 4 + [True] * 3
 
 
-async def test_what_is_refused_for_another_reason(
+async def test_another_refusal_is_raised_without_a_repetition(
     pool: ConnectionPool, openai_server: OpenAIServer
 ) -> None:
-    """It is raised, and asked for once."""
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=False)
     openai_server.plays(streams(event({"error": {"message": "no", "code": 400}}), DONE))
     with pytest.raises(UpstreamRefused):
@@ -111,8 +110,10 @@ async def test_what_is_refused_for_another_reason(
     ("searched", "may_search", "allowed"),
     [(False, True, {"search"}), (True, True, {"search", "report"}), (True, False, {"report"})],
 )
-def test_what_turns_may_be(searched: bool, may_search: bool, allowed: set[str]) -> None:
-    """First a search, at last a report, in between either; in every form that the shipped
+def test_a_pattern_allows_the_turns_of_its_step(
+    searched: bool, may_search: bool, allowed: set[str]
+) -> None:
+    """First a search, last a report, and in between either, in every form that the shipped
     models write.
     """
     pattern = turn_pattern(searched=searched, may_search=may_search)
@@ -146,8 +147,7 @@ def test_what_turns_may_be(searched: bool, may_search: bool, allowed: set[str]) 
         "",
     ],
 )
-def test_what_is_malformed_cannot_be(text: str) -> None:
-    """No pattern lets it through."""
+def test_no_pattern_allows_a_malformed_turn(text: str) -> None:
     assert isinstance(parse_turn(text), Malformed | SearchTurn)
     for searched, may_search in ((False, True), (True, True), (True, False)):
         assert not re.fullmatch(turn_pattern(searched=searched, may_search=may_search), text)

@@ -1,4 +1,4 @@
-"""Tables asked for by model, response format, or WideSearch's form, and the columns they have."""
+"""Tables requested by model, by response format or in WideSearch's form, and their columns."""
 
 import time
 from contextlib import suppress
@@ -38,14 +38,16 @@ ENDING = "\n\nDon't ask me any questions. The output format is ```markdown\n{dat
         ("。表格中的列名依次为：\n年份、灯塔（中文）、国家。不要问我任何问题", "年份 灯塔 国家"),
     ],
 )
-def test_columns_that_are_named(named: str, columns: str) -> None:
-    """In one line or several; those up to the first that is no year or the like are keys."""
-    asked = (
+def test_columns_are_read_from_the_question(named: str, columns: str) -> None:
+    """They stand on one line or on several. Columns up to the first that is no year or the like
+    are keys.
+    """
+    question = (
         "Which lights are there?\nPlease organize the results in one Markdown table "
         f"{named}{ENDING}"
     )
-    assert is_widesearch(asked)
-    table = asked_table(asked)
+    assert is_widesearch(question)
+    table = asked_table(question)
     assert [
         column.name.split("(")[0].split("（")[0].strip() for column in table.columns
     ] == columns.split()
@@ -53,11 +55,11 @@ def test_columns_that_are_named(named: str, columns: str) -> None:
     assert keys == (
         [True, True, False] if columns.startswith(("Year", "年份")) else [True, False, False]
     )
-    assert table.question == asked
+    assert table.question == question
 
 
-def test_keys_that_are_named() -> None:
-    """By a star, wherever they stand."""
+def test_a_star_marks_a_key() -> None:
+    """It may stand at any column."""
     table = asked_table("All lights, as a table with the columns: Island, Light*, Lit*")
     keys = {column.name: column.key for column in table.columns}
     assert keys == {"Island": False, "Light": True, "Lit": True}
@@ -72,15 +74,14 @@ def test_keys_that_are_named() -> None:
         "Make a table with the column: Light",
     ],
 )
-def test_questions_that_name_no_columns(question: str) -> None:
-    """The error says how to name them; such questions are not in WideSearch's form."""
+def test_a_question_without_columns_is_refused(question: str) -> None:
+    """The error says how to name them. Such a question is not in WideSearch's form."""
     assert not is_widesearch(question)
     with pytest.raises(BadRequest, match=r"end it with a line such as `columns: city\*"):
         asked_table(question)
 
 
-def test_columns_in_a_list() -> None:
-    """They have types and keys, and are checked."""
+def test_listed_columns_have_types_and_keys() -> None:
     table = asked_table("All lights", "Island*, Lit:integer")
     assert [(column.name, column.key, column.type) for column in table.columns] == [
         ("Island", True, "text"),
@@ -108,19 +109,21 @@ NAMING = "List all cities of the register with the columns: city, founder, found
 async def test_a_table_over_openai_s_protocol(
     question: str, fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    """In Markdown, fenced, with the sentences that it rests on."""
+    """The table is fenced Markdown, with its supporting sentences below."""
     world = World(5)
-    async with gateway(tmp_path, world) as (real, _), served(real) as session:
+    async with gateway(tmp_path, world) as (filling, _), served(filling) as session:
         status, reply = await posted(
             session, messages=[{"role": "user", "content": question}], **fields
         )
     assert status == 200
-    fence, _, below = reply["choices"][0]["message"]["content"].partition("\n```\n\nSources:\n[1] ")
+    fence, _, sources = reply["choices"][0]["message"]["content"].partition(
+        "\n```\n\nSources:\n[1] "
+    )
     header = fence.splitlines()[:3]
     rows = fence.splitlines()[3:]
     assert header == ["```markdown", "| city | founder | founded |", "| --- | --- | --- |"]
     assert sorted(rows) == sorted(f"| {' | '.join(row)} |" for row in world.rows())
-    assert f"“{world.cities[0]} was founded in 1000.”" in below
+    assert f"“{world.cities[0]} was founded in 1000.”" in sources
     assert reply["rolegate"]["outcome"] == "filled"
     assert reply["usage"]["total_tokens"] > 0
 
@@ -129,8 +132,8 @@ async def test_a_table_over_openai_s_protocol(
 async def test_a_question_that_is_too_long_is_refused_before_it_is_read(
     chars: int, tmp_path: Path
 ) -> None:
-    """However often it names columns."""
-    async with gateway(tmp_path, World(1)) as (real, _), served(real) as session:
+    """Holds for any number of columns."""
+    async with gateway(tmp_path, World(1)) as (filling, _), served(filling) as session:
         status, reply = await posted(
             session,
             model="rolegate-table",
@@ -151,8 +154,8 @@ async def test_a_question_that_is_too_long_is_refused_before_it_is_read(
         f"column: {LIGATURE},b,",
     ],
 )
-def test_columns_that_are_named_again_and_again(unit: str) -> None:
-    """A question takes as much longer than a tenth of it as it is longer."""
+def test_columns_are_read_in_linear_time(unit: str) -> None:
+    """Ten times the question takes ten times as long."""
     assert grows_linearly(partial(_read, named(4000, unit)), partial(_read, named(400, unit)))
 
 
@@ -167,8 +170,8 @@ def _read(question: str) -> None:
     ids=["many", "commas", "list", "choices"],
 )
 def test_listed_columns_are_counted_before_they_are_read(columns: str | list[str]) -> None:
-    """Reading a megabyte of columns held the event loop for seconds."""
-    begun = time.thread_time()
+    """Reading a megabyte of columns would hold the event loop for seconds."""
+    start = time.thread_time()
     with pytest.raises(BadRequest, match=r"^columns: (\d+ of them, at most 64|longer than 40,000)"):
         asked_table("the cities", columns)
-    assert time.thread_time() - begun < 0.05
+    assert time.thread_time() - start < 0.05

@@ -1,4 +1,4 @@
-"""Single model calls over a real channel."""
+"""The completion service over a real channel."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rolegate.v1.completion_service_pb2_grpc import CompletionServiceAsyncStub
 
 HI = [pb.ChatMessage(role="system", content="be"), pb.ChatMessage(role="user", content="hi")]
-SAID = Completion("a b c", "stop", "hm", Usage(9, 3, 4, 1))
+COMPLETION = Completion("a b c", "stop", "hm", Usage(9, 3, 4, 1))
 
 
 def stub_of(channel: grpc.aio.Channel) -> "CompletionServiceAsyncStub":
@@ -30,11 +30,10 @@ def asked(role: usage_pb2.Role = usage_pb2.ROLE_ANSWER) -> pb.CompleteRequest:
     return pb.CompleteRequest(role=role, messages=HI)
 
 
-async def test_complete() -> None:
-    """Text, reasoning, finish reason and tokens of one call, and the run's name."""
+async def test_a_completion_has_its_text_reasoning_usage_and_run_id() -> None:
     store = Kept()
     async with served(
-        Deployment(answerer=ScriptedModel([SAID], "fixed")).gateway(store)
+        Deployment(answerer=ScriptedModel([COMPLETION], "fixed")).gateway(store)
     ) as channel:
         response = await stub_of(channel).Complete(asked())
     assert (response.text, response.reasoning, response.finish_reason) == ("a b c", "hm", "stop")
@@ -60,7 +59,7 @@ async def test_complete() -> None:
     ],
 )
 async def test_the_role_chooses_the_model(role: usage_pb2.Role, model: str) -> None:
-    """Each role's model is reached by its role, with the messages as they were sent."""
+    """The messages are sent unchanged."""
     models = {
         name: ScriptedModel([f"I am {name}"], name) for name in ("backbone", "small", "fixed")
     }
@@ -75,10 +74,10 @@ async def test_the_role_chooses_the_model(role: usage_pb2.Role, model: str) -> N
     assert (prompt.stop, prompt.sampling.max_tokens) == (("</x>",), 7)
 
 
-async def test_stream_complete() -> None:
-    """The pieces amount to the whole; finish reason, tokens and name come last, and only there."""
+async def test_a_stream_ends_with_finish_reason_usage_and_run_id() -> None:
+    """The deltas add up to the whole output."""
     store = Kept()
-    async with served(Deployment(answerer=ScriptedModel([SAID])).gateway(store)) as channel:
+    async with served(Deployment(answerer=ScriptedModel([COMPLETION])).gateway(store)) as channel:
         request = pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI)
         pieces = [piece async for piece in stub_of(channel).StreamComplete(request)]
     assert "".join(piece.text for piece in pieces) == "a b c"
@@ -90,15 +89,18 @@ async def test_stream_complete() -> None:
     assert pieces[-1].usage.completion_tokens == 3
 
 
-async def test_a_stream_that_is_repeated() -> None:
-    """Gets what was written the first time, in one piece, and no second call is made."""
-    model = ScriptedModel([SAID])
+async def test_a_repeated_stream_gets_the_first_output() -> None:
+    """It comes in a single piece, and no second call is made."""
+    model = ScriptedModel([COMPLETION])
     request = pb.StreamCompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, request_id="r1")
     async with served(Deployment(answerer=model).gateway()) as channel:
-        first = [piece async for piece in stub_of(channel).StreamComplete(request)]
-        again = [piece async for piece in stub_of(channel).StreamComplete(request)]
-    assert [(piece.text, piece.reasoning) for piece in again] == [("a b c", "hm"), ("", "")]
-    assert again[-1] == first[-1]
+        pieces = [piece async for piece in stub_of(channel).StreamComplete(request)]
+        repeated_pieces = [piece async for piece in stub_of(channel).StreamComplete(request)]
+    assert [(piece.text, piece.reasoning) for piece in repeated_pieces] == [
+        ("a b c", "hm"),
+        ("", ""),
+    ]
+    assert repeated_pieces[-1] == pieces[-1]
     assert len(model.prompts) == 1
 
 
@@ -147,15 +149,15 @@ BAD: list[tuple[pb.CompleteRequest, str]] = [
 
 
 @pytest.mark.parametrize(("request_", "why"), BAD)
-async def test_bad_requests(request_: pb.CompleteRequest, why: str) -> None:
-    """What cannot be used is refused with what was wrong and where."""
-    streamed = pb.StreamCompleteRequest.FromString(request_.SerializeToString())
+async def test_an_invalid_request_is_refused(request_: pb.CompleteRequest, why: str) -> None:
+    """The message says what is wrong and where."""
+    stream_request = pb.StreamCompleteRequest.FromString(request_.SerializeToString())
     async with served(Deployment(answerer=ScriptedModel(lambda _: "a")).gateway()) as channel:
-        with pytest.raises(grpc.aio.AioRpcError, match=why) as whole:
+        with pytest.raises(grpc.aio.AioRpcError, match=why) as completion_error:
             await stub_of(channel).Complete(request_)
-        with pytest.raises(grpc.aio.AioRpcError, match=why) as stream:
-            await stub_of(channel).StreamComplete(streamed).read()
-    for caught in (whole.value, stream.value):
+        with pytest.raises(grpc.aio.AioRpcError, match=why) as stream_error:
+            await stub_of(channel).StreamComplete(stream_request).read()
+    for caught in (completion_error.value, stream_error.value):
         assert (caught.code(), info_of(caught).reason) == (
             grpc.StatusCode.INVALID_ARGUMENT,
             "BAD_REQUEST",
@@ -163,7 +165,7 @@ async def test_bad_requests(request_: pb.CompleteRequest, why: str) -> None:
 
 
 class Flood:
-    """A model that writes large pieces without an end, or up to a failure."""
+    """A model that writes large pieces without end, or up to a failure."""
 
     name = "flood"
     endpoint = "flood://"
@@ -194,10 +196,8 @@ class Flood:
             self.left.set()
 
 
-async def test_a_client_that_does_not_read_and_leaves() -> None:
-    """A stream that stands still in sending ends all the same, and what it had cost by then is
-    booked.
-    """
+async def test_a_client_that_leaves_without_reading_ends_its_stream() -> None:
+    """The cost so far is booked."""
     store = Kept()
     model = Flood()
     async with served(Deployment(answerer=model, max_tokens=10**7).gateway(store)) as channel:
@@ -214,8 +214,8 @@ async def test_a_client_that_does_not_read_and_leaves() -> None:
     ]
 
 
-async def test_a_failure_while_the_client_does_not_read() -> None:
-    """What was written before it is delivered, and then the typed error, not a cancelled stream."""
+async def test_a_failure_waits_until_the_client_has_read() -> None:
+    """The client gets all output before the failure, and then the typed error."""
     store = Kept()
     model = Flood(UpstreamRefused("wrong key", endpoint="e"))
     async with served(Deployment(answerer=model, max_tokens=10**7).gateway(store)) as channel:

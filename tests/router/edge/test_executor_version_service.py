@@ -1,4 +1,4 @@
-"""Versions of the executor over a real channel."""
+"""The service of executor versions over a real channel."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -34,7 +34,7 @@ async def load(name: str) -> str:
 async def stub_over(
     folder: Path,
 ) -> AsyncIterator[tuple["ExecutorVersionServiceAsyncStub", Database]]:
-    """A stub of a service over a store in which the base is active, and the store."""
+    """Open a stub of a service over a store with an active base, and the store."""
     database = await Database.open(f"sqlite:///{folder / 'versions.db'}")
     versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0, 10_000))
     await versions.ensure_base(BASE)
@@ -44,19 +44,19 @@ async def stub_over(
     await database.close()
 
 
-async def test_a_versions_way(tmp_path: Path) -> None:
-    """Registered, tried, promoted, rolled back; each reply tells where it stands."""
+async def test_a_version_is_registered_tried_promoted_and_rolled_back(tmp_path: Path) -> None:
+    """Each response has the new state."""
     async with stub_over(tmp_path) as (stub, _):
-        new = (
+        registered = (
             await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=FIRST))
         ).version
-        assert (new.version, new.state, new.manifest_json) == (
+        assert (registered.version, registered.state, registered.manifest_json) == (
             FIRST,
             pb.EXECUTOR_VERSION_STATE_REGISTERED,
             '{"rank":8}',
         )
-        assert new.state_time == new.register_time
-        assert not new.HasField("figures")
+        assert registered.state_time == registered.register_time
+        assert not registered.HasField("figures")
         canary = pb.SetExecutorVersionTrafficRequest(
             version=FIRST, state=pb.EXECUTOR_VERSION_STATE_CANARY, canary_share=0.25
         )
@@ -67,19 +67,21 @@ async def test_a_versions_way(tmp_path: Path) -> None:
             await stub.PromoteExecutorVersion(pb.PromoteExecutorVersionRequest(version=FIRST))
         ).version
         assert (active.state, active.canary_share) == (pb.EXECUTOR_VERSION_STATE_ACTIVE, 0.0)
-        back = (
+        restored = (
             await stub.RollBackExecutorVersion(pb.RollBackExecutorVersionRequest(version=FIRST))
         ).active
-        assert (back.version, back.state) == (BASE, pb.EXECUTOR_VERSION_STATE_ACTIVE)
-        found = (await stub.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
-        assert [(each.version, pb.ExecutorVersionState.Name(each.state)) for each in found] == [
+        assert (restored.version, restored.state) == (BASE, pb.EXECUTOR_VERSION_STATE_ACTIVE)
+        versions = (await stub.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
+        assert [
+            (version.version, pb.ExecutorVersionState.Name(version.state)) for version in versions
+        ] == [
             (FIRST, "EXECUTOR_VERSION_STATE_ROLLED_BACK"),
             (BASE, "EXECUTOR_VERSION_STATE_ACTIVE"),
         ]
 
 
-async def test_figures(tmp_path: Path) -> None:
-    """Of a version that is tried, every one of them, with the evidence by measure."""
+async def test_a_candidate_has_all_its_figures(tmp_path: Path) -> None:
+    """Evidence is given by measure."""
     async with stub_over(tmp_path) as (stub, database):
         await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=FIRST))
         shadow = pb.SetExecutorVersionTrafficRequest(
@@ -116,28 +118,30 @@ async def test_figures(tmp_path: Path) -> None:
         assert figures.evidence[1].in_favour < 1 < figures.evidence[1].against
 
 
-async def test_decisions(tmp_path: Path) -> None:
-    """All of them, of one version, and those after one."""
+async def test_decisions_can_be_filtered_by_version_and_number(tmp_path: Path) -> None:
     async with stub_over(tmp_path) as (stub, _):
         await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=FIRST))
         await stub.PromoteExecutorVersion(pb.PromoteExecutorVersionRequest(version=FIRST))
 
-        async def found(**wanted: Any) -> list[tuple[int, str, str]]:
-            request = pb.ListExecutorVersionDecisionsRequest(**wanted)
+        async def list_decisions(**filters: Any) -> list[tuple[int, str, str]]:
+            request = pb.ListExecutorVersionDecisionsRequest(**filters)
             decisions = (await stub.ListExecutorVersionDecisions(request)).decisions
             assert all(
-                each.decided_by == "operator" and each.time.seconds > 1e9 for each in decisions
+                decision.decided_by == "operator" and decision.time.seconds > 1e9
+                for decision in decisions
             )
-            return [(each.number, each.version, each.decision) for each in decisions]
+            return [
+                (decision.number, decision.version, decision.decision) for decision in decisions
+            ]
 
         retired = (4, BASE, "retire")
         promoted = (5, FIRST, "promote")
-        assert await found(after_number=2) == [(3, FIRST, "register"), retired, promoted]
-        assert await found(version=FIRST) == [(3, FIRST, "register"), promoted]
-        assert await found(version="nobody") == []
+        assert await list_decisions(after_number=2) == [(3, FIRST, "register"), retired, promoted]
+        assert await list_decisions(version=FIRST) == [(3, FIRST, "register"), promoted]
+        assert await list_decisions(version="nobody") == []
         request = pb.ListExecutorVersionDecisionsRequest(after_number=2)
-        new, retires, _ = (await stub.ListExecutorVersionDecisions(request)).decisions
-        assert (new.from_state, new.to_state) == (
+        registered, retires, _ = (await stub.ListExecutorVersionDecisions(request)).decisions
+        assert (registered.from_state, registered.to_state) == (
             pb.EXECUTOR_VERSION_STATE_UNSPECIFIED, pb.EXECUTOR_VERSION_STATE_REGISTERED
         )  # fmt: skip
         assert (retires.from_state, retires.to_state) == (
@@ -146,8 +150,8 @@ async def test_decisions(tmp_path: Path) -> None:
         assert retires.reason == f"{FIRST} is active now."
 
 
-async def test_what_is_refused(tmp_path: Path) -> None:
-    """What the client has wrong is INVALID_ARGUMENT; what the version has, FAILED_PRECONDITION."""
+async def test_refusals_distinguish_bad_requests_from_bad_versions(tmp_path: Path) -> None:
+    """The codes are INVALID_ARGUMENT and FAILED_PRECONDITION."""
     bad = "INVALID_ARGUMENT", "BAD_REQUEST"
     async with stub_over(tmp_path) as (stub, _):
         assert (

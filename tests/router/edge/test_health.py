@@ -1,4 +1,4 @@
-"""Health: each service says whether what it needs is there, and watchers hear of it when that
+"""Health: each service reports whether its dependencies are up, and notifies watchers of
 changes.
 """
 
@@ -34,7 +34,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def server_of(readiness: Readiness) -> Server:
-    """A gateway, and the runs of a store."""
+    """Return a server with a gateway and the runs of a store."""
     store = Kept()
     return Server(
         Deployment().gateway(store), None, RunServicer(Runs(store, LiveRuns())), readiness=readiness
@@ -42,7 +42,7 @@ def server_of(readiness: Readiness) -> Server:
 
 
 def health_of(channel: grpc.aio.Channel) -> Any:
-    """The stub, whose package has no types for it."""
+    """Return the stub, whose package has no types."""
     return HealthStub(channel)
 
 
@@ -55,10 +55,10 @@ def health_of(channel: grpc.aio.Channel) -> Any:
         ("retrieval", {"", "Answer", "Execution"}),
     ],
 )
-async def test_services_say_what_they_need(need: Need, not_serving: set[str]) -> None:
-    """What has gone down concerns some of them, what is stored none; when it is back, all serve
-    again.
-    """
+async def test_a_service_is_down_while_a_dependency_is_down(
+    need: Need, not_serving: set[str]
+) -> None:
+    """Stored runs depend on nothing. All services recover with the dependency."""
     readiness = Readiness()
     server = server_of(readiness)
     async with connected(await server.start("127.0.0.1:0")) as channel:
@@ -82,8 +82,8 @@ async def test_services_say_what_they_need(need: Need, not_serving: set[str]) ->
     await server.drain(0)
 
 
-async def test_a_drain_is_not_undone() -> None:
-    """What comes back meanwhile does not make a server that ends look as if it served."""
+async def test_a_draining_server_stays_down() -> None:
+    """A dependency that recovers meanwhile changes nothing."""
     readiness = Readiness()
     readiness.report("engines.small", ["answer"], "ended with code -9")
     server = server_of(readiness)
@@ -92,31 +92,36 @@ async def test_a_drain_is_not_undone() -> None:
             health_pb2.HealthCheckRequest(service="rolegate.v1.RunService")
         )
         assert (await next_of(watch)).status == SERVING
-        draining = asyncio.create_task(server.drain(30))
+        drain = asyncio.create_task(server.drain(30))
         assert (await next_of(watch)).status == NOT_SERVING
         readiness.report("engines.small", ["answer"], None)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await watch.read()
-        await ended(draining)
+        await ended(drain)
 
 
-async def test_the_openai_server_says_so_too() -> None:
-    """Without a word of what is wrong: nobody needs a key to ask."""
+async def test_health_of_the_openai_server_gives_no_reason() -> None:
+    """Health needs no key, so it must not reveal details."""
     readiness = Readiness()
     http = HTTPServer(openai_app(Deployment().gateway(), readiness=readiness), 0.0)
     async with aiohttp.ClientSession(
         f"http://{await http.start('127.0.0.1:0', 'http')}"
     ) as session:
-        for why, status, said in (("ended with code -9", 503, "unavailable"), (None, 200, "ok")):
+        for why, status, status_text in (
+            ("ended with code -9", 503, "unavailable"),
+            (None, 200, "ok"),
+        ):
             readiness.report("engines.small", ["retrieval"], why)
             async with session.get("/health") as response:
-                assert (response.status, await response.json()) == (status, {"status": said})
+                assert (response.status, await response.json()) == (status, {"status": status_text})
     await http.drain()
 
 
-def test_a_role_is_down_until_a_call_has_worked() -> None:
-    """Not only until its breaker lets one through; as nobody may call it, it is called then."""
+def test_a_role_is_down_until_a_call_works() -> None:
+    """A breaker that lets a call through is not enough. Without clients' calls, the role is
+    probed.
+    """
 
     async def main(clock: Clock) -> None:
         roles = Deployment().roles()
@@ -144,7 +149,7 @@ def test_a_role_is_down_until_a_call_has_worked() -> None:
                 assert readiness.down(["delegation", "execution"]) is None
                 assert probes == ["answer"] * probed
             works = True
-            breaker.begin()  # somebody else's call
+            breaker.begin()  # a client's call
             await clock.advance(0.6)
             assert readiness.down(["answer"])
             breaker.end(works, probe=True)
@@ -163,10 +168,8 @@ def test_a_role_is_down_until_a_call_has_worked() -> None:
         UpstreamProtocolError("nonsense", endpoint="e"),
     ],
 )
-def test_a_role_whose_calls_fail_is_down(failure: UpstreamError) -> None:
-    """Also where its endpoint works, for others: no question can be answered. It is called
-    after longer and longer.
-    """
+def test_a_role_whose_calls_fail_is_down_though_its_endpoint_works(failure: UpstreamError) -> None:
+    """Its probes come at growing intervals."""
 
     async def main(clock: Clock) -> None:
         prompt = UpstreamRefused("HTTP 400", endpoint="e")
@@ -174,16 +177,16 @@ def test_a_role_whose_calls_fail_is_down(failure: UpstreamError) -> None:
         answers = Deployment(answerer=model).roles()["answer"]
         readiness = Readiness()
 
-        async def ask(_name: object = None) -> None:
+        async def call(_name: object = None) -> None:
             await answers.ask(answers.opening("Who?"), (), Ledger())
 
         async def fail(times: int) -> None:
             for _ in range(times):
                 with pytest.raises(UpstreamError):
-                    await ask()
+                    await call()
                 answers.endpoint.breaker.end(True, probe=False)  # others' calls work
 
-        async with background_tasks(watch_role("answer", answers, readiness, ask)):
+        async with background_tasks(watch_role("answer", answers, readiness, call)):
             await fail(5)
             await clock.advance(5)
             # A prompt that is refused shows that the model works
@@ -202,17 +205,17 @@ def test_a_role_whose_calls_fail_is_down(failure: UpstreamError) -> None:
     with_clock(main)
 
 
-async def test_several_may_be_wrong_at_a_time() -> None:
-    """All must be well again; and what is said twice is news once."""
+async def test_a_need_is_down_until_all_its_causes_are_gone() -> None:
+    """A repeated report is no change."""
     readiness = Readiness()
-    news = 0
+    changes = 0
     readiness.report("engines.small", ["execution", "answer"], "ended with code -9")
     readiness.report("roles.answer", ["answer"], "all its endpoints fail")
 
     async def count() -> None:
-        nonlocal news
+        nonlocal changes
         async for _ in readiness.changes():
-            news += 1
+            changes += 1
 
     async with background_tasks(count()):
         for why in ("ended with code -9", None, None):
@@ -223,4 +226,4 @@ async def test_several_may_be_wrong_at_a_time() -> None:
         None,
         "roles.answer: all its endpoints fail",
     )
-    assert news == 2
+    assert changes == 2

@@ -1,4 +1,4 @@
-"""The table of a run is folded once for all who look at it, and goes on from where it was."""
+"""The table of a run is folded once for all its readers, and continued from its last state."""
 
 import asyncio
 from collections.abc import Sequence
@@ -43,12 +43,12 @@ from tests.router.table.reports import SCHEMA
 from tests.router.table.test_assembly import GIVEN, reports
 
 
-def told(
+def events_of(
     rows: Sequence[Sequence[str]], script: Sequence[tuple[Ask, Execution]]
 ) -> tuple[Event, ...]:
-    """What a run of these reports tells."""
+    """Return the events of a run with these reports."""
     events = list[Event]([RunStarted("run-1"), Planned(SCHEMA.columns)])
-    known = dict[RowKey, object]()
+    rows_by_key = dict[RowKey, object]()
     assembly = Assembly(SCHEMA, rows)
     for number, (ask, execution) in enumerate(script):
         events += [SubQueryDispatched(number, 1, "Which?", ask), Reported(number, execution)]
@@ -56,44 +56,48 @@ def told(
         events += [
             RowChanged(row.key, row)
             for row in assembly.table().rows
-            if known.get(row.key) is not row
+            if rows_by_key.get(row.key) is not row
         ]
-        known = {row.key: row for row in assembly.table().rows}
+        rows_by_key = {row.key: row for row in assembly.table().rows}
     return tuple(events)
 
 
 @given(GIVEN, reports(), st.data())
-def test_a_fold_that_goes_on_is_the_whole_one(
+def test_a_continued_fold_equals_a_fresh_one(
     rows: Sequence[Sequence[str]], script: list[tuple[Ask, Execution]], data: st.DataObject
 ) -> None:
-    """At whatever events it was looked at before."""
-    events = told(rows, script)
-    going_on = replace(run("run-1"), kind="table", status="running", result=None)
+    """Holds after reads at any events."""
+    events = events_of(rows, script)
+    running = replace(run("run-1"), kind="table", status="running", result=None)
     for end in sorted(data.draw(st.lists(st.integers(1, len(events))))):
-        found = run_table(replace(going_on, events=events[:end]))
-        whole = TableEvents(events[:end])
-        assert found.table.rows == tuple(whole.rows.values())
-        assert found.table.schema.columns == whole.columns
-        assert found.executions == whole.executions
+        continued = run_table(replace(running, events=events[:end]))
+        fresh = TableEvents(events[:end])
+        assert continued.table.rows == tuple(fresh.rows.values())
+        assert continued.table.schema.columns == fresh.columns
+        assert continued.executions == fresh.executions
         assert {
-            ask: number for number, ask in enumerate(found.asks) if ask in whole.asks
-        } == whole.asks
+            ask: number for number, ask in enumerate(continued.asks) if ask in fresh.asks
+        } == fresh.asks
 
 
 class Counting(Kept):
-    """Reads a run afresh each time, as a database does, and counts how often."""
+    """A store that reads a run again each time, as a database does, and counts the reads."""
 
     read = 0
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
         self.read += 1
         await asyncio.sleep(0)
-        found = await super().load(run_id, tenant)
-        return replace(found, result=replace(found.result)) if found.result else found
+        stored_run = await super().load(run_id, tenant)
+        return (
+            replace(stored_run, result=replace(stored_run.result))
+            if stored_run.result
+            else stored_run
+        )
 
 
 def large() -> Run:
-    """A table's run of many calls."""
+    """Return a table's run with many calls."""
     calls = tuple(call("run-1", number) for number in range(300))
     result = TableRun(
         SCHEMA, (), tuple(ask for ask, _ in SCRIPT), tuple(execution for _, execution in SCRIPT)
@@ -101,8 +105,8 @@ def large() -> Run:
     return replace(run("run-1"), kind="table", result=result, calls=calls)
 
 
-async def test_many_look_at_one_large_run() -> None:
-    """It is read once, and folded once, whoever comes first; each sees the same."""
+async def test_concurrent_readers_share_one_read_and_one_fold() -> None:
+    """All get the same page."""
     store = Counting()
     live = LiveRuns()
     keep(store, large())
@@ -116,12 +120,12 @@ async def test_many_look_at_one_large_run() -> None:
         )
     assert store.read == 1
     assert len({page.SerializeToString(deterministic=True) for page in pages}) == 1
-    one, other = await asyncio.gather(*(runs.get("run-1", LOCAL) for _ in range(2)))
-    assert await in_viewer(run_table, one) is await in_viewer(run_table, other)
+    first_run, same_run = await asyncio.gather(*(runs.get("run-1", LOCAL) for _ in range(2)))
+    assert await in_viewer(run_table, first_run) is await in_viewer(run_table, same_run)
 
 
-async def test_others_runs_are_not_there_however_often_they_are_read() -> None:
-    """A run that is kept for those who look at it is shown to nobody else."""
+async def test_a_run_in_memory_is_not_found_by_another_tenant() -> None:
+    """A cached run is returned to its owner only."""
     store = Counting()
     live = LiveRuns()
     keep(store, large())
@@ -131,14 +135,14 @@ async def test_others_runs_are_not_there_however_often_they_are_read() -> None:
         await runs.get("run-1", Identity("acme", frozenset(("ask",))))
 
 
-def test_a_run_without_failed_tools_is_seen_as_it_is() -> None:
-    """So that its table is known again."""
-    stored = large()
-    assert as_seen_by(stored, Identity("acme", frozenset(("ask",)))).result is stored.result
+def test_a_run_without_failed_tools_keeps_its_result_object() -> None:
+    """Its folded table is therefore found again."""
+    stored_run = large()
+    assert as_seen_by(stored_run, Identity("acme", frozenset(("ask",)))).result is stored_run.result
 
 
-async def test_a_page_that_many_look_at() -> None:
-    """Each shows the table, with its cells and its ways out."""
+async def test_concurrent_readers_of_a_page_see_the_whole_table() -> None:
+    """Cells and downloads are complete too."""
     async with shown(runs=[table("run-1")]) as pages, browsing(pages) as session:
         texts = await asyncio.gather(*(read(session, "/runs/run-1") for _ in range(8)))
         cells = await asyncio.gather(*(read(session, "/runs/run-1/cells/1/2") for _ in range(8)))

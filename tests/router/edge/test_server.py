@@ -1,4 +1,4 @@
-"""The server: health that is told, reflection, and a drain that loses nothing."""
+"""The server: health, reflection, and a drain that loses nothing."""
 
 import asyncio
 import socket
@@ -39,7 +39,7 @@ RETRIEVAL = "rolegate.v1.RetrievalService"
 
 
 class NoRetrieval(RetrievalServiceServicer):
-    """A retrieval service that nobody calls."""
+    """A retrieval service that is never called."""
 
     async def Search(
         self, request: retrieval_pb.SearchRequest, context: Any
@@ -48,7 +48,7 @@ class NoRetrieval(RetrievalServiceServicer):
 
 
 def health_of(channel: grpc.aio.Channel) -> Any:
-    """The stub, whose package has no types for it."""
+    """Return the stub, whose package has no types."""
     return HealthStub(channel)
 
 
@@ -57,7 +57,7 @@ def answers_of(channel: grpc.aio.Channel) -> "AnswerServiceAsyncStub":
 
 
 async def reflected(channel: grpc.aio.Channel) -> set[str]:
-    """The services that reflection lists."""
+    """Return the services that reflection lists."""
     stub: Any = ServerReflectionStub(channel)  # type: ignore[arg-type]
     call = stub.ServerReflectionInfo(
         iter([reflection_pb2.ServerReflectionRequest(list_services="")])
@@ -67,8 +67,8 @@ async def reflected(channel: grpc.aio.Channel) -> set[str]:
     return {service.name for service in response.list_services_response.service}
 
 
-async def test_the_health_of_what_is_not_served() -> None:
-    """A service that is not there is not found, to a check, and unknown, to a watch."""
+async def test_a_service_that_is_not_served_has_no_health() -> None:
+    """A check fails with NOT_FOUND, and a watch gets SERVICE_UNKNOWN."""
     async with served(whole_server(Deployment())) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await health_of(channel).Check(health_pb2.HealthCheckRequest(service=RETRIEVAL))
@@ -79,8 +79,7 @@ async def test_the_health_of_what_is_not_served() -> None:
         watch.cancel()
 
 
-async def test_reflection() -> None:
-    """A client learns which services there are, and only those that are there."""
+async def test_reflection_lists_the_services_that_are_served() -> None:
     infrastructure = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
     async with served(whole_server(Deployment())) as channel:
         assert await reflected(channel) == {*GATEWAY, *infrastructure}
@@ -92,53 +91,52 @@ async def test_reflection() -> None:
     await server.drain(0)
 
 
-async def test_a_method_that_is_not_there() -> None:
-    """A call to nothing is unimplemented, not a crash."""
+async def test_a_method_that_is_not_served_is_unimplemented() -> None:
     async with served(None) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_port_that_is_busy_for_a_moment() -> None:
-    """A gateway that replaces another waits for it to leave, over gRPC and HTTP."""
+async def test_a_server_waits_for_a_port_that_is_busy() -> None:
+    """A new gateway waits for the old one to leave, over gRPC and HTTP."""
     with (
-        socket.create_server(("127.0.0.1", 0)) as busy,
-        socket.create_server(("127.0.0.1", 0)) as other,
+        socket.create_server(("127.0.0.1", 0)) as busy_grpc,
+        socket.create_server(("127.0.0.1", 0)) as busy_http,
     ):
         server = Server(None, None)
         http = HTTPServer(web.Application(), 0)
-        ports = [taken.getsockname()[1] for taken in (busy, other)]
+        ports = [listener.getsockname()[1] for listener in (busy_grpc, busy_http)]
         with capture_logs() as log:
-            starting = asyncio.gather(
+            start_both = asyncio.gather(
                 server.start(f"127.0.0.1:{ports[0]}"),
                 http.start(f"127.0.0.1:{ports[1]}", "server.http"),
             )
             async with asyncio.timeout(30):
-                waiting = set[str]()
-                while len(waiting) < 2:
+                waiting_addresses = set[str]()
+                while len(waiting_addresses) < 2:
                     await asyncio.sleep(0)
-                    waiting = {one["address"] for one in log if one["event"] == "serve.port_busy"}
+                    waiting_addresses = {
+                        entry["address"] for entry in log if entry["event"] == "serve.port_busy"
+                    }
     async with asyncio.timeout(30):
-        assert [*await starting] == [ports[0], f"127.0.0.1:{ports[1]}"]
+        assert [*await start_both] == [ports[0], f"127.0.0.1:{ports[1]}"]
     await server.drain(0)
     await http.drain()
 
 
-async def test_a_port_in_use() -> None:
-    """Two servers do not share a port in silence; the error says which setting to change."""
-    first = Server(None, None)
-    second = Server(None, None)
-    port = await first.start("127.0.0.1:0")
+async def test_a_port_in_use_is_a_config_error() -> None:
+    """The error names the setting."""
+    running_server = Server(None, None)
+    late_server = Server(None, None)
+    port = await running_server.start("127.0.0.1:0")
     with pytest.raises(BadConfig, match=rf"^server\.address: cannot listen on 127\.0\.0\.1:{port}"):
-        await second.start(f"127.0.0.1:{port}")
-    await first.drain(0)
+        await late_server.start(f"127.0.0.1:{port}")
+    await running_server.drain(0)
 
 
-async def test_watchers_are_told_of_the_drain() -> None:
-    """A watch is pushed the change, also when another watcher of the same service has left
-    before.
-    """
+async def test_watchers_are_notified_of_a_drain() -> None:
+    """Holds also after another watcher of the service has left."""
     server = whole_server(Deployment())
     async with connected(await server.start("127.0.0.1:0")) as channel:
         stub = health_of(channel)
@@ -148,51 +146,51 @@ async def test_watchers_are_told_of_the_drain() -> None:
         for watch in watches:
             assert (await next_of(watch)).status == SERVING
         watches.pop(0).cancel()
-        draining = asyncio.create_task(server.drain(10))
+        drain = asyncio.create_task(server.drain(10))
         for watch in watches:
             assert (await next_of(watch)).status == NOT_SERVING
             watch.cancel()
-        await ended(draining)
+        await ended(drain)
 
 
 async def test_a_drain_lets_a_running_call_finish() -> None:
-    """What is running ends as if nothing had happened; what comes new is turned away."""
+    """The running call ends normally, and new calls are refused."""
     store = Kept()
     model = HeldModel(ScriptedModel([STOP]))
     server = whole_server(Deployment(model), store)
     async with (
         connected(port := await server.start("127.0.0.1:0")) as channel,
-        connected(port) as late,
+        connected(port) as late_channel,
     ):
-        running = answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
+        call = answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
         await ended(model.called.wait())
         watch = health_of(channel).Watch(health_pb2.HealthCheckRequest())
         assert (await next_of(watch)).status == SERVING
-        draining = asyncio.create_task(server.drain(30))
+        drain = asyncio.create_task(server.drain(30))
         assert (await next_of(watch)).status == NOT_SERVING
         watch.cancel()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await ended(answers_of(late).Answer(pb.AnswerRequest(question="too late?")))
+            await ended(answers_of(late_channel).Answer(pb.AnswerRequest(question="too late?")))
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         model.let.set()
-        assert (await ended(running)).answer == NOT_FOUND
-        await ended(draining)
+        assert (await ended(call)).answer == NOT_FOUND
+        await ended(drain)
     assert [run.status for run in store.runs] == ["finished"]
 
 
-async def test_a_drain_without_patience() -> None:
-    """What does not end in time is cancelled, and its run is stored before the drain is over."""
+async def test_a_drain_cancels_a_call_that_does_not_end_in_time() -> None:
+    """Its run is stored before the drain ends."""
     store = Kept()
     model = HeldModel(ScriptedModel([]))
     server = whole_server(Deployment(model), store)
     async with connected(await server.start("127.0.0.1:0")) as channel:
-        running = answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
+        running_call = answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
         await ended(model.called.wait())
         store.let.clear()
-        draining = asyncio.create_task(server.drain(0))
+        drain = asyncio.create_task(server.drain(0))
         await ended(store.asked.wait())
         asyncio.get_running_loop().call_later(0.1, store.let.set)  # a slow disk
-        await ended(draining)
+        await ended(drain)
         assert [(run.status, len(run.calls)) for run in store.runs] == [("cancelled", 1)]
         with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
-            await ended(running)
+            await ended(running_call)

@@ -1,4 +1,4 @@
-"""The error table: complete, and all that a client learns."""
+"""The error table: it is complete, and clients see no more than it allows."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -36,35 +36,35 @@ NEEDS: dict[type[RolegateError], dict[str, Any]] = {
     Overloaded: {"retry_after_s": 1.5},
     StoreInUse: {"address": "10.0.0.1:50051"},
 }
-"""What some errors are made with."""
+"""Arguments that some errors require."""
 
 
 def subclasses(kind: type[RolegateError]) -> Iterator[type[RolegateError]]:
-    """All classes below `kind`."""
+    """Yield all classes below `kind`."""
     for child in kind.__subclasses__():
         yield child
         yield from subclasses(child)
 
 
 def raised() -> list[type[RolegateError]]:
-    """All of the tree but `UpstreamError`, which only gathers those below it."""
+    """Return all of the tree but `UpstreamError`, which is a base class only."""
     return [kind for kind in subclasses(RolegateError) if kind is not UpstreamError]
 
 
 def info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo:
-    """The detail of a status."""
+    """Return the error detail of a status."""
     unpacked = error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(unpacked)
     return unpacked
 
 
 def test_the_table_is_complete() -> None:
-    """Every error that is raised has its row, and no row is for anything else."""
+    """Every error has its row, and there is no other row."""
     assert set(STATUS) == set(raised())
 
 
 def test_the_tree_is_drawn_whole() -> None:
-    """The tree at the top of the module names every class, with what its docstring says."""
+    """The tree at the top of the module names every class."""
     assert errors.__doc__ is not None
     kinds: list[type[RolegateError]] = [RolegateError, *subclasses(RolegateError)]
     for kind in kinds:
@@ -76,10 +76,8 @@ def _status(error: BaseException, identity: Identity = LOCAL) -> status_pb2.Stat
     return status_to_proto(failure_of(error, identity))
 
 
-def test_reasons_tell_errors_apart() -> None:
-    """Reasons are upper snake case, one for each class, and codes are those of gRPC that mean
-    an error.
-    """
+def test_every_error_has_its_own_reason() -> None:
+    """Reasons are in upper snake case, and codes are gRPC's error codes."""
     reasons = [reason for _, reason in STATUS.values()]
     assert len(set(reasons)) == len(reasons)
     assert all(reason == reason.upper() and reason.replace("_", "").isalpha() for reason in reasons)
@@ -89,8 +87,8 @@ def test_reasons_tell_errors_apart() -> None:
 
 
 @pytest.mark.parametrize("kind", raised())
-def test_a_status_says_what_the_error_says(kind: type[RolegateError]) -> None:
-    """The message is for people; reason and domain are for programs."""
+def test_a_status_has_the_message_of_its_error(kind: type[RolegateError]) -> None:
+    """Reason and domain are for programs."""
     error = kind(
         "what is wrong",
         **NEEDS.get(kind, {"endpoint": "e"} if issubclass(kind, UpstreamError) else {}),
@@ -101,8 +99,7 @@ def test_a_status_says_what_the_error_says(kind: type[RolegateError]) -> None:
     assert "what is wrong" in status.message
 
 
-def test_the_role_is_metadata() -> None:
-    """A client that owns three models learns which of them failed."""
+def test_the_failed_role_is_metadata() -> None:
     error = UpstreamRefused("wrong key", endpoint="e")
     assert dict(info(_status(error)).metadata) == {}
     error.role = "answer"
@@ -117,10 +114,8 @@ def test_the_role_is_metadata() -> None:
         ExceptionGroup("", [UpstreamUnavailable("busy", endpoint="e", retry_after_s=90.5)]),
     ],
 )
-def test_when_to_come_back_is_told(error: Exception) -> None:
-    """Where it is known: to clients of gRPC in the detail that is made for it, to others in the
-    metadata.
-    """
+def test_a_retry_delay_is_a_detail_and_metadata(error: Exception) -> None:
+    """gRPC clients read the detail, others the metadata."""
     status = _status(error)
     delay = error_details_pb2.RetryInfo()
     assert status.details[1].Unpack(delay)
@@ -132,13 +127,11 @@ TENANT = Identity("acme", frozenset({"ask"}))
 
 
 @pytest.mark.parametrize("kind", raised())
-def test_tenants_read_no_addresses_and_no_files(kind: type[RolegateError]) -> None:
-    """Where a text may name them, they are told what to do instead; code and reason are the
-    same as for others.
-    """
-    said = "cannot open /etc/rolegate/index at http://10.0.0.1"
+def test_tenants_see_no_addresses_and_no_files(kind: type[RolegateError]) -> None:
+    """A message that may contain them is replaced by advice; code and reason stay the same."""
+    message = "cannot open /etc/rolegate/index at http://10.0.0.1"
     error = kind(
-        said,
+        message,
         **NEEDS.get(
             kind, {"endpoint": "http://10.0.0.1"} if issubclass(kind, UpstreamError) else {}
         ),
@@ -152,22 +145,21 @@ def test_tenants_read_no_addresses_and_no_files(kind: type[RolegateError]) -> No
         BadVersion,
         PriceUnknown,
     )
-    assert (status.message == said) != names_things
+    assert (status.message == message) != names_things
     assert "10.0.0.1" not in status.message or not names_things
 
 
 @pytest.mark.parametrize(
     "error", [ValueError("password=1234"), KeyError("password"), RuntimeError("password")]
 )
-def test_foreign_errors_say_nothing(error: Exception) -> None:
-    """What is not ours is internal, without a word of its text."""
+def test_an_unexpected_error_is_internal_without_its_text(error: Exception) -> None:
     status = _status(error)
     assert (status.code, info(status).reason) == (code_pb2.INTERNAL, "INTERNAL")
     assert "password" not in str(status)
 
 
-def test_what_a_task_group_wrapped_is_unwrapped() -> None:
-    """An error that came through any number of task groups is what it was."""
+def test_an_error_of_a_task_group_is_unwrapped() -> None:
+    """Holds for nested groups."""
     group = ExceptionGroup(
         "outer", [ExceptionGroup("inner", [BadRequest("empty")]), ValueError("later")]
     )
@@ -175,8 +167,7 @@ def test_what_a_task_group_wrapped_is_unwrapped() -> None:
     assert "outer" not in str(_status(ExceptionGroup("outer", [ValueError("x")])))
 
 
-async def test_an_executors_bug_over_a_channel() -> None:
-    """So is one that came through the task group of the executors."""
+async def test_an_executor_s_bug_is_internal_without_its_task_group() -> None:
     async with served(Deployment(executor=ScriptedModel([])).gateway()) as channel:
         stub = AnswerServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -1,4 +1,4 @@
-"""A real server on a free port of the loopback, and what its statuses say."""
+"""A real server on a free port of the loopback, and readers of its statuses."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -34,14 +34,14 @@ from tests.router.scripted_tables import SCRIPT, ScriptedTables
 
 
 class KeptUsages:
-    """What the calls of a store in memory have spent, by role and model."""
+    """The usage of the calls of a store in memory, by role and model."""
 
     def __init__(self, store: Kept) -> None:
         self._store = store
-        self.asked: list[UsageQuery] = []
+        self.queries: list[UsageQuery] = []
 
     async def usage(self, query: UsageQuery) -> UsageReport:
-        self.asked.append(query)
+        self.queries.append(query)
         start = query.start or 0.0
         end = query.end or float("inf")
         runs = [run for run in self._store.runs if start <= run.started_at < end]
@@ -52,14 +52,14 @@ class KeptUsages:
         return UsageReport(len(runs), tuple(rows))
 
 
-def reconciling(found: list[Reconciliation]) -> Any:
-    """A reconciler that has found this."""
+def reconciling(reconciliations: list[Reconciliation]) -> Any:
+    """Return a reconciler with this result."""
 
-    class Told:
+    class FixedReconciler:
         async def reconcile(self) -> list[Reconciliation]:
-            return found
+            return reconciliations
 
-    return Told()
+    return FixedReconciler()
 
 
 def whole_server(
@@ -72,8 +72,9 @@ def whole_server(
     script: Sequence[tuple[Ask, Execution]] = SCRIPT,
     **options: Any,
 ) -> Server:
-    """All services, over a store in memory. `script`: of tables. `options`: those of
-    `Deployment.gateway`.
+    """Return a server of all services over a store in memory.
+
+    `script` is for tables; `options` are those of `Deployment.gateway`.
     """
     store = store or Kept()
     live = LiveRuns()
@@ -97,7 +98,7 @@ def whole_server(
 
 @asynccontextmanager
 async def locked_gateway() -> AsyncIterator[tuple[str, str]]:
-    """The address of a gateway that answers any number of questions, and the one key to it."""
+    """Yield the address of a gateway that answers any number of questions, and its only key."""
     sent, key = new_key(None, SCOPES)
     deployment = Deployment(
         ScriptedModel(
@@ -114,7 +115,7 @@ async def locked_gateway() -> AsyncIterator[tuple[str, str]]:
 
 @asynccontextmanager
 async def served(gateway: Gateway | Server | None) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a server, or to one of `gateway` alone."""
+    """Open a channel to a server, or to a server of `gateway` alone."""
     server = gateway if isinstance(gateway, Server) else Server(gateway, None)
     port = await server.start("127.0.0.1:0")
     try:
@@ -126,13 +127,13 @@ async def served(gateway: Gateway | Server | None) -> AsyncIterator[grpc.aio.Cha
 
 @asynccontextmanager
 async def connected(port: int) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a port of the loopback."""
+    """Open a channel to a port of the loopback."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield channel
 
 
 def info_of(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
-    """What a status tells beside its code and message."""
+    """Return the error detail of a status."""
     status = rpc_status.from_call(error)  # type: ignore[arg-type]
     assert status is not None
     info = error_details_pb2.ErrorInfo()
@@ -141,12 +142,12 @@ def info_of(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
 
 
 async def refusal(call: Any, match: str | None = None) -> tuple[str, str]:
-    """Code and reason of what a call fails with."""
+    """Await a call that fails, and return its code and reason."""
     with pytest.raises(grpc.aio.AioRpcError, match=match) as caught:
         await ended(call)
     return caught.value.code().name, info_of(caught.value).reason
 
 
 async def next_of(call: Any) -> Any:
-    """The next message of a stream."""
+    """Read the next message of a stream."""
     return await ended(call.read())

@@ -1,4 +1,4 @@
-"""Admission: nobody waits long, no tenant starves another, and no place is lost."""
+"""Admission: no request waits long, no tenant starves another, and no place is lost."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 
 
 class Asking:
-    """Who came in, in their order."""
+    """Requests to an admission; `entered` has their tenants in order of entry."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self.admission = Admission(limits)
@@ -25,7 +25,7 @@ class Asking:
         self.waiting: list[asyncio.Task[None]] = []
 
     async def ask(self, *tenants: str) -> None:
-        """Each asks after the one before."""
+        """Start a request of each tenant, in this order."""
         for tenant in tenants:
             self.waiting.append(asyncio.create_task(self._enter(tenant)))
             await asyncio.sleep(0)
@@ -37,104 +37,96 @@ class Asking:
 
 
 def test_waiting_tenants_take_turns() -> None:
-    """One that asks a hundred times does not come before another one that asks once."""
+    """A tenant with many requests does not delay a tenant with a single request."""
 
     async def main(clock: Clock) -> list[str]:
-        asking = Asking(AdmissionLimits(max_runs=1))
-        await asking.ask("a", "a", "a", "a", "b", "c", "b")
+        requests = Asking(AdmissionLimits(max_runs=1))
+        await requests.ask("a", "a", "a", "a", "b", "c", "b")
         for number in range(6):
-            asking.admission.leave(asking.entered[number])
+            requests.admission.leave(requests.entered[number])
             await clock.settle()
-        return asking.entered
+        return requests.entered
 
     assert with_clock(main) == ["a", "a", "b", "c", "a", "b", "a"]
 
 
-def test_a_tenant_at_its_own_limit_holds_up_nobody() -> None:
-    """Its runs wait for its own, while others' begin; and they do not take its place when one
-    of theirs ends.
-    """
+def test_a_tenant_at_its_limit_does_not_delay_others() -> None:
+    """Its runs wait for its own runs, and do not take the places of others."""
 
     async def main(clock: Clock) -> None:
-        asking = Asking(AdmissionLimits(max_runs=3, max_runs_per_tenant=1))
-        await asking.ask("a", "a", "b")
-        assert (asking.entered, asking.admission.waiting) == (["a", "b"], 1)
-        asking.admission.leave("b")
+        requests = Asking(AdmissionLimits(max_runs=3, max_runs_per_tenant=1))
+        await requests.ask("a", "a", "b")
+        assert (requests.entered, requests.admission.waiting) == (["a", "b"], 1)
+        requests.admission.leave("b")
         await clock.settle()
-        assert asking.entered == ["a", "b"]
-        asking.admission.leave("a")
+        assert requests.entered == ["a", "b"]
+        requests.admission.leave("a")
         await clock.settle()
-        assert (asking.entered, asking.admission.running) == (["a", "b", "a"], 1)
+        assert (requests.entered, requests.admission.running) == (["a", "b", "a"], 1)
 
     with_clock(main)
 
 
-def test_the_wait_is_bounded() -> None:
-    """Whoever has waited for so long is turned away, with word of when to come back; the place
-    goes to the next.
-    """
+def test_a_request_that_waits_too_long_is_refused() -> None:
+    """The error has a retry delay, and the place goes to the next request."""
 
     async def main(clock: Clock) -> None:
-        asking = Asking(AdmissionLimits(max_runs=1, queue_s=5.0))
-        await asking.ask("a", "b")
+        requests = Asking(AdmissionLimits(max_runs=1, queue_s=5.0))
+        await requests.ask("a", "b")
         await clock.advance(5.1)
         with pytest.raises(
             Overloaded, match=r"1 of 1 runs .* \(admission\.max_runs\), and 0 wait"
         ) as caught:
-            await asking.waiting[1]
+            await requests.waiting[1]
         assert caught.value.retry_after_s == 5.0
-        await asking.ask("c")
-        asking.admission.leave("a")
+        await requests.ask("c")
+        requests.admission.leave("a")
         await clock.settle()
-        assert asking.entered == ["a", "c"]
+        assert requests.entered == ["a", "c"]
 
     with_clock(main)
 
 
-def test_a_full_queue_turns_away_at_once() -> None:
-    """Without any time passing."""
-
+def test_a_full_queue_refuses_immediately() -> None:
     async def main(clock: Clock) -> None:
-        asking = Asking(AdmissionLimits(max_runs=2, max_runs_per_tenant=1, queue=1))
-        await asking.ask("a", "a", "a")
+        requests = Asking(AdmissionLimits(max_runs=2, max_runs_per_tenant=1, queue=1))
+        await requests.ask("a", "a", "a")
         with pytest.raises(Overloaded, match=r"1 of this tenant's runs .*max_runs_per_tenant"):
-            asking.waiting[2].result()
-        assert not asking.waiting[1].done()
+            requests.waiting[2].result()
+        assert not requests.waiting[1].done()
 
     with_clock(main)
 
 
-def test_a_full_queue_is_shared() -> None:
-    """A tenant with less in it than another one gets in; of the other's, the latest has to go."""
+def test_a_full_queue_refuses_the_tenant_with_most_requests() -> None:
+    """The latest request of that tenant is refused."""
 
     async def main(clock: Clock) -> None:
-        asking = Asking(AdmissionLimits(max_runs=1, queue=3))
-        await asking.ask("a", "a", "a", "a", "b", "b")
+        requests = Asking(AdmissionLimits(max_runs=1, queue=3))
+        await requests.ask("a", "a", "a", "a", "b", "b")
         await clock.settle()
-        assert [task.done() for task in asking.waiting] == [True, False, False, True, False, True]
-        for refused in (asking.waiting[3], asking.waiting[5]):
+        assert [task.done() for task in requests.waiting] == [True, False, False, True, False, True]
+        for refused in (requests.waiting[3], requests.waiting[5]):
             assert isinstance(refused.exception(), Overloaded)
 
     with_clock(main)
 
 
 @pytest.mark.parametrize("at", ["waiting", "called"])
-def test_whoever_leaves_the_queue_takes_no_place_along(at: str) -> None:
-    """Cancelled while waiting, or in the very moment in which its turn comes: the next one gets
-    it.
-    """
+def test_a_cancelled_request_leaves_its_place_to_the_next(at: str) -> None:
+    """Holds while it waits, and at the moment when its turn comes."""
 
     async def main(clock: Clock) -> None:
-        asking = Asking(AdmissionLimits(max_runs=1))
-        await asking.ask("a", "b", "c")
+        requests = Asking(AdmissionLimits(max_runs=1))
+        await requests.ask("a", "b", "c")
         if at == "called":
-            asking.admission.leave("a")
-            asking.waiting[1].cancel()
+            requests.admission.leave("a")
+            requests.waiting[1].cancel()
         else:
-            asking.waiting[1].cancel()
-            asking.admission.leave("a")
+            requests.waiting[1].cancel()
+            requests.admission.leave("a")
         await clock.settle()
-        assert (asking.entered, asking.admission.running, asking.admission.waiting) == (
+        assert (requests.entered, requests.admission.running, requests.admission.waiting) == (
             ["a", "c"],
             1,
             0,
@@ -143,53 +135,51 @@ def test_whoever_leaves_the_queue_takes_no_place_along(at: str) -> None:
     with_clock(main)
 
 
-def test_a_run_that_nobody_asked_for_gives_way() -> None:
-    """A shadow run begins only when there is room and nobody waits, with all its time, and
-    takes no client's place.
-    """
+def test_a_shadow_run_gives_way_to_clients() -> None:
+    """It starts only if a place is free and no client waits, with its full time."""
 
     async def main(clock: Clock) -> None:
         store = Kept()
-        begun = asyncio.Event()
-        let = asyncio.Event()
+        started = asyncio.Event()
+        may_end = asyncio.Event()
         admission = Admission(AdmissionLimits(max_runs=1))
         lifecycle = RunLifecycle(store, store, LiveRuns(), {}, 60.0, admission=admission)
 
-        async def works() -> Run:
+        async def run_shadow() -> Run:
             async with lifecycle.open(RunRequest("shadow", "", ""), RequestOptions(SHADOW)) as run:
                 assert isinstance(run, OpenRun)
                 assert run.context.deadline - clock.time() > 50
-                begun.set()
-                await let.wait()
+                started.set()
+                await may_end.wait()
                 run.context.draft.result = Trajectory("", "not_found")
             return run.stored
 
         await admission.enter("client")
-        shadow = asyncio.create_task(works())
+        shadow = asyncio.create_task(run_shadow())
         await clock.advance(100.0)
         assert not store.starts
         admission.leave("client")
         await clock.settle()
-        assert begun.is_set()
+        assert started.is_set()
         await admission.enter("client")
-        let.set()
+        may_end.set()
         assert (await shadow).status == "finished"
 
     with_clock(main)
 
 
-async def test_a_request_that_is_turned_away_leaves_nothing() -> None:
-    """It is not on record, nothing is called, and the place that it did not get is not lost."""
+async def test_a_refused_request_leaves_no_trace() -> None:
+    """It is not recorded, no model is called, and no place is lost."""
     store = Kept()
     model = HeldModel(ScriptedModel([STOP]))
     gateway = Deployment(model).gateway(
         store, admission=Admission(AdmissionLimits(max_runs=1, queue=0))
     )
-    first = asyncio.create_task(gateway.answer("why?", RequestOptions()))
+    running_request = asyncio.create_task(gateway.answer("why?", RequestOptions()))
     await ended(model.called.wait())
     with pytest.raises(Overloaded):
         await gateway.answer("and this?", RequestOptions())
     assert len(store.starts) == 1
     model.let.set()
-    await ended(first)
+    await ended(running_request)
     assert (await gateway.execute("and now?", RequestOptions())).status == "finished"

@@ -1,8 +1,8 @@
-"""Replies as named engines write them, down to their headers, through the real client and the whole
+"""Recorded replies of real engines, including headers, through the real client and the whole
 search.
 
-Each file of `recorded` holds the replies of one engine to one search, by role and in order, after
-the engine's published format (`format` says where that stands).
+Each file of `recorded` holds the replies of one engine to one search, by role and in order, in the
+engine's published format (`format` names its source).
 """
 
 import json
@@ -44,7 +44,7 @@ FOUND = [
 
 
 class Recording:
-    """Plays the replies of one file in order, to whichever role asks."""
+    """A server that plays the replies of one file, in order by role."""
 
     def __init__(self, name: str) -> None:
         replies = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
@@ -60,12 +60,12 @@ class Recording:
 
     @property
     def left(self) -> int:
-        """How many replies were not asked for."""
+        """Return the number of replies that are left."""
         return sum(len(list(replies)) for replies in self._replies.values())
 
 
 async def searched(model: OpenAIHTTP, context: RunContext, **settings: Any) -> Trajectory:
-    """A whole search for one sub-query; `settings`: of every role."""
+    """Run a whole search of one sub-query; `settings` apply to every role."""
 
     def role(name: RoleName) -> Role:
         return Role(name, model, PROMPTS[name], Sampling(), **settings)
@@ -76,7 +76,9 @@ async def searched(model: OpenAIHTTP, context: RunContext, **settings: Any) -> T
 
 
 def is_whole(trajectory: Trajectory) -> bool:
-    """Whether the sub-query was searched and reported, and the answer came from the report."""
+    """Assert that the sub-query was searched and reported, and that the answer came from the
+    report.
+    """
     assert (trajectory.answer, trajectory.outcome, trajectory.rounds) == (
         "Chicago",
         "answered",
@@ -92,15 +94,18 @@ def is_whole(trajectory: Trajectory) -> bool:
 
 
 def outputs(trajectory: Trajectory) -> list[Completion]:
-    """Everything that the three models wrote."""
+    """Return all outputs of the three models."""
     assert trajectory.delegation
     assert trajectory.answering
-    told = (trajectory.delegation, trajectory.executions[0].conversation, trajectory.answering)
-    return [output for conversation in told for output in conversation.outputs]
+    conversations = (
+        trajectory.delegation,
+        trajectory.executions[0].conversation,
+        trajectory.answering,
+    )
+    return [output for conversation in conversations for output in conversation.outputs]
 
 
 def test_every_recording_is_played() -> None:
-    """No file lies about without a test."""
     assert {path.stem for path in FOLDER.iterdir()} == {
         *THINKING,
         *(
@@ -117,10 +122,10 @@ THINKING = ["deepseek_reasoner", "qwen3_vllm_reasoning_parser", "qwen3_vllm_no_p
 
 
 @pytest.mark.parametrize("name", THINKING)
-async def test_thinking(pool: ConnectionPool, openai_server: OpenAIServer, name: str) -> None:
-    """Wherever an engine puts the thinking, and whatever tags are in it, it is kept and never
-    read.
-    """
+async def test_thinking_is_kept_and_never_read(
+    pool: ConnectionPool, openai_server: OpenAIServer, name: str
+) -> None:
+    """Holds wherever an engine puts it, with any tags in it."""
     openai_server.plays(recording := Recording(name))
     trajectory = await searched(OpenAIHTTP(pool, openai_server.base_url, MODEL), lasting())
     assert is_whole(trajectory)
@@ -129,8 +134,10 @@ async def test_thinking(pool: ConnectionPool, openai_server: OpenAIServer, name:
     assert "report names him" not in repr(openai_server.bodies)
 
 
-async def test_usage(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """Tokens from DeepSeek's cache, and those of its reasoning, are booked as such."""
+async def test_cached_and_reasoning_tokens_are_booked_separately(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """DeepSeek reports both."""
     openai_server.plays(Recording("deepseek_reasoner"))
     context = lasting()
     await searched(OpenAIHTTP(pool, openai_server.base_url, MODEL), context)
@@ -139,8 +146,10 @@ async def test_usage(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
     assert [usage and usage.reasoning_tokens for usage in usages] == [41, 43, 44, 42, 45]
 
 
-async def test_thinking_off(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """Of a model that was told not to think, what a parser took for reasoning is the output."""
+async def test_reasoning_is_the_output_of_a_model_with_thinking_off(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """A parser may file the output as reasoning."""
     openai_server.plays(Recording("qwen3_vllm_thinking_off"))
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL, thinking=False)
     assert is_whole(await searched(model, lasting()))
@@ -149,8 +158,10 @@ async def test_thinking_off(pool: ConnectionPool, openai_server: OpenAIServer) -
     }
 
 
-async def test_stop_strings_are_ignored(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """What a model makes up after its turn is cut, counts for nothing, and the trace says so."""
+async def test_text_after_an_ignored_stop_string_is_cut(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """It counts for nothing, and the trace records the overrun."""
     openai_server.plays(Recording("ollama_ignores_stop"))
     trajectory = await searched(OpenAIHTTP(pool, openai_server.base_url, MODEL), lasting())
     assert is_whole(trajectory)
@@ -158,10 +169,10 @@ async def test_stop_strings_are_ignored(pool: ConnectionPool, openai_server: Ope
     assert "Spielberg" not in repr(trajectory)
 
 
-async def test_no_system_role(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """A template that refuses a system message is refused with the key to set; with it, only
-    turns are sent.
-    """
+async def test_a_template_without_a_system_role_needs_its_setting(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """The error names the setting. With it, only turns are sent."""
     openai_server.plays(Recording("gemma_vllm_no_system_role"))
     model = OpenAIHTTP(pool, openai_server.base_url, MODEL)
     with pytest.raises(UpstreamRefused, match=r"System role not supported.*system_role = false"):
@@ -181,8 +192,10 @@ async def test_no_system_role(pool: ConnectionPool, openai_server: OpenAIServer)
     )
 
 
-async def test_rate_limit(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """A limit that names its time is waited for; every attempt has its row."""
+async def test_a_rate_limit_with_a_retry_delay_is_waited_for(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """Every attempt has its row."""
     openai_server.plays(Recording("openai_rate_limit"))
     context = lasting()
     assert is_whole(await searched(OpenAIHTTP(pool, openai_server.base_url, MODEL), context))
@@ -192,26 +205,26 @@ async def test_rate_limit(pool: ConnectionPool, openai_server: OpenAIServer) -> 
     assert len(outcomes) == len(openai_server.bodies) == 8
 
 
-async def test_context_too_long(pool: ConnectionPool, openai_server: OpenAIServer) -> None:
-    """Passages are dropped until the context holds the rest; the trace has what the model was
-    shown at last.
-    """
+async def test_passages_are_dropped_until_the_context_fits(
+    pool: ConnectionPool, openai_server: OpenAIServer
+) -> None:
+    """The trace has the passages that the model finally got."""
     openai_server.plays(Recording("llama_cpp_context"))
     context = lasting()
     trajectory = await searched(OpenAIHTTP(pool, openai_server.base_url, MODEL), context)
     assert is_whole(trajectory)
     (execution,) = trajectory.executions
     assert execution.searches[0].dropped_passages == 2
-    shown = prompts.documents(FOUND[:1], last=False)
-    assert execution.conversation.messages[3] == Message("user", shown)
-    sent = [
+    documents = prompts.documents(FOUND[:1], last=False)
+    assert execution.conversation.messages[3] == Message("user", documents)
+    documents_sent = [
         body["messages"][-1]["content"].count("<document ") for body in openai_server.bodies[2:5]
     ]
-    assert sent == [3, 2, 1]
-    booked = [
+    assert documents_sent == [3, 2, 1]
+    calls = [
         (call.purpose, call.outcome) for call in context.ledger.calls if call.role == "execution"
     ]
-    assert booked == [
+    assert calls == [
         ("first", "completed"),
         ("first", "refused"),
         ("shortened", "refused"),

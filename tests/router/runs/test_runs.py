@@ -27,7 +27,9 @@ OTHER = Identity("other", SCOPES)
 async def under_way(
     identity: Identity = LOCAL, *, full: bool = False
 ) -> AsyncIterator[tuple[Kept, Runs, str, Task[Run]]]:
-    """An answer that is nearly there; it is there at the end. `full`: it cannot be stored."""
+    """Yield an answer that is nearly finished; finish it at the end. With `full`, it cannot be
+    stored.
+    """
     store = Kept()
     live = LiveRuns()
     model = HeldModel(ScriptedModel(["<answer>Michael Mann</answer>"]))
@@ -40,106 +42,102 @@ async def under_way(
     await ended(asyncio.wait([answering]))
 
 
-async def told(
+async def watched(
     runs: Runs, run_id: str, after: int, identity: Identity = LOCAL
 ) -> list[tuple[int, Event | Run]]:
-    """Everything that watching tells."""
+    """Return everything that a watch yields."""
     return [item async for item in runs.watch(run_id, after, identity)]
 
 
-@pytest.mark.parametrize("after", [0, 3])
-async def test_watching_a_run_that_has_ended(after: int) -> None:
-    """Its events are told with their numbers, from where they are wanted, and the run at the
-    end.
-    """
+@pytest.mark.parametrize("event_number", [0, 3])
+async def test_a_watch_of_an_ended_run_yields_its_events_and_the_run(event_number: int) -> None:
+    """The events have their numbers, and begin after a given number."""
     store = Kept()
     events = list[Event]()
     run = await Deployment().gateway(store).answer(QUESTION, RequestOptions(), events.append)
     assert run.events == tuple(events)
-    assert await told(Runs(store, LiveRuns()), run.id, after) == [
-        *list(enumerate(events, 1))[after:],
+    assert await watched(Runs(store, LiveRuns()), run.id, event_number) == [
+        *list(enumerate(events, 1))[event_number:],
         (len(events) + 2, run),
     ]
 
 
-async def test_watching_a_run_under_way() -> None:
-    """What has happened is told at once, the rest as it happens, without gaps or repetitions."""
-    async with under_way() as (_, runs, run_id, answering):
+async def test_a_watch_of_a_running_run_has_neither_gaps_nor_repetitions() -> None:
+    """Past events come immediately, and later ones as they happen."""
+    async with under_way() as (_, runs, run_id, answer):
         with pytest.raises(BadRequest, match="number of an event, got -1"):
             await anext(runs.watch(run_id, -1, LOCAL))
-        watching = runs.watch(run_id, 0, LOCAL)
-        begun = [await ended(anext(watching)) for _ in range(5)]
-        assert begun[0] == (1, RunStarted(run_id))
-        assert isinstance(begun[4][1], Reported)
-    rest = [item async for item in watching]
-    run = await answering
-    assert [number for number, _ in (*begun, *rest)] == [
+        watch = runs.watch(run_id, 0, LOCAL)
+        first_items = [await ended(anext(watch)) for _ in range(5)]
+        assert first_items[0] == (1, RunStarted(run_id))
+        assert isinstance(first_items[4][1], Reported)
+    last_items = [item async for item in watch]
+    run = await answer
+    assert [number for number, _ in (*first_items, *last_items)] == [
         *range(1, len(run.events) + 1),
         len(run.events) + 2,
     ]
-    assert rest[-2:] == [
+    assert last_items[-2:] == [
         (len(run.events), AnswerWritten("Michael Mann")),
         (len(run.events) + 2, run),
     ]
 
 
-async def test_watching_a_run_that_cannot_be_stored() -> None:
-    """Its answer is withheld from whoever watches, too."""
-    async with under_way(full=True) as (_, runs, run_id, answering):
-        watching = asyncio.create_task(told(runs, run_id, 0))
+async def test_a_watch_of_a_run_that_cannot_be_stored_fails() -> None:
+    """The answer is withheld from watchers too."""
+    async with under_way(full=True) as (_, runs, run_id, answer):
+        watch = asyncio.create_task(watched(runs, run_id, 0))
         await asyncio.sleep(0)
-    for waiting in (watching, answering):
+    for task in (watch, answer):
         with pytest.raises(StoreFailed):
-            await ended(waiting)
+            await ended(task)
 
 
-async def test_events_that_there_are_not() -> None:
-    """A number out of range is refused, with the range."""
+async def test_an_event_number_out_of_range_is_refused() -> None:
+    """The error names the range."""
     store = Kept()
     run = (
         await Deployment(ScriptedModel(["<stop>"]))
         .gateway(store)
         .answer(QUESTION, RequestOptions())
     )
-    for after, range_of in ((-1, "must be 0"), (100, "must be below 5")):
+    for event_number, range_of in ((-1, "must be 0"), (100, "must be below 5")):
         with pytest.raises(BadRequest, match=range_of):
-            await told(Runs(store, LiveRuns()), run.id, after)
+            await watched(Runs(store, LiveRuns()), run.id, event_number)
 
 
 async def test_only_answers_have_events() -> None:
-    """Other kinds are refused."""
+    """A watch of another kind of run is refused."""
     store = Kept()
     run = await Deployment().gateway(store).execute(QUESTION, RequestOptions())
     with pytest.raises(BadRequest, match="only answers and tables"):
-        await told(Runs(store, LiveRuns()), run.id, 0)
+        await watched(Runs(store, LiveRuns()), run.id, 0)
 
 
-async def test_anothers_run_is_not_there() -> None:
-    """Whatever is tried with another tenant's run, it is as if it were not there; it goes on
-    undisturbed.
-    """
-    async with under_way(OWNER) as (_, runs, run_id, answering):
-        for trying in (
+async def test_another_tenant_s_run_is_not_found() -> None:
+    """No method finds it, and it continues undisturbed."""
+    async with under_way(OWNER) as (_, runs, run_id, answer):
+        for method in (
             lambda: runs.get(run_id, OTHER),
             lambda: runs.cancel(run_id, OTHER),
-            lambda: told(runs, run_id, 0, OTHER),
+            lambda: watched(runs, run_id, 0, OTHER),
             lambda: runs.feedback(Feedback(run_id, True), OTHER),
         ):
             with pytest.raises(NotFound):
-                await ended(trying())
+                await ended(method())
         assert (await runs.get(run_id, OWNER)).status == "running"
-    assert (await answering).status == "finished"
-    for wanted in (RunFilter(), RunFilter("owner")):
-        assert not (await runs.list(wanted, 50, "", OTHER)).runs
-        assert not [told async for told in runs.export(wanted, OTHER)]
+    assert (await answer).status == "finished"
+    for run_filter in (RunFilter(), RunFilter("owner")):
+        assert not (await runs.list(run_filter, 50, "", OTHER)).runs
+        assert not [exported async for exported in runs.export(run_filter, OTHER)]
     assert [run.id for run in (await runs.list(RunFilter(), 50, "", OWNER)).runs] == [run_id]
 
 
-async def test_cancelling() -> None:
-    """A run under way stops; one that has ended stays as it is."""
-    async with under_way(OWNER) as (store, runs, run_id, answering):
+async def test_cancelling_stops_a_running_run_alone() -> None:
+    """A run that has ended is unchanged."""
+    async with under_way(OWNER) as (store, runs, run_id, answer):
         await runs.cancel(run_id, OWNER)
-        await ended(asyncio.wait([answering]))
+        await ended(asyncio.wait([answer]))
         await runs.cancel(run_id, OWNER)
         assert [run.status for run in store.runs] == ["cancelled"]
 
@@ -148,24 +146,23 @@ async def test_cancelling() -> None:
     ("feedback", "why"),
     [(Feedback("run-1"), "empty"), (Feedback("run-1", score=1.5), "between 0 and 1")],
 )
-async def test_bad_feedback(feedback: Feedback, why: str) -> None:
-    """Feedback that says nothing, or something that cannot be, is refused."""
+async def test_empty_or_invalid_feedback_is_refused(feedback: Feedback, why: str) -> None:
     with pytest.raises(BadRequest, match=why):
         await Runs(Kept(), LiveRuns()).feedback(feedback, LOCAL)
 
 
-async def test_feedback_is_heard_of_once_it_is_kept() -> None:
-    """By whoever learns from it; refused feedback by nobody."""
+async def test_a_listener_is_notified_of_feedback_once_it_is_stored() -> None:
+    """Refused feedback is not reported."""
     store = Kept()
-    heard = list[Feedback]()
+    feedback_reported = list[Feedback]()
 
-    async def hear(feedback: Feedback) -> None:
+    async def report(feedback: Feedback) -> None:
         assert store.given == [feedback]
-        heard.append(feedback)
+        feedback_reported.append(feedback)
 
     run = await Deployment().gateway(store).answer(QUESTION, RequestOptions(OWNER))
-    runs = Runs(store, LiveRuns(), hear)
+    runs = Runs(store, LiveRuns(), report)
     with pytest.raises(NotFound):
         await runs.feedback(Feedback(run.id, True), OTHER)
     await runs.feedback(Feedback(run.id, True), OWNER)
-    assert heard == [Feedback(run.id, True, tenant="owner")]
+    assert feedback_reported == [Feedback(run.id, True, tenant="owner")]

@@ -1,6 +1,4 @@
-"""Whether the evidence of a run supports its answer, as its answer says over RPC, HTTP and in
-lists.
-"""
+"""Whether the evidence of a run supports its answer, in RPCs, over HTTP and in lists."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -32,13 +30,13 @@ WHO = "Who directed Heat?"
 
 @asynccontextmanager
 async def answering(
-    question: str, answer: str, text: str, found: str, evidence: Sequence[str]
+    question: str, answer: str, text: str, reported: str, evidence: Sequence[str]
 ) -> AsyncIterator[tuple[AsyncClient, AnswerResponse]]:
-    """A client of a gateway, and its answer to `question` from one report."""
+    """Open a client of a gateway, and its answer to `question` from one report."""
     passage = Passage("p1", TITLES.get(text, "History"), text)
     deployment = Deployment(
         ScriptedModel([block(question), STOP]),
-        ScriptedModel([f"<search>{question}</search>", *[report(found, *evidence)] * 3]),
+        ScriptedModel([f"<search>{question}</search>", *[report(reported, *evidence)] * 3]),
         ScriptedModel([f"<answer>{answer}</answer>"]),
         FixedRetriever({question: [passage]}),
     )
@@ -62,7 +60,7 @@ async def answering(
     ],
 )
 async def test_evidence_that_mixes_two_rows_supports_nothing(text: str, point: str) -> None:
-    """It is cited to no row, in whatever order they stand; and so for two sentences."""
+    """It is cited to neither row, in any order. The same holds for two sentences."""
     async with answering(WHEN, "1900", text, "1900", [point]) as (_, answer):
         assert (answer.unsupported, len(answer.citations)) == (True, 0)
 
@@ -78,14 +76,14 @@ async def test_evidence_that_mixes_two_rows_supports_nothing(text: str, point: s
     ],
 )
 async def test_evidence_of_one_row_is_cited_to_it(text: str, point: str) -> None:
-    """Also in other words."""
+    """Holds for other wordings too."""
     async with answering(WHEN, "1871", text, "1871", [point]) as (_, answer):
         assert not answer.unsupported
         assert [at.quote for at in answer.citations] == ["Krurou | Veshoux | 1871"]
 
 
 @pytest.mark.parametrize(
-    ("question", "answer", "text", "found", "evidence"),
+    ("question", "answer", "text", "reported", "evidence"),
     [
         (WHEN, "1900", PROSE, "1871", ["Krurou was founded in 1871."]),
         (WHEN, "1900", PROSE, "1900", ["Krurou was founded in 1871."]),
@@ -119,18 +117,18 @@ async def test_evidence_of_one_row_is_cited_to_it(text: str, point: str) -> None
         ("Was Krurou founded first?", "Yes", PROSE, "yes", []),
     ],
 )
-async def test_an_answer_that_no_evidence_holds(
-    question: str, answer: str, text: str, found: str, evidence: list[str]
+async def test_an_answer_without_evidence_is_unsupported(
+    question: str, answer: str, text: str, reported: str, evidence: list[str]
 ) -> None:
-    """It is unsupported, in the answer, in its run, and in the list of such runs."""
-    async with answering(question, answer, text, found, evidence) as (client, said):
-        assert said.unsupported
-        assert (await client.run(said.run_id)).run.unsupported
-        assert [run.run_id async for run in client.runs(unsupported=True)] == [said.run_id]
+    """The answer, its run and the list of such runs say so."""
+    async with answering(question, answer, text, reported, evidence) as (client, response):
+        assert response.unsupported
+        assert (await client.run(response.run_id)).run.unsupported
+        assert [run.run_id async for run in client.runs(unsupported=True)] == [response.run_id]
 
 
 @pytest.mark.parametrize(
-    ("question", "answer", "text", "found", "evidence"),
+    ("question", "answer", "text", "reported", "evidence"),
     [
         (WHEN, "1871", PROSE, "1871", ["Krurou was founded in 1871."]),
         (WHO, "Michael Mann", MANN, "Michael Mann", ["He directed Heat in 1995."]),
@@ -205,12 +203,12 @@ async def test_an_answer_that_no_evidence_holds(
         (WHO, "文档中没有提到。", MANN, "no", []),
     ],
 )
-async def test_an_answer_that_the_evidence_holds(
-    question: str, answer: str, text: str, found: str, evidence: list[str]
+async def test_an_answer_with_evidence_is_supported(
+    question: str, answer: str, text: str, reported: str, evidence: list[str]
 ) -> None:
-    """Parts of several sentences, other forms of numbers and dates, comparisons, and that
-    nothing is known.
+    """Holds for parts of several sentences, other forms of numbers and dates, comparisons, and
+    refusals.
     """
-    async with answering(question, answer, text, found, evidence) as (client, said):
-        assert not said.unsupported
+    async with answering(question, answer, text, reported, evidence) as (client, response):
+        assert not response.unsupported
         assert [run async for run in client.runs(unsupported=True)] == []
