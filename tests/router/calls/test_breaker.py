@@ -8,13 +8,13 @@ from tests.router.clock import Clock, with_clock
 
 
 def fail(breaker: Breaker, times: int = 5) -> None:
-    """That many calls fail."""
+    """Let this many calls fail."""
     for _ in range(times):
         breaker.end(False, probe=breaker.begin())
 
 
-def test_five_failures_in_a_row_open_it() -> None:
-    """Not four, and not five with a good one among them; a call that tells nothing changes
+def test_five_failures_in_a_row_open_a_breaker() -> None:
+    """Four do not, and a success among them starts over. A call without a result changes
     nothing.
     """
 
@@ -31,8 +31,8 @@ def test_five_failures_in_a_row_open_it() -> None:
     with_clock(main)
 
 
-def test_one_probe_at_a_time() -> None:
-    """While it is under way the others are kept away, and what was begun before decides nothing."""
+def test_a_half_open_breaker_lets_a_single_probe_through() -> None:
+    """Calls from before the opening decide nothing."""
 
     async def main(clock: Clock) -> None:
         breaker = Breaker()
@@ -51,8 +51,8 @@ def test_one_probe_at_a_time() -> None:
     with_clock(main)
 
 
-def test_every_probe_that_fails_doubles_the_pause() -> None:
-    """Up to half a minute; a good one starts over."""
+def test_every_failed_probe_doubles_the_pause() -> None:
+    """Half a minute is the maximum; a success starts over."""
 
     async def main(clock: Clock) -> None:
         breaker = Breaker()
@@ -71,8 +71,8 @@ def test_every_probe_that_fails_doubles_the_pause() -> None:
     with_clock(main)
 
 
-def test_a_probe_that_tells_nothing_is_repeated() -> None:
-    """Its client left, say: the next call is the probe."""
+def test_a_probe_without_a_result_is_repeated() -> None:
+    """Its client may have left. The next call is the probe."""
 
     async def main(clock: Clock) -> None:
         breaker = Breaker()
@@ -84,8 +84,8 @@ def test_a_probe_that_tells_nothing_is_repeated() -> None:
     with_clock(main)
 
 
-def test_a_probe_that_speaks_lets_others_in() -> None:
-    """Long before its end; that it fails later on is one failure, as any other."""
+def test_the_first_token_of_a_probe_closes_the_breaker() -> None:
+    """A later failure of the probe counts as a single failure."""
 
     async def main(clock: Clock) -> None:
         endpoint = Endpoint()

@@ -1,4 +1,4 @@
-"""Which replica a call goes to."""
+"""The choice of the replica for a call."""
 
 from functools import partial
 
@@ -14,67 +14,71 @@ KEYS = [f"run-{number}" for number in range(300)]
 
 
 def replicas(count: int) -> tuple[Replica, ...]:
-    """Of one model."""
+    """Return replicas of a model."""
     return tuple(
         Replica(ScriptedModel([]), f"http://{number}/v1", Endpoint()) for number in range(count)
     )
 
 
-def homes(among: tuple[Replica, ...], keys: list[str] = KEYS) -> list[str]:
-    """Where calls go that stay."""
-    return [choose(among, key, 10, stay=True).deployment for key in keys]
+def homes(candidates: tuple[Replica, ...], keys: list[str] = KEYS) -> list[str]:
+    """Return the replicas of calls that stay with their key's replica."""
+    return [choose(candidates, key, 10, stay=True).deployment for key in keys]
 
 
-def ended(replica: Replica, *good: bool) -> None:
-    """So its last calls ended."""
-    for one in good:
-        replica.endpoint.breaker.end(one, probe=replica.endpoint.breaker.begin())
+def ended(replica: Replica, *successes: bool) -> None:
+    """End calls to a replica with these results."""
+    for success in successes:
+        replica.endpoint.breaker.end(success, probe=replica.endpoint.breaker.begin())
 
 
-async def test_every_key_has_a_home() -> None:
-    """All replicas get their share; where one goes away, only its keys move, and they come back
-    with it.
+async def test_every_key_has_a_replica() -> None:
+    """All replicas get their share. If a replica fails, only its keys move, and they return with
+    it.
     """
-    there = replicas(3)
-    before = homes(there)
-    assert all(60 < before.count(replica.deployment) < 140 for replica in there)
-    there[1].endpoint.breaker.open()
-    after = homes(there)
-    assert there[1].deployment not in after
+    all_replicas = replicas(3)
+    chosen_before = homes(all_replicas)
+    assert all(60 < chosen_before.count(replica.deployment) < 140 for replica in all_replicas)
+    all_replicas[1].endpoint.breaker.open()
+    chosen_after = homes(all_replicas)
+    assert all_replicas[1].deployment not in chosen_after
     assert all(
-        new == old for new, old in zip(after, before, strict=True) if old != there[1].deployment
+        deployment_after == deployment_before
+        for deployment_after, deployment_before in zip(chosen_after, chosen_before, strict=True)
+        if deployment_before != all_replicas[1].deployment
     )
 
 
-async def test_who_need_not_stay_goes_where_least_is_to_be_done() -> None:
-    """What is outstanding counts, and the prefix that would have to be read anew."""
-    there = replicas(2)
-    home = choose(there, "q", 100, stay=False)
-    (other,) = (replica for replica in there if replica is not home)
+async def test_a_call_that_need_not_stay_goes_to_the_least_loaded_replica() -> None:
+    """The load is the outstanding tokens plus the prefix that would have to be read again."""
+    both = replicas(2)
+    home = choose(both, "q", 100, stay=False)
+    (other_replica,) = (replica for replica in both if replica is not home)
     home.endpoint.outstanding_tokens = 100
-    assert choose(there, "q", 100, stay=False) is home
+    assert choose(both, "q", 100, stay=False) is home
     home.endpoint.outstanding_tokens = 101
-    assert choose(there, "q", 100, stay=False) is other
-    assert choose(there, "q", 100, stay=True) is home
-    assert choose(there, "q", 100, stay=True, avoid={home.deployment}) is other
-    assert choose(there, "q", 100, stay=True, avoid={home.deployment, other.deployment}) is home
+    assert choose(both, "q", 100, stay=False) is other_replica
+    assert choose(both, "q", 100, stay=True) is home
+    assert choose(both, "q", 100, stay=True, avoid={home.deployment}) is other_replica
+    assert (
+        choose(both, "q", 100, stay=True, avoid={home.deployment, other_replica.deployment}) is home
+    )
 
 
-def test_all_are_to_be_left_alone() -> None:
-    """That is waited for where it takes a moment, and no longer than the call may take."""
+def test_a_call_waits_shortly_if_no_replica_may_be_called() -> None:
+    """It waits no longer than its deadline allows."""
 
     async def main(clock: Clock) -> None:
-        there = replicas(2)
-        for replica in there:
+        both = replicas(2)
+        for replica in both:
             replica.endpoint.breaker.open()
         until = clock.time() + 0.9
-        with pytest.raises(UpstreamUnavailable, match=r"not called for 1\.0 s") as failed:
-            await chosen(partial(choose, there, "q", 1, stay=True), until)
-        assert failed.value.retry_after_s == 1.0
-        for replica in there:
+        with pytest.raises(UpstreamUnavailable, match=r"not called for 1\.0 s") as caught:
+            await chosen(partial(choose, both, "q", 1, stay=True), until)
+        assert caught.value.retry_after_s == 1.0
+        for replica in both:
             replica.endpoint.breaker.open()
             replica.endpoint.breaker.open()
         with pytest.raises(UpstreamUnavailable, match=r"not called for 4\.0 s"):
-            await chosen(partial(choose, there, "q", 1, stay=True), float("inf"))
+            await chosen(partial(choose, both, "q", 1, stay=True), float("inf"))
 
     with_clock(main)

@@ -4,22 +4,22 @@ from router.calls.limits import RetryBudget
 from tests.router.clock import Clock, with_clock
 
 
-def test_a_fifth_of_the_calls_and_ten() -> None:
-    """However many fail, at once or in turn."""
+def test_retries_are_a_fifth_of_the_calls_plus_ten() -> None:
+    """Holds for failures together and in turn."""
 
     async def main(clock: Clock) -> None:
         budget = RetryBudget()
-        made = 0
+        retries = 0
         for _ in range(400):
             budget.called()
-            made += budget.spend() + budget.spend()
-        assert made == 90
+            retries += budget.spend() + budget.spend()
+        assert retries == 90
 
     with_clock(main)
 
 
-def test_the_reserve_comes_back() -> None:
-    """One a second, and never more than ten."""
+def test_the_reserve_grows_by_one_a_second() -> None:
+    """Ten is the maximum."""
 
     async def main(clock: Clock) -> None:
         budget = RetryBudget()

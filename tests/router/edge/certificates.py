@@ -1,4 +1,4 @@
-"""Certificates of an authority of our own, for the loopback."""
+"""Certificates of a test authority, for the loopback."""
 
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -11,7 +11,7 @@ from cryptography.x509.oid import NameOID
 
 
 class Authority:
-    """Signs certificates, and writes them into a folder."""
+    """An authority that signs certificates and writes them into a folder."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder
@@ -22,7 +22,7 @@ class Authority:
         self.certificate = self._write(f"{name}.pem", own.sign(self._key, hashes.SHA256()))
 
     def issue(self, name: str, passphrase: bytes | None = None) -> tuple[Path, Path]:
-        """A certificate for 127.0.0.1, and its key."""
+        """Issue a certificate for 127.0.0.1, and return its file and its key's."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = x509.SubjectAlternativeName(
             [x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName("localhost")]
@@ -33,14 +33,16 @@ class Authority:
             .add_extension(names, critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        locked = (
+        encryption = (
             serialization.BestAvailableEncryption(passphrase)
             if passphrase
             else serialization.NoEncryption()
         )
         key_file = self._folder / f"{name}.key"
         key_file.write_bytes(
-            key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+            )
         )
         return self._write(f"{name}.pem", signed), key_file
 

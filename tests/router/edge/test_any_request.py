@@ -1,4 +1,4 @@
-"""Whatever bytes a client sends to whichever method, it gets a response or one of our statuses."""
+"""Any bytes to any method get a response or a status of ours."""
 
 import asyncio
 from collections.abc import Iterator
@@ -40,21 +40,21 @@ _METHODS = {
     for method in service.methods
 }
 _PLAUSIBLE = b"\n\x04Who?\x12\x05key-1\x1a\x06\x08\x01\x12\x02\x08\x01"
-"""A message with a text, another text and a message in it, as most requests have."""
+"""A message with two texts and a message in it, like most requests."""
 _OURS = {code for code, _ in STATUS.values()} - {grpc.StatusCode.INTERNAL.value[0]}
 
 
 def fields() -> st.SearchStrategy[bytes]:
-    """Bytes that look like a message: fields of any number and type, and what is none."""
+    """Return bytes that look like a message: fields of any number and type, and other bytes."""
     number = st.integers(1, 12)
     text = st.binary(max_size=6) | st.text(max_size=6).map(str.encode)
-    held = st.tuples(number, text).map(
+    length_delimited = st.tuples(number, text).map(
         lambda field: bytes([field[0] << 3 | 2, len(field[1])]) + field[1]
     )
     varint = st.tuples(number, st.integers(0, 255)).map(
         lambda field: bytes([field[0] << 3, *_varint(field[1])])
     )
-    return st.lists(held | varint | st.binary(max_size=3), max_size=5).map(b"".join)
+    return st.lists(length_delimited | varint | st.binary(max_size=3), max_size=5).map(b"".join)
 
 
 def _varint(value: int) -> Iterator[int]:
@@ -65,30 +65,30 @@ def _varint(value: int) -> Iterator[int]:
 
 
 async def _called(
-    channel: grpc.aio.Channel, method: MethodDescriptor, sent: bytes
+    channel: grpc.aio.Channel, method: MethodDescriptor, data: bytes
 ) -> grpc.aio.AioRpcError | None:
-    """The status that a call ends in; None where it ends well."""
+    """Return the error in which a call ends, or None."""
     path = f"/{method.containing_service.full_name}/{method.name}"
     untyped = cast(Any, channel)
     try:
         if method.server_streaming:
-            async for _ in untyped.unary_stream(path)(sent, timeout=5):
+            async for _ in untyped.unary_stream(path)(data, timeout=5):
                 pass
         else:
-            await untyped.unary_unary(path)(sent, timeout=5)
+            await untyped.unary_unary(path)(data, timeout=5)
     except grpc.aio.AioRpcError as error:
         return error
     return None
 
 
-def test_any_request() -> None:
-    """No internal error, and none that is gRPC's own."""
-    asked: list[tuple[str, bytes]] = []
+def test_any_request_gets_a_response_or_one_of_our_statuses() -> None:
+    """An internal error is not among them."""
+    requests: list[tuple[str, bytes]] = []
 
     @settings(deadline=None, max_examples=60, database=None)
     @given(st.sampled_from(sorted(_METHODS)), fields() | st.just(_PLAUSIBLE))
-    def collect(name: str, sent: bytes) -> None:
-        asked.append((name, sent))
+    def collect(name: str, data: bytes) -> None:
+        requests.append((name, data))
 
     collect()
 
@@ -98,8 +98,8 @@ def test_any_request() -> None:
             answerer=ScriptedModel(lambda _prompt: "<answer>yes</answer>"),
         )
         async with served(whole_server(deployment, retriever=FixedRetriever({}))) as channel:
-            for name, sent in asked:
-                error = await _called(channel, _METHODS[name], sent)
-                assert error is None or error.code().value[0] in _OURS, (name, sent, error)
+            for name, data in requests:
+                error = await _called(channel, _METHODS[name], data)
+                assert error is None or error.code().value[0] in _OURS, (name, data, error)
 
     asyncio.run(main())

@@ -1,5 +1,5 @@
-"""A count of a call or of sums stands in its struct; tables, rows, sums and the wire have it
-from there.
+"""Counts of a call or of sums are declared in its struct; tables, rows, sums and the wire
+follow.
 """
 
 from rolegate.v1.run_service_pb2 import UpstreamCall
@@ -22,31 +22,33 @@ INSIDE = {
     "reserved",
     "impossible_usage",
 }
-"""Fields of calls that clients do not get, or get with the run."""
+"""Fields of calls that are internal, or are sent with the run."""
 
 
 def on_the_wire(message: type[UpstreamCall] | type[RoleUsage]) -> set[str]:
-    """The fields of a message, as they are called here."""
+    """Return the fields of a message by their internal names."""
     return {WIRE_NAMES.get(field.name, field.name) for field in message.DESCRIPTOR.fields}
 
 
 def test_the_wire_has_every_field_and_no_other() -> None:
-    """Whoever adds a field adds it to the `.proto`, or says that it stays inside."""
+    """A new field needs an entry in the `.proto` or in `INSIDE`."""
     assert on_the_wire(RoleUsage) == set(RoleTotal.__struct_fields__)
     fields = {*Call.__struct_fields__, *TOKEN_COUNTS, "request_id", "counted"} - {"usage"} - INSIDE
     assert on_the_wire(UpstreamCall) == fields
 
 
 def test_the_tables_have_every_count() -> None:
-    """All that an engine counts is a column and is summed."""
+    """Each count of an engine is a column and is summed."""
     assert set(TOKEN_COUNTS) == set(Usage.__struct_fields__) - {"lower_bound", "estimated"}
     assert set(TOKEN_COUNTS) <= set(SUMMED_COUNTS) <= set(CALLS.c.keys())
     assert set(SUMS) <= set(USAGE_HOURS.c.keys())
 
 
-def test_a_call_knows_its_counts() -> None:
-    """Its own and those of its usage; of an unknown usage, nothing."""
-    known = call("run-1", usage=Usage(*range(5, 5 + len(TOKEN_COUNTS))))
-    assert [known.count(name) for name in TOKEN_COUNTS] == list(range(5, 5 + len(TOKEN_COUNTS)))
-    assert known.count("nano_usd") == 7
+def test_a_call_has_its_own_counts_and_those_of_its_usage() -> None:
+    """Counts of an unknown usage are None."""
+    counted_call = call("run-1", usage=Usage(*range(5, 5 + len(TOKEN_COUNTS))))
+    assert [counted_call.count(name) for name in TOKEN_COUNTS] == list(
+        range(5, 5 + len(TOKEN_COUNTS))
+    )
+    assert counted_call.count("nano_usd") == 7
     assert call("run-1", usage=None).count("prompt_tokens") is None

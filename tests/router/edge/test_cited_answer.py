@@ -1,4 +1,4 @@
-"""How an answer is shown with its sources."""
+"""Rendering of an answer with its sources."""
 
 import pytest
 from rolegate.v1 import answer_service_pb2 as pb
@@ -15,11 +15,11 @@ def cited(outcome: str, *citations: Citation, results: tuple[SubAnswer, ...] = (
 
 
 def test_sources_are_numbered_lines() -> None:
-    """Title, page, sentence and document, as far as they are known, each source on one line."""
-    shown = cited(
+    """Title, page, sentence and document, as far as they are known, each source on its own line."""
+    text = cited(
         "answered", CITATION, Citation("p2", "Mann", "", None, "He was born in 1943.")
     ).text
-    assert shown.splitlines() == [
+    assert text.splitlines() == [
         "Michael Mann",
         "",
         "Sources:",
@@ -31,52 +31,56 @@ def test_sources_are_numbered_lines() -> None:
 @pytest.mark.parametrize(
     "outcome", ["answered", "rounds_exhausted", "time_exhausted", "budget_exhausted", "reported"]
 )
-def test_an_answer_without_a_source_says_so(outcome: str) -> None:
+def test_an_answer_without_a_source_has_a_note(outcome: str) -> None:
     assert cited(outcome).text == "Michael Mann\n\nNo retrieved passage holds this answer."
 
 
-def test_an_unsupported_answer_says_so() -> None:
-    """Above its sources, where it has any."""
-    alone = CitedAnswer("run-1", "answered", "Michael Mann", (), (), unsupported=True).text
-    assert alone.splitlines()[2:] == [
+def test_an_unsupported_answer_has_a_note() -> None:
+    """It stands above the sources."""
+    without_sources = CitedAnswer(
+        "run-1", "answered", "Michael Mann", (), (), unsupported=True
+    ).text
+    assert without_sources.splitlines()[2:] == [
         "Unsupported: no retrieved passage holds all of this answer; check it."
     ]
-    shown = CitedAnswer("run-1", "answered", "Michael Mann", (CITATION,), (), unsupported=True).text
-    assert shown.splitlines()[2:5] == [alone.splitlines()[2], "", "Sources:"]
+    with_sources = CitedAnswer(
+        "run-1", "answered", "Michael Mann", (CITATION,), (), unsupported=True
+    ).text
+    assert with_sources.splitlines()[2:5] == [without_sources.splitlines()[2], "", "Sources:"]
 
 
 @pytest.mark.parametrize("outcome", ["not_found", "no_report", "model_failed"])
-def test_what_was_not_found_says_what_was_searched_for(outcome: str) -> None:
-    """On one line, and no sources, although some passages may have been cited on the way."""
+def test_an_answer_that_was_not_found_lists_its_sub_queries(outcome: str) -> None:
+    """They stand on one line. No sources are listed, even if passages were cited."""
     results = (SubAnswer("Who directed Heat?", "nobody"), SubAnswer("When?", "never"))
-    shown = cited(outcome, CITATION, results=results).text
-    assert shown == "Michael Mann\n\nSearched for: “Who directed Heat?”; “When?”."
+    text = cited(outcome, CITATION, results=results).text
+    assert text == "Michael Mann\n\nSearched for: “Who directed Heat?”; “When?”."
 
 
-def test_what_could_not_be_looked_up_stands_last() -> None:
-    """The answer itself stays as it is."""
+def test_failed_sub_queries_stand_last() -> None:
+    """The answer itself is unchanged."""
     results = (
         SubAnswer("Who?", "Mann"),
         SubAnswer("When?", "", "model_failed"),
         SubAnswer("Why?", "", "no_report"),
     )
-    shown = cited("answered", CITATION, results=results)
-    assert shown.answer == "Michael Mann"
-    assert shown.text.splitlines()[-3:] == [
+    rendered = cited("answered", CITATION, results=results)
+    assert rendered.answer == "Michael Mann"
+    assert rendered.text.splitlines()[-3:] == [
         "[1] Heat, p. 3: “Heat is a film by Michael Mann.” (films.pdf)",
         "",
         "Could not look up: “When?” (model failed); “Why?” (no report).",
     ]
 
 
-def test_no_search_and_out_of_scope() -> None:
-    """An answer without any search says so; what is outside of the scope has said it already."""
+def test_an_answer_without_a_search_has_a_note() -> None:
+    """An answer out of scope needs none."""
     assert cited("no_search").text == "Michael Mann\n\nNothing was searched for."
     assert cited("out_of_scope").text == "Michael Mann"
 
 
-def test_from_the_wire() -> None:
-    """Outcomes by their names, and no page where there is none."""
+def test_an_answer_is_read_from_its_response() -> None:
+    """Outcomes become names, and a page of 0 becomes None."""
     message = evidence_pb2.Citation(passage_id="p1", title="Heat", quote="It is.")
     point = evidence_pb2.EvidencePoint(text="It is.", citations=[message])
     outcome = evidence_pb2.EXECUTION_OUTCOME_REPORTED

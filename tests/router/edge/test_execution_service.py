@@ -25,8 +25,7 @@ def stub_of(channel: grpc.aio.Channel) -> "ExecutionServiceAsyncStub":
     return ExecutionServiceStub(channel)
 
 
-async def test_execute() -> None:
-    """A report with its evidence, where the evidence stands, and what it cost."""
+async def test_a_report_has_its_evidence_citations_and_usage() -> None:
     store = Kept()
     executor = ScriptedModel(
         [
@@ -57,7 +56,7 @@ async def test_execute() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fails", "code", "reason"),
+    ("failure", "code", "reason"),
     [
         (
             UpstreamUnavailable("down", endpoint="e"),
@@ -73,19 +72,17 @@ async def test_execute() -> None:
     ],
 )
 async def test_a_failing_model_is_an_error(
-    fails: Answer, code: grpc.StatusCode, reason: str
+    failure: Answer, code: grpc.StatusCode, reason: str
 ) -> None:
-    """Not a report that nothing was found; asked again under its name, the sub-query is worked
-    on anew.
-    """
+    """It is no report without a result. A repeated request starts again."""
     store = Kept()
-    down = True
-    executor = ScriptedModel(lambda prompt: fails if down else finds(prompt))
+    is_down = True
+    executor = ScriptedModel(lambda prompt: failure if is_down else finds(prompt))
     async with served(Deployment(executor=executor).gateway(store)) as channel:
         request = pb.ExecuteRequest(sub_query=SUB_QUERY, request_id="once")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub_of(channel).Execute(request)
-        down = False
+        is_down = False
         response = await stub_of(channel).Execute(request)
     assert (caught.value.code(), info_of(caught.value).reason) == (code, reason)
     assert info_of(caught.value).metadata["role"] == "execution"
@@ -97,8 +94,7 @@ async def test_a_failing_model_is_an_error(
 
 
 @pytest.mark.parametrize("sub_query", ["", " ", "x" * 4001])
-async def test_bad_sub_queries(sub_query: str) -> None:
-    """What cannot be used is the client's to mend."""
+async def test_an_invalid_sub_query_is_refused(sub_query: str) -> None:
     async with served(Deployment().gateway()) as channel:
         assert await refusal(
             stub_of(channel).Execute(pb.ExecuteRequest(sub_query=sub_query)), "sub_query"

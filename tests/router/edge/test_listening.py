@@ -1,4 +1,4 @@
-"""Which addresses are this machine's alone."""
+"""Which addresses are loopback addresses."""
 
 import pytest
 
@@ -8,13 +8,13 @@ from router.edge.listening import is_loopback
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "127.1.2.3:0", "localhost"]
 )
-def test_the_loopback(address: str) -> None:
+def test_loopback_addresses_are_recognised(address: str) -> None:
     assert is_loopback(address)
 
 
 @pytest.mark.parametrize(
     "address", ["0.0.0.0:1", "[::]:1", ":1", "192.168.0.2:1", "gateway.example:1", "8080", ""]
 )
-def test_everything_else(address: str) -> None:
-    """Also names, which may lead anywhere."""
+def test_other_addresses_and_names_are_not_loopback(address: str) -> None:
+    """A name may resolve to any address."""
     assert not is_loopback(address)

@@ -1,4 +1,4 @@
-"""No input keeps others waiting, by whichever door it comes."""
+"""No input holds the event loop, over any protocol."""
 
 from collections.abc import Iterator
 
@@ -9,20 +9,20 @@ from tests.stall import Served, held_s, serving
 
 _TIMES = 40
 _USUAL_S = 0.004
-"""A step of the event loop may take so much longer than the longest one of a plain question, or
-than that.
+"""Max time of a step of the event loop, relative to the longest step of a plain question or to
+this time.
 """
 _TESTED = [
     name
     for name in INPUTS
     if name.startswith(("1", "2 choices", "2 values", "2 more", "6 multipart"))
 ]
-"""Those that took a quarter of a second at least."""
+"""Inputs that once took a quarter of a second or more."""
 
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[Served]:
-    """In a process of its own."""
+    """A gateway in its own process."""
     with serving() as served:
         yield served
 
@@ -30,9 +30,9 @@ def gateway() -> Iterator[Served]:
 @pytest.mark.timing
 @pytest.mark.parametrize("name", _TESTED)
 async def test_no_input_holds_the_event_loop(name: str, gateway: Served) -> None:
-    """Measured in CPU time of its thread, so that other processes do not count."""
+    """Time is CPU time of the loop's thread, so that other processes do not count."""
     held_s(gateway)
     await INPUTS["idle"](gateway)
     usual_s = held_s(gateway)
-    came = await INPUTS[name](gateway)
-    assert held_s(gateway) < _TIMES * max(usual_s, _USUAL_S), came
+    reply = await INPUTS[name](gateway)
+    assert held_s(gateway) < _TIMES * max(usual_s, _USUAL_S), reply

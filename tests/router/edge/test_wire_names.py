@@ -1,4 +1,4 @@
-"""Whatever has a name inside has one on the wire."""
+"""Every name of an enumeration has its value on the wire."""
 
 from typing import Any, get_args
 
@@ -49,8 +49,8 @@ from tests.router.store.stored import run
         (usage_service_pb2.UsageDimension, Dimension),
     ],
 )
-def test_an_enum_and_its_names(enum: Any, names: Any) -> None:
-    """Both have the same values, and a number is read as the name that it was written for."""
+def test_an_enum_has_the_values_of_its_names(enum: Any, names: Any) -> None:
+    """A number is read as the name for which it was written."""
     assert {enum_from_proto(enum.DESCRIPTOR, number, "x") for number in enum.values()} == {
         None,
         *get_args(names),
@@ -61,9 +61,9 @@ def test_an_enum_and_its_names(enum: Any, names: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(RunKind))
-def test_a_run_of_each_kind(kind: RunKind) -> None:
-    """Also those that nobody asks for."""
-    stored = run("run-1")
-    result = TableRun(Schema(())) if kind == "table" else stored.result
-    number = run_to_proto(msgspec.structs.replace(stored, kind=kind, result=result)).kind
+def test_every_kind_of_run_can_be_sent(kind: RunKind) -> None:
+    """Internal kinds too."""
+    stored_run = run("run-1")
+    result = TableRun(Schema(())) if kind == "table" else stored_run.result
+    number = run_to_proto(msgspec.structs.replace(stored_run, kind=kind, result=result)).kind
     assert enum_from_proto(run_service_pb2.RunKind.DESCRIPTOR, number, "kind") == kind

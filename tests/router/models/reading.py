@@ -1,4 +1,4 @@
-"""Streams of models, read to their end or left early."""
+"""Readers of streams, to their end or for a single piece."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from router.models import Completion, Delta, Model, Prompt
 
 
 async def streamed(model: Model, prompt: Prompt) -> Completion:
-    """The whole output, within ten seconds; its pieces amount to it."""
+    """Return the whole output within ten seconds, and check that its deltas add up to it."""
     deltas = list[Delta]()
     async with asyncio.timeout(10):
         completion = await model.stream(prompt, deltas.append)
@@ -19,17 +19,17 @@ async def streamed(model: Model, prompt: Prompt) -> Completion:
 
 
 async def left(model: Model, prompt: Prompt) -> list[Delta]:
-    """The pieces of a stream that is left as soon as there is one."""
+    """Return the deltas of a stream that is left after its first delta."""
     deltas = list[Delta]()
-    begun = asyncio.Event()
+    first_delta = asyncio.Event()
 
     def on_delta(delta: Delta) -> None:
         deltas.append(delta)
-        begun.set()
+        first_delta.set()
 
     async with asyncio.timeout(10):
-        reading = asyncio.create_task(model.stream(prompt, on_delta))
-        await begun.wait()
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        stream = asyncio.create_task(model.stream(prompt, on_delta))
+        await first_delta.wait()
+        stream.cancel()
+        await asyncio.gather(stream, return_exceptions=True)
     return deltas

@@ -1,4 +1,4 @@
-"""Adapters of a running engine: loaded once, and refusals in words that tell what to do."""
+"""Adapters of a running engine: they are loaded once, and refusals say what to do."""
 
 import asyncio
 import json
@@ -18,13 +18,13 @@ SHAPES = (
 
 
 def adapter(folder: Path, rank: int = 8) -> Path:
-    """A folder that looks like an adapter."""
+    """Return a folder that looks like an adapter."""
     (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
     return folder
 
 
 async def test_an_adapter_is_loaded_once(session: aiohttp.ClientSession, tmp_path: Path) -> None:
-    """The second time there is nothing to be done, even if its folder is gone."""
+    """A second load does nothing, even if the folder is gone."""
     async with adapter_server() as server:
         adapters = Adapters(session, server.base_url, "secret")
         assert await adapters.load(NAME, adapter(tmp_path))
@@ -33,10 +33,8 @@ async def test_an_adapter_is_loaded_once(session: aiohttp.ClientSession, tmp_pat
         assert server.keys == ["Bearer secret"] * 3
 
 
-async def test_an_adapter_is_forgotten(session: aiohttp.ClientSession, tmp_path: Path) -> None:
-    """What was loaded can be taken out again, and of what was not, or of a server that is gone,
-    nothing is heard.
-    """
+async def test_an_adapter_can_be_unloaded(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """Unloading what is not loaded, or from a server that is gone, does nothing."""
     async with adapter_server() as server:
         adapters = Adapters(session, server.base_url)
         await adapters.load(NAME, adapter(tmp_path))
@@ -46,15 +44,16 @@ async def test_an_adapter_is_forgotten(session: aiohttp.ClientSession, tmp_path:
     await adapters.unload(NAME)
 
 
-async def test_sglang(session: aiohttp.ClientSession, tmp_path: Path) -> None:
-    """Its route stands elsewhere."""
+async def test_sglang_s_route_is_found(session: aiohttp.ClientSession, tmp_path: Path) -> None:
     async with adapter_server(root="") as server:
         assert await Adapters(session, server.base_url).load(NAME, adapter(tmp_path))
         assert server.adapters == {NAME: str(tmp_path)}
 
 
-async def test_gateways_that_load_at_once(session: aiohttp.ClientSession, tmp_path: Path) -> None:
-    """All but one are told that it is there already, which is what they want."""
+async def test_gateways_may_load_an_adapter_together(
+    session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """A reply that the adapter is loaded already counts as success."""
     async with adapter_server() as server:
         folder = adapter(tmp_path)
         await asyncio.gather(
@@ -64,15 +63,19 @@ async def test_gateways_that_load_at_once(session: aiohttp.ClientSession, tmp_pa
         assert server.adapters == {NAME: str(folder)}
 
 
-async def test_the_name_of_a_model_is_taken(session: aiohttp.ClientSession, tmp_path: Path) -> None:
-    """It would be taken for loaded, and the model itself would answer."""
+async def test_an_adapter_may_not_have_a_model_s_name(
+    session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """Otherwise the model itself would answer."""
     async with adapter_server() as server:
         with pytest.raises(BadVersion, match="serves a model of that name already"):
             await Adapters(session, server.base_url).load(BASE, adapter(tmp_path))
 
 
-async def test_a_rank_that_is_too_large(session: aiohttp.ClientSession, tmp_path: Path) -> None:
-    """Both ranks are told, and the key that allows a larger one."""
+async def test_a_rank_that_is_too_large_is_refused(
+    session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """The error has both ranks, and the key that allows a larger one."""
     async with adapter_server() as server:
         with pytest.raises(
             BadVersion, match=r"its rank is 64, and the engine takes 32 at most; raise engines"
@@ -81,8 +84,10 @@ async def test_a_rank_that_is_too_large(session: aiohttp.ClientSession, tmp_path
         assert server.adapters == {}
 
 
-async def test_a_folder_that_is_not_there(session: aiohttp.ClientSession, tmp_path: Path) -> None:
-    """It may be here, and not where the engine runs."""
+async def test_a_folder_that_the_engine_cannot_see_is_refused(
+    session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """It may exist here, and not on the engine's machine."""
     async with adapter_server() as server:
         with pytest.raises(
             BadVersion,
@@ -91,8 +96,10 @@ async def test_a_folder_that_is_not_there(session: aiohttp.ClientSession, tmp_pa
             await Adapters(session, server.base_url).load(NAME, tmp_path / "gone")
 
 
-async def test_an_engine_that_loads_none(session: aiohttp.ClientSession, tmp_path: Path) -> None:
-    """How it must be started is told."""
+async def test_an_engine_without_adapters_is_refused(
+    session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """The error says how to start the engine."""
     async with adapter_server(updating=False) as server:
         with pytest.raises(
             BadVersion, match=r"set engines\.….adapter_rank, or start it with --enable-lora"
@@ -100,8 +107,9 @@ async def test_an_engine_that_loads_none(session: aiohttp.ClientSession, tmp_pat
             await Adapters(session, server.base_url).load(NAME, adapter(tmp_path))
 
 
-async def test_an_engine_that_is_not_there(session: aiohttp.ClientSession, tmp_path: Path) -> None:
-    """It may come back."""
+async def test_an_engine_that_is_away_is_unavailable(
+    session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
     async with adapter_server() as server:
         url = server.base_url
     with pytest.raises(UpstreamUnavailable, match=f"loading {NAME} failed"):

@@ -1,4 +1,4 @@
-"""Stop strings: whole and streamed outputs end in the same place."""
+"""Stop strings: whole and streamed outputs end at the same place."""
 
 import pytest
 from hypothesis import example, given
@@ -19,21 +19,23 @@ REASONS = st.sampled_from(["stop", "length"])
 @example(["a<", "b"], ("<b",), "length", None)
 @example(["aba", "b"], ("bab", "b"), "stop", "b")
 @example(["a"], ("b",), "stop", "b")
-def test_cut(pieces: list[str], stop: tuple[str, ...], reason: str, matched: str | None) -> None:
-    """A text that is streamed in any pieces ends where the whole text ends, and for the same
-    reason.
-    """
+def test_a_streamed_text_ends_where_the_whole_text_ends(
+    pieces: list[str], stop: tuple[str, ...], reason: str, matched: str | None
+) -> None:
+    """Holds for any pieces, and for the finish reason."""
     cut = StopCut(stop)
     streamed = "".join(map(cut.feed, pieces))
-    rest, streamed_reason = cut.end(reason, matched)
-    assert (streamed + rest, streamed_reason) == end_at_stop("".join(pieces), stop, reason, matched)
+    last_text, streamed_reason = cut.end(reason, matched)
+    assert (streamed + last_text, streamed_reason) == end_at_stop(
+        "".join(pieces), stop, reason, matched
+    )
 
 
 @given(TEXTS, STOPS, REASONS)
-def test_reply(pieces: list[str], stop: tuple[str, ...], reason: str) -> None:
-    """So does a whole reply of chunks, whether or not the engine stops by itself; where it does
-    not, that is said.
-    """
+def test_a_reply_of_chunks_ends_where_the_whole_text_ends(
+    pieces: list[str], stop: tuple[str, ...], reason: str
+) -> None:
+    """Holds whether the engine stops or not; an overrun is recorded."""
     deltas = list[Delta]()
     reply = StreamedReply(Prompt((), Sampling(), stop), deltas.append)
     for piece in pieces:
@@ -44,10 +46,10 @@ def test_reply(pieces: list[str], stop: tuple[str, ...], reason: str) -> None:
     if not reply.abandoned:
         reply.take(ChatReply((Choice(finish_reason=reason),)))
     output = reply.end()
-    whole = "".join(pieces)
-    assert (output.text, output.finish_reason) == end_at_stop(whole, stop, reason, None)
+    text = "".join(pieces)
+    assert (output.text, output.finish_reason) == end_at_stop(text, stop, reason, None)
     assert output.text == "".join(delta.text for delta in deltas)
-    assert output.overran == (len(output.text) < len(whole))
+    assert output.overran == (len(output.text) < len(text))
 
 
 @pytest.mark.parametrize(
@@ -61,43 +63,39 @@ def test_reply(pieces: list[str], stop: tuple[str, ...], reason: str) -> None:
         ("a", "length", None, ("a", "length")),
     ],
 )
-def test_whole(
+def test_the_first_stop_string_ends_the_text_and_belongs_to_it(
     text: str, finish_reason: str, matched: str | None, expected: tuple[str, str]
 ) -> None:
-    """The stop string that is met first ends the text and belongs to it, whatever the engine
-    did with it.
-    """
+    """Holds whether the engine kept it, dropped it or wrote on."""
     assert end_at_stop(text, ("</x>", "</y>"), finish_reason, matched) == expected
 
 
-def test_one_chunk_of_grace() -> None:
-    """An engine that stops by itself after the stop string is heard out, for the sake of its
-    final usage.
-    """
+def test_an_engine_that_stops_may_still_report_its_usage() -> None:
+    """The chunk after the stop string is read."""
     reply = StreamedReply(Prompt((), Sampling(), ("</x>",)), lambda _delta: None)
     reply.take(ChatReply((Choice(delta=MessageReply("a</x>")),)))
     assert not reply.abandoned
     reply.take(ChatReply((Choice(finish_reason="stop"),), UsageReply(3, 2)))
-    last = reply.end()
+    output = reply.end()
     assert not reply.abandoned
-    assert last.usage is not None
-    assert not last.usage.lower_bound
+    assert output.usage is not None
+    assert not output.usage.lower_bound
 
 
-def test_writes_on() -> None:
-    """An engine that writes on is left, and the usage it had reported is a lower bound."""
+def test_an_engine_that_writes_on_is_left_with_a_lower_bound() -> None:
+    """The usage so far is the bound."""
     reply = StreamedReply(Prompt((), Sampling(), ("</x>",)), lambda _delta: None)
     reply.take(ChatReply((Choice(delta=MessageReply("a</x>")),), UsageReply(3, 2)))
     reply.take(ChatReply((Choice(delta=MessageReply("b")),)))
-    last = reply.end()
+    output = reply.end()
     assert reply.abandoned
-    assert last.usage is not None
-    assert last.usage.lower_bound
+    assert output.usage is not None
+    assert output.usage.lower_bound
 
 
 @pytest.mark.parametrize("name", ["stop_reason", "matched_stop"])
-def test_an_engine_names_the_stop_string(name: str) -> None:
-    """It belongs to the text, though the engine left it out."""
+def test_a_stop_string_that_the_engine_names_belongs_to_the_text(name: str) -> None:
+    """The engine left it out of the text."""
     (chunk,) = read_replies(
         b'{"choices":[{"delta":{"content":"a"},"finish_reason":"stop","%b":"</x>"}]}'
         % name.encode()

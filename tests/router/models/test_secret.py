@@ -1,4 +1,4 @@
-"""What must not be shown is not."""
+"""Secrets are hidden in texts."""
 
 import pytest
 
@@ -17,12 +17,12 @@ from router.models.failures import Secrets, without_userinfo
     ],
 )
 def test_addresses_lose_user_and_password(text: str, shown: str) -> None:
-    """All of them in a text; nothing else does."""
+    """All addresses in a text do; nothing else changes."""
     assert without_userinfo(text) == shown
 
 
-def test_keys_and_settings_are_hidden() -> None:
-    """At any depth; settings that are too short to be secrets stay readable."""
+def test_api_keys_and_long_settings_are_hidden() -> None:
+    """Settings are found at any depth. Short settings stay readable."""
     settings = {
         "user": "open-sesame-and-more",
         "deep": [{"x": ("a-very-long-token-indeed",)}],
@@ -38,16 +38,15 @@ def test_keys_and_settings_are_hidden() -> None:
 @pytest.mark.parametrize(
     ("userinfo", "sent"), [("me:p%40ss", "bWU6cEBzcw=="), ("token", "dG9rZW46")]
 )
-def test_what_an_address_holds_is_hidden(userinfo: str, sent: str) -> None:
-    """As it stands there, and as it is sent."""
+def test_user_and_password_of_an_address_are_hidden(userinfo: str, sent: str) -> None:
+    """They are hidden as written, and as sent."""
     hidden = Secrets(None, address=f"http://{userinfo}@host/v1").hidden(
         f"http://{userinfo}@host got Basic {sent} p@ss"
     )
     assert hidden == f"http://host got Basic *** {'***' if 'ss' in userinfo else 'p@ss'}"
 
 
-def test_a_secret_within_another() -> None:
-    """Is hidden with it."""
+def test_a_secret_within_another_is_hidden_with_it() -> None:
     assert (
         Secrets("open-sesame", {"k": "open-sesame-and-more"}).hidden("open-sesame-and-more!")
         == "***!"

@@ -1,4 +1,4 @@
-"""Server-sent events, however they arrive."""
+"""Server-sent events in any pieces."""
 
 import json
 from contextlib import suppress
@@ -31,56 +31,52 @@ CHUNKS = st.recursive(
 
 
 def split(body: bytes, cuts: list[int]) -> list[bytes]:
-    """`body` in pieces."""
+    """Return `body` in pieces."""
     return [body[start:end] for start, end in pairwise([0, *cuts, len(body)])]
 
 
 @given(CUTS)
-def test_any_chunking(cuts: list[int]) -> None:
-    """The same events come out of the same bytes, wherever they are split and however their
-    lines end.
-    """
+def test_events_do_not_depend_on_the_pieces(cuts: list[int]) -> None:
+    """Line ends may be split too."""
     reader = EventReader()
     assert [event for piece in split(BODY, cuts) for event in reader.feed(piece)] == EVENTS
 
 
-def test_lines_that_end_with_a_carriage_return() -> None:
-    """The standard has it as a line's end, as it has CR LF and LF."""
+def test_a_carriage_return_ends_a_line() -> None:
+    """The standard allows CR, LF and CR LF."""
     assert EventReader().feed(b"data: a\rdata: b\r\rdata: c\r\r") == [b"a\nb", b"c"]
 
 
 @given(
     st.lists(st.sampled_from([b"data:a", b"\r\n", b"\n", b"\r", b":c", b"x"]), max_size=12), CUTS
 )
-def test_line_ends(tokens: list[bytes], cuts: list[int]) -> None:
-    """Any bytes in any pieces give what the same bytes give in one; a CR LF that is split ends
-    one line.
-    """
+def test_a_split_line_end_ends_one_line(tokens: list[bytes], cuts: list[int]) -> None:
+    """Any bytes in any pieces give the events of the whole bytes."""
     body = b"".join(tokens)
-    whole = EventReader()
-    split_up = EventReader()
+    whole_reader = EventReader()
+    split_reader = EventReader()
     pieces = split(body, [min(cut, len(body)) for cut in cuts])
-    assert [event for piece in pieces for event in split_up.feed(piece)] == whole.feed(body)
+    assert [event for piece in pieces for event in split_reader.feed(piece)] == whole_reader.feed(
+        body
+    )
 
 
 @given(st.lists(CHUNKS, max_size=4))
-def test_any_chunk(chunks: list[object]) -> None:
-    """Whatever is in a chunk, it is read or refused as no chunk."""
+def test_any_chunk_is_read_or_refused(chunks: list[object]) -> None:
     reply = StreamedReply(Prompt((), Sampling(), ("</search>",)), lambda _delta: None)
     for chunk in chunks:
         with suppress(msgspec.DecodeError):
-            for read in read_replies(json.dumps(chunk).encode()):
-                reply.take(read)
+            for reply_part in read_replies(json.dumps(chunk).encode()):
+                reply.take(reply_part)
     reply.end()
 
 
-def test_unfinished() -> None:
-    """What no blank line ends is not an event."""
+def test_an_event_without_its_blank_line_is_none() -> None:
     assert EventReader().feed(b"data: a\n\ndata: b\n") == [b"a"]
 
 
-def test_too_long() -> None:
-    """A line without an end does not fill the memory."""
+def test_a_line_without_an_end_is_refused() -> None:
+    """It must not fill the memory."""
     reader = EventReader()
     with pytest.raises(EventTooLong, match="1048576"):
         for _ in range(MAX_EVENT_BYTES // 2**16 + 1):

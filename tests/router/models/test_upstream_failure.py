@@ -24,7 +24,7 @@ REFUSED = set(
     "NonHttpUrlRedirectClientError ClientConnectorCertificateError "
     "ServerFingerprintMismatch".split()
 )
-GARBLED = {
+MALFORMED = {
     "BodyTooLong",
     "ClientResponseError",
     "ContentTypeError",
@@ -52,13 +52,12 @@ def _instance(kind: type[Exception]) -> Exception:
 def test_every_error_of_aiohttp_s_client_is_typed(kind: type[aiohttp.ClientError]) -> None:
     """Errors that are not listed as refused or malformed are worth a retry."""
     name = kind.__name__
-    expected = (
-        UpstreamRefused
-        if name in REFUSED
-        else UpstreamProtocolError
-        if name in GARBLED
-        else UpstreamUnavailable
-    )
+    expected: type[UpstreamError] = UpstreamUnavailable
+    if name in REFUSED:
+        expected = UpstreamRefused
+    elif name in MALFORMED:
+        expected = UpstreamProtocolError
+
     error = _instance(kind)
     assert isinstance(error, aiohttp.ClientError)
     assert type(UPSTREAM.from_transport(error)) is expected

@@ -8,10 +8,10 @@ from router.background import background_tasks, task_group
 from router.errors import StoreFailed
 
 
-async def test_work_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """What it stands beside goes on, and the log says what has ended; one that is cancelled has
-    not failed.
-    """
+async def test_a_failed_task_is_logged_and_the_others_continue(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A cancelled task has not failed."""
     ended = asyncio.Event()
 
     async def fail() -> None:
@@ -20,19 +20,19 @@ async def test_work_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> No
         finally:
             ended.set()
 
-    async def last() -> None:
+    async def run_forever() -> None:
         await asyncio.Event().wait()
 
-    async with background_tasks(fail(), last()):
+    async with background_tasks(fail(), run_forever()):
         await ended.wait()
         await asyncio.sleep(0)
-    told = capsys.readouterr().out
-    assert "no memory" in told
-    assert told.count("task.failed") == 1
+    log = capsys.readouterr().out
+    assert "no memory" in log
+    assert log.count("task.failed") == 1
 
 
-async def test_task_group_raises_the_first_error_itself() -> None:
-    """The error has no group around it and keeps its cause; the other tasks are cancelled."""
+async def test_a_task_group_raises_the_first_error_itself() -> None:
+    """The error has no group around it and keeps its cause. The other tasks are cancelled."""
     cancelled = asyncio.Event()
 
     async def fail() -> None:

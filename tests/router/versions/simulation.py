@@ -33,7 +33,7 @@ _SPREAD = 0.2
 """Difference in accuracy of the easier and of the harder half of all questions from the mean."""
 
 
-class Seen(msgspec.Struct, frozen=True):
+class SeenTrial(msgspec.Struct, frozen=True):
     """A trial, as a client that gives feedback on it may see it."""
 
     number: int
@@ -58,20 +58,27 @@ Statement = tuple[str, float] | None
 """A right answer as stated by a client, and the number of trials until then; None for no
 feedback.
 """
-Hostile = tuple[int, Callable[[Seen], Statement]]
+Hostile = tuple[int, Callable[[SeenTrial], Statement]]
 """The number of hostile tenants, and their feedback."""
 _GOLD = "Paris"
 _LATER = 300.0
 
 
 def _if(
-    condition: Callable[[Seen], object], after: Callable[[Seen], float] = lambda seen: 0.0
-) -> Callable[[Seen], Statement]:
+    condition: Callable[[SeenTrial], object], after: Callable[[SeenTrial], float] = lambda seen: 0.0
+) -> Callable[[SeenTrial], Statement]:
     """Return clients that state the right answer if the condition holds."""
     return lambda seen: (_GOLD, after(seen)) if condition(seen) else None
 
 
-KINDS: dict[str, Callable[[Seen], Statement]] = {
+def _misspell_errors(seen: SeenTrial) -> Statement:
+    """State the right answers of errors, misspelt in some cases."""
+    if seen.right:
+        return None
+    return ("Pari" if seen.chance < 0.3 else _GOLD, 0.0)
+
+
+KINDS: dict[str, Callable[[SeenTrial], Statement]] = {
     "all": _if(lambda seen: True),
     "a third, at random": _if(lambda seen: seen.chance < 0.33),
     "a tenth, at random": _if(lambda seen: seen.chance < 0.1),
@@ -85,9 +92,7 @@ KINDS: dict[str, Callable[[Seen], Statement]] = {
     "errors delayed": _if(lambda seen: True, lambda seen: _LATER * (not seen.right)),
     "errors only, delayed": _if(lambda seen: not seen.right, lambda seen: 2 * _LATER * seen.chance),
     "mis-worded golds": lambda seen: ("Paris, France" if seen.chance < 0.3 else _GOLD, 0.0),
-    "mis-worded golds of errors": lambda seen: (
-        None if seen.right else ("Pari" if seen.chance < 0.3 else _GOLD, 0.0)
-    ),
+    "mis-worded golds of errors": _misspell_errors,
     "garbage": lambda seen: ("?" if seen.chance < 0.5 else _GOLD, 0.0),
     "what was shown, sometimes": lambda seen: (seen.shown if seen.chance < 0.1 else _GOLD, 0.0),
     "one tenant only": _if(lambda seen: seen.tenant == 0),
@@ -100,7 +105,7 @@ KINDS: dict[str, Callable[[Seen], Statement]] = {
 _HONEST = KINDS["a tenth, at random"]
 
 
-def _for_candidate(seen: Seen) -> Statement:
+def _for_candidate(seen: SeenTrial) -> Statement:
     """Return the feedback of a hostile client that knows each version's answer: the candidate's
     is right, always.
     """
@@ -140,7 +145,7 @@ def _judgement(
 def simulate(
     draw: np.random.Generator,
     accuracies: tuple[float, float],
-    says: Callable[[Seen], Statement],
+    says: Callable[[SeenTrial], Statement],
     *,
     trials: int = _TRIALS,
     hostile: Hostile | None = None,
@@ -168,7 +173,7 @@ def simulate(
             _GOLD if right_by_active[number] else wrong_by_active,
         )
         shown, unseen = answers if side[number] else answers[::-1]
-        seen = Seen(
+        seen = SeenTrial(
             number, shown, unseen, bool(hard[number]), side[number], chance[number], tenants[number]
         )
         foe = hostile if is_hostile[number] else None
@@ -235,7 +240,7 @@ def at_the_margin(accuracy: float, margin: float) -> float:
 def row(
     draw: np.random.Generator,
     accuracy: float,
-    says: Callable[[Seen], Statement],
+    says: Callable[[SeenTrial], Statement],
     times: int,
     hostile: Hostile | None = None,
 ) -> dict[str, float]:

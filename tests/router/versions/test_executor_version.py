@@ -11,30 +11,29 @@ RUNS = [f"run-{number:016x}" for number in range(4000)]
 
 
 def version(name: str, state: VersionState, share: float = 0.0) -> ExecutorVersion:
-    """A version on record."""
+    """Return a registered version."""
     return ExecutorVersion(name, state, share, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.2, 0.5, 1.0])
-def test_a_canary_works_for_its_share(share: float) -> None:
-    """Of many runs, as close to it as chance allows (four standard deviations); a run always
-    has the same version.
+def test_a_canary_gets_its_share_of_the_runs(share: float) -> None:
+    """The share is as exact as chance allows (four standard deviations). A run always has the
+    same version.
     """
     traffic = Traffic(OLD, NEW, "canary", share)
-    chosen = [traffic.serving(run) for run in RUNS]
-    allowed = 4 * (share * (1 - share) / len(RUNS)) ** 0.5
-    assert abs(chosen.count(NEW) / len(RUNS) - share) <= allowed
-    assert chosen == [Traffic(OLD, NEW, "canary", share).serving(run) for run in RUNS]
+    versions = [traffic.serving(run) for run in RUNS]
+    tolerance = 4 * (share * (1 - share) / len(RUNS)) ** 0.5
+    assert abs(versions.count(NEW) / len(RUNS) - share) <= tolerance
+    assert versions == [Traffic(OLD, NEW, "canary", share).serving(run) for run in RUNS]
 
 
-def test_a_canary_keeps_its_runs_as_its_share_grows() -> None:
-    """Whatever it worked for at 20 %, it works for at 50 %."""
-    few = Traffic(OLD, NEW, "canary", 0.2)
-    more = Traffic(OLD, NEW, "canary", 0.5)
-    assert all(more.serving(run) == NEW for run in RUNS if few.serving(run) == NEW)
+def test_a_canary_keeps_its_runs_when_its_share_grows() -> None:
+    small_share = Traffic(OLD, NEW, "canary", 0.2)
+    large_share = Traffic(OLD, NEW, "canary", 0.5)
+    assert all(large_share.serving(run) == NEW for run in RUNS if small_share.serving(run) == NEW)
 
 
-def test_a_shadow_serves_nobody_and_works_beside_everybody() -> None:
+def test_a_shadow_serves_no_run_and_is_compared_in_all() -> None:
     """Its share means nothing."""
     traffic = Traffic(OLD, NEW, "shadow", 0.7)
     assert {traffic.serving(run) for run in RUNS} == {OLD}
@@ -42,8 +41,8 @@ def test_a_shadow_serves_nobody_and_works_beside_everybody() -> None:
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.8])
-def test_as_many_runs_are_compared_of_either_version(share: float) -> None:
-    """As close as chance allows, and as many as there can be."""
+def test_equally_many_runs_of_either_version_are_compared(share: float) -> None:
+    """The numbers are as exact as chance allows, and as large as possible."""
     traffic = Traffic(OLD, NEW, "canary", share)
     compared = [(traffic.serving(run), traffic.other(run)) for run in RUNS]
     expected = min(share, 1 - share)
@@ -55,8 +54,8 @@ def test_as_many_runs_are_compared_of_either_version(share: float) -> None:
     assert set(compared) <= {(NEW, OLD), (OLD, NEW), (NEW, None), (OLD, None)}
 
 
-def test_a_canary_that_has_all_runs_is_compared_with_nothing() -> None:
-    """As there is nothing that the active version served."""
+def test_a_canary_with_all_runs_is_not_compared() -> None:
+    """The active version serves no run."""
     traffic = Traffic(OLD, NEW, "canary", 1.0)
     assert {(traffic.serving(run), traffic.other(run)) for run in RUNS} == {(NEW, None)}
 
@@ -84,6 +83,8 @@ def test_without_a_candidate_nothing_is_compared() -> None:
         ([], None),
     ],
 )
-def test_states_amount_to_traffic(states: list[ExecutorVersion], traffic: Traffic | None) -> None:
-    """Versions that do nothing do not matter."""
+def test_traffic_follows_from_the_versions_states(
+    states: list[ExecutorVersion], traffic: Traffic | None
+) -> None:
+    """Inactive versions do not matter."""
     assert traffic_of(states) == traffic
