@@ -1,4 +1,4 @@
-"""One held-out world with its pages and its first questions, and the system prompts of the mini
+"""A held-out world with its pages and first questions, and the system prompts of the mini
 models.
 """
 
@@ -22,7 +22,7 @@ def library(world: World) -> Library:
 
 @pytest.fixture(scope="session")
 def questions(world: World, library: Library) -> list[MiniQuestion]:
-    """1,000 of its questions."""
+    """The first 1,000 questions of the world."""
     examiner = Examiner(world, library)
     return [examiner.draw() for _ in range(1000)]
 

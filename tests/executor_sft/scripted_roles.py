@@ -1,8 +1,8 @@
-"""A backbone, an answerer, a teacher and a student that go by rule.
+"""A backbone, an answerer, a teacher and a student that follow rules.
 
-Each film's page misses its director. The teacher then searches once more, for the page that has it;
-the student reports what it saw first. The backbone asks for the director and, once it knows a name,
-for where that was born; the answerer says what the last report says.
+Each film's page lacks its director. The teacher then searches again for the page that has it; the
+student reports what it found first. The backbone asks for the director and, with a name, for the
+place of birth; the answerer repeats the last report.
 """
 
 import re
@@ -26,40 +26,40 @@ REQUEST = re.compile(r"<request>(.*?)</request><answer>(.*?)</answer>")
 
 
 def asks(prompt: Prompt) -> str:
-    """The backbone: two hops, the second one under the name that the first report gave."""
+    """Play the backbone: two hops, the second with the name in the first report."""
     question = prompt.messages[1].content
-    told = prompt.messages[-1].content
+    user_text = prompt.messages[-1].content
     film = question.removeprefix("Where was the director of ").removesuffix(" born?")
-    found = REQUEST.findall(told)
-    if not found:
+    requests = REQUEST.findall(user_text)
+    if not requests:
         return block(f"Who directed {film}?")
-    (asked, name) = found[-1]
+    (asked, name) = requests[-1]
     return STOP if asked.startswith("Where") else block(f"Where was {name} born?")
 
 
 def answers(prompt: Prompt) -> str:
-    """The answerer."""
+    """Play the answerer."""
     return f"<answer>{REQUEST.findall(prompt.messages[1].content)[-1][1]}</answer>"
 
 
 def searches_twice(prompt: Prompt) -> str:
-    """The teacher: the first search never finds a director; without a second one, it makes a
-    guess.
+    """Play the teacher: the first search never finds a director; without a second search, it
+    guesses.
     """
     sub_query = prompt.messages[1].content
-    last = prompt.messages[-1].content
+    user_text = prompt.messages[-1].content
     if len(prompt.messages) == 2:
         return f"<search>{sub_query}</search>"
     if sub_query.startswith("Where"):
         return report(f"home of {sub_query.split()[2]}", "It says so.")
-    if len(prompt.messages) == 4 and prompts.LAST_SEARCH not in last:
+    if len(prompt.messages) == 4 and prompts.LAST_SEARCH not in user_text:
         return f"<search>credits of {sub_query[13:-1]}</search>"
     known = len(prompt.messages) == 6
     return report(f"Mann{sub_query[13:-1]}" if known else "Nobody", "The credits say so.")
 
 
 def searches_once(prompt: Prompt) -> str:
-    """The student."""
+    """Play the student."""
     sub_query = prompt.messages[1].content
     if len(prompt.messages) == 2:
         return f"<search>{sub_query}</search>"
@@ -69,7 +69,7 @@ def searches_once(prompt: Prompt) -> str:
 
 
 class OnePage:
-    """Finds the same for every query."""
+    """A retriever that finds the same page for every query."""
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
@@ -78,7 +78,7 @@ class OnePage:
 
 
 def questions(count: int) -> list[Question]:
-    """Where the director of a film was born."""
+    """Return questions about the birthplace of a film's director."""
     return [
         Question(
             f"q{number}", f"Where was the director of F{number} born?", (f"home of MannF{number}",)
@@ -88,7 +88,7 @@ def questions(count: int) -> list[Question]:
 
 
 class ScriptedRoles:
-    """Their models, each with its prompts."""
+    """Models of the roles, with their prompts."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class ScriptedRoles:
 
     @property
     def models(self) -> list[ScriptedModel]:
-        """All of them."""
+        """Return all models."""
         return [
             self.backbone,
             self.answerer,
@@ -117,7 +117,7 @@ class ScriptedRoles:
 
     @property
     def asked(self) -> list[tuple[str, Prompt]]:
-        """Every call that was made, without its request id."""
+        """Return every call without its request id."""
         return [
             (model.name, Prompt(prompt.messages, prompt.sampling, prompt.stop))
             for model in self.models
@@ -125,7 +125,7 @@ class ScriptedRoles:
         ]
 
     def worker(self, cache: CallCache | None = None) -> RolloutWorker:
-        """With the models, or with what the cache has of them."""
+        """Return a worker with the models, or with a cache of their replies."""
 
         def role(name: RoleName, model: Model) -> Role:
             known = CachedModel(model, cache, name) if cache else model

@@ -1,4 +1,4 @@
-"""Completed model calls are kept, and paid for once."""
+"""Completed model calls are cached, and paid for once."""
 
 import asyncio
 from pathlib import Path
@@ -18,8 +18,8 @@ def prompt(
     return Prompt((Message("user", text),), Sampling(seed=seed), stop, request_id)
 
 
-async def test_the_same_call_is_made_once_for_ever(tmp_path: Path) -> None:
-    """The request id does not matter, and a restart does not either."""
+async def test_an_equal_call_is_made_once(tmp_path: Path) -> None:
+    """Neither the request id nor a restart matters."""
     model = ScriptedModel(["A"])
     with CallCache.open(tmp_path / "calls") as cache:
         cached = CachedModel(model, cache, "execution")
@@ -32,19 +32,21 @@ async def test_the_same_call_is_made_once_for_ever(tmp_path: Path) -> None:
     assert len(model.prompts) == 1
 
 
-async def test_what_makes_another_call(tmp_path: Path) -> None:
-    """Another text, seed, stop string, model, or thinking switch."""
-    one = ScriptedModel("ABCDE")
-    other = ScriptedModel("F", "other")
+async def test_a_different_call_is_made(tmp_path: Path) -> None:
+    """It has another text, seed, stop string, model, or thinking switch."""
+    model = ScriptedModel("ABCDE")
+    other_model = ScriptedModel("F", "other")
     with CallCache.open(tmp_path / "calls") as cache:
-        cached = CachedModel(one, cache, "execution")
-        asked = prompt(), prompt("Where?"), prompt(seed=1), prompt(stop=("</search>",))
-        said = [(await cached.complete(each)).text for each in asked]
-        said.append(
-            (await CachedModel(one, cache, "execution", {"thinking": True}).complete(prompt())).text
+        cached = CachedModel(model, cache, "execution")
+        prompts = prompt(), prompt("Where?"), prompt(seed=1), prompt(stop=("</search>",))
+        replies = [(await cached.complete(prompt_)).text for prompt_ in prompts]
+        replies.append(
+            (
+                await CachedModel(model, cache, "execution", {"thinking": True}).complete(prompt())
+            ).text
         )
-        said.append((await CachedModel(other, cache, "execution").complete(prompt())).text)
-    assert said == list("ABCDEF")
+        replies.append((await CachedModel(other_model, cache, "execution").complete(prompt())).text)
+    assert replies == list("ABCDEF")
 
 
 async def test_calls_of_one_seed_do_not_share_their_noise(tmp_path: Path) -> None:
@@ -54,38 +56,38 @@ async def test_calls_of_one_seed_do_not_share_their_noise(tmp_path: Path) -> Non
         model = ScriptedModel("ABCD")
         with CallCache.open(tmp_path / f"calls{start}") as cache:
             cached = CachedModel(model, cache, "execution")
-            for each in (prompt(seed=1), prompt("Where?", seed=1), prompt(seed=2), prompt()):
-                await cached.complete(each)
-        seeds.append([asked.sampling.seed for asked in model.prompts])
+            for call in (prompt(seed=1), prompt("Where?", seed=1), prompt(seed=2), prompt()):
+                await cached.complete(call)
+        seeds.append([sent.sampling.seed for sent in model.prompts])
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == 4
     assert seeds[0][-1] is None
 
 
-async def test_two_at_the_same_time(tmp_path: Path) -> None:
-    """The second one waits for what the first one gets."""
+async def test_concurrent_equal_calls_are_made_once(tmp_path: Path) -> None:
+    """The others wait for the first call's reply."""
     model = ScriptedModel(["A"])
     with CallCache.open(tmp_path / "calls") as cache:
         cached = CachedModel(model, cache, "execution")
-        said = await asyncio.gather(*(cached.complete(prompt()) for _ in range(5)))
-    assert ([each.text for each in said], len(model.prompts)) == (["A"] * 5, 1)
+        replies = await asyncio.gather(*(cached.complete(prompt()) for _ in range(5)))
+    assert ([reply.text for reply in replies], len(model.prompts)) == (["A"] * 5, 1)
 
 
-async def test_failed_calls_are_not_kept(tmp_path: Path) -> None:
+async def test_failed_calls_are_not_cached(tmp_path: Path) -> None:
     """Every caller that waits for a failing call makes its own."""
     model = ScriptedModel([DOWN, "A"])
     with CallCache.open(tmp_path / "calls") as cache:
         cached = CachedModel(model, cache, "execution")
-        both = await asyncio.gather(
+        outcomes = await asyncio.gather(
             *(cached.complete(prompt()) for _ in range(2)), return_exceptions=True
         )
-        assert both[0] is DOWN
-        assert isinstance(both[1], Completion)
+        assert outcomes[0] is DOWN
+        assert isinstance(outcomes[1], Completion)
     assert len(model.prompts) == 2
 
 
 async def test_sums_count_each_paid_call_once(tmp_path: Path) -> None:
-    """By role and model; calls without usage are counted as such, and not as zero."""
+    """They are by role and model; calls without usage are counted as such, and not as zero."""
     unknown = Completion("B", "stop")
     known = Completion("A", "stop", usage=Usage(10, 2))
     with CallCache.open(tmp_path / "calls") as cache:
@@ -100,10 +102,8 @@ async def test_sums_count_each_paid_call_once(tmp_path: Path) -> None:
         ]
 
 
-async def test_a_torn_line_is_dropped_and_a_strange_one_is_named(tmp_path: Path) -> None:
-    """A kill leaves half a line at the end; a whole line that cannot be read is somebody's
-    doing.
-    """
+async def test_a_torn_line_is_dropped_and_an_unknown_line_is_named(tmp_path: Path) -> None:
+    """A kill leaves half a line at the end; a whole line that cannot be read is an error."""
     path = tmp_path / "calls"
     model = ScriptedModel("AB")
     with CallCache.open(path) as cache:

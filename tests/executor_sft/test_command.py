@@ -1,4 +1,4 @@
-"""Options are read from a struct, and figures are shown as tables or as JSON."""
+"""Options are fields of a struct, and figures are shown as tables or as JSON."""
 
 import json
 from pathlib import Path
@@ -28,9 +28,11 @@ class Options(StepOptions, frozen=True, kw_only=True):
 
 
 def test_options_are_the_fields_of_a_struct(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each has its type, absent ones their default; the docstring is the help."""
-    given = "a b --out o --count 4 --rate 0.5 --side right --thinking false --json --preset mini"
-    assert parse(Options, "x", given.split()) == Options(
+    """Each has its type, and absent options have their default; the docstring is the help."""
+    arguments = (
+        "a b --out o --count 4 --rate 0.5 --side right --thinking false --json --preset mini"
+    )
+    assert parse(Options, "x", arguments.split()) == Options(
         config=preset("mini"),
         files=(Path("a"), Path("b")),
         out=Path("o"),
@@ -54,14 +56,14 @@ def test_options_are_the_fields_of_a_struct(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_values_out_of_range_are_named(option: str, why: str) -> None:
-    """By the option, with what it takes."""
+    """The error has the option and its range."""
     with pytest.raises(BadConfig, match=why):
         parse(Options, "x", ["a", "--out", "o", option])
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With its name."""
+    """The help has the command's name."""
     with pytest.raises(SystemExit) as end:
         main([command, "--help"])
     assert end.value.code == 0
@@ -69,7 +71,9 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_figures_are_tables_or_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """Single ones in one table, groups and lists in one each; differences with their intervals."""
+    """Single figures are in one table, groups and lists in one each; differences have their
+    intervals.
+    """
     gain = {"mean": 0.25, "low": -0.5, "high": 1}
     figures = {
         "rows": 1200,

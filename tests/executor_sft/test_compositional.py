@@ -1,5 +1,5 @@
-"""The compositional world: what its tests ask is not what is trained on, and gold runs can be
-carried out.
+"""The compositional world: its tests ask shapes that are not in training, and gold runs can be
+executed.
 """
 
 import itertools
@@ -38,7 +38,7 @@ def test_no_shape_is_on_both_sides() -> None:
     assert min(map(size, train)) == 1
 
 
-def test_every_relation_can_be_worded_in_training() -> None:
+def test_every_relation_has_a_wording_in_training() -> None:
     wordings = [
         (relation, (noun, form))
         for number, relations in RELATIONS.items()
@@ -61,15 +61,15 @@ def test_no_name_is_on_both_sides(worlds: dict[Side, CompositionalWorld]) -> Non
     assert not texts["train"] & texts["test"]
 
 
-def test_held_out_wordings(worlds: dict[Side, CompositionalWorld]) -> None:
-    """Training has none, each question of a test at least one."""
+def test_held_out_wordings_are_in_tests_only(worlds: dict[Side, CompositionalWorld]) -> None:
+    """Each question of a test has at least one."""
     assert worlds["train"]._phrasing.novel == 0
     assert worlds["test"]._phrasing.novel >= len(worlds["test"].questions)
 
 
 def test_a_faithful_run_finds_the_answer(worlds: dict[Side, CompositionalWorld]) -> None:
-    """Each sub-query asks about names of the question and of reports before it, and its passage
-    states what it asks.
+    """Each sub-query asks about names of the question and of earlier reports, and its passage
+    states the answer.
     """
     world = worlds["test"]
     for question in world.questions:
@@ -87,7 +87,7 @@ def test_a_faithful_run_finds_the_answer(worlds: dict[Side, CompositionalWorld])
 
 
 def test_asides_are_not_asked_but_could_be(worlds: dict[Side, CompositionalWorld]) -> None:
-    """Some questions mention a relation that is no step of theirs; its fact stands in a passage."""
+    """Some questions mention a relation that is no step of theirs; its fact is in a passage."""
     world = worlds["test"]
     steps = [len(question.sub_queries) for question in world.questions]
     assert sum(" and " in passage.title or True for passage in world.passages) > sum(steps)
@@ -95,14 +95,14 @@ def test_asides_are_not_asked_but_could_be(worlds: dict[Side, CompositionalWorld
     assert 0 < len(asides) < len(world.questions)
 
 
-def test_worlds_are_made_from_their_seeds(worlds: dict[Side, CompositionalWorld]) -> None:
-    again = CompositionalWorld(5, "test", 60, "five")
-    assert again.questions == worlds["test"].questions
-    assert again.passages == worlds["test"].passages
-    assert CompositionalWorld(6, "test", 60).questions != again.questions
+def test_worlds_depend_on_their_seed_only(worlds: dict[Side, CompositionalWorld]) -> None:
+    repeated = CompositionalWorld(5, "test", 60, "five")
+    assert repeated.questions == worlds["test"].questions
+    assert repeated.passages == worlds["test"].passages
+    assert CompositionalWorld(6, "test", 60).questions != repeated.questions
 
 
-def test_conversations_are_what_the_gateway_reads(system: RolePrompts) -> None:
+def test_conversations_are_read_by_the_gateway(system: RolePrompts) -> None:
     for dialogue in itertools.islice(conversations("compositional", system, 77, passages=3), 60):
         for turn in dialogue:
             if turn.kind in ("delegate", "stop"):
@@ -123,8 +123,10 @@ def test_the_gold_passage_is_shown_first(
         assert evidence in first
 
 
-def test_the_benchmarks_can_read_it(worlds: dict[Side, CompositionalWorld], tmp_path: Path) -> None:
-    """Questions are read, with supporting passages of the corpus."""
+def test_the_benchmarks_can_read_the_world(
+    worlds: dict[Side, CompositionalWorld], tmp_path: Path
+) -> None:
+    """Steps refer to the steps that found their names."""
     world = worlds["test"]
     write_corpus(tmp_path, world.passages, questions=world.questions)
     ids = {json.loads(line)["id"] for line in (tmp_path / "corpus.jsonl").read_text().splitlines()}

@@ -1,6 +1,4 @@
-"""A data set holds what an engine reads and writes, a row for each turn that is worth learning,
-or it is not made.
-"""
+"""A data set has the tokens that an engine reads and writes, with a row for each turn to learn."""
 
 import asyncio
 import shutil
@@ -52,8 +50,8 @@ QWEN3 = """\
 {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif -%}
 {%- endif -%}
 """
-"""As Qwen3's: thinking of earlier turns is dropped, and switched off by an empty block in the
-prompt.
+"""Template like Qwen3's: thinking of earlier turns is dropped, and an empty block in the prompt
+switches it off.
 """
 
 
@@ -84,7 +82,7 @@ def text(ids: tuple[int, ...]) -> str:
 
 
 def test_a_turn_ends_where_the_engine_stops() -> None:
-    """The text of the turn, and the template's end of turn."""
+    """Its text and the template's end of turn are learnt."""
     tokens = ServedTokens(MINI)
     assert (
         text(tokens.completion(Completion(search("Heat"), "stop")))
@@ -93,8 +91,8 @@ def test_a_turn_ends_where_the_engine_stops() -> None:
     assert text(tokens.prompt([Message("user", "Heat?")])) == "<|user|>Heat?<|end|><|assistant|>"
 
 
-def test_what_follows_the_last_tag_is_not_learnt() -> None:
-    """After a correction no stop string ends a turn, and serving reads no further either."""
+def test_text_after_the_last_tag_is_not_learnt() -> None:
+    """After a correction no stop string ends a turn, and service ignores the text, too."""
     written = Completion(search("Heat") + " and then some", "stop")
     assert text(ServedTokens(MINI).completion(written)) == "<search>Heat</search><|end|>"
 
@@ -118,11 +116,11 @@ def test_what_follows_the_last_tag_is_not_learnt() -> None:
         (False, Completion(f"<think>\nso\n</think>\n\n{REPORT}", "stop"), REPORT),
     ],
 )
-def test_reasoning_is_learnt_where_the_role_thinks(
+def test_reasoning_is_learnt_if_the_role_thinks(
     model: Callable[[str], Path], thinking: bool | None, output: Completion, written: str
 ) -> None:
-    """In a thinking block before the turn; where thinking is off, the prompt has closed the
-    block already.
+    """It is in a thinking block before the turn; without thinking, the prompt has closed the block
+    already.
     """
     tokens = ServedTokens(model(QWEN3), thinking=thinking)
     assert text(tokens.completion(output)) == f"{written}<|end|>"
@@ -130,17 +128,15 @@ def test_reasoning_is_learnt_where_the_role_thinks(
     assert closed == (thinking is False)
 
 
-def test_a_block_that_the_template_opens_is_not_opened_again(model: Callable[[str], Path]) -> None:
-    """As with models that always think."""
+def test_a_block_that_the_template_opens_is_not_opened_twice(model: Callable[[str], Path]) -> None:
+    """Templates of models that always think open it."""
     template = QWEN3.replace("{{ '<|assistant|>' }}", "{{ '<|assistant|><think>\n' }}")
     written = ServedTokens(model(template)).completion(Completion(REPORT, "stop", "so it is"))
     assert text(written) == f"so it is\n</think>\n\n{REPORT}<|end|>"
 
 
-def test_earlier_turns_stand_in_the_prompt_as_they_are_served(model: Callable[[str], Path]) -> None:
-    """Their thinking is dropped by serving, and so it is in the rows; one sequence could not
-    hold both.
-    """
+def test_earlier_turns_are_in_the_prompt_as_served(model: Callable[[str], Path]) -> None:
+    """Service drops their thinking, and so do the rows; a single sequence could not have both."""
     thoughts = [
         Completion(search("Heat"), "stop", "look it up"),
         Completion(REPORT, "stop", "there it is"),
@@ -158,8 +154,7 @@ def test_earlier_turns_stand_in_the_prompt_as_they_are_served(model: Callable[[s
     )
 
 
-def test_models_without_a_system_role_are_shown_it_as_they_are_served() -> None:
-    """The system prompt opens the first user turn."""
+def test_a_system_prompt_is_in_the_first_user_turn_without_a_system_role() -> None:
     opening = [Message("system", "be brief"), Message("user", "Heat?")]
     assert text(ServedTokens(MINI).prompt(opening)).startswith("<|system|>be brief")
     assert text(ServedTokens(MINI, system_role=False).prompt(opening)).startswith(
@@ -167,28 +162,28 @@ def test_models_without_a_system_role_are_shown_it_as_they_are_served() -> None:
     )
 
 
-def test_a_template_that_ends_no_turn_is_refused(model: Callable[[str], Path]) -> None:
-    """A model trained so would never stop."""
+def test_a_template_without_an_end_of_turn_is_refused(model: Callable[[str], Path]) -> None:
+    """A model trained with it would never stop."""
     endless = "{% for message in messages %}{{ message.content }}{% endfor %}"
     with pytest.raises(BadConfig, match="no engine stops"):
         ServedTokens(model(endless)).completion(Completion(REPORT, "stop"))
 
 
 def test_a_cap_on_turns_changes_no_row() -> None:
-    """The message to the executor is part of its prompts."""
+    """The message about it is part of the executor's prompts."""
     execution = executed(search("Heat"), REPORT, limits=ExecutorLimits(max_turns=2, max_searches=1))
     rows, _ = rows_of(filtered(execution), ServedTokens(MINI))
     assert "No searches are left" in text(rows[1].prompt_ids)
 
 
 def learnt(execution: Execution) -> tuple[list[str], dict[str, int]]:
-    """The turns that have a row, without their ends, and what all turns were."""
+    """Return the turns that have a row, without their ends, and all turns."""
     rows, turns = rows_of(filtered(execution), ServedTokens(MINI))
     return [text(row.completion_ids).removesuffix("<|end|>") for row in rows], dict(turns)
 
 
 def test_every_search_and_the_report_has_a_row() -> None:
-    """Numbered by trajectory and turn; each prompt begins with the one before."""
+    """Rows are numbered by trajectory and turn; each prompt begins with the previous prompt."""
     rows, turns = rows_of(filtered(executed(*TWO), executed(*ONE)), ServedTokens(MINI))
     assert [(row.trajectory, row.turn) for row in rows] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
     assert turns == {"search": 3, "report": 2}
@@ -205,16 +200,16 @@ def test_every_search_and_the_report_has_a_row() -> None:
         ([Completion("<search>Heat", "length"), *ONE], "cut off"),
     ],
 )
-def test_turns_that_went_wrong_are_not_learnt(turns: list[Completion | str], without: str) -> None:
+def test_wrong_turns_are_not_learnt(turns: list[Completion | str], without: str) -> None:
     """Such turns and their corrections are in later prompts; the later turns have rows."""
     written, counts = learnt(executed(*turns))
     assert counts[without] == 1 and counts["report"] == 1
     assert len(written) == counts.get("search", 0) + 1 and written[-1] == REPORT
 
 
-def test_a_search_that_was_not_run_or_whose_prompt_is_lost_is_not_learnt() -> None:
-    """After the last one that is allowed; or where passages gave way later, so that the trace
-    no longer has them.
+def test_searches_that_were_not_run_or_lack_their_prompt_are_not_learnt() -> None:
+    """They come after the last permitted search, or their prompt had passages that were dropped
+    later and are not in the trace.
     """
     limits = ExecutorLimits(max_turns=4, max_searches=1)
     written, counts = learnt(executed(search("Heat"), search("director"), REPORT, limits=limits))
@@ -225,7 +220,7 @@ def test_a_search_that_was_not_run_or_whose_prompt_is_lost_is_not_learnt() -> No
 
 
 def test_the_step_writes_rows_and_figures(tmp_path: Path) -> None:
-    """Rows come back as they were; figures count them and their tokens."""
+    """Rows are read back equal; figures count them and their tokens."""
     samples = filtered(executed(*TWO), executed("?", *ONE))
     file = write_lines(tmp_path / "filtered.jsonl", samples)
     assert run(["dataset", str(file), "--model", str(MINI), "--out", str(tmp_path / "data")]) == 0
@@ -322,7 +317,7 @@ def test_one_role_learns_at_a_time(tmp_path: Path) -> None:
 
 
 def refused(folder: Path, executions: list[Execution], options: list[object], why: str) -> None:
-    """No data set is made of `executions`."""
+    """Check that no data set is made of `executions`."""
     file = write_lines(folder / "filtered.jsonl", filtered(*executions))
     command = ["dataset", file, "--out", folder / "data", "--model", MINI, *options]
     with pytest.raises(BadConfig, match=why):
@@ -330,9 +325,10 @@ def refused(folder: Path, executions: list[Execution], options: list[object], wh
     assert not (folder / "data" / RESULT).exists()
 
 
-def test_the_engines_own_tokens_are_taken_where_they_are_the_same_text(tmp_path: Path) -> None:
-    """Which the tokenizer would cut otherwise; those of another model, or of another prompt,
-    are not.
+def test_the_engine_s_tokens_are_used_if_their_text_is_equal(tmp_path: Path) -> None:
+    """The tokenizer would split the text differently.
+
+    Tokens of another model or another prompt are not used.
     """
     tokens = ServedTokens(MINI)
     (first, last), _ = rows_of(filtered(executed(*ONE)), tokens)
@@ -353,8 +349,8 @@ def test_the_engines_own_tokens_are_taken_where_they_are_the_same_text(tmp_path:
         TokenIds(first.prompt_ids, letters[:-2]),
         TokenIds(first.prompt_ids[1:], letters),
     ):
-        other = Completion(search("Heat"), "stop", tokens=strange)
-        (made, _), _ = rows_of(filtered(executed(other, REPORT)), tokens)
+        completion = Completion(search("Heat"), "stop", tokens=strange)
+        (made, _), _ = rows_of(filtered(executed(completion, REPORT)), tokens)
         assert made == first
 
 
@@ -366,22 +362,20 @@ def test_the_engines_own_tokens_are_taken_where_they_are_the_same_text(tmp_path:
         ([executed(*ONE)], ["--model", "nowhere"], "nowhere: has no tokenizer"),
     ],
 )
-def test_no_data_set_is_made_of_what_cannot_be_learnt(
+def test_impossible_data_sets_are_refused(
     tmp_path: Path, executions: list[Execution], options: list[object], why: str
 ) -> None:
-    """No rows at all, and a model without a tokenizer; nothing is written."""
+    """There are no rows, or the model has no tokenizer; nothing is written."""
     refused(tmp_path, executions, options, why)
 
 
 @pytest.mark.parametrize(
-    "second",
+    "second_line",
     [msgspec.json.encode(row((1,), (2,))).replace(b"[-100,2]", b"[-100,-100]"), b'{"input_ids":['],
 )
-def test_rows_that_are_torn_or_have_nothing_to_learn_are_refused(
-    tmp_path: Path, second: bytes
-) -> None:
-    """The loss of an empty one would be nothing, in silence."""
+def test_torn_and_empty_rows_are_refused(tmp_path: Path, second_line: bytes) -> None:
+    """The loss of an empty row would be 0 without notice."""
     file = write_lines(tmp_path / RESULT, [row((1, 2), (3,))])
-    file.write_bytes(file.read_bytes() + second)
+    file.write_bytes(file.read_bytes() + second_line)
     with pytest.raises(BadConfig, match=r"rows\.jsonl:2: .*make the data set again"):
         read_rows(file)

@@ -27,14 +27,14 @@ def asked_of(world: World, count: int) -> list[str]:
     return [examiner.draw().text for _ in range(count)]
 
 
-def test_every_question_of_a_world_is_inside_its_scope(
+def test_every_question_of_a_world_is_in_its_scope(
     scope_of_world: Vocabulary, questions: list[MiniQuestion]
 ) -> None:
-    """With its gold sub-queries, which are in the same language."""
+    """Its gold sub-queries are, too; they are in the same language."""
     texts = [
         text
-        for one in questions
-        for text in (one.text, *(sub_query.text for sub_query in one.sub_queries))
+        for question in questions
+        for text in (question.text, *(sub_query.text for sub_query in question.sub_queries))
     ]
     assert not [text for text in texts if scope_of_world.outside(text)]
 
@@ -42,15 +42,15 @@ def test_every_question_of_a_world_is_inside_its_scope(
 @pytest.mark.parametrize(
     "other", [World(12, "test"), World(11, "train")], ids=["another seed", "another side"]
 )
-def test_every_question_of_another_world_is_outside(
+def test_every_question_of_another_world_is_out_of_scope(
     scope_of_world: Vocabulary, other: World
 ) -> None:
-    """Though it is asked in the same words, its names are strange."""
+    """It has the same words, but its names are unknown."""
     assert all(scope_of_world.outside(text) for text in asked_of(other, 300))
 
 
-def test_real_questions_are_outside(scope_of_world: Vocabulary) -> None:
-    """None of 500 questions of HotpotQA gets through."""
+def test_real_questions_are_out_of_scope(scope_of_world: Vocabulary) -> None:
+    """None of 500 questions of HotpotQA passes."""
     if not HOTPOTQA.is_file():
         pytest.skip(
             f"there is no {HOTPOTQA.name} of HotpotQA in a folder `shared` next to the checkout"
@@ -70,33 +70,33 @@ def test_real_questions_are_outside(scope_of_world: Vocabulary) -> None:
         ("Who is the father?", ["Who", "is", "the", "father"]),
     ],
 )
-def test_what_is_strange_is_named(
+def test_unknown_words_are_named(
     scope_of_world: Vocabulary, question: str, strange: list[str]
 ) -> None:
-    """The strange words, or all of them where nothing of the world is named."""
+    """All words are, if the question names nothing of the world."""
     assert scope_of_world.outside(question) == strange
 
 
-def test_an_exported_world_is_the_world(tmp_path: Path) -> None:
-    """Corpus, questions and scope come back from their files as they were."""
+def test_an_exported_world_is_read_back_equal(tmp_path: Path) -> None:
+    """This holds for corpus, questions and scope."""
     world = World(12, "test")
-    asked = export(world, tmp_path, 50)
+    questions = export(world, tmp_path, 50)
     written = msgspec.json.Decoder(MiniQuestion).decode_lines(
         (tmp_path / "questions.jsonl").read_bytes()
     )
 
     rows = [row for _, row in read_rows(tmp_path / "corpus.jsonl")]
     assert rows == Library(world).passages
-    assert written == asked
+    assert written == questions
     assert (tmp_path / "vocabulary.txt").read_text("utf-8") == vocabulary_of(world)
-    assert len(asked) == 50
+    assert len(questions) == 50
 
 
-def test_the_command_writes_the_demos_world(
+def test_the_command_writes_the_demo_s_world(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`rolegate sft mini-world` without a seed writes, byte for byte, what the preset `mini`
-    serves.
+    """`rolegate sft mini-world` without a seed writes, byte for byte, the files of the preset
+    `mini`.
     """
     config = load_config(preset("mini"))
 
@@ -114,8 +114,8 @@ def test_the_command_writes_the_demos_world(
         assert (tmp_path / name).read_bytes() == Path(shipped).read_bytes()
 
 
-def test_the_command_writes_over_nothing_unasked(tmp_path: Path) -> None:
-    """A config that somebody has changed stays, unless told otherwise."""
+def test_the_command_keeps_a_changed_config(tmp_path: Path) -> None:
+    """An option overwrites it."""
     (tmp_path / "rolegate.toml").write_text("mine")
     with pytest.raises(BadConfig, match="is not empty"):
         main(["mini-world", "--out", str(tmp_path)])

@@ -1,4 +1,4 @@
-"""Trajectories worth learning from are kept, and all others are counted by their reason."""
+"""Useful trajectories are kept, and all others are counted by their reason."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,11 +54,11 @@ def only(teacher: Sample, student: Sample, *capped: Sample) -> Rollout:
 
 
 def fates(teacher: Sample, *capped: Sample, student: Sample | None = None) -> list[str]:
-    """Return what becomes of a teacher's work."""
+    """Return the strata and rejections of a teacher's work."""
     samples, rejected = filtered([only(teacher, student or sample(ONE, WRONG), *capped)], {})
     if student is None:
         rejected["wrong answer"] -= 1  # the student's
-    return [one.stratum for one in samples] + list(rejected.elements())
+    return [kept.stratum for kept in samples] + list(rejected.elements())
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def fates(teacher: Sample, *capped: Sample, student: Sample | None = None) -> li
         (sample([DOWN] * 3, RIGHT), None, "an upstream failed"),
     ],
 )
-def test_the_teachers_work_is_kept_or_rejected_for_one_reason(
+def test_the_teacher_s_work_is_kept_or_rejected_for_one_reason(
     teacher: Sample, capped: Sample | None, fate: str
 ) -> None:
-    """A second search is learnt where the answer needs it, and only right answers are."""
+    """A second search is learnt if the answer needs it, and only right answers are learnt."""
     assert fates(teacher, *([capped] if capped else [])) == [fate]
 
 
@@ -122,15 +122,15 @@ def test_the_teachers_work_is_kept_or_rejected_for_one_reason(
     ],
 )
 def test_right_work_in_any_script_is_kept(text: str, point: str, answer: str, fate: str) -> None:
-    """Its evidence is found in scripts without spaces, and in other writings of the same words."""
-    found = SearchRecord("?", (Passage("1", "?", text), DIRECTORS))
-    work = Execution("Who?", Report(answer, (point,)), "reported", (found,), Conversation(()))
+    """Its evidence is found in scripts without spaces, and in other forms of the same words."""
+    record = SearchRecord("?", (Passage("1", "?", text), DIRECTORS))
+    work = Execution("Who?", Report(answer, (point,)), "reported", (record,), Conversation(()))
     assert fates(Sample(work, answer, RIGHT)) == [fate]
 
 
-def test_a_second_search_is_needed_where_no_try_without_it_finds_the_answer() -> None:
-    """One that does so suffices, of any number; one that guesses does not, nor one that an
-    endpoint failed.
+def test_a_second_search_is_unnecessary_if_any_try_without_it_succeeds() -> None:
+    """One of any number of tries is enough; a guess is not, and neither is a failure of an
+    endpoint.
     """
     wrong = sample(ONE, WRONG)
     guessed = sample(GUESS, RIGHT)
@@ -144,15 +144,17 @@ def test_a_second_search_is_needed_where_no_try_without_it_finds_the_answer() ->
 
 def test_the_second_search_finds_the_evidence_of_the_answer() -> None:
     """An answer that the first search's evidence supports needs no second search."""
-    made = "A director makes films."
-    both = (search("director"), search("Heat"))
+    point = "A director makes films."
+    two_searches = (search("director"), search("Heat"))
     for answer, points, fate in (
-        ("Michael Mann", (made, FOUND), "teacher_multi"),
-        ("yes", (made, FOUND), "teacher_multi"),
-        ("films", (made, FOUND), "evidence found by the first search"),
-        ("yes", (made,), "evidence found by the first search"),
+        ("Michael Mann", (point, FOUND), "teacher_multi"),
+        ("yes", (point, FOUND), "teacher_multi"),
+        ("films", (point, FOUND), "evidence found by the first search"),
+        ("yes", (point,), "evidence found by the first search"),
     ):
-        assert fates(sample((*both, report(answer, *points)), RIGHT), sample(ONE, WRONG)) == [fate]
+        assert fates(
+            sample((*two_searches, report(answer, *points)), RIGHT), sample(ONE, WRONG)
+        ) == [fate]
 
 
 FOUND = "Heat is a film by Michael Mann."
@@ -173,7 +175,7 @@ FOUND = "Heat is a film by Michael Mann."
         (report("Mich", FOUND), "answer not in its evidence"),
     ],
 )
-def test_a_report_stands_on_its_evidence(written: str, flaw: str | None) -> None:
+def test_a_report_is_supported_by_its_evidence(written: str, flaw: str | None) -> None:
     """Its points are in passages, and its answer is in its points; the final answer does not
     matter.
     """
@@ -181,14 +183,14 @@ def test_a_report_stands_on_its_evidence(written: str, flaw: str | None) -> None
     assert flaw_of(executed(search("Heat"), written)) == flaw
 
 
-def test_where_teacher_and_student_disagree_the_one_that_stands_is_kept() -> None:
-    """Where both stand, neither is: nobody knows which is wrong, though both lead to the right
-    answer.
+def test_of_two_disagreeing_reports_the_supported_one_is_kept() -> None:
+    """If both are supported, neither is kept: both lead to the right answer, and which of them is
+    wrong is unknown.
     """
     teacher = sample(ONE, RIGHT)
     vague = sample((search("Heat"), report("Mann", FOUND)), RIGHT)
     other, guessed = (
-        sample((search("Heat"), report(said, FOUND)), RIGHT) for said in ("Heat", "Pacino")
+        sample((search("Heat"), report(answer, FOUND)), RIGHT) for answer in ("Heat", "Pacino")
     )
     assert fates(teacher, student=vague) == ["student_single", "teacher_single"]
     assert fates(teacher, student=guessed) == ["teacher_single", "answer not in its evidence"]
@@ -204,26 +206,26 @@ def test_where_teacher_and_student_disagree_the_one_that_stands_is_kept() -> Non
         ("Who made Heat, the film of 1995?", None),
     ],
 )
-def test_what_asks_a_held_out_question_is_not_learnt(held_out: str, reason: str | None) -> None:
-    """As its question, or on its way to the answer."""
+def test_held_out_questions_are_not_learnt(held_out: str, reason: str | None) -> None:
+    """They may be the question, or a sub-query."""
     samples, rejected = filtered([only(GOOD, GOOD)], {}, held_out=HeldOut([held_out]))
     assert (len(samples), rejected) == ((0, {reason: 2}) if reason else (2, {}))
 
 
-def test_of_the_students_own_work_single_searches_are_kept() -> None:
+def test_single_searches_of_the_student_are_kept() -> None:
     """The student learns from what it can do already; its own second search was never tested."""
     samples, rejected = filtered(
         [only(sample(ONE, WRONG), GOOD), only(sample(ONE, WRONG), sample(TWO, RIGHT))], {}
     )
-    assert [one.stratum for one in samples] == ["student_single"]
+    assert [kept.stratum for kept in samples] == ["student_single"]
     assert rejected == {"wrong answer": 2, "student searched twice": 1}
 
 
-def test_the_same_sub_query_is_kept_once_for_each_stratum() -> None:
-    """However it is spelled; teacher and student both count."""
-    again = sample(ONE, RIGHT, "who made the HEAT")
-    samples, rejected = filtered([only(GOOD, GOOD), only(again, again)], {})
-    assert [one.stratum for one in samples] == ["student_single", "teacher_single"]
+def test_equal_sub_queries_are_kept_once_per_stratum() -> None:
+    """Spelling does not matter; teacher and student both count."""
+    repeated = sample(ONE, RIGHT, "who made the HEAT")
+    samples, rejected = filtered([only(GOOD, GOOD), only(repeated, repeated)], {})
+    assert [kept.stratum for kept in samples] == ["student_single", "teacher_single"]
     assert rejected == {"duplicate sub-query": 2}
     samples, _ = filtered([only(sample(ONE, WRONG), sample(ONE, WRONG)), only(GOOD, GOOD)], {})
     assert len(samples) == 2, "a rejected one makes no other a duplicate"
@@ -333,26 +335,26 @@ def many() -> list[Rollout]:
     ]
 
 
-def test_the_mix_caps_a_stratum_by_chance_that_can_be_repeated() -> None:
+def test_the_mix_caps_a_stratum_reproducibly() -> None:
     """A seed always picks the same trajectories, in order; another seed picks others."""
     samples, rejected = filtered(many(), parse_mix("teacher_single=5,student_single=9"))
-    again, _ = filtered(many(), parse_mix("teacher_single=5"))
-    other, _ = filtered(many(), parse_mix("teacher_single=5"), seed=2)
-    places = [int(one.execution.sub_query.strip("?").split()[-1]) for one in samples]
-    assert samples == again != other
+    repeated, _ = filtered(many(), parse_mix("teacher_single=5"))
+    reseeded, _ = filtered(many(), parse_mix("teacher_single=5"), seed=2)
+    places = [int(kept.execution.sub_query.strip("?").split()[-1]) for kept in samples]
+    assert samples == repeated != reseeded
     assert len(samples) == 5 and places == sorted(places) and places != list(range(5))
     assert rejected["over the mix"] == 15
 
 
 def test_without_a_filter_every_report_is_kept() -> None:
-    """Right or wrong, needed or not, twice or not."""
+    """This includes wrong, unnecessary and repeated reports."""
     rollouts = [
         only(sample(TWO, WRONG), sample(TWO, RIGHT)),
         only(GOOD, GOOD),
         only(GOOD, sample(["?"] * 3, RIGHT)),
     ]
     samples, rejected = filtered(rollouts, {}, none=True)
-    strata = [one.stratum for one in samples]
+    strata = [kept.stratum for kept in samples]
     assert strata == [
         "student_multi",
         "teacher_multi",
@@ -363,10 +365,10 @@ def test_without_a_filter_every_report_is_kept() -> None:
     assert rejected == {"no report": 1}
 
 
-def test_kept_and_rejected_are_all_there_are(
+def test_kept_and_rejected_counts_add_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The manifest's figures add up, and the tables show them."""
+    """The manifest has the figures, and the tables show them."""
     rollouts = [*many(), only(GOOD, sample(ONE, WRONG)), only(sample(TWO, RIGHT), GOOD, GOOD)]
     rollouts += [
         rollout(
@@ -393,14 +395,14 @@ def test_kept_and_rejected_are_all_there_are(
     assert "wrong answer" in (shown := capsys.readouterr().out) and "musique" in shown
 
 
-def test_a_finished_step_is_not_done_again(tmp_path: Path) -> None:
+def test_a_finished_step_is_not_repeated(tmp_path: Path) -> None:
     """Repeating the command shows the same tables; other settings need another folder."""
     file = write_lines(tmp_path / "rollouts.jsonl", many())
     command = ["filter", str(file), "--out", str(tmp_path / "filtered")]
     run(command)
-    before = (tmp_path / "filtered" / RESULT).stat()
+    original = (tmp_path / "filtered" / RESULT).stat()
     run(command)
-    assert (tmp_path / "filtered" / RESULT).stat() == before
+    assert (tmp_path / "filtered" / RESULT).stat() == original
     with pytest.raises(BadConfig, match=r"begun with settings\.seed 1 \(now 2\)"):
         run([*command, "--seed", "2"])
 
@@ -409,7 +411,10 @@ def test_a_finished_step_is_not_done_again(tmp_path: Path) -> None:
     "damage", [lambda line: line[: len(line) // 2] + b"\n", lambda _: b'{"question": 1}\n']
 )
 def test_a_line_that_is_no_rollout_is_named(tmp_path: Path, damage: object) -> None:
-    """Torn, or of another schema: which file, which line, and what to do; nothing is written."""
+    """It is torn, or of another schema.
+
+    The error has the file, the line and what to do; nothing is written.
+    """
     line = msgspec.json.encode(only(GOOD, GOOD)) + b"\n"
     assert callable(damage)
     (tmp_path / "rollouts.jsonl").write_bytes(line + damage(line))
@@ -421,7 +426,7 @@ def test_a_line_that_is_no_rollout_is_named(tmp_path: Path, damage: object) -> N
 @pytest.mark.parametrize(
     "mix", ["all=3", "teacher_single", "teacher_single=-1", "teacher_single=many"]
 )
-def test_a_mix_that_is_none_is_refused(mix: str) -> None:
-    """It says which strata there are."""
+def test_an_unknown_stratum_in_a_mix_is_refused(mix: str) -> None:
+    """The error has the known strata."""
     with pytest.raises(BadConfig, match="teacher_multi"):
         parse_mix(mix)

@@ -31,22 +31,23 @@ def searches(dialogue: Dialogue) -> int:
 
 
 def test_an_executor_searches_once(taught: list[Dialogue], system: RolePrompts) -> None:
-    """And then it reports; where that search was not enough, that nothing was found, quoting
-    from its result.
+    """Then it reports.
+
+    If that search was not enough, it reports that nothing was found, quoting from its result.
     """
     executing = [dialogue for dialogue in taught if dialogue[0].text == system.execution]
     missed = 0
-    for _, asked, search, found, report in executing:
-        assert (asked.kind, search.kind, found.kind) == ("user", "search", "user")
+    for _, user_turn, search, result, report in executing:
+        assert (user_turn.kind, search.kind, result.kind) == ("user", "search", "user")
         assert isinstance(parse_turn(search.text), SearchTurn)
         turn = parse_turn(report.text)
         assert isinstance(turn, ReportTurn)
-        assert all(point in unescape(found.text) for point in turn.report.evidence)
+        assert all(point in unescape(result.text) for point in turn.report.evidence)
         missed += turn.report.answer == NOT_FOUND
     assert 0.2 < missed / len(executing) < 0.6
 
 
-def test_a_single_agent_searches_for_as_long_as_it_takes(
+def test_a_single_agent_searches_as_often_as_needed(
     taught: list[Dialogue], system: RolePrompts
 ) -> None:
     """It answers, and does not report."""
@@ -58,10 +59,8 @@ def test_a_single_agent_searches_for_as_long_as_it_takes(
         assert "<evidence>" not in dialogue[-1].text
 
 
-def test_every_lesson_is_of_one_of_the_two_kinds(
-    taught: list[Dialogue], system: RolePrompts
-) -> None:
-    """In the shares that the shipped student had."""
+def test_lessons_are_of_two_kinds(taught: list[Dialogue], system: RolePrompts) -> None:
+    """Their shares are those of the shipped student."""
     executing = sum(dialogue[0].text == system.execution for dialogue in taught)
     assert {dialogue[0].text for dialogue in taught} == {system.execution, system.agent}
     assert 0.3 < executing / len(taught) < 0.5
@@ -69,12 +68,12 @@ def test_every_lesson_is_of_one_of_the_two_kinds(
 
 @pytest.fixture(scope="module")
 def mixed(system: RolePrompts) -> list[Dialogue]:
-    """400 lessons, with as many passages as are served."""
+    """400 lessons, with as many passages as in service."""
     return list(itertools.islice(conversations("generalist", system, 5_000, passages=3), 400))
 
 
 def test_every_role_is_taught(mixed: list[Dialogue], system: RolePrompts) -> None:
-    """Delegator, executor with one search and with two, answerer, and single agent."""
+    """Roles are delegator, executor with one search and with two, answerer, and single agent."""
     of = {
         prompt: [dialogue for dialogue in mixed if dialogue[0].text == prompt]
         for prompt in (system.delegation, system.execution, system.answer, system.agent)
@@ -86,8 +85,10 @@ def test_every_role_is_taught(mixed: list[Dialogue], system: RolePrompts) -> Non
     assert searches == {1, 2}
 
 
-def test_nearly_all_fit_a_long_row(mixed: list[Dialogue], system: RolePrompts) -> None:
-    """A single agent's conversation holds what all its searches found."""
+def test_nearly_all_conversations_fit_a_long_row(
+    mixed: list[Dialogue], system: RolePrompts
+) -> None:
+    """A single agent's conversation has the results of all its searches."""
     tokenizer = load_tokenizer(BACKBONE)
     lengths = [len(encode(dialogue, tokenizer)[0]) for dialogue in mixed]
     assert sum(length > 1024 for length in lengths) < 0.02 * len(lengths)
@@ -96,9 +97,9 @@ def test_nearly_all_fit_a_long_row(mixed: list[Dialogue], system: RolePrompts) -
     assert batch.attention().shape == (4, 1, 1024, 1024)
 
 
-def test_most_stand_in_short_rows(mixed: list[Dialogue]) -> None:
-    """A batch has rows of one length; a long one begins with a conversation that no short one
-    holds.
+def test_most_conversations_are_in_short_rows(mixed: list[Dialogue]) -> None:
+    """A batch has rows of one length; a long row begins with a conversation that no short row can
+    hold.
     """
     tokenizer = load_tokenizer(BACKBONE)
     packed = list(itertools.islice(batches(itertools.cycle(mixed), tokenizer, (512, 1024)), 40))

@@ -1,6 +1,4 @@
-"""Which logged runs can be rolled out again: a real store, with feedback, opt-outs and
-redaction.
-"""
+"""Logged runs that can be rolled out again: a real store with feedback, opt-outs and redaction."""
 
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
@@ -34,14 +32,14 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
 
 
 def asked(run_id: str, request: str, started_at: float = 1000.0, **fields: Any) -> Run:
-    """A run whose sub-queries are like no other's."""
+    """Return a run with unique sub-queries."""
     execution = msgspec.structs.replace(EXECUTIONS[0], sub_query=f"Sub-query of {run_id}?")
     result = Trajectory(f"answer of {run_id}", "answered", (execution,), (1,))
     return run(run_id, started_at, **{"request": request, "result": result, **fields})
 
 
-async def say(database: Database, run_id: str, **said: Any) -> None:
-    await SQLArchive(database).add_feedback(Feedback(run_id, **said))
+async def say(database: Database, run_id: str, **fields: Any) -> None:
+    await SQLArchive(database).add_feedback(Feedback(run_id, **fields))
 
 
 async def selected(
@@ -54,15 +52,13 @@ async def selected(
 
 
 def counts(**numbers: int) -> dict[str, int]:
-    """Numbers as a selection has them."""
+    """Return the counts of a selection."""
     return {"over_share": 0, **numbers}
 
 
-async def test_what_feedback_tells(database: Database) -> None:
-    """Right answers; that an answer was liked makes it no right one, and the last who judged it
-    may call it wrong.
-    """
-    said: dict[str, list[dict[str, Any]]] = {
+async def test_feedback_gives_right_answers(database: Database) -> None:
+    """A good rating does not make an answer right, and the last feedback may call it wrong."""
+    feedback_by_run: dict[str, list[dict[str, Any]]] = {
         "gold": [{"right_answer": "A"}, {"right_answer": "B", "accepted": False}],
         "accepted": [{"accepted": True}],
         "score": [{"score": 0.5}],
@@ -75,11 +71,15 @@ async def test_what_feedback_tells(database: Database) -> None:
         "nothing": [],
     }
     await put(
-        database, *(asked(name, f"About {name}?", 1000.0 - at) for at, name in enumerate(said))
+        database,
+        *(
+            asked(name, f"About {name}?", 1000.0 - position)
+            for position, name in enumerate(feedback_by_run)
+        ),
     )
-    for name, feedback in said.items():
-        for each in feedback:
-            await say(database, name, **each)
+    for name, feedback in feedback_by_run.items():
+        for judgement in feedback:
+            await say(database, name, **judgement)
     selection = await selected(database)
     assert selection.questions == [
         Question("gold", "About gold?", ("A", "B"), "logged", ("answer of gold",)),
@@ -100,8 +100,9 @@ async def test_what_feedback_tells(database: Database) -> None:
 async def test_a_refusal_is_no_right_answer(
     outcome: AnswerOutcome, accepted: bool, database: Database
 ) -> None:
-    """A good rating does not make it right; nor is it a wrong answer. A right answer from feedback
-    counts.
+    """A good rating does not make it right; it is no wrong answer either.
+
+    A right answer from feedback counts.
     """
     refused = Trajectory(
         "not in the demo world" if outcome == "out_of_scope" else NOT_FOUND, outcome
@@ -118,25 +119,30 @@ async def test_a_refusal_is_no_right_answer(
     assert selection.counts == counts(read=2, right_answer_unknown=1, selected=1)
 
 
-async def test_no_tenant_s_word_stands_for_too_many(database: Database) -> None:
-    """At most a quarter of the questions rest on one tenant, the newest ones. The operator's
-    feedback belongs to no tenant, and replaces theirs. Naming a tenant lifts the limit.
+async def test_the_share_of_one_tenant_s_feedback_is_limited(database: Database) -> None:
+    """At most a quarter of the questions depend on one tenant, the newest first.
+
+    The operator's feedback belongs to no tenant, and replaces theirs. Naming a tenant lifts the
+    limit.
     """
     runs = [
-        asked(f"{tenant}{at}", f"Of {tenant}{at}?", float(at), tenant=tenant)
+        asked(f"{tenant}{position}", f"Of {tenant}{position}?", float(position), tenant=tenant)
         for tenant in "ab"
-        for at in range(9)
+        for position in range(9)
     ]
-    own = [asked(f"own{at}", f"Own {at}?", float(at), tenant="a") for at in range(6)]
-    await put(database, *runs, *own)
+    own_runs = [
+        asked(f"own{position}", f"Own {position}?", float(position), tenant="a")
+        for position in range(6)
+    ]
+    await put(database, *runs, *own_runs)
     for one in runs:
         await say(database, one.id, right_answer="zzz", tenant=one.tenant)
-    for one in own:
+    for one in own_runs:
         await say(database, one.id, right_answer="zzz", tenant="a")
         await say(database, one.id, right_answer="A")
     selection = await selected(database)
     chosen = {question.id for question in selection.questions}
-    assert chosen == {"a8", "a7", "a6", "b8", "b7", "b6", *(one.id for one in own)}
+    assert chosen == {"a8", "a7", "a6", "b8", "b7", "b6", *(run.id for run in own_runs)}
     assert {
         question.golds for question in selection.questions if question.id.startswith("own")
     } == {("A",)}
@@ -148,9 +154,7 @@ async def test_no_tenant_s_word_stands_for_too_many(database: Database) -> None:
 
 
 async def test_failures_are_included(database: Database) -> None:
-    """A naive executor's logs hold no second search, so what failed is what there is to learn
-    from.
-    """
+    """A naive executor's logs have no second search, so there is most to learn from failures."""
     await put(
         database,
         asked("failed", "F?", status="failed", error="boom", result=None),
@@ -164,8 +168,8 @@ async def test_failures_are_included(database: Database) -> None:
     assert selection.counts == counts(read=2, selected=2)
 
 
-async def test_who_is_never_read(database: Database) -> None:
-    """A tenant that has opted out, other kinds than answers, and what was stored without its
+async def test_runs_that_must_not_be_used_are_never_read(database: Database) -> None:
+    """They are of a tenant that has opted out, of other kinds than answers, or stored without their
     texts.
     """
     await put(
@@ -184,8 +188,8 @@ async def test_who_is_never_read(database: Database) -> None:
     assert selection.counts == counts(read=2, redacted=1, selected=1)
 
 
-async def test_duplicates_and_evaluation_questions(database: Database) -> None:
-    """The newest of equal questions stays. Held-out questions are counted first."""
+async def test_duplicates_and_held_out_questions_are_counted(database: Database) -> None:
+    """The newest of equal questions is kept. Held-out questions are counted first."""
     await put(
         database,
         asked("old", "Who directed the film Heat?", 1.0),
@@ -206,15 +210,14 @@ async def test_duplicates_and_evaluation_questions(database: Database) -> None:
     assert limited.counts["over_limit"] == 1
 
 
-async def test_an_unanswered_question_makes_no_other_a_duplicate(database: Database) -> None:
-    """An older run of the same question, whose right answer is known, is taken in its place."""
+async def test_an_unanswered_question_makes_no_other_run_a_duplicate(database: Database) -> None:
+    """An older run of the same question with a known right answer is used in its place."""
     await put(database, asked("old", "Who?", 1.0), asked("new", "Who?", 9.0))
     await say(database, "old", right_answer="A")
     assert [question.id for question in (await selected(database)).questions] == ["old"]
 
 
-async def test_more_runs_than_one_page(database: Database) -> None:
-    """All of them are read."""
+async def test_all_pages_of_runs_are_read(database: Database) -> None:
     await put(
         database,
         *(asked(f"r{number:03}", f"Question {number}?", float(number)) for number in range(105)),
@@ -229,8 +232,8 @@ async def test_more_runs_than_one_page(database: Database) -> None:
 @pytest.mark.parametrize(
     "strange", [msgspec.msgpack.encode({"id": "b", "request": 7}), b"x\x01cut"]
 )
-async def test_traces_that_cannot_be_read(database: Database, strange: bytes) -> None:
-    """Are counted, and the others are read; a store that does not work at all is an error."""
+async def test_unreadable_traces_are_counted(database: Database, strange: bytes) -> None:
+    """The others are read; a store that does not work is an error."""
     await put(database, asked("a", "A?"), asked("b", "B?"))
     damage = update(RUNS).where(RUNS.c.run_id == "b").values(trace=strange)
     await database.write(lambda connection: connection.execute(damage) and None)
@@ -241,10 +244,10 @@ async def test_traces_that_cannot_be_read(database: Database, strange: bytes) ->
         await selected(database)
 
 
-async def test_what_it_would_take(database: Database) -> None:
-    """By the logged runs' own tokens: teacher and student each work once, the teacher repeats some
-    of it, and the backbone and the answerer go on from other reports; unknown tokens count like the
-    others, unknown prices do not.
+async def test_costs_are_estimated_from_logged_tokens(database: Database) -> None:
+    """Teacher and student each work once, the teacher repeats some of it, and the backbone and the
+    answerer continue from other reports. Unknown tokens count like the others, unknown prices do
+    not.
     """
     calls = [
         call("a", 0, role="delegation", model="big", usage=Usage(1000, 100)),

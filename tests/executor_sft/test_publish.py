@@ -1,4 +1,4 @@
-"""A trained adapter becomes one version, if it fits the engine; a running gateway loads it."""
+"""A trained adapter becomes one version if it fits the engine; a running gateway loads it."""
 
 import asyncio
 import shutil
@@ -80,10 +80,13 @@ def trained(config: Path) -> Path:
     return folder
 
 
-def test_a_version_says_what_it_was_made_of(
+def test_a_version_has_its_origin(
     config: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Recipe, data, base and evaluation; the files are the model's alone. It says how to go on."""
+    """It has recipe, data, base and evaluation; its files are the model's alone.
+
+    The output has the next step.
+    """
     (tmp_path / "evaluation.json").write_text('{"rows": []}')
     status = run(
         [
@@ -107,7 +110,7 @@ def test_a_version_says_what_it_was_made_of(
     assert "rolegate versions register executor-000001" in capsys.readouterr().out
 
 
-def test_the_same_training_is_published_once(config: Path, trained: Path, tmp_path: Path) -> None:
+def test_a_training_is_published_once(config: Path, trained: Path, tmp_path: Path) -> None:
     """The command can be repeated; a version that was damaged since is left alone, and does not
     count.
     """
@@ -145,11 +148,11 @@ def test_the_same_training_is_published_once(config: Path, trained: Path, tmp_pa
         ("trained/manifest.json", None, r"has no manifest\.json"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_an_adapter_that_does_not_fit_is_refused(
     config: Path, trained: Path, file: str, content: str | None, why: str
 ) -> None:
-    """Another base, an engine without such adapters, weights that changed, an unfinished
-    training: nothing is made.
+    """It has another base, the engine has no such adapters, weights have changed, or the training
+    is unfinished; nothing is published.
     """
     if content is None:
         (config.parent / file).unlink()
@@ -162,12 +165,12 @@ def test_what_does_not_fit_is_refused(
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[str]:
-    """The address of a gateway that takes in what is published in `versions`."""
+    """Address of a gateway that loads the versions published in `versions`."""
 
     async def load(name: str) -> str:
         return msgspec.json.encode(verified(tmp_path / "versions" / name)).decode()
 
-    errors_only()  # its log is not what the command prints
+    errors_only()  # its log is not part of the command's output
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
     versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0, 10_000))
     await versions.ensure_base("mini-executor")
@@ -179,15 +182,18 @@ async def gateway(tmp_path: Path) -> AsyncIterator[str]:
 
 
 def taken_in(config: Path, trained: Path, address: str, evaluation: Path | None = None) -> int:
-    """Publish, and let the gateway try it."""
+    """Publish, and let the gateway try the version."""
     folder = publish(trained, load_config(config), evaluation)
     options = ConnectionOptions(address=address)
     return with_client(lambda client, _: try_version(client, folder), options)
 
 
-async def test_a_running_gateway_takes_it_in(config: Path, trained: Path, gateway: str) -> None:
-    """Registered and made the shadow; repeated, also after it was rolled back or promoted, it
-    changes nothing.
+async def test_a_running_gateway_loads_a_published_version(
+    config: Path, trained: Path, gateway: str
+) -> None:
+    """It is registered and made the shadow.
+
+    A repetition changes nothing, also after a rollback or promotion.
     """
     async with AsyncClient(gateway) as client:
         for change in (None, client.roll_back_version, client.promote_version):
@@ -203,7 +209,7 @@ async def test_a_running_gateway_takes_it_in(config: Path, trained: Path, gatewa
             )
 
 
-async def test_a_name_that_stands_for_another_version_there_is_refused(
+async def test_a_name_of_another_version_at_the_gateway_is_refused(
     config: Path, trained: Path, gateway: str, tmp_path: Path
 ) -> None:
     """A gateway identifies versions by name: another folder that restarts the numbers would mix up
@@ -217,10 +223,10 @@ async def test_a_name_that_stands_for_another_version_there_is_refused(
         await asyncio.to_thread(taken_in, config, trained, gateway, evaluation)
 
 
-async def test_a_gateway_that_is_away_loses_nothing(
+async def test_an_unreachable_gateway_loses_nothing(
     config: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The version is there; the command says what failed, and can be repeated."""
+    """The version is published; the error says what failed, and the command can be repeated."""
     assert await asyncio.to_thread(taken_in, config, trained, "127.0.0.1:1") == 1
     assert verified(tmp_path / "versions" / "executor-000001")
     assert "rolegate: " in capsys.readouterr().err

@@ -34,15 +34,15 @@ from tests.executor_sft.traces import MINI, ONE, RIGHT, rollout, sample, write_l
         ("mini", str(MINI), {"question": "Who?"}, "held_out.jsonl:1: no right answer"),
     ],
 )
-def test_nothing_is_spent_on_what_cannot_end_well(
+def test_nothing_is_spent_if_a_later_step_would_fail(
     tmp_path: Path, recipe: str, model: str, held_out: dict[str, str], why: str
 ) -> None:
-    """The recipe, the student and the held-out questions are looked at before the logged runs
-    are.
+    """The recipe, the student and the held-out questions are checked before the logged runs are
+    read.
     """
     config(tmp_path)
     (tmp_path / "held_out.jsonl").write_text(json.dumps(held_out))
-    given = [
+    options = [
         "--config",
         tmp_path / "config.toml",
         "--work",
@@ -54,14 +54,17 @@ def test_nothing_is_spent_on_what_cannot_end_well(
         run(
             [
                 "retrain",
-                *(str(each) for each in (*given, "--recipe", recipe, "--model", model, "--yes")),
+                *(
+                    str(option)
+                    for option in (*options, "--recipe", recipe, "--model", model, "--yes")
+                ),
             ]
         )
     assert not (tmp_path / "work").exists()
 
 
-def test_each_step_gets_what_the_config_says(tmp_path: Path) -> None:
-    """Rows are made as its role serves; where there is too little to learn from, it says so."""
+def test_each_step_gets_the_config_s_settings(tmp_path: Path) -> None:
+    """Rows have the form in which the role is served. Too few rows are an error."""
     served = config(
         tmp_path,
         f"[distillation.teacher]\n{ROLE}",

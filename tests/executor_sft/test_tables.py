@@ -1,4 +1,4 @@
-"""Tables, from rollouts to rows: what executors report on them is judged ask by ask."""
+"""Tables, from rollouts to rows: reports of executors are judged ask by ask."""
 
 import asyncio
 from collections import Counter
@@ -50,7 +50,7 @@ ASKED = TableRequest("the cities of Vorland", SCHEMA.columns)
 
 
 def discovery(number: int) -> Ask:
-    """As tables ask for rows."""
+    """Return the text of a discovery in tables."""
     return Ask("discover", (), discovery=number)
 
 
@@ -122,16 +122,17 @@ def reports(rows: tuple[tuple[str, ...], ...], *more: tuple[Ask, Execution]) -> 
 def test_a_report_is_judged_by_its_own_ask(
     ask: Ask, report: Execution, by_gold: str | None, without: str | None
 ) -> None:
-    """All is right and in a passage; by the right rows a cell may be empty, without them each
-    has to be stated.
+    """All its values are right and in a passage.
+
+    With the right rows, a cell may be empty; without them, each has to be stated.
     """
     assert reports(ROWS).flaw(ask, report) == by_gold
     assert reports(()).flaw(ask, report) == without
 
 
 def test_without_right_rows_reports_have_to_agree() -> None:
-    """A cell that is in conflict teaches nothing, a row under another name is the same one, and a
-    row that the right ones do not hold is judged without them.
+    """A cell in conflict teaches nothing, a row under another name is the same row, and a row
+    beyond the right rows is judged without them.
     """
     rival = executed("founder: Bo", "Annals: Krurou was founded by Bo.")
     ana = fill("krurou", "founder"), executed("Ana", KROUROU)
@@ -155,13 +156,15 @@ def test_without_right_rows_reports_have_to_agree() -> None:
 
 
 @pytest.mark.parametrize(("rows", "right"), [(ROWS, True), (ROWS[:1], False), ((), None)])
-def test_the_whole_table(rows: tuple[tuple[str, ...], ...], right: bool | None) -> None:
-    """Is right where it has the right rows and no others, in whichever form and order."""
+def test_a_table_is_right_with_exactly_the_right_rows(
+    rows: tuple[tuple[str, ...], ...], right: bool | None
+) -> None:
+    """Form and order do not matter."""
     assert reports(rows).right is right
 
 
 def question(world: World, *, known: bool = True) -> Question:
-    """All cities of a world."""
+    """Return the question for all cities of a world."""
     return Question(
         "t1",
         QUESTION,
@@ -173,25 +176,25 @@ def question(world: World, *, known: bool = True) -> Question:
 
 
 class SearchesTwice(Reader):
-    """Searches for the founder of each third city once in vain."""
+    """A model that searches for the founder of each third city once without success."""
 
     def _write(self, prompt: Prompt) -> Any:
-        asked = prompt.messages[1].content
-        if len(prompt.messages) == 2 and self._needs_two(asked):
+        user_text = prompt.messages[1].content
+        if len(prompt.messages) == 2 and self._needs_two(user_text):
             return "<search>nothing of it</search>"
-        if len(prompt.messages) == 4 and self._needs_two(asked):
-            last = "No searches are left" in prompt.messages[-1].content
-            return written("not found") if last else f"<search>{asked}</search>"
+        if len(prompt.messages) == 4 and self._needs_two(user_text):
+            no_searches_left = "No searches are left" in prompt.messages[-1].content
+            return written("not found") if no_searches_left else f"<search>{user_text}</search>"
         return super()._write(prompt)
 
-    def _needs_two(self, asked: str) -> bool:
-        return "Who" in asked and sum(map(ord, asked)) % 3 == 0
+    def _needs_two(self, user_text: str) -> bool:
+        return "Who" in user_text and sum(map(ord, user_text)) % 3 == 0
 
 
 def worker(
     world: World, teacher: ScriptedModel, student: ScriptedModel, **limits: Any
 ) -> RolloutWorker:
-    """Scripted models over a world."""
+    """Return a worker with scripted models over a world."""
 
     def role(name: RoleName, model: ScriptedModel) -> Role:
         return Role(name, model, name, Sampling(max_tokens=256), attempts=1, streams=False)
@@ -212,28 +215,30 @@ def worker(
 
 
 async def test_a_table_is_rolled_out() -> None:
-    """The teacher fills it; the student works on each ask, the teacher again with one search
-    where it made two.
+    """The teacher fills it, and the student works on each ask.
+
+    The teacher repeats asks for which it made two searches with one.
     """
     world = World(12)
-    of = question(world)
-    found = await worker(world, SearchesTwice(), Reader(invents=0.5)).roll_out(of)
-    assert isinstance(found.trajectory, TableRun)
-    assert len(found.sub_queries) == len(found.trajectory.asks) == 3 + 12 * 2
-    assert found.verdict.correct
-    for work in found.sub_queries:
+    table_question = question(world)
+    rollout = await worker(world, SearchesTwice(), Reader(invents=0.5)).roll_out(table_question)
+    assert isinstance(rollout.trajectory, TableRun)
+    assert len(rollout.sub_queries) == len(rollout.trajectory.asks) == 3 + 12 * 2
+    assert rollout.verdict.correct
+    for work in rollout.sub_queries:
         assert work.teacher.verdict.correct
         assert len(work.capped) == (2 if len(work.teacher.execution.searches) == 2 else 0)
-        assert {one.execution.sub_query for one in (work.student, *work.capped)} <= {
+        assert {worked.execution.sub_query for worked in (work.student, *work.capped)} <= {
             work.teacher.execution.sub_query
         }
         assert {
-            one.execution.conversation.messages[0].content for one in (work.teacher, work.student)
+            worked.execution.conversation.messages[0].content
+            for worked in (work.teacher, work.student)
         } == {"tables"}
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Rollout) == found
+    assert msgspec.json.decode(msgspec.json.encode(rollout), type=Rollout) == rollout
 
-    samples, rejected = filtered([found], {})
-    multi = sum(len(work.teacher.execution.searches) == 2 for work in found.sub_queries)
+    samples, rejected = filtered([rollout], {})
+    multi = sum(len(work.teacher.execution.searches) == 2 for work in rollout.sub_queries)
     strata = Counter(sample.stratum for sample in samples)
     assert (strata["teacher_multi"], strata["teacher_single"]) == (multi, 27 - multi)
     assert (
@@ -245,15 +250,15 @@ async def test_a_table_is_rolled_out() -> None:
     assert Counter(sample.ask.kind for sample in samples if sample.ask)["discover"] == 6
 
 
-async def test_of_a_table_whose_rows_nobody_knows_what_is_stated_is_learnt() -> None:
+async def test_without_known_rows_stated_values_are_learnt() -> None:
     """An invented value is in no passage, and a value that was not found may exist."""
     world = World(8, unstated=2)
-    found = await worker(world, Reader(), Reader(invents=0.5)).roll_out(
+    rollout = await worker(world, Reader(), Reader(invents=0.5)).roll_out(
         question(world, known=False)
     )
-    assert found.verdict.exact_match is None
-    known, _ = filtered([msgspec.structs.replace(found, question=question(world))], {})
-    samples, rejected = filtered([found], {})
+    assert rollout.verdict.exact_match is None
+    known, _ = filtered([msgspec.structs.replace(rollout, question=question(world))], {})
+    samples, rejected = filtered([rollout], {})
     assert [sample for sample in known if sample in samples] == samples
     assert rejected["found nothing"] >= 2
     for sample in samples:
@@ -263,64 +268,68 @@ async def test_of_a_table_whose_rows_nobody_knows_what_is_stated_is_learnt() -> 
 
 
 async def test_held_out_tables_and_asks_are_not_learnt() -> None:
-    """By the question, or by any sub-query; an equal question of an answer is no duplicate of a
-    table's.
+    """They are compared by question and by any sub-query; a question of an answer is no duplicate
+    of a table's.
     """
     world = World(4)
-    found = await worker(world, Reader(), Reader()).roll_out(question(world))
-    asked = found.sub_queries[-1].teacher.execution.sub_query
+    rollout = await worker(world, Reader(), Reader()).roll_out(question(world))
+    sub_query = rollout.sub_queries[-1].teacher.execution.sub_query
     for held_out, reason in (
         (QUESTION.upper(), "held out: same question"),
-        (asked, "held out: as a sub-query"),
+        (sub_query, "held out: as a sub-query"),
     ):
-        assert filtered([found], {}, held_out=HeldOut([held_out])) == (
+        assert filtered([rollout], {}, held_out=HeldOut([held_out])) == (
             [],
-            {reason: 2 * len(found.sub_queries)},
+            {reason: 2 * len(rollout.sub_queries)},
         )
-    samples, rejected = filtered([found, found], {})
-    assert len(samples) == rejected["duplicate sub-query"] == 2 * len(found.sub_queries)
+    samples, rejected = filtered([rollout, rollout], {})
+    assert len(samples) == rejected["duplicate sub-query"] == 2 * len(rollout.sub_queries)
 
 
-async def test_an_executor_that_failed_costs_its_own_work_alone() -> None:
-    """Teacher or student; it is no sample that anything is learnt from."""
+async def test_a_failed_executor_loses_its_own_work_only() -> None:
+    """It may be teacher or student; nothing is learnt from it."""
     world = World(12)
-    found = await worker(world, Reader(fails=0.2), Reader(seed=1, fails=0.2)).roll_out(
+    rollout = await worker(world, Reader(fails=0.2), Reader(seed=1, fails=0.2)).roll_out(
         question(world)
     )
     executions = [
-        one.execution for work in found.sub_queries for one in (work.teacher, work.student)
+        worked.execution for work in rollout.sub_queries for worked in (work.teacher, work.student)
     ]
     failed = sum(execution.failed for execution in executions)
-    samples, rejected = filtered([found], {})
+    samples, rejected = filtered([rollout], {})
     assert rejected["an upstream failed"] == failed > 2
     assert len(samples) > len(executions) / 2
     assert not any(sample.execution.failed for sample in samples)
 
 
-async def test_where_no_executor_did_its_work_nothing_is_rolled_out() -> None:
-    """Nor where an endpoint is gone, time ran out, or the delegator failed later."""
+async def test_nothing_is_rolled_out_without_any_work_of_an_executor() -> None:
+    """This also holds if an endpoint is down, time is up, or the delegator fails later."""
     world = World(4)
     for teacher, student in ((Reader(fails=1.0), Reader()), (Reader(), Reader(fails=1.0))):
         with pytest.raises(UpstreamRefused):
             await worker(world, teacher, student).roll_out(question(world))
-    gone = UpstreamUnavailable("connection refused", endpoint="http://127.0.0.1:9/v1")
+    unavailable = UpstreamUnavailable("connection refused", endpoint="http://127.0.0.1:9/v1")
     with pytest.raises(UpstreamUnavailable):
-        await worker(world, Reader(), ScriptedModel(lambda _prompt: gone)).roll_out(question(world))
+        await worker(world, Reader(), ScriptedModel(lambda _prompt: unavailable)).roll_out(
+            question(world)
+        )
     with pytest.raises(OutOfTime):
         await worker(world, Reader(), Reader(), timeout_s=1e-6).roll_out(question(world))
 
 
 @asynccontextmanager
 async def served(folder: Path, world: World) -> AsyncIterator[Path]:
-    """The file of a config whose models play these over a world."""
+    """A config whose models play these over a world."""
     models = {"backbone": lead(world), "teacher": SearchesTwice(), "student": Reader(invents=0.3)}
 
     async def play(request: web.Request) -> web.StreamResponse:
-        asked = msgspec.json.decode(await request.read(), type=ChatRequest)
-        messages = tuple(Message(message["role"], message["content"]) for message in asked.messages)
-        return await says((await models[asked.model].complete(Prompt(messages, Sampling()))).text)(
-            request
+        chat_request = msgspec.json.decode(await request.read(), type=ChatRequest)
+        messages = tuple(
+            Message(message["role"], message["content"]) for message in chat_request.messages
         )
+        return await says(
+            (await models[chat_request.model].complete(Prompt(messages, Sampling()))).text
+        )(request)
 
     roles = {"delegation": "backbone", "execution": "student", "answer": "backbone"}
     tables = {f"roles.{name}": (model, name) for name, model in roles.items()}
@@ -349,19 +358,19 @@ async def step(rolegate: Rolegate, *arguments: object) -> str:
     return ended.out + ended.err
 
 
-async def test_from_a_file_of_tables_to_rows(rolegate: Rolegate, tmp_path: Path) -> None:
-    """They are rolled out, filtered and written under the prompt for tables, in one file with
+async def test_tables_from_a_file_become_rows(rolegate: Rolegate, tmp_path: Path) -> None:
+    """They are rolled out, filtered and written with the prompt for tables, in one file with
     questions.
     """
     world = World(6)
-    asked = {
+    table_questions = {
         "id": "t1",
         "question": QUESTION,
         "columns": COLUMNS,
         "rows": world.rows(),
         "source": "cities",
     }
-    listed = write_lines(tmp_path / "questions.jsonl", [asked])
+    listed = write_lines(tmp_path / "questions.jsonl", [table_questions])
     async with served(tmp_path, world) as config:
         out = tmp_path / "out"
         await step(rolegate, "rollout", "--questions", listed, "--config", config, "--out", out)
@@ -383,28 +392,28 @@ async def test_from_a_file_of_tables_to_rows(rolegate: Rolegate, tmp_path: Path)
     samples = list(read_samples(tmp_path / "kept"))
     assert rows == rows_of(samples, ServedTokens(MINI))[0]
     assert {(row.question_id, row.stratum) for row in rows} == {
-        ("t1", one.stratum) for one in samples
+        ("t1", sample.stratum) for sample in samples
     }
     system = (FULL / "table_execution.txt").read_text("utf-8").strip()
     assert {row.messages[0]["content"] for row in rows} == {system}
     learnt = Counter(row.trajectory for row in rows)
-    assert [learnt[at] for at in range(len(samples))] == [
-        len(one.execution.searches) + 1 for one in samples
+    assert [learnt[position] for position in range(len(samples))] == [
+        len(sample.execution.searches) + 1 for sample in samples
     ]
     assert {"Who", "When", "Which"} <= {str(row.messages[1]["content"]).split()[0] for row in rows}
 
 
 @pytest.mark.parametrize("tabular", [True, False])
-def test_a_report_without_evidence_is_learnt_in_tables_alone(tabular: bool) -> None:
-    """As it is read there; elsewhere it would have been corrected."""
+def test_a_report_without_evidence_is_learnt_in_tables_only(tabular: bool) -> None:
+    """Tables read such reports; elsewhere they are corrected."""
     listed = "<answer>Krurou\nBel</answer>"
-    said = [Completion("<search>cities</search>", "stop"), Completion(listed, "stop")]
+    completions = [Completion("<search>cities</search>", "stop"), Completion(listed, "stop")]
     messages = [
         Message("user", "Which?"),
-        Message("assistant", said[0].text),
+        Message("assistant", completions[0].text),
         Message("user", "<documents></documents>"),
     ]
-    talk = Conversation((*messages, Message("assistant", listed)), tuple(said))
+    talk = Conversation((*messages, Message("assistant", listed)), tuple(completions))
     work = msgspec.structs.replace(executed("Krurou\nBel", REGISTER), conversation=talk)
     sample = FilteredSample("teacher_single", "t1", "", work, discovery(1) if tabular else None)
     assert rows_of([sample], ServedTokens(MINI))[1] == {
@@ -424,8 +433,10 @@ def test_a_report_without_evidence_is_learnt_in_tables_alone(tabular: bool) -> N
         ({}, "no right answer"),
     ],
 )
-def test_a_table_that_cannot_be_asked_for(line: dict[str, Any], why: str, tmp_path: Path) -> None:
-    """Is named with its file and line; those of other steps are questions with answers alone."""
+def test_an_impossible_table_is_named_with_file_and_line(
+    line: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    """Other steps take questions of answers only."""
     path = write_lines(tmp_path / "tables.jsonl", [{"question": QUESTION, **line}])
     with pytest.raises(BadConfig, match=rf"tables\.jsonl:1: .*{why}"):
         read_questions(path, tables=True)
@@ -435,15 +446,19 @@ def test_a_table_that_cannot_be_asked_for(line: dict[str, Any], why: str, tmp_pa
 
 
 def test_the_tables_of_a_mini_world_can_be_rolled_out(tmp_path: Path) -> None:
-    """With their columns as the lead was taught, and their gold."""
+    """They have the columns that the lead was taught, and their gold."""
     wide = WideWorld(21, "test", Knobs(), tasks=2)
     export_tables(wide, tmp_path)
     read, duplicates = read_questions(tmp_path / "questions.jsonl", tables=True)
-    assert ([one.id for one in read], duplicates) == ([task.id for task in wide.tasks], 0)
-    for one, task in zip(read, wide.tasks, strict=True):
-        assert one.table == TableRequest(task.question, task.schema.columns)
-        assert one.rows == tuple(
-            (row.mention, *(wide.gold(row, of) for of in task.relations)) for row in task.rows
+    assert ([table_question.id for table_question in read], duplicates) == (
+        [task.id for task in wide.tasks],
+        0,
+    )
+    for table_question, task in zip(read, wide.tasks, strict=True):
+        assert table_question.table == TableRequest(task.question, task.schema.columns)
+        assert table_question.rows == tuple(
+            (row.mention, *(wide.gold(row, relation) for relation in task.relations))
+            for row in task.rows
         )
 
 
@@ -452,16 +467,28 @@ async def test_logged_tables_are_rolled_out_again(rolegate: Rolegate, tmp_path: 
     left out.
     """
     world = World(4)
-    given = tuple((city, "", "") for city in world.cities[:2])
+    given_rows = tuple((city, "", "") for city in world.cities[:2])
     asks = (fill("kruaa", "founder"), fill("kruba", "founder"))
-    closed = TableRun(Schema(COLUMNS), given, asks, tuple(executed("Ana", KROUROU) for _ in asks))
-    other = msgspec.structs.replace(FILLED[0][1], sub_query="Which cities?")
-    logged = {"closed": closed, "open": TableRun(Schema(COLUMNS), (), (discovery(1),), (other,))}
+    closed = TableRun(
+        Schema(COLUMNS), given_rows, asks, tuple(executed("Ana", KROUROU) for _ in asks)
+    )
+    execution = msgspec.structs.replace(FILLED[0][1], sub_query="Which cities?")
+    logged = {
+        "closed": closed,
+        "open": TableRun(Schema(COLUMNS), (), (discovery(1),), (execution,)),
+    }
     logged["empty"] = TableRun(Schema(COLUMNS), outcome="out_of_scope")
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
     runs = [
-        run(name, float(at), kind="table", request=f"{name}: {QUESTION}", result=result, events=())
-        for at, (name, result) in enumerate(logged.items())
+        run(
+            name,
+            float(offset),
+            kind="table",
+            request=f"{name}: {QUESTION}",
+            result=result,
+            events=(),
+        )
+        for offset, (name, result) in enumerate(logged.items())
     ]
     await put(
         database, *runs, run("failed", 9.0, kind="table", result=None, status="failed", events=())
@@ -475,10 +502,10 @@ async def test_logged_tables_are_rolled_out_again(rolegate: Rolegate, tmp_path: 
     first, second = (msgspec.json.decode(line, type=Rollout) for line in lines)
     assert first.question.table == TableRequest(f"open: {QUESTION}", COLUMNS, max_rows=2000)
     assert second.question.table == TableRequest(
-        f"closed: {QUESTION}", COLUMNS, given, closed=True, max_rows=2000
+        f"closed: {QUESTION}", COLUMNS, given_rows, closed=True, max_rows=2000
     )
     assert isinstance(second.trajectory, TableRun)
     assert {ask.kind for ask in second.trajectory.asks} == {"fill"}
     await step(rolegate, "filter", tmp_path / "out", "--out", tmp_path / "kept")
-    # Which asks the same, and more
-    assert {one.question_id for one in read_samples(tmp_path / "kept")} == {"open"}
+    # which asks for the same, and for more
+    assert {sample.question_id for sample in read_samples(tmp_path / "kept")} == {"open"}

@@ -1,5 +1,5 @@
-"""Tables about a world: their gold is the world's, disturbing pages are additions, and worlds
-without them stay the same.
+"""Tables about a world: gold values follow the world's facts, disturbances are additions, and
+worlds without tables are unchanged.
 """
 
 import csv
@@ -34,7 +34,7 @@ def wide() -> WideWorld:
 
 @cache
 def worlds(**shares: float) -> list[WideWorld]:
-    """Three worlds in which nothing disturbs but what is named."""
+    """Three worlds with no disturbances but those named."""
     knobs = {name: getattr(UNDISTURBED, name) for name in Knobs.__struct_fields__} | shares
     return [WideWorld(seed, "test", Knobs(**knobs)) for seed in (1, 2, 3)]
 
@@ -43,14 +43,14 @@ def titled(wide: WideWorld, title: str) -> int:
     return sum(page.title.startswith(title) for page in wide.library.passages)
 
 
-def names_of(one: EntitySet) -> list[str]:
-    """All names in the registers of a set, repeated ones included."""
-    return [name for register in one.registers for name in one.stated[register].names]
+def names_of(entity_set: EntitySet) -> list[str]:
+    """Return all names in the registers of a set, with repetitions."""
+    return [name for register in entity_set.registers for name in entity_set.stated[register].names]
 
 
 def value(entity: Entity, relation: str) -> str:
-    found = entity.values[relation]
-    return found if isinstance(found, str) else found.mention
+    fact = entity.values[relation]
+    return fact if isinstance(fact, str) else fact.mention
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def value(entity: Entity, relation: str) -> str:
         (1, "train", "897e4ab9943d59651ef6ec0b66ba9168ee974eeb71165a556b3f17d7d222b4e4"),
     ],
 )
-def test_a_world_without_tables_is_what_it_was(
+def test_a_world_without_tables_is_unchanged(
     seed: int, side: Side, digest: str, tmp_path: Path
 ) -> None:
-    """Byte for byte: corpus, 40 questions and vocabulary, as they were before there were tables."""
+    """Corpus, 40 questions and vocabulary are byte for byte those from before tables."""
     export(World(seed, side), tmp_path, 40)
     files = b"".join(
         (tmp_path / name).read_bytes()
@@ -82,10 +82,10 @@ def test_a_world_without_tables_is_what_it_was(
         ("generalist", "d367ab38159250ec4a5a6d027ac55da001d49bc17255ca5e00afbde5222c75e4"),
     ],
 )
-def test_training_without_tables_is_what_it_was(
-    role: Role, digest: str, system: RolePrompts
-) -> None:
-    """Word for word, in the first 300 conversations; so the shipped models can be trained again."""
+def test_training_without_tables_is_unchanged(role: Role, digest: str, system: RolePrompts) -> None:
+    """The first 300 conversations are equal, word for word; so the shipped models can be trained
+    again.
+    """
     taught = hashlib.sha256()
     for dialogue in itertools.islice(conversations(role, system, 1000), 300):
         for turn in dialogue:
@@ -94,21 +94,25 @@ def test_training_without_tables_is_what_it_was(
 
 
 def test_the_same_seed_makes_the_same_tables(wide: WideWorld) -> None:
-    """Page by page and question by question; another seed makes others."""
+    """Pages and questions are equal; another seed makes other tables."""
     same = WideWorld(21, "test", Knobs())
-    other = WideWorld(22, "test", Knobs())
+    other_world = WideWorld(22, "test", Knobs())
     assert same.library.passages == wide.library.passages
     assert [(task.id, task.query) for task in same.tasks] == [
         (task.id, task.query) for task in wide.tasks
     ]
-    assert {task.question for task in other.tasks}.isdisjoint(task.question for task in wide.tasks)
+    assert {task.question for task in other_world.tasks}.isdisjoint(
+        task.question for task in wide.tasks
+    )
 
 
 def test_names_are_of_one_side(wide: WideWorld) -> None:
-    """So no name of a test world's tables is ever trained on."""
+    """No name of a test world's tables is ever trained on."""
     train = WideWorld(21, "train", Knobs())
-    for one, side in ((wide, "test"), (train, "train")):
-        rows = [row for task in one.tasks for row in task.rows if row.kind in ("city", "person")]
+    for wide_world, side in ((wide, "test"), (train, "train")):
+        rows = [
+            row for task in wide_world.tasks for row in task.rows if row.kind in ("city", "person")
+        ]
         assert {side_of(word) for row in rows for word in row.name.split()} == {side}
     assert {row.mention for task in train.tasks for row in task.rows}.isdisjoint(
         row.mention for task in wide.tasks for row in task.rows
@@ -116,8 +120,8 @@ def test_names_are_of_one_side(wide: WideWorld) -> None:
 
 
 def test_tables_are_of_three_sizes_and_all_kinds(wide: WideWorld) -> None:
-    """20 of each: about 8, 25 and 55 rows, the large ones of two sets; every kind is among the
-    rows.
+    """There are 20 of each: about 8, 25 and 55 rows, the large tables of two sets; every kind is
+    among the rows.
     """
     for size, about in (("small", 8), ("medium", 25), ("large", 55)):
         rows = [len(task.rows) for task in wide.tasks if task.size == size]
@@ -129,27 +133,27 @@ def test_tables_are_of_three_sizes_and_all_kinds(wide: WideWorld) -> None:
     assert all(len({row.mention for row in task.rows}) == len(task.rows) for task in wide.tasks)
 
 
-def test_a_set_is_whole(wide: WideWorld) -> None:
-    """Its members are exactly the entities whose facts say so: with one owner, and before the year,
-    if the set has one.
+def test_a_set_has_all_its_members(wide: WideWorld) -> None:
+    """They are exactly the entities whose facts say so: with one owner, and before the year, if the
+    set has one.
     """
-    for one in wide.sets:
-        link, *dated = one.rests_on
-        limit = int(one.noun.rpartition(" before ")[2]) if dated else 9999
-        owner = value(one.members[0], link)
-        assert owner in one.noun
+    for entity_set in wide.sets:
+        link, *dated = entity_set.rests_on
+        limit = int(entity_set.noun.rpartition(" before ")[2]) if dated else 9999
+        owner = value(entity_set.members[0], link)
+        assert owner in entity_set.noun
         meant = [
             entity.mention
             for entity in wide.world.entities
-            if entity.kind == one.kind and value(entity, link) == owner
+            if entity.kind == entity_set.kind and value(entity, link) == owner
             if not dated or int(entity.values.get(dated[0], "9999")) < limit  # type: ignore[arg-type]
         ]
-        assert [member.mention for member in one.members] == meant
+        assert [member.mention for member in entity_set.members] == meant
 
 
-def test_gold_is_the_worlds_facts(wide: WideWorld) -> None:
-    """Cell by cell; blank where, and only where, no page states it."""
-    taken = {(entity.mention, relation.name) for entity, relation in wide.unstated}
+def test_gold_follows_the_world_s_facts(wide: WideWorld) -> None:
+    """This holds for each cell; a cell is blank exactly if no page states it."""
+    unstated = {(entity.mention, relation.name) for entity, relation in wide.unstated}
     blanks = 0
     for task in wide.tasks:
         for row in task.rows:
@@ -157,7 +161,7 @@ def test_gold_is_the_worlds_facts(wide: WideWorld) -> None:
                 gold = wide.gold(row, relation)
                 blanks += not gold
                 assert gold == (
-                    "" if (row.mention, relation.name) in taken else value(row, relation.name)
+                    "" if (row.mention, relation.name) in unstated else value(row, relation.name)
                 )
     assert blanks
     for entity, relation in wide.unstated:
@@ -166,13 +170,13 @@ def test_gold_is_the_worlds_facts(wide: WideWorld) -> None:
         assert not {key} & {*wide.library.states, *wide.library.points}
 
 
-def test_reach_tells_where_a_cell_is_found(wide: WideWorld) -> None:
-    """A key in a register whose text names it, or on its own page; a value on its own page, by a
-    second search, or nowhere.
+def test_reach_is_the_place_of_a_cell(wide: WideWorld) -> None:
+    """A key is in a register whose text names it, or on its own page; a value is on its own page,
+    found by a second search, or nowhere.
     """
     kinds: Counter[str] = Counter()
     for task in wide.tasks:
-        listed = {name for one in task.sets for name in names_of(one)}
+        listed = {name for entity_set in task.sets for name in names_of(entity_set)}
         for row, (key, *cells) in zip(task.rows, wide.reach(task), strict=True):
             kinds.update([key, *cells])
             assert key == ("register" if row.mention in listed else "own_page")
@@ -185,31 +189,31 @@ def test_reach_tells_where_a_cell_is_found(wide: WideWorld) -> None:
     assert set(kinds) == {"register", "own_page", "two_searches", "unstated"}
 
 
-def test_registers_name_a_few_each_and_say_of_what(wide: WideWorld) -> None:
-    """Six at most, four to six as a rule, none twice in one; in the very words that discoveries
+def test_registers_have_few_names_and_their_subject(wide: WideWorld) -> None:
+    """They have six at most, four to six as a rule, and none twice, in the words that discoveries
     ask for.
     """
     sizes: Counter[int] = Counter()
-    for one in wide.sets:
-        for at, register in enumerate(one.registers):
+    for entity_set in wide.sets:
+        for position, register in enumerate(entity_set.registers):
             page = wide.library.by_id[register]
-            stated = one.stated[register]
-            assert page.title == f"Register {ascii_uppercase[at]} of the {one.noun}"
+            stated = entity_set.stated[register]
+            assert page.title == f"Register {ascii_uppercase[position]} of the {entity_set.noun}"
             assert stated.sentence in page.text
             assert all(name in page.text for name in stated.names)
             assert len(set(stated.names)) == len(stated.names)
             sizes[len(stated.names)] += 1
-            question = one.discoveries(0, len(one.registers))[at]
-            assert one.named_in(question, [*one.stated]) == [stated]
-        *_, beyond, _ = one.discoveries(0, len(one.registers) + 1)
-        assert one.named_in(beyond, [*one.stated]) == []
+            question = entity_set.discoveries(0, len(entity_set.registers))[position]
+            assert entity_set.named_in(question, [*entity_set.stated]) == [stated]
+        *_, beyond, _ = entity_set.discoveries(0, len(entity_set.registers) + 1)
+        assert entity_set.named_in(beyond, [*entity_set.stated]) == []
     assert max(sizes) == 6
     assert sum(sizes[size] for size in (4, 5, 6)) > 0.9 * sizes.total()
 
 
-def test_an_undisturbed_world_has_registers_and_nothing_else() -> None:
-    """All facts of the world without tables, all its pages, and registers that name all members
-    once and no other.
+def test_an_undisturbed_world_adds_registers_only() -> None:
+    """All facts and pages of the world without tables are there, and registers that name each
+    member once and no other entity.
     """
     of_hubs = [
         (World(seed, "test", hubs=5), wide) for seed, wide in zip((1, 2, 3), worlds(), strict=True)
@@ -226,63 +230,70 @@ def test_an_undisturbed_world_has_registers_and_nothing_else() -> None:
         assert (
             sorted(wide.registers, key=lambda page: page.id) == wide.library.passages[len(pages) :]
         )
-        for one in wide.sets:
-            assert Counter(names_of(one)) == Counter(member.mention for member in one.members)
+        for entity_set in wide.sets:
+            assert Counter(names_of(entity_set)) == Counter(
+                member.mention for member in entity_set.members
+            )
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3])
-def test_listed_leaves_out_its_share(share: float) -> None:
+def test_the_knob_listed_leaves_out_its_share(share: float) -> None:
     """Only members whose own page states their membership are left out."""
-    left = members = 0
+    omitted = members = 0
     for wide in worlds(listed=1 - share):
-        for one in wide.sets:
-            out = {member.mention for member in one.members} - set(names_of(one))
-            own = {
+        for entity_set in wide.sets:
+            out = {member.mention for member in entity_set.members} - set(names_of(entity_set))
+            own_pages = {
                 name
-                for page, stated in one.stated.items()
-                if page not in one.registers
+                for page, stated in entity_set.stated.items()
+                if page not in entity_set.registers
                 for name in stated.names
             }
-            assert out <= own
-            left = left + len(out)
-            members = members + len(one.members)
-    assert abs(left / members - share) < 0.03
+            assert out <= own_pages
+            omitted = omitted + len(out)
+            members = members + len(entity_set.members)
+    assert abs(omitted / members - share) < 0.03
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
-def test_stale_registers_name_one_that_does_not_belong(share: float) -> None:
+def test_stale_registers_name_an_entity_that_does_not_belong(share: float) -> None:
     """It is of the same kind, and not in the gold."""
     wrong = registers = 0
     for wide in worlds(stale=share):
         kinds = {entity.mention: entity.kind for entity in wide.world.entities}
-        for one in wide.sets:
-            strange = set(names_of(one)) - {member.mention for member in one.members}
-            assert {kinds[name] for name in strange} <= {one.kind}
+        for entity_set in wide.sets:
+            strange = set(names_of(entity_set)) - {member.mention for member in entity_set.members}
+            assert {kinds[name] for name in strange} <= {entity_set.kind}
             wrong = wrong + len(strange)
-            registers = registers + len(one.registers)
+            registers = registers + len(entity_set.registers)
     assert abs(wrong / registers - share) < 0.15 * share + 0.03
 
 
-def test_twice_names_and_states_again() -> None:
-    """In a second register, where there is a second one, and on pages of notes."""
-    again = members = notes = cells = 0
+def test_the_knob_twice_repeats_names() -> None:
+    """They are in a second register, if there is one, and on pages of notes."""
+    repeated = members = notes = cells = 0
     for wide in worlds(twice=0.3):
-        for one in wide.sets:
-            if len(one.registers) > 2:
-                again += sum(number == 2 for number in Counter(names_of(one)).values())
-                members += len(one.members)
-            assert max(Counter(names_of(one)).values()) <= 2
+        for entity_set in wide.sets:
+            if len(entity_set.registers) > 2:
+                repeated += sum(number == 2 for number in Counter(names_of(entity_set)).values())
+                members += len(entity_set.members)
+            assert max(Counter(names_of(entity_set)).values()) <= 2
         notes = notes + titled(wide, "Notes on ")
         cells = cells + plain_cells(wide)
-    assert abs(again / members - 0.3) < 0.03
+    assert abs(repeated / members - 0.3) < 0.03
     assert abs(notes / cells - 0.3) < 0.05
 
 
 def plain_cells(wide: WideWorld) -> int:
-    """Cells that their row's own page states, of all sets, each once."""
-    rows = {row.mention: row for one in wide.sets for row in one.members}
+    """Return the cells that their row's own page states, of all sets, each once."""
+    rows = {row.mention: row for entity_set in wide.sets for row in entity_set.members}
     columns = {
-        kind: {one.name for task in wide.tasks if task.columns[0] == kind for one in task.relations}
+        kind: {
+            relation.name
+            for task in wide.tasks
+            if task.columns[0] == kind
+            for relation in task.relations
+        }
         for kind in FORMS
     }
     facts = [
@@ -293,13 +304,15 @@ def plain_cells(wide: WideWorld) -> int:
     return sum(fact is not None and fact.detour is None for fact in facts)
 
 
-def test_an_old_account_differs_and_names_the_page_that_is_right() -> None:
-    """Its share of cells; that page states the gold, which the old account does not hold."""
-    old = cells = 0
+def test_an_old_account_differs_and_names_the_right_page() -> None:
+    """Its share of cells is as configured; that page states the gold, and the old account does
+    not.
+    """
+    outdated = cells = 0
     for wide in worlds(conflict=0.2):
         for page in wide.library.passages:
             if page.title.startswith("Old account of "):
-                old += 1
+                outdated += 1
                 name = page.title.removeprefix("Old account of ")
                 assert f"The corrected account is on the page {name}." in page.text
                 facts = [fact for (mention, _), fact in wide.world.facts.items() if mention == name]
@@ -307,12 +320,12 @@ def test_an_old_account_differs_and_names_the_page_that_is_right() -> None:
                     f"{fact.value}" not in page.text and fact.detour is None for fact in facts
                 )
         cells += plain_cells(wide)
-    assert abs(old / cells - 0.2) < 0.04
+    assert abs(outdated / cells - 0.2) < 0.04
 
 
-def test_unstated_takes_out_its_share() -> None:
+def test_the_knob_unstated_removes_its_share() -> None:
     """Only facts that no set or other page depends on are left out, and no more than allowed."""
-    taken = free = 0
+    removed = free = 0
     for seed, wide in zip((1, 2, 3), worlds(unstated=0.3), strict=True):
         facts = World(seed, "test", hubs=5).facts
         needed = {(fact.via, fact.relation.name) for fact in facts.values()}
@@ -325,16 +338,16 @@ def test_unstated_takes_out_its_share() -> None:
                 and not family
                 and key not in needed
             )
-        taken += len(wide.unstated)
+        removed += len(wide.unstated)
         assert all(
             (entity.mention, relation.name) not in needed for entity, relation in wide.unstated
         )
-    assert abs(taken / free - 0.3) < 0.03
+    assert abs(removed / free - 0.3) < 0.03
 
 
-def test_files_have_widesearchs_form(wide: WideWorld, tmp_path: Path) -> None:
-    """The fields of its tasks, rules of its names, gold with a byte-order mark, and the columns
-    in the last lines.
+def test_files_have_widesearch_s_form(wide: WideWorld, tmp_path: Path) -> None:
+    """They have the fields of its tasks, rules by its names, gold with a byte-order mark, and the
+    columns in the last lines.
     """
     export_tables(wide, tmp_path)
     tasks = [
@@ -350,7 +363,8 @@ def test_files_have_widesearchs_form(wide: WideWorld, tmp_path: Path) -> None:
         header, *rows = csv.reader(raw.decode("utf-8-sig").splitlines())
         assert header == task.columns
         assert rows == [
-            [row.mention, *(wide.gold(row, one) for one in task.relations)] for row in task.rows
+            [row.mention, *(wide.gold(row, relation) for relation in task.relations)]
+            for row in task.rows
         ]
         assert f"columns:\n{', '.join(header)}\n" in written["query"]
     if not WIDESEARCH.is_file():
@@ -360,8 +374,8 @@ def test_files_have_widesearchs_form(wide: WideWorld, tmp_path: Path) -> None:
     known = [json.loads(task["evaluation"])["eval_pipeline"] for task in theirs]
     shapes = {
         (*rule["preprocess"], *rule["metric"], type(rule.get("criterion")))
-        for one in known
-        for rule in one.values()
+        for relation in known
+        for rule in relation.values()
     }
     for task in tasks:
         for rule in json.loads(task["evaluation"])["eval_pipeline"].values():
@@ -369,7 +383,7 @@ def test_files_have_widesearchs_form(wide: WideWorld, tmp_path: Path) -> None:
 
 
 def test_the_command_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With a corpus that holds the registers, and a scope that holds every query."""
+    """The corpus has the registers, and the scope has every query."""
     knobs = ["--tables", "3", "--listed", "1", "--unstated", "0"]
     assert main(["mini-world", "--wide", "--seed", "12", "--out", str(tmp_path), *knobs]) == 0
     assert "a wide world of seed 12 with 9 tables" in capsys.readouterr().out

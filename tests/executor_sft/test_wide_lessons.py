@@ -1,5 +1,5 @@
-"""Lessons in tables: the lead's turns follow the table's status, lists name what their passages
-state, and all fit.
+"""Lessons in tables: the lead's turns follow the table's status, lists have the names that their
+passages state, and all fit.
 """
 
 import itertools
@@ -26,30 +26,32 @@ _DOCUMENT = re.compile(r"<title>(.*?)</title><text>(.*?)</text>")
 
 @pytest.fixture(scope="module")
 def leads(system: RolePrompts) -> list[Dialogue]:
-    """50 of each of three worlds."""
+    """50 lead conversations of each of three worlds."""
     return [
-        one for seed in (1, 2, 3) for one in itertools.islice(TableLessons(seed, system).lead(), 50)
+        dialogue
+        for seed in (1, 2, 3)
+        for dialogue in itertools.islice(TableLessons(seed, system).lead(), 50)
     ]
 
 
 @pytest.fixture(scope="module")
 def executions(system: RolePrompts) -> list[Dialogue]:
-    """100 of each of three worlds."""
+    """100 executor conversations of each of three worlds."""
     return [
-        one
+        dialogue
         for seed in (1, 2, 3)
-        for one in itertools.islice(TableLessons(seed, system).executor(True), 100)
+        for dialogue in itertools.islice(TableLessons(seed, system).executor(True), 100)
     ]
 
 
 def columns_of(dialogue: Dialogue) -> list[str]:
-    """Key first, without types."""
+    """Return the names of columns, key first, without types."""
     (columns,) = re.findall("<columns>(.*)</columns>", dialogue[1].text)
-    return [one.partition(":")[0].rstrip("*") for one in columns.split(", ")]
+    return [column.partition(":")[0].rstrip("*") for column in columns.split(", ")]
 
 
 def rows_of(dialogue: Dialogue) -> list[int]:
-    """The number of rows in each status."""
+    """Return the number of rows in each status."""
     return [int(re.findall(r'<table rows="(\d+)"', turn.text)[0]) for turn in dialogue[3::2]]
 
 
@@ -57,15 +59,16 @@ def names(report: str) -> list[str]:
     return unescape(report.removeprefix("<answer>").partition("</answer>")[0]).split("\n")
 
 
-def test_a_plan_discovers_and_words_a_question_for_each_column(leads: list[Dialogue]) -> None:
-    """But the key, which stands in it as a placeholder; questions of the set that the request
-    names.
+def test_a_plan_discovers_and_has_a_question_per_column(leads: list[Dialogue]) -> None:
+    """The key has none, and is a placeholder in the questions.
+
+    They are of the set that the request names.
     """
     for dialogue in leads:
-        key, *others = columns_of(dialogue)
+        key, *value_columns = columns_of(dialogue)
         plan = dialogue[2].text
         asks = re.findall('<ask column="([a-z ]+)">([^<]+)</ask>', plan)
-        assert [name for name, _ in asks] == others
+        assert [name for name, _ in asks] == value_columns
         assert all(text.count(f"{{{key}}}") == 1 and text.endswith("?") for _, text in asks)
         decision = parse_decision(plan, limit=20)
         assert isinstance(decision, Dispatch)
@@ -77,8 +80,10 @@ def test_a_plan_discovers_and_words_a_question_for_each_column(leads: list[Dialo
             assert noun in unescape(dialogue[1].text)
 
 
-def test_a_lead_asks_on_while_a_turn_brings_rows(leads: list[Dialogue]) -> None:
-    """For what it did not ask for yet, and without words for the columns; then it stops."""
+def test_a_lead_continues_while_a_turn_brings_rows(leads: list[Dialogue]) -> None:
+    """It asks for rows that it did not ask for yet, without questions for columns; then it
+    stops.
+    """
     lengths = set()
     for dialogue in leads:
         rows = rows_of(dialogue)
@@ -87,19 +92,19 @@ def test_a_lead_asks_on_while_a_turn_brings_rows(leads: list[Dialogue]) -> None:
         assert rows[-1] == ([0, *rows])[-2]
         assert parse_decision(dialogue[-1].text, limit=20) == Stop()
         decisions = [parse_decision(turn.text, limit=20) for turn in dialogue[2:-1:2]]
-        asked = [
+        asks = [
             question
-            for one in decisions
-            if isinstance(one, Dispatch)
-            for question in one.sub_queries
+            for decision in decisions
+            if isinstance(decision, Dispatch)
+            for question in decision.sub_queries
         ]
-        assert len(set(asked)) == len(asked)
+        assert len(set(asks)) == len(asks)
         assert not any("<ask" in turn.text for turn in dialogue[3:])
     assert len(lengths) > 1
 
 
-def test_a_status_counts_what_it_shows(leads: list[Dialogue]) -> None:
-    """At most 20 keys and 5 holes of so many rows."""
+def test_a_status_counts_its_rows(leads: list[Dialogue]) -> None:
+    """At most 20 keys and 5 holes are listed."""
     for turn in (turn for dialogue in leads for turn in dialogue[3::2]):
         counts = {name: int(count) for name, count in re.findall(r'(\w+)="(\d+)"', turn.text)}
         keys, holes = (
@@ -112,9 +117,9 @@ def test_a_status_counts_what_it_shows(leads: list[Dialogue]) -> None:
         assert counts["rows"] <= counts.get("estimate", counts["rows"])
 
 
-def test_a_list_names_what_its_passages_state(executions: list[Dialogue]) -> None:
-    """One name a line, six at most and none twice, all from the register that is asked for or from
-    pages that say that they belong; the evidence stands there word for word.
+def test_a_list_has_the_names_that_its_passages_state(executions: list[Dialogue]) -> None:
+    """It has one name a line, six at most and none twice, all from the requested register or from
+    pages that state the membership; the evidence is quoted.
     """
     lists = [
         dialogue
@@ -122,10 +127,10 @@ def test_a_list_names_what_its_passages_state(executions: list[Dialogue]) -> Non
         if dialogue[1].text.startswith("Which ") and len(dialogue) == 5
     ]
     lists = [one for one in lists if re.search(r"register [A-Z]\?$| about \d+\?$", one[1].text)]
-    found = 0
+    supported = 0
     assert len(lists) > 0.6 * len(executions)
-    for _, asked, search, shown, report in lists:
-        assert parse_turn(search.text) == SearchTurn(asked.text, 0)
+    for _, user_turn, search, shown, report in lists:
+        assert parse_turn(search.text) == SearchTurn(user_turn.text, 0)
         turn = parse_turn(report.text)
         assert isinstance(turn, ReportTurn)
         pages = [(unescape(title), unescape(text)) for title, text in _DOCUMENT.findall(shown.text)]
@@ -134,45 +139,50 @@ def test_a_list_names_what_its_passages_state(executions: list[Dialogue]) -> Non
         assert all(any(point in text for _, text in pages) for point in turn.report.evidence)
         if turn.report.answer == "not found":
             continue
-        found += 1
+        supported += 1
         listed = names(report.text)
         assert len(set(listed)) == len(listed) <= 6
-        register = re.search(r"^Which (.*) are in (register [A-Z])\?$", asked.text)
+        register = re.search(r"^Which (.*) are in (register [A-Z])\?$", user_turn.text)
         if register:
             title = f"{'R' + register[2][1:]} of the {register[1]}"
             pages = [page for page in pages if page[0] == title]
         assert all(any(name in f"{title} {text}" for title, text in pages) for name in listed)
-    assert found > 0.5 * len(lists)
+    assert supported > 0.5 * len(lists)
 
 
-def test_a_register_that_is_not_there_is_not_found(executions: list[Dialogue]) -> None:
-    """And one that is there is read."""
+def test_a_missing_register_is_not_found(executions: list[Dialogue]) -> None:
+    """An existing register is read."""
     outcomes = set()
     for dialogue in executions:
-        asked = re.search(r"^Which (.*) are in (register [A-Z])\?$", dialogue[1].text)
-        if asked:
-            shown = f"<title>{'R' + asked[2][1:]} of the {asked[1]}</title>" in dialogue[3].text
+        register_query = re.search(r"^Which (.*) are in (register [A-Z])\?$", dialogue[1].text)
+        if register_query:
+            shown = (
+                f"<title>{'R' + register_query[2][1:]} of the {register_query[1]}</title>"
+                in dialogue[3].text
+            )
             assert (names(dialogue[-1].text) == ["not found"]) == (not shown)
             outcomes.add(shown)
     assert outcomes == {True, False}
 
 
 def test_a_cell_that_no_page_states_is_not_found(executions: list[Dialogue]) -> None:
-    """Fills as without tables, some with two searches, are among them."""
+    """Fills like those without tables, some with two searches, are among them."""
     fills = [
-        one for one in executions if not re.search(r"register [A-Z]\?$| about \d+\?$", one[1].text)
+        dialogue
+        for dialogue in executions
+        if not re.search(r"register [A-Z]\?$| about \d+\?$", dialogue[1].text)
     ]
-    blank = [one for one in fills if names(one[-1].text) == ["not found"]]
+    blank = [dialogue for dialogue in fills if names(dialogue[-1].text) == ["not found"]]
     assert 0.15 < len(blank) / len(fills) < 0.6
-    assert all(len(one) == 5 for one in blank)
-    assert any(len(one) == 7 for one in fills)
+    assert all(len(dialogue) == 5 for dialogue in blank)
+    assert any(len(dialogue) == 7 for dialogue in fills)
 
 
 def test_turns_and_conversations_fit(
     leads: list[Dialogue], executions: list[Dialogue], system: RolePrompts
 ) -> None:
-    """Six names within an executor's 128 tokens, a lead's turn within 256, and all within the
-    rows of a training.
+    """Six names fit into an executor's 128 tokens, a lead's turn into 256, and all into the rows of
+    a training.
     """
     tokenizer = load_tokenizer(BACKBONE)
     longest = {"report": 0, "delegate": 0}
@@ -189,7 +199,7 @@ def test_turns_and_conversations_fit(
 
 
 def test_a_third_of_the_tokens_are_of_tables(system: RolePrompts) -> None:
-    """Where they are wanted; the others are those that a training without tables has."""
+    """This holds if tables are requested; the others are those of a training without tables."""
     tokenizer = load_tokenizer(BACKBONE)
     roles: tuple[Role, ...] = ("backbone", "executor", "student")
     for role in roles:
@@ -197,9 +207,9 @@ def test_a_third_of_the_tokens_are_of_tables(system: RolePrompts) -> None:
             itertools.islice(conversations(role, system, 1000, passages=3, tables=True), 400)
         )
         plain = list(itertools.islice(conversations(role, system, 1000, passages=3), 400))
-        others = [one for one in mixed if one in plain]
-        lengths = [(len(encode(one, tokenizer)[0]), one in plain) for one in mixed]
-        share = sum(length for length, other in lengths if not other) / sum(
+        others = [dialogue for dialogue in mixed if dialogue in plain]
+        lengths = [(len(encode(dialogue, tokenizer)[0]), dialogue in plain) for dialogue in mixed]
+        share = sum(length for length, without_table in lengths if not without_table) / sum(
             length for length, _ in lengths
         )
         assert others == plain[: len(others)]
