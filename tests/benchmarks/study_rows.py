@@ -62,10 +62,10 @@ def grid(folder: Path) -> Path:
     return written(
         folder,
         [
-            _answered(*cell, number, twice)
+            _answered(*cell, number, repetition)
             for cell in cells
             for number in range(8)
-            for twice in (0, 1)
+            for repetition in (0, 1)
         ],
     )
 
@@ -75,11 +75,11 @@ def written(
 ) -> Path:
     """Write a sweep with these rows and return its folder."""
     folder.mkdir(exist_ok=True)
-    asked = sorted({one.question_id for one in rows})
-    others = [f"not asked yet {number}" for number in range(questions - len(asked))]
+    question_ids = sorted({one.question_id for one in rows})
+    unasked = [f"not asked yet {number}" for number in range(questions - len(question_ids))]
     plan = KeptPlan(
         "Made up",
-        (*asked, *others),
+        (*question_ids, *unasked),
         rollouts,
         (*dict.fromkeys(one.cell for one in rows),),
         {**MODELS},

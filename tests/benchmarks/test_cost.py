@@ -1,4 +1,4 @@
-"""Booked and estimated cost of logged traffic; each figure was computed by hand."""
+"""Recorded and estimated cost of logged traffic; each figure is worked out by hand."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ PRICES = "[tiny]\nprompt = 0.1\ncompletion = 1.0\n[fixed]\nprompt = 2.0\ncomplet
 
 
 class Store:
-    """Store in a folder, with a file of prices."""
+    """A store in a folder, with a file of prices."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"sqlite:///{folder}/runs.db"
@@ -39,7 +39,7 @@ class Store:
         self.prices.write_text(PRICES)
 
     def put(self, *calls: Call) -> None:
-        """Store a run with these calls; without any, an empty store."""
+        """Store a run with these calls, or nothing."""
         asyncio.run(self._put(calls))
 
     async def _put(self, calls: tuple[Call, ...]) -> None:
@@ -49,7 +49,7 @@ class Store:
         await database.close()
 
     def report(self, *options: str) -> Any:
-        """The figures."""
+        """Return the figures."""
         file = self.prices.with_name("cost.json")
         status = main(["cost", "--store", self.url, *options, "--json", str(file)])
         return json.loads(file.read_bytes()) if status == 0 else None
@@ -60,10 +60,8 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-def test_as_booked(store: Store) -> None:
-    """By role and model: 10 thousandths of a dollar, half of them execution's, 1,000 tokens
-    wasted.
-    """
+def test_recorded_cost_is_summed_by_role_and_model(store: Store) -> None:
+    """It is 10 thousandths of a dollar, half of them execution's; 1,000 tokens are wasted."""
     store.put(*CALLS)
     report = store.report()
     assert (report["runs"], report["booked"]["dollars"]) == (1, pytest.approx(0.01))
@@ -73,23 +71,22 @@ def test_as_booked(store: Store) -> None:
     assert (rows["delegation"]["cached_tokens"], rows["execution"]["cached_tokens"]) == (400, None)
 
 
-def test_what_if(store: Store) -> None:
-    """Another executor: 4,000 tokens at 0.1 and 200 at 1.0 for a million instead of five
-    thousandths of a dollar. The prices that are given stand for those at which the others' calls
-    were booked.
+def test_another_executor_s_cost_is_estimated(store: Store) -> None:
+    """It has 4,000 tokens at 0.1 and 200 at 1.0 for a million instead of five thousandths of a
+    dollar. The given prices stand for those at which the other calls were recorded.
     """
     store.put(*CALLS)
-    given = ("--prices", str(store.prices), "--instead")
-    swapped = store.report(*given, "execution=tiny")
-    distilled = store.report(*given, "execution=tiny*0.5")
+    arguments = ("--prices", str(store.prices), "--instead")
+    swapped = store.report(*arguments, "execution=tiny")
+    distilled = store.report(*arguments, "execution=tiny*0.5")
     assert swapped["booked"]["dollars"] == pytest.approx(0.005 + 0.005 + 0.001)
     assert swapped["what_if"]["dollars"] == pytest.approx(0.005 + 0.0006 + 0.001)
     assert distilled["what_if"]["dollars"] == pytest.approx(0.005 + 0.0003 + 0.001)
     assert distilled["saved_share"] == pytest.approx(1 - 0.0063 / 0.011)
 
 
-def test_one_unknown_makes_the_sum_unknown(store: Store) -> None:
-    """A call without a price, and one without usage, make the sum unknown instead of lower."""
+def test_one_unknown_cost_makes_the_sum_unknown(store: Store) -> None:
+    """A call without a price, and a call without usage, make the sum unknown instead of lower."""
     uncounted = call(
         "r", 4, role="answer", model="fixed", usage=None, nano_usd=None, outcome="unavailable"
     )
@@ -121,7 +118,7 @@ def test_one_unknown_makes_the_sum_unknown(store: Store) -> None:
         (["--prices", "nowhere.toml"], "nowhere.toml: cannot be read"),
     ],
 )
-def test_refused(
+def test_impossible_options_are_refused(
     store: Store, options: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.put(*CALLS)
@@ -129,7 +126,7 @@ def test_refused(
     assert why in capsys.readouterr().err
 
 
-def test_a_store_that_is_not_there_is_not_made(
+def test_a_missing_store_is_not_created(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert store.report() is None

@@ -1,4 +1,4 @@
-"""Data sets in the forms in which they are handed out, and `rolegate bench datasets` over them."""
+"""Data sets in their published forms, and `rolegate bench datasets` over them."""
 
 import gzip
 import json
@@ -90,8 +90,8 @@ def _by_column(rows: Any) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def test_rows_as_hubs_hand_them_out(tmp_path: Path) -> None:
-    """Lists of records come as one list for each field; what is read is the same."""
+def test_rows_of_hubs_are_read(tmp_path: Path) -> None:
+    """Lists of records come as one list for each field; the entries are the same."""
     read, published = (
         [*read_entries(written(tmp_path / f"{name}.jsonl", [row]))]
         for name, row in (("hub", HUB), ("dev", HOTPOT))
@@ -106,8 +106,8 @@ def test_rows_as_hubs_hand_them_out(tmp_path: Path) -> None:
     )
 
 
-def test_fields_that_are_not_read_are_ignored(tmp_path: Path) -> None:
-    """As `prop` of PopQA's rows in the plain form."""
+def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
+    """Such a field is `prop` of PopQA's rows in the plain form."""
     row = {
         "id": "1",
         "question": "Who?",
@@ -119,9 +119,9 @@ def test_fields_that_are_not_read_are_ignored(tmp_path: Path) -> None:
     assert only(written(tmp_path / "questions.jsonl", [row])).answers == ("Ana",)
 
 
-def test_hotpotqa(tmp_path: Path) -> None:
-    """A paragraph is its sentences; both gold ones are known by what they say; other fields are
-    left alone.
+def test_hotpotqa_is_read(tmp_path: Path) -> None:
+    """A paragraph is its sentences; both gold paragraphs are known by their text; other fields are
+    ignored.
     """
     path = written(
         tmp_path / "dev_v1.json", "\ufeff" + json.dumps([HOTPOT, HOTPOT | {"_id": "5a8c"}])
@@ -152,8 +152,10 @@ def test_hotpotqa(tmp_path: Path) -> None:
     assert (wiki.dataset, wiki.split, len(wiki.supporting)) == ("2wikimultihopqa", "train", 2)
 
 
-def test_musique(tmp_path: Path) -> None:
-    """Aliases are answers, each once; supporting paragraphs are known by what they say."""
+def test_musique_is_read(tmp_path: Path) -> None:
+    """Aliases are answers, each once; each step has its passage; earlier answers are filled into
+    later steps.
+    """
     (entry,) = read_entries(
         written(tmp_path / "musique_ans_v1.0_dev.jsonl", json.dumps(MUSIQUE) + "\n\n")
     )
@@ -189,13 +191,15 @@ def test_musique(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_flat_forms(tmp_path: Path, name: str, content: str, expected: BenchmarkQuestion) -> None:
-    """Rows that do not say where they are from: the folder and the file do."""
+def test_flat_rows_are_read(
+    tmp_path: Path, name: str, content: str, expected: BenchmarkQuestion
+) -> None:
+    """Their data set is that of the folder and the file."""
     assert only(written(tmp_path / name, content)) == expected
 
 
-def test_the_mini_world(tmp_path: Path) -> None:
-    """Passages of its gold sub-queries support a question."""
+def test_the_mini_world_is_read(tmp_path: Path) -> None:
+    """Its gold sub-queries are a decomposition."""
     for question, entry in zip(
         export(World(3, "train"), tmp_path, 4), read_entries(tmp_path), strict=True
     ):
@@ -210,14 +214,13 @@ def test_the_mini_world(tmp_path: Path) -> None:
         assert read.supporting == tuple(dict.fromkeys(gold))
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """The plain form loses nothing."""
-    whole = BenchmarkQuestion("1", "Who?", ("Ana", "A."), "nq", "dev", ("p1", "p2"), "bridge")
+def test_written_entries_are_read_back_equal(tmp_path: Path) -> None:
+    complete = BenchmarkQuestion("1", "Who?", ("Ana", "A."), "nq", "dev", ("p1", "p2"), "bridge")
     lines = msgspec.json.Encoder().encode_lines(
-        [whole, BenchmarkQuestion("2", "Who?", ("Bo",), "nq", "dev")]
+        [complete, BenchmarkQuestion("2", "Who?", ("Bo",), "nq", "dev")]
     )
     first, second = read_entries(written(tmp_path / "questions.jsonl", lines).parent)
-    assert (first.question, second.question.answers) == (whole, ("Bo",))
+    assert (first.question, second.question.answers) == (complete, ("Bo",))
 
 
 GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
@@ -273,17 +276,17 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, name: str, content: str | bytes, why: str) -> None:
-    """With the file and the line, or the number of the item."""
+    """The error has the file and the line, or the number of the item."""
     with pytest.raises(BadCorpus, match=why):
         list(read_entries(written(tmp_path / name, content)))
 
 
-def test_rows_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
-    """The first ones are there long before the damage further on is met; the form that was
-    tried is said.
+def test_rows_are_read_lazily(tmp_path: Path) -> None:
+    """The first rows are yielded before damage further on is found; the error has the form that was
+    tried.
     """
-    many: list[Any] = [HOTPOT] * 500
-    entries = read_entries(written(tmp_path / "q.json", json.dumps(many)[:-2]))
+    rows: list[Any] = [HOTPOT] * 500
+    entries = read_entries(written(tmp_path / "q.json", json.dumps(rows)[:-2]))
     assert [next(entries).where for _ in range(3)][-1].endswith("item 3")
     with pytest.raises(BadCorpus, match="after item 499"):
         list(entries)
@@ -301,8 +304,8 @@ def test_rows_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
         ("train-train.jsonl", "train"),
     ],
 )
-def test_a_split_is_told_by_the_start_of_a_word(tmp_path: Path, name: str, split: str) -> None:
-    """The split is read from the file's name; with several splits or none it is `test`."""
+def test_a_split_is_recognised_in_the_file_s_name(tmp_path: Path, name: str, split: str) -> None:
+    """It is at the start of a word; with several splits or none it is `test`."""
     assert only(written(tmp_path / name, FLASHRAG)).split == split
 
 
@@ -316,7 +319,7 @@ def test_a_split_is_told_by_the_start_of_a_word(tmp_path: Path, name: str, split
         ("paper_splits/train_mixed3000.jsonl", {"musique": 1000, "hotpotqa": 1000, "2wiki": 1000}),
     ],
 )
-def test_public_data(file: str, rows: dict[str, int]) -> None:
+def test_public_data_is_read(file: str, rows: dict[str, int]) -> None:
     """Every row is read."""
     assert Counter(entry.question.dataset for entry in read_entries(SHARED / file)) == rows
 
@@ -342,19 +345,21 @@ def ids(path: Path) -> list[str]:
     return [entry.question.id for entry in read_entries(path)]
 
 
-def test_a_sample_is_the_same_again() -> None:
-    """The seed decides the sample; other data sets do not change it; a small one is taken whole."""
+def test_a_sample_is_reproducible() -> None:
+    """The seed decides the sample; other data sets do not change it; a small data set is taken
+    whole.
+    """
     popqa = [question(str(n), f"{n}?", "x") for n in range(50)]
-    others = [question(str(n), f"other {n}?", "x", dataset="nq") for n in range(5)]
+    other_questions = [question(str(n), f"other {n}?", "x", dataset="nq") for n in range(5)]
     drawn = sample(popqa, 10, 1)
     assert len(drawn) == 10
     assert drawn == [known for known in popqa if known in drawn]
     assert drawn == sample(popqa, 10, 1) != sample(popqa, 10, 2)
-    assert sample(others + popqa, 10, 1) == others + drawn
+    assert sample(other_questions + popqa, 10, 1) == other_questions + drawn
 
 
 def test_a_sample_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Up to N of each data set, counted by data set."""
+    """It has up to N questions of each data set, counted by data set."""
     path = written(tmp_path / "q.jsonl", numbered("a", 30) + numbered("b", 4))
     out = tmp_path / "questions.jsonl"
     figures = tmp_path / "figures.json"
@@ -362,7 +367,7 @@ def test_a_sample_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main([*argv, "--out", str(out), "--json", str(figures)]) == 0
     assert Counter(name[0] for name in ids(out)) == {"a": 10, "b": 4}
     counts = json.loads(figures.read_bytes())["counts"]
-    assert [(one["dataset"], one["read"], one["sampled"]) for one in counts] == [
+    assert [(count["dataset"], count["read"], count["sampled"]) for count in counts] == [
         ("a", 30, 10),
         ("b", 4, 4),
     ]
@@ -370,7 +375,7 @@ def test_a_sample_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_corpus_is_pooled_and_checked(tmp_path: Path) -> None:
-    """Each paragraph once; what questions name is there, and what is missing is counted."""
+    """Each paragraph is in it once, with all that questions name; missing ones are counted."""
     original = written(
         tmp_path / "hotpot_dev.json",
         json.dumps([HOTPOT, HOTPOT | {"_id": "2", "question": "Whose?"}]),
@@ -389,12 +394,12 @@ def test_a_corpus_is_pooled_and_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not SPLITS.is_dir(), reason=f"no {SPLITS}")
-def test_the_papers_questions(tmp_path: Path) -> None:
+def test_the_paper_s_questions_are_complete(tmp_path: Path) -> None:
     """They are as many as in TBSS, Table 8."""
     figures = tmp_path / "figures.json"
     assert main(["datasets", str(SPLITS / "test_all.jsonl"), "--json", str(figures)]) == 0
     read = json.loads(figures.read_bytes())
-    assert {one["dataset"]: one["read"] for one in read["counts"]} == {
+    assert {count["dataset"]: count["read"] for count in read["counts"]} == {
         "2wikimultihopqa": 1000,
         "bamboogle": 125,
         "hotpotqa": 1000,

@@ -31,10 +31,10 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_figures(held: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are written as JSON and shown as tables; a check that does not hold makes the status
-    1.
-    """
+def test_figures_are_json_and_tables(
+    held: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A failed check makes the status 1."""
 
     async def measure(options: Options) -> Figures:
         return Figures(
@@ -58,16 +58,14 @@ def test_figures(held: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     )
 
 
-def test_every_benchmark_has_its_options(capsys: pytest.CaptureFixture[str]) -> None:
-    """All that are listed can be asked for help."""
+def test_every_benchmark_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     for name in BENCHMARKS:
         with pytest.raises(SystemExit, match="0"):
             main([name, "--help"])
         assert f"rolegate bench {name}" in capsys.readouterr().out
 
 
-async def test_a_child_that_does_not_begin() -> None:
-    """It says so, with its status."""
+async def test_a_child_that_does_not_start_is_reported_with_its_status() -> None:
     with pytest.raises(RolegateError, match=r"json\.tool ended before it was ready \(code \d"):
         async with child("json.tool", "/nowhere"):
             pass

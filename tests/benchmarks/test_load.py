@@ -11,7 +11,7 @@ from rolegate.client import AsyncClient, GatewayError
 from benchmarks.load import LoadResult, ask_until, at_rate, in_flight, quantile
 
 
-async def test_so_many_at_once() -> None:
+async def test_concurrency_is_limited() -> None:
     """No more than `concurrency` items are in flight; results have the order of the items."""
     now = 0
     most = 0
@@ -28,7 +28,7 @@ async def test_so_many_at_once() -> None:
     assert most == 4
 
 
-async def test_at_a_rate() -> None:
+async def test_the_rate_does_not_depend_on_answers() -> None:
     """Slow answers do not delay later questions; the same seed gives the same pace."""
     loop = asyncio.get_running_loop()
 
@@ -43,8 +43,8 @@ async def test_at_a_rate() -> None:
     assert times[-1] - begun == pytest.approx(0.2, abs=0.15)
 
 
-def test_quantiles() -> None:
-    """Quantiles are values of the sample; without values they are 0."""
+def test_quantiles_are_values_of_the_sample() -> None:
+    """Without values they are 0."""
     assert [quantile(range(100), share) for share in (0.0, 0.5, 0.99, 1.0)] == [0, 50, 99, 99]
     assert quantile([], 0.5) == 0.0
 
@@ -71,7 +71,7 @@ class Gateway:
         ("", grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE, by the client", False),
     ],
 )
-async def test_questions_that_fail(
+async def test_failed_questions_have_the_type_of_their_error(
     reason: str, code: grpc.StatusCode, outcome: str, typed: bool
 ) -> None:
     """Errors of the gateway and the client's own deadline are typed; other errors are not."""
@@ -82,8 +82,7 @@ async def test_questions_that_fail(
     assert ended.late_s < 0
 
 
-async def test_questions_that_are_answered() -> None:
-    """The result has attempts and tokens of the answer."""
+async def test_answered_questions_have_attempts_and_tokens() -> None:
     ended = await ask_until(cast(AsyncClient, Gateway()), "Who?", 5.0)
     assert (ended.outcome, ended.run_id, ended.attempts, ended.tokens) == (
         "answered",

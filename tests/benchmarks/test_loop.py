@@ -58,7 +58,7 @@ async def asked(gateway: Gateway, *, feedback: bool = True) -> tuple[int, int, i
     return found.questions, found.right, found.failed
 
 
-async def test_every_question_once() -> None:
+async def test_every_question_is_asked_once() -> None:
     """Right answers are sent as feedback, and failed requests are counted."""
     gateway = Gateway(fails=("3",))
     assert await asked(gateway) == (9, 3, 1)
@@ -66,27 +66,27 @@ async def test_every_question_once() -> None:
     assert sorted(gateway.gold) == [str(number) for number in range(9) if number != 3]
 
 
-async def test_a_model_that_cannot_be_understood_is_wrong() -> None:
-    """Malformed output is a wrong answer, not a failed request."""
+async def test_malformed_output_is_a_wrong_answer() -> None:
+    """It is no failed request."""
     assert await asked(Gateway(fails=("3",), reason="MALFORMED_OUTPUT")) == (9, 3, 0)
 
 
-async def test_held_out_answers_are_not_told() -> None:
-    """Held-out answers are not sent as feedback, so that no training sees them."""
+async def test_held_out_answers_are_not_sent() -> None:
+    """They are not sent as feedback, so that no training sees them."""
     gateway = Gateway()
     assert await asked(gateway, feedback=False) == (9, 4, 0)
     assert gateway.gold == []
 
 
 @pytest.mark.parametrize(("decides_at", "state"), [(4, "ACTIVE"), (0, "CANARY")])
-async def test_asking_until_there_is_a_decision(
+async def test_questions_are_asked_until_there_is_a_decision(
     decides_at: int, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients ask until the gate has decided or no question is left."""
     monkeypatch.setattr("benchmarks.loop._LAST_TRIALS_S", 0.01)
     gateway = Gateway(decides_at=decides_at)
-    found, sums = await QuestionRunner(cast(AsyncClient, gateway), 2).until_decided(
+    answers, sums = await QuestionRunner(cast(AsyncClient, gateway), 2).until_decided(
         "swap", VERSION, QUESTIONS
     )
-    assert found == f"EXECUTOR_VERSION_STATE_{state}"
+    assert answers == f"EXECUTOR_VERSION_STATE_{state}"
     assert sums.questions == len(gateway.asked) <= 9

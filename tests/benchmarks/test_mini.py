@@ -17,7 +17,7 @@ from executor_sft.miniworld.world import World
 
 
 def asked(question: MiniQuestion, chance: random.Random) -> QuestionRun:
-    """Results of a question, of which some are wrong."""
+    """Return results of a question, some of them wrong."""
 
     def answer(right: str) -> str:
         return right if chance.random() < 0.7 else "wrong"
@@ -46,8 +46,8 @@ def asked(question: MiniQuestion, chance: random.Random) -> QuestionRun:
     )
 
 
-def test_figures(tmp_path: Path) -> None:
-    """Figures of fixed results are those that were recorded."""
+def test_figures_equal_the_recorded_ones(tmp_path: Path) -> None:
+    """Results are fixed."""
     chance = random.Random(7)
     questions = export(World(3, "test"), tmp_path, 60)
     figures = msgspec.to_builtins(figures_of([asked(question, chance) for question in questions]))

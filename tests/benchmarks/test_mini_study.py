@@ -15,9 +15,9 @@ from serving.config.file import load_config
 from serving.documents.source import find_sources
 
 
-def test_the_plan_can_be_read(tmp_path: Path) -> None:
-    """The plan has both sweeps, each model as single agent and with itself; no pair needs more
-    engines than may run.
+def test_the_plan_is_valid(tmp_path: Path) -> None:
+    """It has both sweeps, each model as single agent and with itself; no pair needs more engines
+    than may run.
     """
     assert tuple(LADDER) == SIZES
     for number, size in enumerate(SIZES, 1):
@@ -53,8 +53,8 @@ def test_the_plan_can_be_read(tmp_path: Path) -> None:
     assert len({question.id for question in questions}) == 6
 
 
-def test_a_compositional_study(tmp_path: Path) -> None:
-    """The large model always answers; the questions are compositional."""
+def test_the_compositional_study_has_its_questions(tmp_path: Path) -> None:
+    """The large model always answers."""
     for size in SIZES:
         (tmp_path / "models" / size).mkdir(parents=True)
         (tmp_path / "models" / size / "model.safetensors").write_bytes(bytes(2000))
@@ -66,8 +66,8 @@ def test_a_compositional_study(tmp_path: Path) -> None:
     assert len(questions_of(plan)) == 6
 
 
-def test_the_models_that_come_with_it(tmp_path: Path) -> None:
-    """Shipped models have the documented sizes and the tokenizer of the answerer."""
+def test_shipped_models_fit_the_study(tmp_path: Path) -> None:
+    """They have the documented sizes and the tokenizer of the answerer."""
     plan = read_plan(write_study(Options(work=tmp_path, worlds=(21,), questions=1)))
     sizes = [round((model.parameters or 0.0) / 1e6, 2) for model in plan.models.values()]
     assert sizes == pytest.approx([0.25, 0.5, 1.8], rel=0.1)
@@ -78,8 +78,8 @@ def test_the_models_that_come_with_it(tmp_path: Path) -> None:
         ).read_bytes()
 
 
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    """A missing model is named before anything is written."""
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
+    """Nothing has been written by then."""
     missing = re.escape(str(tmp_path / "small" / "model.safetensors"))
     with pytest.raises(BadConfig, match=f"--models: {missing}: No such file"):
         write_study(Options(work=tmp_path / "work", models=tmp_path))

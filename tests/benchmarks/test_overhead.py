@@ -1,4 +1,4 @@
-"""The benchmark of the gateway's own cost, and its bare pipelines."""
+"""The benchmark of the gateway's own cost, and its plain pipelines."""
 
 import json
 from collections.abc import AsyncIterator
@@ -32,17 +32,16 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("part", VARIANTS)
-def test_parts(part: str, tmp_path: Path) -> None:
-    """Each part measures all of its variants."""
+def test_each_part_measures_all_its_variants(part: str, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    few = "--rounds=2 --questions=5 --token-s=0.001 --in-flight 2 8"
-    argv = ["overhead", "--parts", part, f"--folder={tmp_path}", f"--json={out}", *few.split()]
+    options = "--rounds=2 --questions=5 --token-s=0.001 --in-flight 2 8"
+    argv = ["overhead", "--parts", part, f"--folder={tmp_path}", f"--json={out}", *options.split()]
     assert main(argv) == 0
     figures = json.loads(out.read_bytes())
     assert {row["variant"] for row in figures["variants"]} == {
         f"{part}: {name}" for name in VARIANTS[part]
     }
-    # Differences may be nothing, or noise
+    # Differences may be 0, or noise
     least = {"paced: store": -1e9, "load: memory": 0.0}
     assert all(
         least.get(row["variant"], 1e-9) <= row["p50"] <= row["p99"] for row in figures["variants"]
@@ -60,7 +59,7 @@ class Seen:
         self._write = writes(at_once)
 
     async def play(self, request: web.Request) -> web.StreamResponse:
-        """Answer, and keep body and connection."""
+        """Answer, and record body and connection."""
         body = await request.json()
         self.bodies.append(
             {name: value for name, value in body.items() if name != "structured_outputs"}
@@ -84,20 +83,20 @@ async def asked_at(opened: AbstractAsyncContextManager[Child]) -> AnswerResponse
 
 
 @pytest.mark.parametrize("name", ["P1", "P2"])
-async def test_pipelines_ask_what_the_gateway_asks(
+async def test_pipelines_make_the_gateway_s_calls(
     name: str, seen: tuple[Seen, str, str], tmp_path: Path
 ) -> None:
-    """Pipelines make the same eight calls, over one connection, and give the same answer."""
+    """They make the same eight calls, over one connection, and give the same answer."""
     models, base_url, address = seen
     expected = await asked_at(gateway(canned_config(tmp_path / "config", [base_url], address)))
-    asked = models.bodies
+    bodies = models.bodies
     models.bodies = []
     models.connections.clear()
     answer = await asked_at(
         child("benchmarks.pipelines.process", name, base_url, address, str(tmp_path))
     )
-    assert len(asked) == 8
-    assert models.bodies == asked
+    assert len(bodies) == 8
+    assert models.bodies == bodies
     assert len(models.connections) == 1
     assert (answer.answer, len(answer.results)) == (expected.answer, 2)
     assert [
@@ -111,21 +110,18 @@ async def test_pipelines_ask_what_the_gateway_asks(
 
 
 @pytest.mark.parametrize("name", ["P1", "P2"])
-async def test_pipelines_fail(name: str, tmp_path: Path) -> None:
-    """Pipelines raise if a model call fails."""
+async def test_pipelines_raise_if_a_model_call_fails(name: str, tmp_path: Path) -> None:
     async with played(fails(500, "no")) as (models, _), calls(name, models.base_url) as call:
         with pytest.raises((RolegateError, aiohttp.ClientError)):
             await Pipeline(call, in_process, PipelineLog(tmp_path / "log")).answer(QUESTION)
 
 
-def test_work_that_overlaps_counts_once() -> None:
-    """Overlapping calls count once."""
+def test_overlapping_calls_count_once() -> None:
     assert together_s([]) == 0.0
     assert together_s([(1.0, 4.0), (6.0, 8.0), (2.0, 3.0), (3.5, 5.0)]) == 6.0
 
 
-async def test_log(tmp_path: Path) -> None:
-    """Records are in the file in order after a sync."""
+async def test_records_are_in_the_log_in_order_after_a_sync(tmp_path: Path) -> None:
     log = PipelineLog(tmp_path / "log")
     for number in range(3):
         log.write("run", number)
@@ -133,8 +129,8 @@ async def test_log(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_bytes() == b'["run",0]\n["run",1]\n["run",2]\n'
 
 
-async def test_turns() -> None:
-    """All variants run in each round, in alternating order, after a warm-up round."""
+async def test_variants_run_in_alternating_order() -> None:
+    """All run in each round, after a warm-up round."""
     order: list[tuple[str, int]] = []
 
     def variant(name: str) -> Any:
@@ -144,17 +140,17 @@ async def test_turns() -> None:
 
         return measured
 
-    found = await in_turns({"a": variant("a"), "b": variant("b")}, 2)
+    rounds = await in_turns({"a": variant("a"), "b": variant("b")}, 2)
     assert order == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
-    assert [each.values for each in found["a"]] == [[1.0], [2.0]]
+    assert [round_.values for round_ in rounds["a"]] == [[1.0], [2.0]]
 
 
-def test_figures_with_their_spread() -> None:
-    """Both sides of a ratio use the same rounds, so that a slow round cancels out."""
+def test_ratios_compare_the_same_rounds() -> None:
+    """A slow round cancels out."""
     slow = [Round([4.0 * weather], 2.0 * weather) for weather in (1, 5, 9)]
-    found = {"slow": slow, "quick": [Round([2.0 * weather], weather) for weather in (1, 5, 9)]}
-    half = figure(Wanted("half", cpu, "quick", "slow", at_most=0.6), found)
-    assert (half.value, half.low, half.high, half.held) == (0.5, 0.5, 0.5, True)
-    alone = figure(Wanted("alone", p50, "slow", at_least=21.0), found)
+    rounds = {"slow": slow, "quick": [Round([2.0 * weather], weather) for weather in (1, 5, 9)]}
+    ratio = figure(Wanted("half", cpu, "quick", "slow", at_most=0.6), rounds)
+    assert (ratio.value, ratio.low, ratio.high, ratio.held) == (0.5, 0.5, 0.5, True)
+    alone = figure(Wanted("alone", p50, "slow", at_least=21.0), rounds)
     assert (alone.value, alone.low, alone.high, alone.held) == (20.0, 4.0, 36.0, False)
-    assert figure(Wanted("no bound", p99, "slow", "quick"), found).held
+    assert figure(Wanted("no bound", p99, "slow", "quick"), rounds).held

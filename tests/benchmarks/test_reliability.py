@@ -27,7 +27,7 @@ def failed(ones: Sequence[LoadResult], wrong: Mapping[str, Sequence[str]] = {}) 
     return [check.check for check in checks_of(ones, 0.1, wrong) if not check.held]
 
 
-def test_what_did_not_hold_is_named() -> None:
+def test_failed_checks_are_named() -> None:
     """Each fault fails one check."""
     assert failed([ended(), ended("OUT_OF_TIME")]) == []
     assert failed([ended(took_s=5.2)]) == [LATE]
@@ -62,8 +62,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any],
     return folder / "faults" / "runs.db", json.loads((folder / "out.json").read_bytes()), status
 
 
-def test_questions_through_faults_end_well(run: tuple[Path, dict[str, Any], int]) -> None:
-    """All questions end and every attempt is booked. So few questions say nothing of memory."""
+def test_questions_through_faults_end(run: tuple[Path, dict[str, Any], int]) -> None:
+    """All questions end and every attempt is recorded.
+
+    So few questions prove nothing about memory.
+    """
     _, figures, _ = run
     wrong = {check["check"] for check in figures["checks"] if not check["held"]}
     assert wrong <= {
@@ -96,7 +99,7 @@ MISCOUNTED = "completed calls are booked as upstreams counted them"
         ("UPDATE calls SET number = 99 WHERE number = 3", "no row is invented"),
     ],
 )
-def test_the_audit_tells_what_is_missing(
+def test_the_audit_reports_missing_rows(
     run: tuple[Path, dict[str, Any], int], tmp_path: Path, change: str, differs: str
 ) -> None:
     """Each removed or changed row of the store is reported."""
@@ -114,8 +117,8 @@ def test_the_audit_tells_what_is_missing(
     ones = [LoadResult("answered", True, 1.0, 5.0, *row) for row in runs]
     attempts = []
     for run_id, number, deployment, outcome, read, wrote in rows:
-        whole = outcome == "completed" and read is not None
-        counted = Counted(read, wrote) if whole else None
+        complete = outcome == "completed" and read is not None
+        counted = Counted(read, wrote) if complete else None
         attempts.append(Attempt(deployment, f"{run_id}-{number}", b"", counted))
 
     def found() -> Audit:
@@ -131,8 +134,10 @@ def test_the_audit_tells_what_is_missing(
     assert differs in failed(ones, found().wrong)
 
 
-def test_an_attempt_that_comes_twice(run: tuple[Path, dict[str, Any], int]) -> None:
-    """An upstream that got a request id twice is reported, and one without an id is not booked."""
+def test_a_repeated_attempt_is_reported(run: tuple[Path, dict[str, Any], int]) -> None:
+    """An upstream that got a request id twice is reported, and a request without an id is not
+    recorded.
+    """
     attempts = [Attempt("http://a", name) for name in ("run-1-0", "run-1-0", "")]
     engine = create_engine(f"sqlite:///{run[0]}")
     with engine.connect() as connection:
@@ -142,8 +147,8 @@ def test_an_attempt_that_comes_twice(run: tuple[Path, dict[str, Any], int]) -> N
     assert "request without an id at http://a" in wrong[UNBOOKED]
 
 
-async def test_runs_that_go_on(tmp_path: Path) -> None:
-    """A call that completed before any number of kills and is made again is reported."""
+async def test_repeated_calls_of_resumed_runs_are_reported(tmp_path: Path) -> None:
+    """They had completed before any number of kills."""
     database = await Database.open(f"sqlite:///{tmp_path}/runs.db")
     cut = stored.run(
         "run-1",
@@ -151,7 +156,7 @@ async def test_runs_that_go_on(tmp_path: Path) -> None:
         [stored.call("run-1"), stored.call("run-1", 1, outcome="interrupted")],
         status="interrupted",
     )
-    again = stored.run(
+    repeated = stored.run(
         "run-2", 2.0, [stored.call("run-2")], status="interrupted", resumed_from="run-1"
     )
     last = stored.run(
@@ -161,7 +166,7 @@ async def test_runs_that_go_on(tmp_path: Path) -> None:
         stored.run("run-4", 4.0, request="another", status="interrupted"),
         stored.run("run-5", 5.0, request="another"),
     )
-    await stored.put(database, cut, again, last, *anew)
+    await stored.put(database, cut, repeated, last, *anew)
     shown = {
         "run-1-0": b"one",
         "run-1-1": b"two",
@@ -170,11 +175,11 @@ async def test_runs_that_go_on(tmp_path: Path) -> None:
         "run-3-1": b"three",
     }
     attempts = [Attempt("http://a", name, digest) for name, digest in shown.items()]
-    found = await database.read(lambda connection: compared(connection, [], attempts))
+    differences = await database.read(lambda connection: compared(connection, [], attempts))
     await database.close()
-    assert (found.resumed, found.in_flight) == (2, 1)
-    assert found.wrong["no completed call is made again"] == ["run-3-0"]
-    assert found.wrong["who asks again goes on"] == ["run-5"]
+    assert (differences.resumed, differences.in_flight) == (2, 1)
+    assert differences.wrong["no completed call is made again"] == ["run-3-0"]
+    assert differences.wrong["who asks again goes on"] == ["run-5"]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +193,9 @@ async def test_runs_that_go_on(tmp_path: Path) -> None:
     ],
 )
 def test_kills_lose_nothing(tmp_path: Path, part: str, store: str) -> None:
-    """A repeatedly killed gateway keeps every acknowledged run and books its upstreams' counts."""
+    """A repeatedly killed gateway keeps every acknowledged run and records its upstreams'
+    counts.
+    """
     out = tmp_path / "out.json"
     options = [
         "--kills",

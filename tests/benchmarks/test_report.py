@@ -18,9 +18,9 @@ from tests.benchmarks.study_rows import grid, row, total, written
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a report of a made-up sweep."""
-    made = tmp_path_factory.mktemp("study")
-    measure(Options(results=grid(made / "results"), out=made / "report"))
-    return made
+    results = tmp_path_factory.mktemp("study")
+    measure(Options(results=grid(results / "results"), out=results / "report"))
+    return results
 
 
 def rows(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -31,8 +31,8 @@ def rows(folder: Path, name: str) -> list[dict[str, Any]]:
     return [dict(zip(tables[name]["columns"], row, strict=True)) for row in tables[name]["rows"]]
 
 
-def test_the_papers_tables(folder: Path) -> None:
-    """Each table has the models of the paper's: one role varies while the other is fixed."""
+def test_the_paper_s_tables_are_reproduced(folder: Path) -> None:
+    """Each table has the paper's models: one role varies while the other is fixed."""
     assert {path.suffix for path in (folder / "report").iterdir()} == {
         ".md",
         ".json",
@@ -48,9 +48,10 @@ def test_the_papers_tables(folder: Path) -> None:
         assert (folder / "report" / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_scores_costs_and_losses(folder: Path) -> None:
-    """8 questions twice each, of which `large + large` answers 6 and a half, with an error; 50
-    tokens of the backbone and 500 of the executor for each, at a millionth of a dollar.
+def test_scores_costs_and_losses_are_reported(folder: Path) -> None:
+    """There are 8 questions with two rollouts each, of which `large + large` answers 6 and a half,
+    with an error. Each takes 50 tokens of the backbone and 500 of the executor, at a millionth of a
+    dollar.
     """
     score = {(one["pair"], one["data set"]): one for one in rows(folder, "scores")}[
         "large + large", "all, micro"
@@ -67,10 +68,8 @@ def test_scores_costs_and_losses(folder: Path) -> None:
     assert "single_agent: small" not in lost
 
 
-def test_published_figures_stand_apart(folder: Path) -> None:
-    """No table of ours has one of them, all of them are labelled, and the page says where they
-    are from.
-    """
+def test_published_figures_are_separate(folder: Path) -> None:
+    """No table of ours has any of them, all of them are labelled, and the page has their source."""
     cells = [
         str(cell)
         for table in tables_of(read_study(folder / "results"))
@@ -89,42 +88,43 @@ def test_published_figures_stand_apart(folder: Path) -> None:
     assert "No judge was asked" not in page
 
 
-def test_the_same_rows_make_the_same_report(folder: Path, tmp_path: Path) -> None:
+def test_equal_rows_make_equal_reports(folder: Path, tmp_path: Path) -> None:
     """The order of the rows in the file does not change the report."""
-    again = grid(tmp_path / "results")
-    lines = (again / "results.jsonl").read_bytes().splitlines(keepends=True)
-    (again / "results.jsonl").write_bytes(b"".join(reversed(lines)))
-    measure(Options(results=again, out=tmp_path / "report"))
+    reordered = grid(tmp_path / "results")
+    lines = (reordered / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (reordered / "results.jsonl").write_bytes(b"".join(reversed(lines)))
+    measure(Options(results=reordered, out=tmp_path / "report"))
     for path in sorted((folder / "report").glob("*.[cm]*")):
         assert (tmp_path / "report" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def test_an_unfinished_sweep_is_called_so(tmp_path: Path) -> None:
-    """A report of it says that rows are missing; of none, there is no report, and a damaged
-    line is named.
+def test_an_unfinished_sweep_is_marked(tmp_path: Path) -> None:
+    """Its report says that rows are missing.
+
+    An empty sweep has no report, and a damaged line is named.
     """
-    made = grid(tmp_path / "results")
-    file = made / "results.jsonl"
+    results = grid(tmp_path / "results")
+    file = results / "results.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:-1]))
-    measure(Options(results=made, out=tmp_path / "report"))
+    measure(Options(results=results, out=tmp_path / "report"))
     assert "This sweep is not finished" in (tmp_path / "report" / "report.md").read_text("utf-8")
     file.write_bytes(lines[0] + lines[1][:-10])
-    assert sum(len(cell.rows) for cell in read_study(made).cells) == 1, (
+    assert sum(len(cell.rows) for cell in read_study(results).cells) == 1, (
         "the last line is still being written"
     )
     file.write_bytes(lines[0] + b"{}\n")
     with pytest.raises(BadConfig, match=r"results\.jsonl:2: .*remove this line"):
-        read_study(made)
+        read_study(results)
     file.write_bytes(b"")
     with pytest.raises(BadConfig, match="has no rows yet"):
-        read_study(made)
+        read_study(results)
     with pytest.raises(BadConfig, match=r"plan\.json: cannot be read"):
         read_study(tmp_path)
 
 
-def test_cells_are_text_and_nothing_else() -> None:
-    """A model's name cannot close a table cell; what is unknown is a dash."""
+def test_cells_are_escaped() -> None:
+    """A model's name cannot close a table cell; an unknown value is a dash."""
     table = ReportTable(
         "t", "A & B", ("a|b", "score", "n"), (("<b>|", Score(0.5, 0.01), None),), digits=1
     )
@@ -132,35 +132,38 @@ def test_cells_are_text_and_nothing_else() -> None:
 
 
 def pair(backbone: str, executor: str, **fields: object) -> QuestionResult:
-    """A row of a cell that is called as sweeps call it."""
+    """Return a row of a cell with a name as in sweeps."""
     known = {"cell": f"{backbone} + {executor}", "backbone": backbone, "executor": executor}
     return row(**known | fields)  # type: ignore[arg-type]
 
 
 def tables(folder: Path, rows: list[QuestionResult], questions: int = 1) -> dict[str, ReportTable]:
-    """The tables of these rows, by key."""
+    """Return the tables of these rows, by key."""
     return {
         table.key: table for table in tables_of(read_study(written(folder, rows, questions, 1)))
     }
 
 
-def test_a_data_set_that_a_pair_has_not_reached(tmp_path: Path) -> None:
-    """An unreached data set has a column with dashes, and the order of rows moves no score."""
+def test_an_unreached_data_set_has_dashes(tmp_path: Path) -> None:
+    """Its column is there, and the order of rows changes no score."""
     models = [("small", "small"), ("large", "small"), ("large", "large"), ("small", "large")]
     films = [pair(*both, dataset="films", accepted=False) for both in models]
     books = [pair(*both, question="b", dataset="books") for both in models[::2]]
-    found = tables(tmp_path, [*films, *books], 2)
+    report_tables = tables(tmp_path, [*films, *books], 2)
     for key in ("table-2", "table-2-2", "table-3", "table-3-2", "table-5"):
-        assert found[key].columns[-5:-3] == ("books judge", "films judge")
-        for cells in found[key].rows:
-            assert [found[key].text(cell) for cell in cells[-5:-3]] in (
+        assert report_tables[key].columns[-5:-3] == ("books judge", "films judge")
+        for cells in report_tables[key].rows:
+            assert [report_tables[key].text(cell) for cell in cells[-5:-3]] in (
                 ["–", "0.00"],
                 ["100.00", "0.00"],
             )
-    assert [found["table-3"].text(cells[1]) for cells in found["table-3"].rows] == ["–", "100.00"]
+    assert [report_tables["table-3"].text(cells[1]) for cells in report_tables["table-3"].rows] == [
+        "–",
+        "100.00",
+    ]
 
 
-def test_tokens_by_role_and_model(tmp_path: Path) -> None:
+def test_tokens_are_by_role_and_model(tmp_path: Path) -> None:
     """A role with two models, such as an executor with its fallback, has two rows."""
     spent = (
         total("execution", 900, model="own", cached_tokens=50),

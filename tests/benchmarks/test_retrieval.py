@@ -59,8 +59,8 @@ def data(tmp_path: Path) -> Path:
 def test_only_full_evidence_is_a_hit(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One of three questions has all of its evidence first, two have it among the first three,
-    one never.
+    """For one of three questions all evidence comes first, for two it is among the first three, for
+    one it never is.
     """
     out = tmp_path / "out" / "figures.json"
 
@@ -68,15 +68,15 @@ def test_only_full_evidence_is_a_hit(
 
     figures = json.loads(out.read_bytes())
     assert (figures["passages"], figures["questions"]) == (3, 3)
-    assert [one["ranking"] for one in figures["scores"]] == ["dense", "lexical", "fused"]
-    for found in figures["scores"]:
-        assert found["hit"] == pytest.approx({"1": 1 / 3, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
-        assert found["recall"] == pytest.approx({"1": 1 / 2, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
+    assert [score["ranking"] for score in figures["scores"]] == ["dense", "lexical", "fused"]
+    for score in figures["scores"]:
+        assert score["hit"] == pytest.approx({"1": 1 / 3, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
+        assert score["recall"] == pytest.approx({"1": 1 / 2, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
     assert figures["passages_per_s"] > 0
     assert "0.6667" in capsys.readouterr().out
 
 
-def test_a_kept_index_is_used_again(data: Path, tmp_path: Path) -> None:
+def test_an_existing_index_is_reused(data: Path, tmp_path: Path) -> None:
     """The second run embeds nothing; with another corpus the index is brought up to date."""
     out = tmp_path / "figures.json"
     index = tmp_path / "index"
@@ -101,7 +101,7 @@ def test_a_bad_question_is_refused_with_its_line(data: Path) -> None:
 @pytest.mark.skipif(
     not HOTPOTQA.is_dir(), reason="no HotpotQA sample at ../shared/data/hotpotqa_dev500"
 )
-def test_bm25_on_hotpotqa_finds_what_it_is_known_to_find(tmp_path: Path) -> None:
+def test_bm25_finds_the_known_share_of_hotpotqa(tmp_path: Path) -> None:
     """BM25 alone finds the full evidence of half of the 500 questions among its first five
     passages.
     """

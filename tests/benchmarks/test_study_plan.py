@@ -1,6 +1,4 @@
-"""Sweeps as files: what they make of a config, and what is wrong with them, said with file and
-key.
-"""
+"""Sweeps as files: their configs, and errors with file and key."""
 
 from pathlib import Path
 
@@ -22,7 +20,7 @@ HEAD = 'config = "config.toml"\n'
 
 
 def write(folder: Path, pairs: str = PAIRS, models: str = MODELS, head: str = HEAD) -> Path:
-    """A sweep, with its config."""
+    """Write a sweep with its config."""
     (folder / "prompt.txt").write_text("You work.")
     tables = "".join(f"[roles.{name}]\n{ROLE}" for name in ("delegation", "execution", "answer"))
     (folder / "config.toml").write_text(f'{tables}[retrieval]\naddress = "127.0.0.1:9"\n')
@@ -30,13 +28,11 @@ def write(folder: Path, pairs: str = PAIRS, models: str = MODELS, head: str = HE
     return folder / "sweep.toml"
 
 
-def test_models_stand_in_their_roles(tmp_path: Path) -> None:
-    """Missing keys of a model are the role's, but a model with another name has its own
-    endpoint.
-    """
+def test_models_take_missing_keys_from_their_role(tmp_path: Path) -> None:
+    """A model with another name has its own endpoint."""
     alone = '[[pairs]]\nbackbone = ["big"]\ntopology = "single_agent"\n'
-    more = f'{alone}prompt = "prompt.txt"\n[[pairs]]\nbackbone = ["small"]\n'
-    cells = cells_of(read_plan(write(tmp_path, PAIRS + more + 'executor = ["big"]\n')))
+    extra = f'{alone}prompt = "prompt.txt"\n[[pairs]]\nbackbone = ["small"]\n'
+    cells = cells_of(read_plan(write(tmp_path, PAIRS + extra + 'executor = ["big"]\n')))
     assert [cell.name for cell in cells] == [
         "big + small",
         "small + small",
@@ -78,15 +74,17 @@ def test_models_stand_in_their_roles(tmp_path: Path) -> None:
         (BIG, MODELS.replace("7", "0"), HEAD, "max_tokens"),
     ],
 )
-def test_what_is_no_sweep(tmp_path: Path, pairs: str, models: str, head: str, why: str) -> None:
-    """Is refused before anything is started."""
+def test_an_invalid_sweep_is_refused(
+    tmp_path: Path, pairs: str, models: str, head: str, why: str
+) -> None:
+    """Nothing has been started by then."""
     with pytest.raises(BadConfig, match=why):
         cells_of(read_plan(write(tmp_path, pairs, models, head)))
 
 
-def test_each_question_once(tmp_path: Path) -> None:
-    """The first of those that are the same; others of the same id get a number; the limit is
-    each data set's.
+def test_each_question_is_used_once(tmp_path: Path) -> None:
+    """The first of equal questions is; others with the same id get a number; the limit is per data
+    set.
     """
     plan = read_plan(write(tmp_path, head=f"{HEAD}limit = 2\n"))
     (tmp_path / "q.jsonl").write_text(
@@ -103,8 +101,8 @@ def test_each_question_once(tmp_path: Path) -> None:
         questions_of(plan)
 
 
-def test_engines_that_run_together(tmp_path: Path) -> None:
-    """Each cell with the first ones that leave it room, wherever it stands; the order stays."""
+def test_cells_share_engines_in_order(tmp_path: Path) -> None:
+    """Each cell joins the first group with room for its engines; the order is kept."""
     engines = "".join(f'[engines.e{name}]\npath = "owner/{name}"\n' for name in "abc")
     models = "".join(
         f'[models.{name}]\nsettings = {{ model = "{name}", engine = "e{name}" }}\n'
@@ -123,7 +121,7 @@ def test_engines_that_run_together(tmp_path: Path) -> None:
     assert [len(group) for group in engine_groups(cells, 1)] == [1, 1, 1, 1]
 
 
-def test_other_models_under_the_same_name_are_another_sweep(tmp_path: Path) -> None:
+def test_another_model_with_the_same_name_is_another_sweep(tmp_path: Path) -> None:
     """A cell that has begun keeps its engine's model."""
     models = '[models.own]\nsettings = { model = "own", engine = "own" }\n'
     file = write(tmp_path, '[[pairs]]\nbackbone = ["own"]\nexecutor = ["own"]\n', models)
@@ -143,10 +141,8 @@ def test_other_models_under_the_same_name_are_another_sweep(tmp_path: Path) -> N
         start("owner/other")
 
 
-def test_an_adapter_stands_beside_the_demos_model(tmp_path: Path) -> None:
-    """It is the plan that says which one works; the version that the config begins with is in
-    no cell.
-    """
+def test_an_adapter_is_served_alongside_the_demo_s_model(tmp_path: Path) -> None:
+    """The plan chooses the adapter; the config's first version is in no cell."""
     models = '[models.plain]\n[models.distilled]\nadapter = "shipped:models/executor-000001"\n'
     models += '[models.teacher]\nsettings = { model = "mini-teacher", engine = "teacher" }\n'
     pairs = '[[pairs]]\nbackbone = ["plain"]\nexecutor = ["plain", "distilled", "teacher"]\n'

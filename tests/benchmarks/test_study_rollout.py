@@ -1,4 +1,4 @@
-"""One rollout by a cell, and who lost a wrong answer."""
+"""One rollout of a cell, and the role that lost a wrong answer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,15 +26,15 @@ QUESTION = BenchmarkQuestion(
 async def asked(
     sweep: Path, name: str, change: Callable[[SweepCell], SweepCell] = lambda cell: cell
 ) -> QuestionResult:
-    """The row of one rollout by the cell of this name."""
+    """Return the row of one rollout of the cell with this name."""
     cell = next(cell for cell in cells_of(read_plan(sweep)) if cell.name == name)
     async with open_runtime(cell.config, lambda _step: None) as bench:
         cell = change(cell)
         return await ask(cell, replace(bench, config=cell.config), None, QUESTION, 0)
 
 
-async def test_who_does_not_execute_needs_no_executor(sweep: Path) -> None:
-    """Its engine may be of another group of cells, and not be there."""
+async def test_a_rollout_without_execution_needs_no_executor(sweep: Path) -> None:
+    """The executor's engine may be in another group of cells, and not running."""
 
     def elsewhere(cell: SweepCell) -> SweepCell:
         roles = cell.config.roles
@@ -44,12 +44,14 @@ async def test_who_does_not_execute_needs_no_executor(sweep: Path) -> None:
         return msgspec.structs.replace(cell, config=config)
 
     row = await asked(sweep, "no_retrieval: big", elsewhere)
-    assert {one.role for one in row.spent} == {"delegation"}
+    assert {spent.role for spent in row.spent} == {"delegation"}
     assert (row.executor, row.lost_by, row.searches) == ("", None, ())
 
 
 @pytest.mark.parametrize(("executor", "lost_by"), [("student", "documents"), ("teacher", None)])
-async def test_who_lost_it(sweep: Path, executor: str, lost_by: str | None) -> None:
-    """A wrong answer is traced to a role, a right one is not."""
+async def test_a_wrong_answer_is_traced_to_a_role(
+    sweep: Path, executor: str, lost_by: str | None
+) -> None:
+    """A right answer is not."""
     row = await asked(sweep, f"big + {executor}")
     assert (row.executor, row.exact_match, row.lost_by) == (executor, lost_by is None, lost_by)

@@ -1,4 +1,4 @@
-"""Scores, their errors and sums of roles; each figure worked out by hand."""
+"""Scores, their errors and sums of roles; each figure is worked out by hand."""
 
 import math
 
@@ -11,9 +11,7 @@ from tests.benchmarks.study_rows import row, total
 
 
 def test_mean_at_k_is_clustered_by_question() -> None:
-    """Questions of 1, 1/2 and 0: the mean is 1/2, and the rollouts do not make the error any
-    smaller.
-    """
+    """Questions of 1, 1/2 and 0 have the mean 1/2; rollouts do not reduce the error."""
     rights = [
         (number, right, rollout) for number, right in enumerate((4, 2, 0)) for rollout in range(4)
     ]
@@ -27,15 +25,15 @@ def test_mean_at_k_is_clustered_by_question() -> None:
     assert micro(rows[:1], "EM").error is None
 
 
-def test_a_reply_that_cannot_be_read_is_in_the_denominator() -> None:
+def test_an_unreadable_judgement_is_in_the_denominator() -> None:
     """Accepted, not accepted, unreadable: one third. Without a judge there is no such score."""
     rows = [row("a"), row("b", accepted=False), row("c", accepted=None)]
     assert micro(rows, "Judge").mean == pytest.approx(1 / 3)
     assert "Judge" not in metrics_of([row(judged=False, accepted=None)])
 
 
-def test_compared_by_question() -> None:
-    """Only questions that both have answered; the same answers differ by nothing at all."""
+def test_pairs_are_compared_by_question() -> None:
+    """Only questions that both have answered count; equal answers have the difference 0."""
     rows = [row(f"q{number}", exact_match=number % 2 == 0) for number in range(20)]
     same = compared(rows, [*rows, row("other")], "EM")
     assert same is not None
@@ -56,7 +54,7 @@ def test_compared_by_question() -> None:
         ([(1, 2), (1, 2)], [(1, 2)]),
     ],
 )
-def test_the_pareto_front(
+def test_the_pareto_front_has_undominated_points(
     points: list[tuple[float, float]], front: list[tuple[float, float]]
 ) -> None:
     """A point is on the front if no other is better in one value and at least equal in the
@@ -65,18 +63,18 @@ def test_the_pareto_front(
     assert pareto_front(points) == front
 
 
-def test_sums_of_roles() -> None:
-    """Unknown values are left out of sums; the cost is then unknown, not lower."""
+def test_unknown_values_are_left_out_of_sums() -> None:
+    """The cost is then unknown, not lower."""
     one = total(tokens=100, cached_tokens=40)
     other = total(tokens=50, attempts_without_cost=1, nano_usd=None)
     cell = CellRows("a", "factorized", "b", "e", (row(spent=(one,)), row(spent=(other,))))
-    (both,) = cell.spent
+    (summed,) = cell.spent
     assert (cell.tokens("execution"), cell.tokens("answer")) == (75, 0)
-    assert (both.attempts, both.prompt_tokens, both.cached_tokens, both.nano_usd) == (
+    assert (summed.attempts, summed.prompt_tokens, summed.cached_tokens, summed.nano_usd) == (
         2,
         150,
         40,
         100_000,
     )
     assert dollars([one]) == pytest.approx(1e-4)
-    assert dollars([both]) is None
+    assert dollars([summed]) is None

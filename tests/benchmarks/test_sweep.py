@@ -1,4 +1,4 @@
-"""`rolegate bench sweep` against real servers: finished, killed, refused; and what its rows say."""
+"""`rolegate bench sweep` with real servers: completed, killed and refused, and its rows."""
 
 import asyncio
 import json
@@ -27,19 +27,18 @@ CELLS = ["big + student", "big + teacher", "no_retrieval: big"]
 
 
 def judges(prompt: Prompt) -> str:
-    """The judge: it goes by its homes, and cannot make up its mind about F3."""
-    asked = prompt.messages[1].content
-    if "of F3 born" in asked:
+    """Play the judge: it knows the homes, and its reply for F3 is undecided."""
+    prompt_text = prompt.messages[1].content
+    if "of F3 born" in prompt_text:
         return "Who knows?"
-    film = asked.split("director of ")[1].split(" ")[0]
-    return (
-        f"<verdict>{'correct' if f'<answer>home of Mann{film}' in asked else 'incorrect'}</verdict>"
-    )
+    film = prompt_text.split("director of ")[1].split(" ")[0]
+    correct = f"<answer>home of Mann{film}" in prompt_text
+    return f"<verdict>{'correct' if correct else 'incorrect'}</verdict>"
 
 
 @pytest.fixture
 async def sweep(rollout_config: Path, endpoint: Endpoint, tmp_path: Path) -> AsyncIterator[Path]:
-    """The file of a sweep for which everything is served."""
+    """A sweep whose servers are all running."""
     endpoint.models["judge"] = judges
     table = rollout_config.read_text("utf-8")
     url = table.split('base_url = "')[1].split('"')[0]
@@ -55,16 +54,16 @@ async def sweep(rollout_config: Path, endpoint: Endpoint, tmp_path: Path) -> Asy
     rollout_config.write_text(f"{table}\n{judge}\n{prices}", "utf-8")
     rows = [
         {
-            "id": one.id,
-            "question": one.text,
-            "answers": one.golds,
+            "id": question.id,
+            "question": question.text,
+            "answers": question.golds,
             "dataset": "films" if number else "first",
             "decomposition": [
                 {"question": f"Who directed F{number}?", "answer": f"MannF{number}"},
-                {"question": "Where was #1 born?", "answer": one.golds[0]},
+                {"question": "Where was #1 born?", "answer": question.golds[0]},
             ],
         }
-        for number, one in enumerate(QUESTIONS)
+        for number, question in enumerate(QUESTIONS)
     ]
     (tmp_path / "questions.jsonl").write_text(
         "".join(f"{json.dumps(row)}\n" for row in rows), "utf-8"
@@ -112,50 +111,54 @@ def rows(folder: Path) -> list[QuestionResult]:
     return sorted(untimed, key=lambda row: (row.cell, row.question_id, row.rollout))
 
 
-async def test_sweep(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    """Every pair answers everything, and the rows say who did what at what cost."""
+async def test_every_pair_answers_every_question(
+    ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """The rows have roles and costs."""
     command = ("sweep", "--config", sweep, "--out", tmp_path / "out")
-    status, said = await ran(*command)
-    assert status == 0, said
-    found = rows(tmp_path / "out")
-    assert [row.cell for row in found] == [name for name in CELLS for _ in range(8)]
-    taught = [row for row in found if row.executor == "teacher"]
+    status, output = await ran(*command)
+    assert status == 0, output
+    sweep_rows = rows(tmp_path / "out")
+    assert [row.cell for row in sweep_rows] == [name for name in CELLS for _ in range(8)]
+    taught = [row for row in sweep_rows if row.executor == "teacher"]
     assert all(row.exact_match and row.searches == (2, 1) for row in taught)
-    untaught = [row for row in found if row.executor == "student"]
+    untaught = [row for row in sweep_rows if row.executor == "student"]
     assert not any(row.exact_match for row in untaught)
-    assert {row.dataset for row in found} == {"first", "films"}
+    assert {row.dataset for row in sweep_rows} == {"first", "films"}
     assert all((row.accepted is None) == (row.question_id == "q3") for row in taught)
     delegation, *_ = untaught[0].spent
     assert (delegation.role, delegation.model, delegation.attempts) == ("delegation", "backbone", 3)
     assert delegation.nano_usd == 3 * (10 * 1000 + 2 * 2000)
 
     calls = endpoint.answered.total()
-    status, said = await ran(*command)
+    status, output = await ran(*command)
     assert (status, endpoint.answered.total()) == (0, calls), "there is nothing left to do"
 
 
-async def test_a_sweep_grows(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    """By rollouts, questions and pairs: what is there stays and is not paid for again; nothing
-    else may change.
+async def test_a_sweep_can_be_extended(
+    ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """Rollouts, questions and pairs can be added: existing rows are kept and not paid for again;
+    nothing else may change.
     """
-    whole = sweep.read_text("utf-8")
+    original = sweep.read_text("utf-8")
     command = ("sweep", "--config", sweep, "--out", tmp_path / "grown")
     of_teacher = 'executor = ["student", "teacher"]'
-    smaller = whole.replace(of_teacher, 'executor = ["student"]').replace(
+    smaller = original.replace(of_teacher, 'executor = ["student"]').replace(
         "rollouts = 2", "rollouts = 1\nlimit = 2"
     )
     sweep.write_text(smaller, "utf-8")
-    status, said = await ran(*command)
-    assert status == 0, said
-    before = {(row.cell, row.question_id, row.rollout) for row in rows(tmp_path / "grown")}
-    assert len(before) == 2 * 3
+    status, output = await ran(*command)
+    assert status == 0, output
+    known_rows = {(row.cell, row.question_id, row.rollout) for row in rows(tmp_path / "grown")}
+    assert len(known_rows) == 2 * 3
 
-    sweep.write_text(whole, "utf-8")
-    status, said = await ran(*command)
-    assert status == 0, said
-    found = rows(tmp_path / "grown")
-    assert before < {(row.cell, row.question_id, row.rollout) for row in found}
-    assert len(found) == 3 * 8
+    sweep.write_text(original, "utf-8")
+    status, output = await ran(*command)
+    assert status == 0, output
+    sweep_rows = rows(tmp_path / "grown")
+    assert known_rows < {(row.cell, row.question_id, row.rollout) for row in sweep_rows}
+    assert len(sweep_rows) == 3 * 8
     assert max(endpoint.answered.values()) == 2, (
         "each of the two pairs asks the backbone once with each seed"
     )
@@ -167,8 +170,8 @@ async def test_a_sweep_grows(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path
 
     calls = endpoint.answered.total()
     sweep.write_text(smaller, "utf-8")
-    status, said = await ran(*command)
-    assert (status, endpoint.answered.total()) == (0, calls), said
+    status, output = await ran(*command)
+    assert (status, endpoint.answered.total()) == (0, calls), output
     cut = read_study(tmp_path / "grown")
     assert cut.complete
     assert list(cut.plan.parameters) == ["student", "big", "teacher"], (
@@ -177,18 +180,18 @@ async def test_a_sweep_grows(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path
     assert sum(len(cell.rows) for cell in cut.cells) == 2 * 3, (
         "a report is about what the file says now"
     )
-    sweep.write_text("seed = 7\n" + whole, "utf-8")
-    status, said = await ran(*command)
-    assert (status, "was begun with settings.seed 0 (now 7)" in said) == (1, True), said
+    sweep.write_text("seed = 7\n" + original, "utf-8")
+    status, output = await ran(*command)
+    assert (status, "was begun with settings.seed 0 (now 7)" in output) == (1, True), output
 
 
-async def test_killed(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    """It goes on where it was: the rows are those of an undisturbed sweep, and no call was paid
-    for twice.
-    """
+async def test_a_killed_sweep_resumes(
+    ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """The rows are those of an undisturbed sweep, and no call is paid for twice."""
     command = ("sweep", "--config", sweep, "--out")
-    status, said = await ran(*command, tmp_path / "undisturbed")
-    assert status == 0, said
+    status, output = await ran(*command, tmp_path / "undisturbed")
+    assert status == 0, output
     calls = dict(endpoint.answered)
 
     endpoint.answered.clear()
@@ -204,29 +207,29 @@ async def test_killed(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path)
     with (tmp_path / "killed" / "results.jsonl").open("ab") as torn:
         torn.write(b'{"cell": "big + stu')
     endpoint.free = 10**6
-    status, said = await ran(*command, tmp_path / "killed")
-    assert status == 0, said
+    status, output = await ran(*command, tmp_path / "killed")
+    assert status == 0, output
     assert dict(endpoint.answered) == calls
     assert rows(tmp_path / "killed") == rows(tmp_path / "undisturbed")
     assert read_study(tmp_path / "killed").complete
 
 
-async def test_failed_rollouts(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path) -> None:
-    """They have no row, and are named; finished rows are kept, and the same command tries the
-    others again.
-    """
+async def test_failed_rollouts_have_no_row(
+    ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """They are named; finished rows are kept, and the same command repeats the failed ones."""
     endpoint.unwanted = QUESTIONS[1].text
     command = ("sweep", "--config", sweep, "--out", tmp_path / "out")
-    status, said = await ran(*command)
+    status, output = await ran(*command)
     assert status == 1
-    assert "big + student, q1, rollout 1: " in said
-    assert "unwanted content" in said
+    assert "big + student, q1, rollout 1: " in output
+    assert "unwanted content" in output
     assert {row.question_id for row in rows(tmp_path / "out")} == {"q0", "q2", "q3"}
     calls = endpoint.answered.total()
 
     endpoint.unwanted = ""
-    status, said = await ran(*command)
-    assert status == 0, said
+    status, output = await ran(*command)
+    assert status == 0, output
     assert len(rows(tmp_path / "out")) == 24
     assert endpoint.answered.total() > calls
     assert max(endpoint.answered.values()) == 2, (
@@ -234,10 +237,10 @@ async def test_failed_rollouts(ran: Ran, sweep: Path, endpoint: Endpoint, tmp_pa
     )
 
 
-async def test_another_index(ran: Ran, sweep: Path, tmp_path: Path) -> None:
-    """Rows over two indexes do not go together, whichever cell made them."""
-    status, said = await ran("sweep", "--config", sweep, "--out", tmp_path / "out")
-    assert status == 0, said
+async def test_another_index_is_refused(ran: Ran, sweep: Path, tmp_path: Path) -> None:
+    """Rows over two indexes cannot be compared, in any cell."""
+    status, output = await ran("sweep", "--config", sweep, "--out", tmp_path / "out")
+    assert status == 0, output
     (index,) = {row.index for row in rows(tmp_path / "out")}
     with closing(JsonlFile(tmp_path / "out" / "results.jsonl", QuestionResult, ADVICE)) as file:
         going_on = Sweep(read_plan(sweep), tmp_path / "out", file, print, lambda: None)

@@ -1,4 +1,4 @@
-"""One model that searches and answers alone, and one that only answers."""
+"""A model that searches and answers alone, and a model that only answers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -53,32 +53,32 @@ def agent(
     *,
     require_evidence: bool = True,
 ) -> tuple[SingleAgent, ScriptedModel]:
-    """An agent and its model."""
+    """Return an agent and its model."""
     model = ScriptedModel(answers, "backbone")
     return SingleAgent(role("delegation", model), retriever, limits, require_evidence), model
 
 
-def searches(found: Trajectory) -> tuple[SearchRecord, ...]:
-    """The searches of its only execution."""
-    (execution,) = found.executions
+def searches(trajectory: Trajectory) -> tuple[SearchRecord, ...]:
+    """Return the searches of its only execution."""
+    (execution,) = trajectory.executions
     return execution.searches
 
 
 async def run(*answers: Answer, **options: object) -> Trajectory:
-    """One run over what the model says."""
+    """Run an agent with these replies of the model."""
     return await agent(answers, **options)[0].run(QUESTION, lasting())  # type: ignore[arg-type]
 
 
-async def test_it_searches_until_it_knows() -> None:
-    """One context holds the question, its searches, all passages and the answer, and the
-    trajectory keeps them.
+async def test_the_agent_searches_until_it_can_answer() -> None:
+    """One context has the question, its searches, all passages and the answer, and the trajectory
+    has them.
     """
     events: list[Event] = []
     context = lasting(events=events)
-    found = await agent([SEARCH, AGAIN, ANSWER])[0].run(QUESTION, context)
-    assert (found.answer, found.outcome) == ("yes", "answered")
-    assert found.answering is not None
-    assert found.answering.messages == (
+    trajectory = await agent([SEARCH, AGAIN, ANSWER])[0].run(QUESTION, context)
+    assert (trajectory.answer, trajectory.outcome) == ("yes", "answered")
+    assert trajectory.answering is not None
+    assert trajectory.answering.messages == (
         Message("system", "delegate"),
         Message("user", QUESTION),
         Message("assistant", SEARCH),
@@ -87,7 +87,7 @@ async def test_it_searches_until_it_knows() -> None:
         Message("user", prompts.documents([BIRTH], last=False)),
         Message("assistant", ANSWER),
     )
-    assert [(search.query, search.passages) for search in searches(found)] == [
+    assert [(search.query, search.passages) for search in searches(trajectory)] == [
         (DIRECTOR, (PASSAGE,)),
         (BORN, (BIRTH,)),
     ]
@@ -95,9 +95,9 @@ async def test_it_searches_until_it_knows() -> None:
     assert [call.role for call in context.ledger.calls] == ["delegation"] * 3
 
 
-def test_it_has_the_budgets_of_the_factorized_run(tmp_path: Path) -> None:
-    """As many searches as all executors together, as many turns as delegator and executors
-    together; and it may write as much as the delegator or the answerer.
+def test_the_agent_has_the_budgets_of_the_factorized_run(tmp_path: Path) -> None:
+    """It has as many searches as all executors together, and as many turns as delegator and
+    executors together. Its turns may be as long as those of the delegator or the answerer.
     """
     config = config_of(tmp_path, "http://127.0.0.1:9/v1")
     limits = limits_alone(config, 4, 3)
@@ -107,19 +107,25 @@ def test_it_has_the_budgets_of_the_factorized_run(tmp_path: Path) -> None:
     assert alone == msgspec.structs.replace(lead, prompt="p.txt", max_tokens=30)
 
 
-async def test_the_last_search_is_told_so() -> None:
-    """After it the answer is asked for outright, and one more search is not run."""
+async def test_the_last_search_is_announced() -> None:
+    """Afterwards the answer is requested, and a further search is not run."""
     limits = ExecutorLimits(max_turns=9, max_searches=1)
-    found = await run(SEARCH, AGAIN, ANSWER, limits=limits)
-    assert (found.answer, found.outcome, len(searches(found))) == ("yes", "rounds_exhausted", 1)
-    assert found.answering is not None
-    told = [message.content for message in found.answering.messages if message.role == "user"][1:]
-    assert told == [agent_documents([PASSAGE], last=True), LAST_ANSWER]
+    trajectory = await run(SEARCH, AGAIN, ANSWER, limits=limits)
+    assert (trajectory.answer, trajectory.outcome, len(searches(trajectory))) == (
+        "yes",
+        "rounds_exhausted",
+        1,
+    )
+    assert trajectory.answering is not None
+    user_texts = [
+        message.content for message in trajectory.answering.messages if message.role == "user"
+    ][1:]
+    assert user_texts == [agent_documents([PASSAGE], last=True), LAST_ANSWER]
 
 
 @pytest.mark.parametrize("said", [("It is Mann.",), ("<search></search>",), ("<answer></answer>",)])
 async def test_a_malformed_turn_is_corrected_once(said: tuple[str, ...]) -> None:
-    """A second one in a row ends the search: then the answer is asked for outright."""
+    """A second malformed turn ends the search, and the answer is requested."""
     context = lasting()
     single, model = agent([SEARCH, *said, ANSWER])
     assert (await single.run(QUESTION, context)).answer == "yes"
@@ -131,34 +137,31 @@ async def test_a_malformed_turn_is_corrected_once(said: tuple[str, ...]) -> None
     assert model.prompts[-1].messages[-1].content.endswith(LAST_ANSWER)
 
 
-async def test_who_does_not_search_is_marked() -> None:
-    """An answer from memory is `no_search`, whether or not it is let through."""
+async def test_an_answer_without_a_search_is_marked() -> None:
+    """An answer from memory is `no_search`, whether it is allowed or not."""
     strict = await run(ANSWER)
     lax = await run(ANSWER, require_evidence=False)
     assert (strict.answer, strict.outcome) == (NOT_FOUND, "no_search")
     assert (lax.answer, lax.outcome) == ("yes", "no_search")
 
 
-async def test_nothing_found() -> None:
-    """Without any passage there is no answer; one that says so is one of those that were not
-    found.
-    """
+async def test_without_passages_there_is_no_answer() -> None:
+    """An answer that says so counts as not found."""
     assert (await run("<search>x</search>", ANSWER)).outcome == "not_found"
-    said = await run(SEARCH, "<answer>Not found.</answer>")
-    assert (said.answer, said.outcome) == (NOT_FOUND, "not_found")
+    trajectory = await run(SEARCH, "<answer>Not found.</answer>")
+    assert (trajectory.answer, trajectory.outcome) == (NOT_FOUND, "not_found")
 
 
-async def test_no_retrieval() -> None:
-    """It answers from what it knows, in one call."""
+async def test_the_model_without_retrieval_answers_in_one_call() -> None:
     model = ScriptedModel([ANSWER, "<answer>not found</answer>"], "backbone")
     direct = NoRetrieval(role("delegation", model))
-    found = await direct.run(QUESTION, lasting())
-    assert (found.answer, found.outcome, found.executions) == ("yes", "answered", ())
+    trajectory = await direct.run(QUESTION, lasting())
+    assert (trajectory.answer, trajectory.outcome, trajectory.executions) == ("yes", "answered", ())
     assert (await direct.run(QUESTION, lasting())).outcome == "not_found"
 
 
-async def test_a_context_that_is_full() -> None:
-    """Passages give way; once none of the last ones is left, no further search is run."""
+async def test_passages_are_dropped_from_a_full_context() -> None:
+    """Once none of the last ones is left, no further search is run."""
 
     def says(prompt: Prompt) -> Answer:
         if "by Michael Mann" in repr(prompt):
@@ -169,8 +172,11 @@ async def test_a_context_that_is_full() -> None:
 
     single, _ = agent(says)
     context = lasting()
-    found = await single.run(QUESTION, context)
-    assert (found.answer, [search.dropped_passages for search in searches(found)]) == ("yes", [1])
+    trajectory = await single.run(QUESTION, context)
+    assert (trajectory.answer, [search.dropped_passages for search in searches(trajectory)]) == (
+        "yes",
+        [1],
+    )
     assert [call.purpose for call in context.ledger.calls] == [
         "first",
         "first",
@@ -179,14 +185,13 @@ async def test_a_context_that_is_full() -> None:
     ]
 
 
-async def test_a_question_that_is_too_long() -> None:
-    """Is told as such."""
+async def test_a_question_that_is_too_long_is_a_typed_error() -> None:
     with pytest.raises(ContextTooLong):
         await run(ContextTooLong("too long", endpoint="x"))
 
 
-async def test_retrieval_that_is_down() -> None:
-    """Ends the run with its own error."""
+async def test_a_failed_retrieval_ends_the_run() -> None:
+    """The error is the retriever's."""
 
     class Down:
         async def search(
@@ -198,10 +203,8 @@ async def test_retrieval_that_is_down() -> None:
         await run(SEARCH, retriever=Down())
 
 
-def test_out_of_time() -> None:
-    """When searching time ends, it answers from what was found by then, in its turn of the same
-    conversation.
-    """
+def test_the_agent_answers_when_time_is_up() -> None:
+    """It uses the passages so far, in a turn of the same conversation."""
 
     async def main(clock: Clock) -> None:
         class Hangs(FixedRetriever):
@@ -215,11 +218,19 @@ def test_out_of_time() -> None:
         single, model = agent([SEARCH, AGAIN, ANSWER], Hangs({}))
         running = asyncio.create_task(single.run(QUESTION, lasting(10.0)))
         await clock.advance(8.1)
-        found = await running
-        assert (found.answer, found.outcome, len(searches(found))) == ("yes", "time_exhausted", 1)
-        said = model.prompts[-1].messages
-        assert [message.role for message in said] == ["system", *["user", "assistant"] * 2, "user"]
-        assert said[-1].content == LAST_ANSWER
+        trajectory = await running
+        assert (trajectory.answer, trajectory.outcome, len(searches(trajectory))) == (
+            "yes",
+            "time_exhausted",
+            1,
+        )
+        messages = model.prompts[-1].messages
+        assert [message.role for message in messages] == [
+            "system",
+            *["user", "assistant"] * 2,
+            "user",
+        ]
+        assert messages[-1].content == LAST_ANSWER
 
     with_clock(main)
 
@@ -246,26 +257,25 @@ def test_out_of_time() -> None:
         ("<answer>A &amp; B", ReportTurn(Report("A & B", ()))),
     ],
 )
-def test_an_agents_turn(text: str, turn: ExecutionTurn) -> None:
-    """The first complete action counts; thinking, and what follows invented results, does not."""
+def test_the_first_complete_action_of_a_turn_counts(text: str, turn: ExecutionTurn) -> None:
+    """Thinking, and text after invented results, do not."""
     assert parse_agent_turn(text) == turn
 
 
 @pytest.mark.parametrize("text", ["", "It is Ann.", "<answer></answer>", "<search></search>"])
-def test_neither_search_nor_answer(text: str) -> None:
-    """Neither a search nor an answer."""
+def test_a_turn_needs_a_search_or_an_answer(text: str) -> None:
     assert isinstance(parse_agent_turn(text), Malformed)
 
 
-def test_a_cut_answer_is_none() -> None:
-    """What the length limit ended may lack its end."""
+def test_a_cut_answer_is_no_answer() -> None:
+    """Text that the length limit ended may lack its end."""
     assert isinstance(parse_agent_turn("<answer>Michael", cut=True), Malformed)
 
 
 @settings(deadline=None)
 @given(OUTPUTS, st.booleans())
-def test_any_text_is_an_agents_turn(text: str, cut: bool) -> None:
-    """None raises, and none is empty."""
+def test_any_text_is_read_without_an_error(text: str, cut: bool) -> None:
+    """None is empty."""
     match parse_agent_turn(text, cut=cut):
         case SearchTurn(query, _):
             assert query

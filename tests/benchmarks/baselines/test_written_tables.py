@@ -1,4 +1,4 @@
-"""Tables that a model writes, by a runtime in front of a model server."""
+"""Tables that a model writes, by a runtime with a model server."""
 
 from pathlib import Path
 
@@ -30,10 +30,10 @@ WRITE: dict[Writing, tuple[str, ...]] = {
 }
 
 
-async def made(folder: Path, topology: Writing, *said: str) -> tuple[str | None, list[str]]:
-    """The table, and the system prompts that models were shown."""
+async def made(folder: Path, topology: Writing, *replies: str) -> tuple[str | None, list[str]]:
+    """Return the table, and the models' system prompts."""
     async with serving() as server, retrieving() as port:
-        server.plays(*map(says, said))
+        server.plays(*map(says, replies))
         config = config_of(folder, server.base_url, port)
         async with open_runtime(config, lambda _told: None) as runtime:
             loop = writing(runtime, topology)
@@ -42,16 +42,18 @@ async def made(folder: Path, topology: Writing, *said: str) -> tuple[str | None,
 
 
 @pytest.mark.parametrize("topology", WRITE)
-async def test_a_table(tmp_path: Path, topology: Writing) -> None:
-    """It is written by the model that the topology names, by its own prompt."""
+async def test_a_table_is_written_by_the_topology_s_model(
+    tmp_path: Path, topology: Writing
+) -> None:
+    """The model has its own prompt."""
     table, prompts = await made(tmp_path, topology, *WRITE[topology])
     assert table == "| film | director |\n| --- | --- |\n| Heat | Michael Mann |\n"
     assert len(prompts) == len(WRITE[topology])
     assert "You write the table" in prompts[-1] or "write the table yourself" in prompts[-1]
 
 
-async def test_no_table(tmp_path: Path) -> None:
-    """A reply without a table is none, and so is a run that found nothing."""
+async def test_a_reply_without_a_table_is_no_table(tmp_path: Path) -> None:
+    """A run that found nothing has no table either."""
     assert (await made(tmp_path, "wide_single", SEARCH, *["I cannot."] * 3))[0] is None
     assert (await made(tmp_path, "wide_written", STOP, STOP))[0] is None
 

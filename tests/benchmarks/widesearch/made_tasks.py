@@ -17,17 +17,17 @@ DATE = Rule(("norm_date",), ("date_near",))
 
 
 def number(criterion: float) -> Rule:
-    """The rule of a column of numbers."""
+    """Return the rule of a column of numbers."""
     return Rule(("extract_number",), ("number_near",), criterion)
 
 
 def rule(preprocess: Preprocess, metric: Metric, criterion: Criterion = None) -> Rule:
-    """A rule of one step and one metric."""
+    """Return a rule of one step and one metric."""
     return Rule((preprocess,), (metric,), criterion)
 
 
 def task(gold: str, *rules: Rule, keys: int = 1, name: str = "t1", language: str = "en") -> Task:
-    """A task whose gold table is this CSV; there is a rule for each column, and the first
+    """Return a task with this CSV as its gold table; there is a rule for each column, and the first
     columns are keys.
     """
     table = read_csv(gold, ",")
@@ -44,14 +44,14 @@ def task(gold: str, *rules: Rule, keys: int = 1, name: str = "t1", language: str
 
 
 def markdown(table: Table, line_break: str = "<br>") -> str:
-    """The table as a careful writer puts it into Markdown."""
+    """Return the table as careful Markdown."""
     rows = [[*table], ["---"] * len(table), *map(list, zip(*table.values(), strict=True))]
     escaped = ([cell.replace("|", "\\|").replace("\n", line_break) for cell in row] for row in rows)
     return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
 
 
 def fenced(*lines: str) -> str:
-    """A response with these lines in a fence."""
+    """Return a response with these lines in a fence."""
     return "\n".join(
         ["Here it is:", "```markdown", *lines, "```", "| not | this | one |", "|---|---|---|"]
     )
@@ -60,12 +60,12 @@ def fenced(*lines: str) -> str:
 async def scored(
     asked: Task, response: str, rules: RuleSet = "official", judge: CellJudge | None = None
 ) -> TableScores:
-    """Scores of a response."""
+    """Return the scores of a response."""
     return await scores_of(asked, response, judge or CellJudge(), rules)
 
 
 def written(folder: Path, tasks: Sequence[Task]) -> Path:
-    """A folder with these tasks, in WideSearch's form."""
+    """Write a folder with these tasks, in WideSearch's form."""
     (folder / "gold").mkdir(parents=True)
     lines = []
     for one in tasks:

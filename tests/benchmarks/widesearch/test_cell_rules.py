@@ -1,4 +1,4 @@
-"""Rules for cells, with scores that were worked out by hand."""
+"""Rules for cells, with scores worked out by hand."""
 
 import time
 
@@ -32,14 +32,14 @@ from benchmarks.widesearch.cell_rules import (
         ("", "NULL"),
     ],
 )
-def test_the_first_number(text: str, number: str) -> None:
-    """The number has no commas, its sign, and a directly following percent sign."""
+def test_the_first_number_is_extracted(text: str, number: str) -> None:
+    """It has no commas, its sign, and a directly following percent sign."""
     assert PREPROCESS["extract_number"](text) == number
 
 
-def test_texts_and_dates() -> None:
-    """Only blanks proper and asterisks go; a date is written as ISO does, and what is none
-    stays.
+def test_texts_and_dates_are_normalised() -> None:
+    """Only spaces and asterisks are removed; a date gets the ISO form, and other text is
+    unchanged.
     """
     assert PREPROCESS["norm_str"](" **A b**\tC\u00a0d ") == "ab\tc\u00a0d"
     assert PREPROCESS["norm_date"]("March 5, 2021") == "2021-03-05"
@@ -91,10 +91,10 @@ def test_texts_and_dates() -> None:
         ("date_near", "x" * 101, "y" * 101, None, (1, 0)),
     ],
 )
-def test_metrics(
+def test_metrics_score_cells(
     metric: Metric, response: str, target: str, criterion: Criterion, scores: tuple[int, int]
 ) -> None:
-    """Official ones get prepared cells; strict ones the cells as they stand."""
+    """Official metrics get normalised cells, strict metrics the original ones."""
     official = official_score(metric, response, target, criterion)
     assert (official, strict_same(metric, response, target, criterion)) == scores
 
@@ -110,13 +110,15 @@ def test_metrics(
         ("2020", "no year", False),
     ],
 )
-def test_years(response: str, target: str, same: bool) -> None:
-    """A bare year is no day of the current month."""
+def test_a_bare_year_is_no_date(response: str, target: str, same: bool) -> None:
+    """It is not read as a day of the current month."""
     assert strict_same("date_near", response, target, None) is same
 
 
-def test_what_the_original_fails_at() -> None:
-    """A host that is none, and days of which one has a time zone: the whole response scores 0."""
+def test_errors_of_the_original_score_zero() -> None:
+    """They are an invalid host, and dates of which one has a time zone: the whole response scores
+    0.
+    """
     with pytest.raises(ValueError, match="IPv6"):
         official_score("url_match", "http://[x", "http://a.org", None)
     with pytest.raises(TypeError, match="offset"):
@@ -124,8 +126,8 @@ def test_what_the_original_fails_at() -> None:
 
 
 @given(st.text(st.sampled_from("0123456789.,%+-eE ax"), max_size=30), st.floats(0, 1))
-def test_each_text_is_its_own_equal(text: str, criterion: float) -> None:
-    """By every strict rule."""
+def test_each_text_equals_itself(text: str, criterion: float) -> None:
+    """This holds for every strict rule."""
     for metric in ("exact_match", "number_near", "url_match", "llm_judge"):
         assert strict_same(metric, text, text, criterion)
 
@@ -133,8 +135,7 @@ def test_each_text_is_its_own_equal(text: str, criterion: float) -> None:
 @pytest.mark.parametrize(
     "piece", ["1", "1.", "-", ".", "http://", "https://a.org ", "1,", "%", " ", "<br>", "年"]
 )
-def test_rules_end(piece: str) -> None:
-    """A megabyte of anything is compared quickly."""
+def test_rules_end_quickly_on_a_megabyte(piece: str) -> None:
     begun = time.process_time()
     text = piece * (1_000_000 // len(piece))
     metrics: tuple[Metric, ...] = (

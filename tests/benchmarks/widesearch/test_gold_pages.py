@@ -1,11 +1,11 @@
-"""Gold pages: WideSearch's own tables as a corpus, a page for each row and a register page for each
-ten, filled again through a gateway by models that read by rule, and scored by the benchmark's
-rules.
+"""Gold pages:
 
-It shows the pipeline at real sizes and on real strings. It cannot show how well anybody searches,
-reads, plans or understands a question, nor sources that contradict each other, nor the web: the
-gold is in the corpus, word for word, so its scores are upper bounds of the machinery, and not to be
-compared with any published system's.
+WideSearch's tables as a corpus, a page for each row and a register page for each ten, filled again
+through a gateway by models that follow rules, and scored by the benchmark's rules. This shows the
+pipeline at real sizes and with real strings. It cannot show how well a model searches, reads, plans
+or understands a question, and neither contradicting sources nor the web are in it: the gold is in
+the corpus, word for word. Scores are upper bounds of the pipeline, and not comparable with any
+published system's.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ _NAMED = re.compile(r"(?:What is|Look up) the (\S+) of (.*)[?.]\Z", re.DOTALL)
 
 
 class GoldTable:
-    """The gold table of a task, as pages and registers."""
+    """Gold table of a task, as pages and registers."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -69,10 +69,10 @@ class GoldTable:
         self.registers = range(1, 1 + -(-len(self.rows) // _A_REGISTER))
 
     def pages(self) -> list[Passage]:
-        """All of them."""
+        """Return all pages."""
         keys = [column for column in self.columns if column.key]
-        found = list[Passage]()
-        for at, row in enumerate(self.rows):
+        passages = list[Passage]()
+        for position, row in enumerate(self.rows):
             title = self.title(row)
             cells = [
                 (name, value)
@@ -80,16 +80,18 @@ class GoldTable:
                 if name not in self.task.keys and not is_blank(value)
             ]
             text = "\n".join(f"The {name} of {title} is {value}." for name, value in cells)
-            found.append(Passage(f"{self.id}/{at}", title, text, document=f"{self.id}/{at}"))
+            passages.append(
+                Passage(f"{self.id}/{position}", title, text, document=f"{self.id}/{position}")
+            )
         for number in self.registers:
             rows = self.rows[(number - 1) * _A_REGISTER : number * _A_REGISTER]
             title = self.register(number)
             text = to_markdown(keys, ([row[column.name] for column in keys] for row in rows))
-            found.append(Passage(title, title, text, document=title))
-        return found
+            passages.append(Passage(title, title, text, document=title))
+        return passages
 
     def title(self, row: dict[str, str]) -> str:
-        """The title of a row's page."""
+        """Return the title of a row's page."""
         return ", ".join(
             " ".join(row[column.name].split()) for column in self.columns if column.key
         )
@@ -99,7 +101,9 @@ class GoldTable:
         return f"{self.id}part{number}".replace("_", "")
 
     def scored(self, *, blank: bool) -> Task:
-        """The task as it is scored; with `blank`, what stands for no value in its gold is none."""
+        """Return the task for scoring; with `blank`, texts for missing values in its gold become
+        empty.
+        """
         gold = {
             name: ["" if blank and is_blank(cell) else cell for cell in cells]
             for name, cells in self.task.gold.items()
@@ -108,15 +112,17 @@ class GoldTable:
 
     @cached_property
     def request(self) -> TableRequest:
-        """The task."""
+        """Return the table request of the task."""
         return TableRequest(f"{self.id}: {self.task.query}", self.columns)
 
     def lead_turn(self, messages: int) -> str:
-        """Asks for some registers in each turn, and stops after the last."""
+        """Request some registers in each turn, and stop after the last."""
         turn = messages // 2 - 1
         parts = self.registers[turn * _A_TURN : (turn + 1) * _A_TURN]
-        asked = ", ".join(f'"Which rows are in register {self.register(part)}?"' for part in parts)
-        return f"<search>[{asked}]</search>" if parts else ENOUGH
+        discoveries = ", ".join(
+            f'"Which rows are in register {self.register(part)}?"' for part in parts
+        )
+        return f"<search>[{discoveries}]</search>" if parts else ENOUGH
 
 
 def _column(name: str, rule: Rule, *, key: bool) -> Column:
@@ -124,8 +130,9 @@ def _column(name: str, rule: Rule, *, key: bool) -> Column:
 
 
 class Pages:
-    """The project's lexical index over all pages. What stands in quotation marks is looked up
-    instead, as a title.
+    """The project's lexical index over all pages.
+
+    Text in quotation marks is looked up as a title instead.
     """
 
     def __init__(self, folder: Path, tables: Sequence[GoldTable]) -> None:
@@ -140,7 +147,9 @@ class Pages:
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
     ) -> list[list[Passage]]:
-        """The best pages; of those with a title, the ones that hold most of the other words."""
+        """Return the best pages; of those with a title, the pages that have most of the other
+        words.
+        """
         await asyncio.sleep(0)
         return [self._search(query, top_k) for query in queries]
 
@@ -148,15 +157,15 @@ class Pages:
         if title := _TITLE.fullmatch(query):
             self.looked_up += 1
             words = title[2].split()
-            found = self._titled.get(title[1], ())
+            titled = self._titled.get(title[1], ())
             return sorted(
-                found, key=lambda page: -sum(f"The {word} of " in page.text for word in words)
+                titled, key=lambda page: -sum(f"The {word} of " in page.text for word in words)
             )[:top_k]
         return [self._pages[hit.row] for hit in self._index.search([query], top_k)[0]]
 
 
 class _Counting(ScriptedModel):
-    """Estimates tokens: one for each letter of a script without spaces, else one for four
+    """Estimate tokens: one for each letter of a script without spaces, else one for four
     characters.
     """
 
@@ -170,9 +179,10 @@ def _tokens(text: str) -> int:
 
 
 class Reader(_Counting):
-    """Copies a register as it stands, and what it is asked for from the page with the row's title.
-    Where none of those found has it, it has the title looked up. Of the cells a share is invented:
-    half of it made up, half copied from other rows.
+    """A model that copies a register, or values from the page with the row's title.
+
+    If no page has it, it looks the title up. A share of the cells is invented: half of them are
+    made up, half copied from other rows.
     """
 
     def __init__(self, tables: Sequence[GoldTable], invents: float = 0.0) -> None:
@@ -185,7 +195,7 @@ class Reader(_Counting):
         }
 
     def _write(self, prompt: Prompt) -> str:
-        asked = html.unescape(prompt.messages[1].content)
+        sub_query = html.unescape(prompt.messages[1].content)
         searched = len(prompt.messages) > 2
         shown = [
             (html.unescape(title), html.unescape(text))
@@ -193,12 +203,12 @@ class Reader(_Counting):
             if message.role == "user"
             for title, text in _DOCUMENT.findall(message.content)
         ]
-        if register := re.match(r"Which rows are in register (\w+)\?", asked):
+        if register := re.match(r"Which rows are in register (\w+)\?", sub_query):
             part = [text for title, text in shown if title == register[1]]
             return _reported(part[0]) if part else _searched(register[1])
-        single = _NAMED.fullmatch(asked)
-        columns = [single[1]] if single else re.findall(r"^- (\S+): ", asked, re.MULTILINE)
-        name = " ".join((single[2] if single else asked.partition(":\n- ")[0]).split())
+        single = _NAMED.fullmatch(sub_query)
+        columns = [single[1]] if single else re.findall(r"^- (\S+): ", sub_query, re.MULTILINE)
+        name = " ".join((single[2] if single else sub_query.partition(":\n- ")[0]).split())
         mine = [
             (title, text)
             for title, text in shown
@@ -208,14 +218,14 @@ class Reader(_Counting):
             return _searched(
                 f'"{name}" {" ".join(columns)}' if searched else f"{name} {' '.join(columns)}"
             )
-        found = {column: self._value(column, mine, asked) for column in columns}
-        told = [
-            value if single else f"{column}: {value}" for column, value in found.items() if value
+        values = {column: self._value(column, mine, sub_query) for column in columns}
+        lines = [
+            value if single else f"{column}: {value}" for column, value in values.items() if value
         ]
-        return _reported("\n".join(told) or "not found")
+        return _reported("\n".join(lines) or "not found")
 
-    def _value(self, column: str, pages: Sequence[tuple[str, str]], asked: str) -> str:
-        luck = random.Random(f"{asked}/{column}")
+    def _value(self, column: str, pages: Sequence[tuple[str, str]], sub_query: str) -> str:
+        luck = random.Random(f"{sub_query}/{column}")
         if luck.random() < self._invents:
             if luck.random() < 0.5:
                 self.made_up.add(made := f"{luck.randrange(10**6, 10**7)}")
@@ -240,7 +250,7 @@ def _reported(answer: str) -> str:
 
 
 class Filled:
-    """A run, with what it is to be scored by."""
+    """A run and its gold table."""
 
     def __init__(self, table: GoldTable, run: Run, seconds: float, prompt: int) -> None:
         assert isinstance(run.result, TableRun)
@@ -259,14 +269,14 @@ class Filled:
         assert sum(amount.tokens for amount in (*cost.rows, cost.overhead)) == self.spent.total()
 
     def response(self, line_break: str = "<br>") -> str:
-        """The table as the gateway writes it, or with other line breaks."""
+        """Return the table as the gateway writes it, or with other line breaks."""
         shown = to_markdown(self.table.columns, self.values).replace("<br>", line_break)
         return f"```markdown\n{shown}```"
 
     def supports(self, made_up: Collection[str] = ()) -> dict[str, Counter[Support]]:
         """Count the true, made-up and copied claims of right rows, without keys, by support."""
         gold = {self.table.title(row): row for row in self.table.rows}
-        found: dict[str, Counter[Support]] = {
+        counts: dict[str, Counter[Support]] = {
             "true": Counter(),
             "made up": Counter(),
             "copied": Counter(),
@@ -275,23 +285,23 @@ class Filled:
             named = zip(self.table.columns, values, row.cells, strict=True)
             title = ", ".join(value for column, value, _ in named if column.key)
             for column, cell in zip(self.table.columns, row.cells, strict=True):
-                if not column.key and (wanted := gold.get(title)):
+                if not column.key and (gold_row := gold.get(title)):
                     for claim in cell.claims:
-                        true = _same(claim.value, wanted[column.name])
+                        true = _same(claim.value, gold_row[column.name])
                         kind = "true" if true else "made up" if claim.value in made_up else "copied"
-                        found[kind][claim.support] += 1
-        return found
+                        counts[kind][claim.support] += 1
+        return counts
 
 
-def _same(one: str, other: str) -> bool:
-    return "".join(one.split()) == "".join(other.split())
+def _same(left_cell: str, right_cell: str) -> bool:
+    return "".join(left_cell.split()) == "".join(right_cell.split())
 
 
 async def _filled(
     folder: Path, pages: Pages, tables: Sequence[GoldTable], reader: Reader
 ) -> list[Filled]:
     by_id = {table.id: table for table in tables}
-    found = list[Filled]()
+    filled = list[Filled]()
 
     def write(prompt: Prompt) -> str:
         asked = re.search(r"ws_\w+", prompt.messages[1].content)
@@ -299,7 +309,7 @@ async def _filled(
         return by_id[asked[0]].lead_turn(len(prompt.messages))
 
     class Lead(_Counting):
-        """Knows how many registers there are."""
+        """A lead that knows the number of registers."""
 
     lead = Lead(write, "backbone")
     terms: dict[str, Any] = {
@@ -313,17 +323,17 @@ async def _filled(
             before = len(lead.prompts)
             run = await filling.fill_table(table.request, RequestOptions())
             prompts = [
-                sum(_tokens(each.content) for each in prompt.messages)
+                sum(_tokens(message.content) for message in prompt.messages)
                 for prompt in lead.prompts[before:]
             ]
-            found.append(Filled(table, run, time.perf_counter() - began, max(prompts)))
+            filled.append(Filled(table, run, time.perf_counter() - began, max(prompts)))
             lead.prompts.clear()
             reader.prompts.clear()
-    return found
+    return filled
 
 
-async def test_gold_pages(tmp_path: Path) -> None:
-    """All rows with a whole key come back, with all cells that hold a value; what is true is
+async def test_gold_tables_are_filled_from_their_pages(tmp_path: Path) -> None:
+    """All rows with a whole key are found, with all cells that have a value; true values are
     supported.
     """
     tables = [GoldTable(task) for task in read_tasks(DATA)]
@@ -350,7 +360,7 @@ async def test_gold_pages(tmp_path: Path) -> None:
     for group, members in groups.items():
         for name in ways:
             rows.append({"tasks": group, "number": len(members), "rules": name})
-            for metric in (each for each in TableScores.__struct_fields__ if each != "why"):
+            for metric in (field for field in TableScores.__struct_fields__ if field != "why"):
                 rows[-1] |= {
                     metric: 100
                     * fmean(getattr(scores[name, one.table.id], metric) for one in members)
@@ -360,10 +370,12 @@ async def test_gold_pages(tmp_path: Path) -> None:
         rows,
     )
     show("The same", [_sizes(group, members) for group, members in groups.items()])
-    kept = sum(path.stat().st_size for path in (tmp_path / "store").rglob("*") if path.is_file())
+    stored_bytes = sum(
+        path.stat().st_size for path in (tmp_path / "store").rglob("*") if path.is_file()
+    )
     print(
         f"\n{pages.looked_up:,} searches were by title; the store holds "
-        f"{kept / _rows(filled) / 1000:.1f} kB a row."
+        f"{stored_bytes / _rows(filled) / 1000:.1f} kB a row."
     )
     assert (
         fmean(
@@ -376,52 +388,52 @@ async def test_gold_pages(tmp_path: Path) -> None:
 
 
 def _rows(group: Sequence[Filled]) -> int:
-    return sum(len(one.table.rows) for one in group)
+    return sum(len(filled.table.rows) for filled in group)
 
 
 def _sizes(name: str, group: Sequence[Filled]) -> dict[str, object]:
-    """Sizes, costs and pace of some runs."""
-    spent = sum((one.spent for one in group), Counter[str]())
-    true = sum((one.supports()["true"] for one in group), Counter[Support]())
-    cells = [cell for one in group for row in one.table.rows for cell in row.values()]
+    """Return sizes, costs and pace of some runs."""
+    spent = sum((filled.spent for filled in group), Counter[str]())
+    true = sum((filled.supports()["true"] for filled in group), Counter[Support]())
+    cells = [cell for filled in group for row in filled.table.rows for cell in row.values()]
     figures: dict[str, object] = {
         "tasks": name,
         "gold rows": _rows(group),
         "gold cells": len(cells),
     }
     figures |= {
-        "rows": sum(len(one.values) for one in group),
+        "rows": sum(len(filled.values) for filled in group),
         "marks of no value": sum(map(is_blank, cells)),
     }
     figures |= {
-        "asks": sum(len(one.result.asks) for one in group),
+        "asks": sum(len(filled.result.asks) for filled in group),
         "tokens a row": spent.total() / _rows(group),
     }
     figures |= {"of executors": spent["execution"] / spent.total()}
-    figures |= {"lead's largest prompt": max(one.prompt for one in group)}
-    figures |= {"rows a second": _rows(group) / sum(one.seconds for one in group)}
+    figures |= {"lead's largest prompt": max(filled.prompt for filled in group)}
+    figures |= {"rows a second": _rows(group) / sum(filled.seconds for filled in group)}
     return figures | {
         "true claims": true.total(),
         "unsupported": true["unsupported"] / true.total(),
     }
 
 
-async def test_fabrication(tmp_path: Path) -> None:
-    """No passage holds a made-up value. A copied value may be in a passage about its own row, but
-    is hardly ever stated; if it is, this row has the value in another column.
+async def test_fabrications_have_no_support(tmp_path: Path) -> None:
+    """A copied value may be in a passage about its own row, but is hardly ever stated; if it is,
+    this row has the value in another column.
     """
     tables = [GoldTable(task) for task in read_tasks(DATA) if task.rows <= 60]
     reader = Reader(tables, invents=0.1)
     filled = await _filled(tmp_path / "store", Pages(tmp_path, tables), tables, reader)
     supports: dict[str, Counter[Support]] = {}
-    for one in filled:
-        for kind, counts in one.supports(reader.made_up).items():
+    for run in filled:
+        for kind, counts in run.supports(reader.made_up).items():
             supports.setdefault(kind, Counter()).update(counts)
     rows = [
         {
             "claims": kind,
             "number": counts.total(),
-            **{one: counts[one] / counts.total() for one in get_args(Support)},
+            **{support: counts[support] / counts.total() for support in get_args(Support)},
         }
         for kind, counts in supports.items()
     ]

@@ -1,6 +1,4 @@
-"""Scores of responses: cases that were worked out by hand, the judge, and what holds for every
-table.
-"""
+"""Scores of responses: cases worked out by hand, the judge, and properties of every table."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +34,7 @@ WHOLE = TableScores(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 
 def values(scores: TableScores) -> tuple[float, ...]:
-    """Success, then precision, recall and F1 of rows, then of items."""
+    """Return success, then precision, recall and F1 of rows, then of items."""
     return tuple(
         round(getattr(scores, name), 6) for name in TableScores.__struct_fields__ if name != "why"
     )
@@ -48,84 +46,89 @@ def values(scores: TableScores) -> tuple[float, ...]:
         # Of two rows of three, all right: 2/2, 2/3, F1 = 2 * 1 * (2/3) / (5/3) = 0.8; items 4/4,
         # 4/6.
         (["|Ada|1815|", "|Alan|1912|"], (0, 1, 2 / 3, 0.8, 1, 2 / 3, 0.8), None),
-        # One of four rows is not there, one year is wrong: rows 2/4, 2/3, items (2 + 2 + 1)/8, 5/6.
+        # One of four rows is missing, one year is wrong: rows 2/4, 2/3, items (2 + 2 + 1)/8, 5/6.
         (
             ["|Ada|1815|", "|Alan|1912|", "|Grace|7|", "|Edsger|1930|"],
             (0, 0.5, 2 / 3, 4 / 7, 5 / 8, 5 / 6, 5 / 7),
             None,
         ),
-        # Raw repeats are dropped, the first is kept.
+        # Raw repetitions are dropped; the first is kept.
         (["|Ada|1815|", "|Ada|9|", "|Alan|1912|", "|Grace|1906|"], (1, 1, 1, 1, 1, 1, 1), None),
         (
             ["|Ada|9|", "|Ada|1815|", "|Alan|1912|", "|Grace|1906|"],
             (0,) + (2 / 3,) * 3 + (5 / 6,) * 3,
             None,
         ),
-        # Keys that are equal only once normalised count twice: 4/4, 4/3, F1 = 2 * (4/3) / (7/3) =
-        # 8/7.
+        # Keys that are equal only after normalisation count twice: 4/4, 4/3,
+        # F1 = 2 * (4/3) / (7/3) = 8/7.
         (
             ["|Ada|1815|", "|A da|1815|", "|Alan|1912|", "|Grace|1906|"],
             (0, 1, 4 / 3, 8 / 7, 1, 4 / 3, 8 / 7),
             (1, 1, 1, 1, 1, 1, 1),
         ),
-        # A row with a cell too many moves nothing when it is not the first, but spoils all.
+        # A row with an extra cell shifts nothing if it is not the first, but spoils all.
         (["|Ada|1815|", "|Alan|1912|x|", "|Grace|1906|"], (0,) * 7, (1, 1, 1, 1, 1, 1, 1)),
         (["|Ada|1815|", '|"Alan|1912|', "|Grace|1906|"], (0,) * 7, (0,) + (2 / 3,) * 6),
         ([], (0,) * 7, None),
     ],
 )
-async def test_scores(
+async def test_scores_equal_those_worked_out_by_hand(
     rows: list[str], official: tuple[float, ...], strict: tuple[float, ...] | None
 ) -> None:
-    """Strict ones are the same where nothing else stands there."""
-    asked = task(GOLD, TEXT, number(0.0))
+    """Strict scores are equal unless given separately."""
+    scored_task = task(GOLD, TEXT, number(0.0))
     response = fenced(*HEADER, *rows)
-    assert values(await scored(asked, response)) == pytest.approx(official, abs=1e-6)
-    assert values(await scored(asked, response, "strict")) == pytest.approx(
+    assert values(await scored(scored_task, response)) == pytest.approx(official, abs=1e-6)
+    assert values(await scored(scored_task, response, "strict")) == pytest.approx(
         strict or official, abs=1e-6
     )
 
 
-async def test_columns() -> None:
-    """One that is missing, or one too many, is 0 officially. Strictly, its cells are wrong, or
-    it is ignored.
-    """
-    asked = task(GOLD, TEXT, number(0.0))
-    more = fenced(
+async def test_a_missing_or_extra_column_scores_zero_officially() -> None:
+    """In strict scores, its cells are wrong, or it is ignored."""
+    scored_task = task(GOLD, TEXT, number(0.0))
+    extra = fenced(
         "|name|year|place|", "|---|---|---|", "|Ada|1815|x|", "|Alan|1912|y|", "|Grace|1906|z|"
     )
     fewer = fenced("|name|of|", "|---|---|", "|Ada|x|", "|Alan|y|")
-    other = fenced("|who|year|", "|---|---|", "|Ada|1815|")
-    for response, why in ((more, "name, year, place"), (fewer, "name, of"), (other, "who, year")):
-        scores = await scored(asked, response)
+    missing = fenced("|who|year|", "|---|---|", "|Ada|1815|")
+    for response, why in (
+        (extra, "name, year, place"),
+        (fewer, "name, of"),
+        (missing, "who, year"),
+    ):
+        scores = await scored(scored_task, response)
         assert (values(scores), scores.why) == (
             (0,) * 7,
             f"its columns are {why}, and those of the task are name, year",
         )
-    assert await scored(asked, more, "strict") == WHOLE
+    assert await scored(scored_task, extra, "strict") == WHOLE
     # Items: two names of two names, and of six cells.
-    assert values(await scored(asked, fewer, "strict")) == pytest.approx(
+    assert values(await scored(scored_task, fewer, "strict")) == pytest.approx(
         (0, 0, 0, 0, 1, 1 / 3, 0.5)
     )
-    assert (await scored(asked, other, "strict")).why.startswith("its columns are who, year, ")
+    assert (await scored(scored_task, missing, "strict")).why.startswith(
+        "its columns are who, year, "
+    )
 
 
-async def test_a_table_that_scores_nothing_says_why() -> None:
-    """An empty one, and one whose rows are others."""
-    asked = task(GOLD, TEXT, number(0.0))
+async def test_a_score_of_zero_has_a_reason() -> None:
+    """The table is empty, or has other rows."""
+    scored_task = task(GOLD, TEXT, number(0.0))
     strangers = fenced(*HEADER, "|Kurt|1906|", "|Emmy|1882|")
     for rules in ("official", "strict"):
-        assert (await scored(asked, fenced(*HEADER), rules)).why == "its table has no rows"
-        said = (await scored(asked, strangers, rules)).why.casefold()
-        assert said.startswith(
+        assert (await scored(scored_task, fenced(*HEADER), rules)).why == "its table has no rows"
+        reason = (await scored(scored_task, strangers, rules)).why.casefold()
+        assert reason.startswith(
             "none of its 2 rows has the key of a right one; its first is ('kurt',)"
         )
-    assert (await scored(asked, fenced(*HEADER, "|Ada|1|"), "strict")).why == ""
+    assert (await scored(scored_task, fenced(*HEADER, "|Ada|1|"), "strict")).why == ""
 
 
-async def test_types_decide_officially() -> None:
-    """A whole column of numbers is read as such: "007" is 7, and one missing value makes all
-    the others floats.
+async def test_types_of_columns_change_official_scores() -> None:
+    """A whole column of numbers is read as such:
+
+    "007" is 7, and one missing value makes all others floats.
     """
     text = task("name,code\na,007\nb,12\nc,13", TEXT, TEXT)
     assert (
@@ -141,19 +144,29 @@ async def test_types_decide_officially() -> None:
     assert await scored(flags, fenced("|name|open|", "|---|---|", "|a|true|", "|b|False|")) == WHOLE
 
 
-async def test_each_metric_is_a_column_officially() -> None:
-    """So a column with two of them counts twice among the items; strictly, a cell is right by
+async def test_each_metric_counts_as_a_column_officially() -> None:
+    """A column with two metrics counts twice among the items; in strict scores, a cell is right by
     both.
     """
-    twice = task("name,word\na,Xy\nb,z", TEXT, Rule(("norm_str",), ("exact_match", "in_match")))
+    two_metrics = task(
+        "name,word\na,Xy\nb,z", TEXT, Rule(("norm_str",), ("exact_match", "in_match"))
+    )
     response = fenced("|name|word|", "|---|---|", "|a|x|", "|b|z|")
     # Row a: 1, 0, 1, row b: 1, 1, 1; rows 1/2, items 5/4.
-    assert values(await scored(twice, response)) == (0, 0.5, 0.5, 0.5, 1.25, 1.25, 1.25)
-    assert values(await scored(twice, response, "strict")) == (0, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75)
+    assert values(await scored(two_metrics, response)) == (0, 0.5, 0.5, 0.5, 1.25, 1.25, 1.25)
+    assert values(await scored(two_metrics, response, "strict")) == (
+        0,
+        0.5,
+        0.5,
+        0.5,
+        0.75,
+        0.75,
+        0.75,
+    )
 
 
-async def test_the_originals_second_way_to_success() -> None:
-    """Where no key is aligned, equal tables are right, though "nan" is near no number."""
+async def test_equal_tables_succeed_officially_without_aligned_keys() -> None:
+    """This holds even though "nan" is near no number."""
     numbers = task("id,count\n1,\n2,5", number(0.0), rule("norm_str", "number_near", 0.0))
     same = fenced("|id|count|", "|---|---|", "|2|5|", "|1||")
     moved = fenced("|count|id|", "|---|---|", "|5|2|", "||1|")
@@ -161,16 +174,16 @@ async def test_the_originals_second_way_to_success() -> None:
     assert values(await scored(numbers, moved)) == (0, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75)
 
 
-async def test_an_exception_is_zero_officially() -> None:
-    """One URL that is none spoils the whole response."""
+async def test_an_exception_scores_zero_officially() -> None:
+    """One invalid URL spoils the whole response."""
     sites = task("name,site\na,http://a.org\nb,http://b.org", TEXT, rule("norm_str", "url_match"))
     response = fenced("|name|site|", "|---|---|", "|a|http://a.org|", "|b|http://[b|")
     assert (await scored(sites, response)).why == "Invalid IPv6 URL"
     assert values(await scored(sites, response, "strict")) == (0, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75)
 
 
-async def test_dates() -> None:
-    """Both sides are days, so that times of day make no difference officially."""
+async def test_dates_are_compared_by_day() -> None:
+    """Times of day make no official difference."""
     founded = task("name,founded\na,2021-03-05\nb,2021-03-05\nc,2021-03-05", TEXT, DATE)
     days = fenced(
         "|name|founded|", "|---|---|", "|a|5 April 2021|", "|b|2021-04-06 09:00|", "|c|unknown|"
@@ -179,21 +192,21 @@ async def test_dates() -> None:
 
 
 def judge(answer: Callable[[Prompt], Answer]) -> tuple[CellJudge, ScriptedModel]:
-    """A judge, and the model that answers for it."""
+    """A judge and its model."""
     model = ScriptedModel(answer, "judge")
     return CellJudge(Role("judge", model, "overwritten", Sampling())), model
 
 
-def says(found: object) -> str:
-    """A judge's reply; only its last block counts."""
-    return f'Well.\n```json\n{{"x": 1}}\n```\nSo:\n```json\n{json.dumps(found)}\n```'
+def says(matches: object) -> str:
+    """Return a judge's reply, of which only the last block counts."""
+    return f'Well.\n```json\n{{"x": 1}}\n```\nSo:\n```json\n{json.dumps(matches)}\n```'
 
 
 async def test_the_judge_aligns_names_and_keys_and_scores_cells() -> None:
-    """It is asked for columns whose names differ, for key columns, and once for each column of
-    cells; what it is shown is JSON, and cells are normalised before.
+    """It is called for columns whose names differ, for key columns, and once for each column of
+    cells. Its prompts have JSON, and cells are normalised before.
     """
-    asked = task('name,place\nAda,"New York"\nAlan,Berlin', TEXT, JUDGED)
+    scored_task = task('name,place\nAda,"New York"\nAlan,Berlin', TEXT, JUDGED)
     response = fenced("|who|place|", "|---|---|", "|Lady Ada|N.Y. |", "|Alan|Bonn|")
     replies = {
         "who": {"who": "name"},
@@ -206,7 +219,7 @@ async def test_the_judge_aligns_names_and_keys_and_scores_cells() -> None:
         )
     )
     # Rows 1/2, items (2 + 1)/4.
-    assert values(await scored(asked, response, "official", asking)) == (
+    assert values(await scored(scored_task, response, "official", asking)) == (
         0,
         0.5,
         0.5,
@@ -224,7 +237,7 @@ async def test_the_judge_aligns_names_and_keys_and_scores_cells() -> None:
         "You match names",
         "You compare answers with right answers",
     }
-    assert values(await scored(asked, response, "strict", asking)) == (
+    assert values(await scored(scored_task, response, "strict", asking)) == (
         0,
         0.5,
         0.5,
@@ -247,20 +260,25 @@ async def test_the_judge_aligns_names_and_keys_and_scores_cells() -> None:
         ContextTooLong("it is", endpoint="there"),
     ],
 )
-async def test_a_judge_who_says_nothing(reply: Answer) -> None:
-    """Aligns nothing, and every cell of the column is wrong; strictly, equal ones are right all
-    the same.
-    """
+async def test_a_silent_judge_aligns_nothing(reply: Answer) -> None:
+    """Every cell of the column is wrong; in strict scores, equal cells are right."""
     asking, _ = judge(lambda _prompt: reply)
-    asked = task("name,place\nAda,London\nAlan,Berlin", TEXT, JUDGED)
+    scored_task = task("name,place\nAda,London\nAlan,Berlin", TEXT, JUDGED)
     response = fenced("|name|place|", "|---|---|", "|Ada|London|", "|Alan|Berlin|")
-    assert values(await scored(asked, response, "official", asking)) == (0, 0, 0, 0, 0.5, 0.5, 0.5)
+    assert values(await scored(scored_task, response, "official", asking)) == (
+        0,
+        0,
+        0,
+        0,
+        0.5,
+        0.5,
+        0.5,
+    )
     assert asking.unreadable == 2
-    assert await scored(asked, response, "strict", asking) == WHOLE
+    assert await scored(scored_task, response, "strict", asking) == WHOLE
 
 
-async def test_verdicts_that_are_none() -> None:
-    """Names that are left out, and what is no number, are wrong."""
+async def test_missing_and_invalid_verdicts_are_wrong() -> None:
     asking, _ = judge(lambda _prompt: says({"idx_0": True, "idx_1": "1"}))
     assert await asking.scores([("a", "b"), ("c", "d"), ("e", "f")], "any") == [1.0, 0.0, 0.0]
 
@@ -270,32 +288,35 @@ CELLS = st.text(st.sampled_from('aAbß |\\*\n"0123456789.,%-年é\u3000'), max_s
 
 @st.composite
 def gold_tables(draw: st.DrawFn) -> Task:
-    """Tasks with keys that differ once normalised, and cells of any kind."""
+    """Return tasks with keys that differ after normalisation, and any cells."""
     rules = draw(
         st.lists(
             st.sampled_from([TEXT, JUDGED, number(0.05), rule("norm_str", "url_match")]), max_size=3
         )
     )
-    keys = [f"key {at}" for at in range(draw(st.integers(1, 5)))]
-    table = {"name": keys} | {f"c{at}": [draw(CELLS) for _ in keys] for at in range(len(rules))}
+    keys = [f"key {position}" for position in range(draw(st.integers(1, 5)))]
+    table = {"name": keys} | {
+        f"c{position}": [draw(CELLS) for _ in keys] for position in range(len(rules))
+    }
     return Task("t", "?", "en", "", ("name",), dict(zip(table, [TEXT, *rules], strict=True)), table)
 
 
 @given(gold_tables(), st.randoms(use_true_random=False))
-async def test_the_gold_table_is_right(asked: Task, random: Random) -> None:
-    """The gold table is right under strict rules, in any order of rows and columns."""
-    rows = list(zip(*asked.gold.values(), strict=True))
+async def test_the_gold_table_is_right(scored_task: Task, random: Random) -> None:
+    """This holds for strict rules, in any order of rows and columns."""
+    rows = list(zip(*scored_task.gold.values(), strict=True))
     random.shuffle(rows)
-    shuffled: Table = dict(zip(asked.gold, map(list, zip(*rows, strict=True)), strict=True))
-    for table in (asked.gold, shuffled, dict(reversed(shuffled.items()))):
-        assert await scored(asked, f"Found:\n\n{markdown(table)}\n", "strict") == WHOLE
+    shuffled: Table = dict(zip(scored_task.gold, map(list, zip(*rows, strict=True)), strict=True))
+    for table in (scored_task.gold, shuffled, dict(reversed(shuffled.items()))):
+        assert await scored(scored_task, f"Found:\n\n{markdown(table)}\n", "strict") == WHOLE
 
 
 @given(gold_tables(), gold_tables())
-async def test_strict_scores_are_shares(asked: Task, other: Task) -> None:
-    """Strict scores of any answer are between 0 and 1."""
+async def test_strict_scores_are_shares(scored_task: Task, answer: Task) -> None:
+    """Scores of any answer are between 0 and 1."""
     assert all(
-        0 <= value <= 1 for value in values(await scored(asked, markdown(other.gold), "strict"))
+        0 <= value <= 1
+        for value in values(await scored(scored_task, markdown(answer.gold), "strict"))
     )
 
 
@@ -307,11 +328,13 @@ NOT_OFFICIALLY = {
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="WideSearch's tasks are not there")
-async def test_the_gold_tables_of_the_benchmark_are_right() -> None:
-    """All of them strictly, and officially all but three."""
+async def test_the_benchmark_s_gold_tables_are_right() -> None:
+    """All are right strictly, and all but three officially."""
     wrong = set()
-    for asked in read_tasks(DATA):
-        response = f"```markdown\n{markdown(asked.gold, line_break=' ')}\n```"
-        assert await scored(asked, response, "strict") == WHOLE, asked.instance_id
-        wrong |= {asked.instance_id} if await scored(asked, response) != WHOLE else set()
+    for scored_task in read_tasks(DATA):
+        response = f"```markdown\n{markdown(scored_task.gold, line_break=' ')}\n```"
+        assert await scored(scored_task, response, "strict") == WHOLE, scored_task.instance_id
+        wrong |= (
+            {scored_task.instance_id} if await scored(scored_task, response) != WHOLE else set()
+        )
     assert wrong == NOT_OFFICIALLY.keys()

@@ -1,6 +1,4 @@
-"""Tables in responses: as WideSearch's evaluator reads them, as they are meant, and hostile
-ones.
-"""
+"""Tables in responses: by WideSearch's reader, by the plain reader, and hostile ones."""
 
 import time
 from collections.abc import Callable
@@ -14,13 +12,13 @@ BORDER = "|---|---|"
 
 
 @pytest.mark.parametrize(
-    ("response", "found"),
+    ("response", "expected"),
     [
-        # The first fence alone
+        # Only the first fence counts
         (fenced("| Na Me | B |", BORDER, "| x | y |"), {"name": ["x"], "b": ["y"]}),
         ("Text.\n\n|a|b|\n|---|---|\n|x|y|\nMore.\n|later|z|", {"a": ["x"], "b": ["y"]}),
         ("See a|b|\n|---|---|\n|x|y|\n", {"b": ["y"]}),  # the first column is lost
-        # Nothing need stand under the header
+        # Nothing is required under the header
         ("|a|b|\n|x|y|\n|z|w|", {"a": ["x", "z"], "b": ["y", "w"]}),
         ("|a|b|\n|-|- -|\n|x|y|", {"a": ["x"], "b": ["y"]}),
         (fenced("a | b", "x | y"), {"a": ["x"], "b": ["y"]}),  # no outer borders
@@ -40,13 +38,13 @@ BORDER = "|---|---|"
         (fenced("The", "x|Unnamed y|b", "u|v|w"), {"x": ["u"], "b": ["w"]}),
         (fenced("|a|a|b|", "|x|y|z|"), {"a": ["x"], "a.1": ["y"], "b": ["z"]}),
         (fenced("|a|b|"), {"a": [], "b": []}),
-        # A quoted cell goes on
+        # A quoted cell continues
         (fenced("|a|b|", '|"x|y|', '|u"|v|'), {"a": ["x|y|\n|u"], "b": ["v"]}),
     ],
 )
-def test_the_official_reader(response: str, found: Table) -> None:
-    """Worked out by hand, from the evaluator's rules."""
-    assert official_table(response) == found
+def test_the_official_reader_follows_the_evaluator(response: str, expected: Table) -> None:
+    """Expected tables were derived by hand from the evaluator's rules."""
+    assert official_table(response) == expected
 
 
 @pytest.mark.parametrize(
@@ -61,8 +59,7 @@ def test_the_official_reader(response: str, found: Table) -> None:
         (fenced("The", "a b|ab", "x|y"), "two columns have the same name"),
     ],
 )
-def test_no_official_table(response: str, why: str) -> None:
-    """Each of these scores 0."""
+def test_responses_without_an_official_table_score_zero(response: str, why: str) -> None:
     with pytest.raises(Unreadable, match=why):
         official_table(response)
 
@@ -85,15 +82,13 @@ def test_no_official_table(response: str, why: str) -> None:
         ("18446744073709551615 0", "18446744073709551615 0"),
     ],
 )
-def test_types(column: str, text: str) -> None:
-    """A column of numbers or of truth values is written as pandas writes it, any other as it
-    stands.
-    """
+def test_typed_columns_are_written_like_pandas(column: str, text: str) -> None:
+    """They are columns of numbers or of truth values; any other is unchanged."""
     assert typed(column.split(" ")) == text.split(" ")
 
 
 @pytest.mark.parametrize(
-    ("response", "found"),
+    ("response", "expected"),
     [
         (
             fenced("| **Na Me** | B |", "|:---|---:|", '| "x | y\\|z |'),
@@ -106,13 +101,13 @@ def test_types(column: str, text: str) -> None:
         ),
     ],
 )
-def test_the_plain_reader(response: str, found: Table) -> None:
-    """Cells keep their text; extra cells are dropped, missing ones are empty."""
-    assert plain_table(response) == found
+def test_the_plain_reader_keeps_texts(response: str, expected: Table) -> None:
+    """Extra cells are dropped, missing cells are empty."""
+    assert plain_table(response) == expected
 
 
-def test_no_plain_table() -> None:
-    """A table has a line of dashes under its header."""
+def test_a_plain_table_needs_a_line_of_dashes() -> None:
+    """It is under the header."""
     with pytest.raises(Unreadable, match="a line of dashes"):
         plain_table("|a|b|\n|x|y|")
 
@@ -134,7 +129,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("read", [official_table, plain_table])
 def test_hostile_responses_end(read: Callable[[str], Table], kind: str, times: int) -> None:
-    """Some seconds for each megabyte: a table, or a reason why there is none."""
+    """The result is a table or a reason, within seconds for each megabyte."""
     begun = time.process_time()
     try:
         table = read(HOSTILE[kind] * times)

@@ -1,6 +1,4 @@
-"""`rolegate bench widesearch`: files in and out, runs of a task, a gateway that is asked, a
-judge, and refusals.
-"""
+"""`rolegate bench widesearch`: files, runs of a task, a gateway, a judge, and refusals."""
 
 import csv
 import json
@@ -33,7 +31,7 @@ HALF = fenced("|name|year|", "|---|---|", "|Ada|1815|")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two tasks, one of either language."""
+    """Two tasks, one of each language."""
     rules = TEXT, number(0.0)
     return written(
         tmp_path / "tasks", [task(GOLD, *rules), task(GOLD, *rules, name="t2", language="zh")]
@@ -41,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def responses(folder: Path, *lines: tuple[str, str | None]) -> Path:
-    """A file of these responses."""
+    """Write a file of these responses."""
     path = folder / "responses.jsonl"
     rows = [
         json.dumps({"instance_id": name, "response": response, "trial_idx": 7})
@@ -52,7 +50,7 @@ def responses(folder: Path, *lines: tuple[str, str | None]) -> Path:
 
 
 def figures(out: Path) -> dict[str, dict[str, list[float]]]:
-    """Scores by table and group: success, then those of rows and of items."""
+    """Return scores by table and group: success, then those of rows and of items."""
     tables = json.loads(out.read_bytes())["tables"]
     return {
         table["key"]: {
@@ -63,27 +61,31 @@ def figures(out: Path) -> dict[str, dict[str, list[float]]]:
     }
 
 
-def test_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A task's mean and best, then the mean over tasks. t1 is right once and half right once, t2
-    half and not at all. Half a table has rows 1/1, 1/2, 2/3.
+def test_runs_are_averaged_by_task(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The figures have a task's mean and best, then the mean over tasks. t1 is right once and half
+    right once, t2 half right once and wrong once. Half a table has rows 1/1, 1/2, 2/3.
     """
     file = responses(folder, ("t1", HALF), ("t2", None), ("t1", RIGHT), ("t2", HALF), ("t2", RIGHT))
     out = tmp_path / "out"
-    told = tmp_path / "figures.json"
-    options = f"--tasks {folder} --responses {file} --runs 2 --no-judge --out {out} --json {told}"
+    figures_file = tmp_path / "figures.json"
+    options = (
+        f"--tasks {folder} --responses {file} --runs 2 --no-judge --out {out} --json {figures_file}"
+    )
     assert main(["widesearch", *options.split()]) == 0
-    found = figures(told)
+    scores = figures(figures_file)
     third = 1 / 3
     assert (
-        found["official-Avg"] == found["strict-Avg"]
-        and found["official-Max"] == found["strict-Max"]
+        scores["official-Avg"] == scores["strict-Avg"]
+        and scores["official-Max"] == scores["strict-Max"]
     )
-    assert found["official-Avg"]["en"] == [0.5, *(1, 0.75, round(5 / 6, 6)) * 2]
-    assert found["official-Avg"]["zh"] == [0, *(0.5, 0.25, round(third, 6)) * 2]
-    assert found["official-Avg"]["all"] == [0.25, *(0.75, 0.5, round(7 / 12, 6)) * 2]
-    assert found["official-Max"]["en"] == [1, *(1, 1, 1) * 2]
-    assert found["official-Max"]["up to 12 rows"] == [0.5, *(1, 0.75, round(5 / 6, 6)) * 2]
-    assert list(found["strict-Avg"]) == ["all", "en", "zh", "up to 12 rows"]
+    assert scores["official-Avg"]["en"] == [0.5, *(1, 0.75, round(5 / 6, 6)) * 2]
+    assert scores["official-Avg"]["zh"] == [0, *(0.5, 0.25, round(third, 6)) * 2]
+    assert scores["official-Avg"]["all"] == [0.25, *(0.75, 0.5, round(7 / 12, 6)) * 2]
+    assert scores["official-Max"]["en"] == [1, *(1, 1, 1) * 2]
+    assert scores["official-Max"]["up to 12 rows"] == [0.5, *(1, 0.75, round(5 / 6, 6)) * 2]
+    assert list(scores["strict-Avg"]) == ["all", "en", "zh", "up to 12 rows"]
     page = (out / "report.md").read_text("utf-8")
     assert page.startswith("# WideSearch: 2 tasks, N = 2, without a judge: equal cells are right\n")
     assert page in capsys.readouterr().out
@@ -99,7 +101,7 @@ def test_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("--runs 1 --no-judge", "nothing to score; give --responses FILE, or --address HOST:PORT."),
         ("--runs 1 --responses r.jsonl", "give --no-judge, or --judge with --config"),
@@ -114,17 +116,17 @@ def test_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ),
     ],
 )
-def test_options(
-    folder: Path, tmp_path: Path, options: str, said: str, capsys: pytest.CaptureFixture[str]
+def test_impossible_options_are_refused(
+    folder: Path, tmp_path: Path, options: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Refused, with what to do."""
-    given = ["--tasks", str(folder), "--out", str(tmp_path / "out"), *options.split()]
-    assert main(["widesearch", *given]) == 1
-    assert said in capsys.readouterr().err
+    """The error says what to do."""
+    arguments = ["--tasks", str(folder), "--out", str(tmp_path / "out"), *options.split()]
+    assert main(["widesearch", *arguments]) == 1
+    assert message in capsys.readouterr().err
 
 
-async def test_too_few_responses(folder: Path, tmp_path: Path) -> None:
-    """An error, and no mean over what there is."""
+async def test_too_few_responses_are_an_error(folder: Path, tmp_path: Path) -> None:
+    """There is no mean over the others."""
     file = responses(folder, ("t1", HALF), ("t2", RIGHT), ("t1", RIGHT))
     options = Options(tasks=folder, responses=file, runs=2, no_judge=True, out=tmp_path / "out")
     with pytest.raises(
@@ -133,11 +135,11 @@ async def test_too_few_responses(folder: Path, tmp_path: Path) -> None:
         await measure(options)
 
 
-def test_tasks_that_cannot_be_read(folder: Path) -> None:
-    """Each is refused with its file, and its line."""
+def test_unreadable_tasks_are_refused(folder: Path) -> None:
+    """The error has the file and the line."""
     gold = folder / "gold/t2.csv"
     tasks = folder / "tasks.jsonl"
-    kept = gold.read_bytes(), tasks.read_text("utf-8")
+    originals = gold.read_bytes(), tasks.read_text("utf-8")
     for content, why in (
         (b"name\nAda", "has no rows under year; add them"),
         (b"name,year", "has no rows under name, year"),
@@ -150,8 +152,8 @@ def test_tasks_that_cannot_be_read(folder: Path) -> None:
     gold.unlink()
     with pytest.raises(BadCorpus, match=r"gold/t2.csv: cannot be read .*No such file"):
         read_tasks(folder)
-    gold.write_bytes(kept[0])
-    for before, after, why in (
+    gold.write_bytes(originals[0])
+    for original, damaged, why in (
         ("number_near", "number_far", r"evaluation: Invalid enum value 'number_far'"),
         ("eval_pipeline", "pipeline", "evaluation: Object missing required field `eval_pipeline`"),
         (
@@ -160,7 +162,7 @@ def test_tasks_that_cannot_be_read(folder: Path) -> None:
             "unique_columns is empty; name every column",
         ),
     ):
-        tasks.write_text(kept[1].replace(before, after), "utf-8")
+        tasks.write_text(originals[1].replace(original, damaged), "utf-8")
         with pytest.raises(BadCorpus, match=rf"tasks.jsonl:1: .*{why}"):
             read_tasks(folder)
     tasks.write_text("\n", "utf-8")
@@ -168,9 +170,10 @@ def test_tasks_that_cannot_be_read(folder: Path) -> None:
         read_tasks(folder)
 
 
-async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
-    """Each run of each task is asked once; the same command asks failed ones again. The figures
-    have the tokens.
+async def test_a_gateway_is_asked_for_missing_responses(tmp_path: Path) -> None:
+    """Each run of each task is asked once; the same command repeats failed ones.
+
+    The figures have the tokens.
     """
     names = [f"t{number}" for number in range(3)]
     world = World(4)
@@ -188,7 +191,7 @@ async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
         return block("Which cities does part 1 list?") if len(prompt.messages) == 2 else STOP
 
     out = tmp_path / "out"
-    told = tmp_path / "figures.json"
+    figures_file = tmp_path / "figures.json"
     async with gateway(tmp_path / "store", world, delegator=ScriptedModel(delegates)) as (
         real,
         archive,
@@ -200,8 +203,8 @@ async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
             with pytest.raises(BadRequest, match=r"2 of 6 questions failed; run the same command"):
                 await measure(options)
             down = False
-            found = await measure(options)
-            assert await measure(options) == found
+            measured = await measure(options)
+            assert await measure(options) == measured
         finally:
             await server.drain(1.0)
         runs = (await archive.list(RunFilter(kind="table"), 20)).runs
@@ -212,9 +215,9 @@ async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
     assert sorted(line["instance_id"] for line in kept) == sorted(2 * names)
     (response,) = {line["response"] for line in kept}
     assert response.splitlines()[:4:3] == ["```markdown", "| Kruaa | Ana Kruaason | 1000 |"]
-    write_json(told, found)
-    assert figures(told)["official-Avg"]["all"] == [1.0] * 7
-    *_, tokens = found.tables
+    write_json(figures_file, measured)
+    assert figures(figures_file)["official-Avg"]["all"] == [1.0] * 7
+    *_, tokens = measured.tables
     assert tokens.columns == (
         "tasks",
         "responses",
@@ -229,8 +232,8 @@ async def test_a_gateway_is_asked_for_what_lacks(tmp_path: Path) -> None:
     assert (every, a_cell) == (pytest.approx(spent / 6), pytest.approx(spent / 6 / 12))
 
 
-async def test_what_a_gateway_is_asked_for(tmp_path: Path) -> None:
-    """The task's columns and keys, with types where the metric tells one, and nothing else."""
+async def test_a_gateway_gets_columns_keys_and_types(tmp_path: Path) -> None:
+    """It gets nothing else of the task; types follow from the metrics."""
     rules = (
         JUDGED,
         number(0.1),
@@ -268,19 +271,18 @@ async def test_what_a_gateway_is_asked_for(tmp_path: Path) -> None:
     ]
 
 
-def test_two_files(folder: Path, tmp_path: Path) -> None:
-    """Two files of responses are compared with an interval that pairs them by task."""
+def test_two_files_are_compared_by_task(folder: Path, tmp_path: Path) -> None:
+    """The difference has an interval of pairs."""
     file = responses(folder, ("t1", RIGHT), ("t2", RIGHT))
-    told = tmp_path / "figures.json"
-    other = responses(tmp_path, ("t1", HALF), ("t2", HALF))
-    options = (
-        f"--tasks {folder} --responses {file} --against {other} --runs 1 --no-judge --json {told}"
-    )
+    figures_file = tmp_path / "figures.json"
+    second_file = responses(tmp_path, ("t1", HALF), ("t2", HALF))
+    files = f"--tasks {folder} --responses {file} --against {second_file}"
+    options = f"{files} --runs 1 --no-judge --json {figures_file}"
     assert main(["widesearch", *options.split(), "--out", str(tmp_path / "out")]) == 0
-    assert figures(told)["strict-difference"]["all"] == [1, *(0, 0.5, round(1 / 3, 6)) * 2]
+    assert figures(figures_file)["strict-difference"]["all"] == [1, *(0, 0.5, round(1 / 3, 6)) * 2]
     (difference,) = [
         table
-        for table in json.loads(told.read_bytes())["tables"]
+        for table in json.loads(figures_file.read_bytes())["tables"]
         if table["key"] == "strict-difference"
     ]
     assert {
@@ -289,8 +291,8 @@ def test_two_files(folder: Path, tmp_path: Path) -> None:
     assert "100.00 (100.00 to 100.00)" in (tmp_path / "out" / "report.md").read_text("utf-8")
 
 
-async def test_a_judge_of_a_config(tmp_path: Path) -> None:
-    """It is asked once for each column, and when the same is scored again, not at all."""
+async def test_the_config_s_judge_is_called_once_per_column(tmp_path: Path) -> None:
+    """Scoring again uses its cached replies."""
     folder = written(
         tmp_path / "tasks", [task("name,place\nAda,London\nAlan,Berlin", TEXT, JUDGED)]
     )
@@ -309,11 +311,11 @@ async def test_a_judge_of_a_config(tmp_path: Path) -> None:
             models=tmp_path / "config.toml",
             out=tmp_path / "out",
         )
-        found = await measure(options)
-        assert await measure(options) == found
+        measured = await measure(options)
+        assert await measure(options) == measured
         assert len(endpoint.bodies) == 2
         assert {body["max_tokens"] for body in endpoint.bodies} == {10240}
-    for table in found.tables:
+    for table in measured.tables:
         assert [round(score.mean, 6) for score in table.rows[0][2:]] == [
             0,
             0.5,
@@ -323,11 +325,11 @@ async def test_a_judge_of_a_config(tmp_path: Path) -> None:
             0.75,
             0.75,
         ]
-    assert "with a judge" in Path(found.page).read_text("utf-8")
+    assert "with a judge" in Path(measured.page).read_text("utf-8")
 
 
-async def test_a_config_without_a_judge(folder: Path, tmp_path: Path) -> None:
-    """Is refused before anything is scored."""
+async def test_a_config_without_a_judge_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Nothing has been scored by then."""
     test_runtime.config(tmp_path)
     file = responses(folder, ("t1", HALF), ("t2", RIGHT))
     config = tmp_path / "config.toml"
