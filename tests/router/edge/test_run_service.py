@@ -229,7 +229,8 @@ async def test_only_the_operator_sees_the_errors_of_tools() -> None:
                     for stored_run in runs
                 ]
                 exported = [item async for item in stub.ExportRuns(pb.ExportRunsRequest())]
-                traces[identity] = [item.trace_json for item in (*responses, *exported)]
+                traces[identity] = [response.trace_json for response in responses]
+                traces[identity] += [item.trace_json for item in exported]
     assert [trace.count("/etc/") for trace in traces[LOCAL]] == [3, 3, 1] * 2
     assert [trace.count("/etc/") for trace in traces[ACME]] == [0] * 6
     assert [trace.count('"error":"failed"') for trace in traces[ACME]] == [3, 3, 1] * 2

@@ -165,7 +165,7 @@ async def test_a_version_that_cannot_be_loaded_is_replaced(lacks: str, traffic: 
     """
     messages: list[str] = []
     record = Record(Traffic(OLD, NEW, "canary", 1.0), lacks=lacks)
-    routing = executors(record, told=messages)
+    routing = executors(record, messages=messages)
     for _ in range(3):
         await routing.refresh()
     assert routing.traffic == traffic
