@@ -133,7 +133,12 @@ def _row(setting: Setting, pairs: Sequence[Sequence[float]]) -> SettingTimes:
     without_s, with_s = map(statistics.median, zip(*pairs, strict=True))
     gain = statistics.median(1 - early_s / late_s for late_s, early_s in pairs)
     fields = msgspec.structs.asdict(setting)
-    return SettingTimes(**fields, without_s=without_s, with_s=with_s, gain=gain)
+    return SettingTimes(
+        **fields,
+        without_s=without_s,
+        with_s=with_s,
+        gain=gain,
+    )
 
 
 class _Paced:

@@ -76,7 +76,11 @@ async def measure(options: Options) -> Figures:
             plain = [Question(question.id, question.text, (question.answer,)) for question in asked]
             async with _bench(mini, work / "held-out", trained) as bench:
                 answered = await answers(
-                    bench, (BASE, *_ARMS), plain, rollouts=1, concurrency=_CONCURRENCY
+                    bench,
+                    (BASE, *_ARMS),
+                    plain,
+                    rollouts=1,
+                    concurrency=_CONCURRENCY,
                 )
                 evaluation = evaluation_of(answered, bench.config.search, 1, None)
         counts = {arm: sum(1 for _ in (work / arm / RESULT).open()) for arm in _ARMS}
@@ -91,7 +95,13 @@ async def _write_trajectories(mini: MiniDeployment, work: Path, options: Options
     rollouts = [work / f"world-{seed}" / "rollouts" for seed in options.worlds]
     mix = ",".join(f"{stratum}={count}" for stratum, count in (_SINGLE | _MULTI).items())
     for arm, flags in (("unfiltered", ["--none"]), ("filtered", [])):
-        await run_sft("filter", *rollouts, *flags, f"--mix={mix}", f"--out={work / arm}")
+        await run_sft(
+            "filter",
+            *rollouts,
+            *flags,
+            f"--mix={mix}",
+            f"--out={work / arm}",
+        )
     _write_gold(work / "gold", gold)
 
 
@@ -104,7 +114,12 @@ async def _trained(work: Path, arm: str, student: str) -> Path:
     return out / "model"
 
 
-async def _world(mini: MiniDeployment, work: Path, seed: int, count: int) -> list[FilteredSample]:
+async def _world(
+    mini: MiniDeployment,
+    work: Path,
+    seed: int,
+    count: int,
+) -> list[FilteredSample]:
     """Roll out over a training world; return gold trajectories of its sub-queries."""
     folder = work / f"world-{seed}"
     asked = _export(folder, World(seed, "train"), count)

@@ -113,7 +113,13 @@ class QuestionRunner:
                 failed += error.reason != "MALFORMED_OUTPUT"
 
         count = len(await in_flight(ask, questions, self._concurrency, f"questions, {stage}"))
-        return StageScores(stage, count, right, failed, right / count if count else 0.0)
+        return StageScores(
+            stage,
+            count,
+            right,
+            failed,
+            right / count if count else 0.0,
+        )
 
     async def until_decided(
         self,

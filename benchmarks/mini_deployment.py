@@ -89,5 +89,11 @@ async def mini_deployment(
     async with AsyncExitStack() as stack:
         open_index = partial(open_retriever, config.retrieval, complain, config.engines)
         more_roles = [teacher_role] if teacher and teacher_role else []
-        engines, retriever = await start_engines(config, stack, complain, open_index, more_roles)
+        engines, retriever = await start_engines(
+            config,
+            stack,
+            complain,
+            open_index,
+            more_roles,
+        )
         yield MiniDeployment(config, engines, await stack.enter_async_context(retrieval(retriever)))

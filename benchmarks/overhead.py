@@ -44,30 +44,104 @@ _DOUBLES: dict[str, tuple[Double, ...]] = {
 }
 _FIGURES: dict[Part, list[Wanted]] = {
     "paced": [
-        Wanted("added p50 to P1's, retrieval in the process", p50, "in_process", "P1", at_most=0.8),
-        Wanted("added p50 to P1's, by address", p50, "by_address", "P1", at_most=1.0),
-        Wanted("added p99 to P1's, retrieval in the process", p99, "in_process", "P1", at_most=1.0),
-        Wanted("added p99 to P1's, by address", p99, "by_address", "P1", at_most=1.0),
-        Wanted("CPU to P1's, retrieval in the process", cpu, "in_process", "P1", at_most=0.85),
-        Wanted("CPU to P1's, by address", cpu, "by_address", "P1", at_most=0.85),
-        Wanted("added p50 to P2's, retrieval in the process", p50, "in_process", "P2", at_most=1.5),
-        Wanted("CPU to P2's, retrieval in the process", cpu, "in_process", "P2", at_most=2.4),
+        Wanted(
+            "added p50 to P1's, retrieval in the process",
+            p50,
+            "in_process",
+            "P1",
+            at_most=0.8,
+        ),
+        Wanted(
+            "added p50 to P1's, by address",
+            p50,
+            "by_address",
+            "P1",
+            at_most=1.0,
+        ),
+        Wanted(
+            "added p99 to P1's, retrieval in the process",
+            p99,
+            "in_process",
+            "P1",
+            at_most=1.0,
+        ),
+        Wanted(
+            "added p99 to P1's, by address",
+            p99,
+            "by_address",
+            "P1",
+            at_most=1.0,
+        ),
+        Wanted(
+            "CPU to P1's, retrieval in the process",
+            cpu,
+            "in_process",
+            "P1",
+            at_most=0.85,
+        ),
+        Wanted(
+            "CPU to P1's, by address",
+            cpu,
+            "by_address",
+            "P1",
+            at_most=0.85,
+        ),
+        Wanted(
+            "added p50 to P2's, retrieval in the process",
+            p50,
+            "in_process",
+            "P2",
+            at_most=1.5,
+        ),
+        Wanted(
+            "CPU to P2's, retrieval in the process",
+            cpu,
+            "in_process",
+            "P2",
+            at_most=2.4,
+        ),
         Wanted("the store adds, p50, ms", p50, "store", at_most=2.0),
     ],
     "cpu": [
         Wanted(
-            "SDK's CPU to ours, retrieval in the process", cpu, "SDK", "in_process", at_least=8.0
+            "SDK's CPU to ours, retrieval in the process",
+            cpu,
+            "SDK",
+            "in_process",
+            at_least=8.0,
         ),
-        Wanted("SDK's CPU to ours, by address", cpu, "SDK", "by_address", at_least=8.0),
+        Wanted(
+            "SDK's CPU to ours, by address",
+            cpu,
+            "SDK",
+            "by_address",
+            at_least=8.0,
+        ),
     ],
     "proxy": [
-        Wanted("CPU of LiteLLM's proxy to Complete's", cpu, "LiteLLM", "Complete", at_least=11.0),
         Wanted(
-            "added p50 of LiteLLM's proxy to Complete's", p50, "LiteLLM", "Complete", at_least=7.0
+            "CPU of LiteLLM's proxy to Complete's",
+            cpu,
+            "LiteLLM",
+            "Complete",
+            at_least=11.0,
+        ),
+        Wanted(
+            "added p50 of LiteLLM's proxy to Complete's",
+            p50,
+            "LiteLLM",
+            "Complete",
+            at_least=7.0,
         ),
     ],
     "load": [
-        Wanted("CPU of a question, largest to smallest", cpu, "largest", "smallest", at_most=1.3),
+        Wanted(
+            "CPU of a question, largest to smallest",
+            cpu,
+            "largest",
+            "smallest",
+            at_most=1.3,
+        ),
         Wanted("memory of a question, most in flight, kB", p50, "memory", at_most=40.0),
     ],
 }
@@ -154,7 +228,11 @@ class Bench:
             config = canned_config(folder, [self.base_url], self.retrieval)
             return gateway(config, *_DOUBLES[name])
         return child(
-            "benchmarks.pipelines.process", name, self.base_url, self.retrieval, str(self.folder)
+            "benchmarks.pipelines.process",
+            name,
+            self.base_url,
+            self.retrieval,
+            str(self.folder),
         )
 
     async def compared(self, names: tuple[str, ...], order: Order, rounds: int) -> Rounds:

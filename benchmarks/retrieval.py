@@ -67,7 +67,13 @@ def measure(options: Options) -> Figures:
         folder = options.index or Path(scratch) / "index"
         index, passages_per_s = _indexed(options.data / "corpus.jsonl", folder, embedder)
         found, queries_per_s = _ranked(index, embedder, questions)
-    return Figures(len(index.passages), len(questions), passages_per_s, queries_per_s, found)
+    return Figures(
+        len(index.passages),
+        len(questions),
+        passages_per_s,
+        queries_per_s,
+        found,
+    )
 
 
 def read_questions(path: Path) -> list[BenchmarkQuestion]:

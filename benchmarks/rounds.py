@@ -109,4 +109,12 @@ def figure(wanted: Wanted, measured: Mapping[str, Sequence[Round]]) -> Figure:
     high = quantile(drawn, 0.975)
 
     held = wanted.at_least <= value <= wanted.at_most
-    return Figure(wanted.figure, value, low, high, wanted.at_least, wanted.at_most, held)
+    return Figure(
+        wanted.figure,
+        value,
+        low,
+        high,
+        wanted.at_least,
+        wanted.at_most,
+        held,
+    )

@@ -187,7 +187,15 @@ def filtered(
                 rejected[reason] += 1
                 continue
             seen.add(key)
-            samples.append(FilteredSample(stratum, question.id, question.source, work, ask))
+            samples.append(
+                FilteredSample(
+                    stratum,
+                    question.id,
+                    question.source,
+                    work,
+                    ask,
+                )
+            )
 
     chosen = mixed(samples, mix, seed)
     if len(chosen) < len(samples):
@@ -289,7 +297,13 @@ def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
     cited = cite(points, execution.searches[0].shown)
     later = [point for point, passage in zip(points, cited, strict=True) if not passage]
     early = not later or not _says(later, execution.report.answer)
-    return _not_needed(who, execution, sub_query.capped, early=early, stands=_stands)
+    return _not_needed(
+        who,
+        execution,
+        sub_query.capped,
+        early=early,
+        stands=_stands,
+    )
 
 
 def _reason_in_table(

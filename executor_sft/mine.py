@@ -130,13 +130,25 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
             closed,
             result.max_rows,
         )
-        return Question(run.id, run.request, (), SOURCE, table=table)
+        return Question(
+            run.id,
+            run.request,
+            (),
+            SOURCE,
+            table=table,
+        )
     answer = ""
     if isinstance(result, Trajectory) and result.outcome != "out_of_scope":
         answer = "" if result.answer == NOT_FOUND else result.answer
     ratings = [entry.good for entry in feedback if entry.good is not None]
     rejected = (answer,) if answer and ratings and not ratings[-1] else ()
-    return Question(run.id, run.request, right_answers(feedback), SOURCE, rejected)
+    return Question(
+        run.id,
+        run.request,
+        right_answers(feedback),
+        SOURCE,
+        rejected,
+    )
 
 
 async def _ended(log: Archive, wanted: RunFilter, counts: Counter[str]) -> AsyncIterator[Run]:

@@ -113,7 +113,10 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
     dataset.run(data)
     yield "dataset", ""
     training = train.Options(
-        dataset=data.out, model=student, recipe=options.recipe, out=options.work / "trained"
+        dataset=data.out,
+        model=student,
+        recipe=options.recipe,
+        out=options.work / "trained",
     )
     train.run(training)
     yield "train", ""

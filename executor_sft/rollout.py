@@ -303,7 +303,13 @@ class RolloutWorker:
             for execution in trajectory.executions:
                 evidence += execution.report.evidence
         ledger = self.context().ledger
-        accepted = await self.judge.accepts(question.text, question.golds, answer, ledger, evidence)
+        accepted = await self.judge.accepts(
+            question.text,
+            question.golds,
+            answer,
+            ledger,
+            evidence,
+        )
         return Verdict(matched, accepted, judged=True)
 
 
@@ -503,7 +509,13 @@ def run(options: Options) -> int:
         inputs |= adapter_files(
             named_adapters([options.executor]) | named_adapters([options.delegator])
         )
-        settings = options.settings("limit", "group", "temperature", "executor", "delegator")
+        settings = options.settings(
+            "limit",
+            "group",
+            "temperature",
+            "executor",
+            "delegator",
+        )
         settings |= config_settings(load_config(options.config))
         step = Step.begin(options.out, "rollout", inputs, settings)
     return roll_out_step(step, options, questions, selection)

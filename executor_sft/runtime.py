@@ -247,7 +247,13 @@ async def open_runtime(
     async with AsyncExitStack() as stack:
         opened_cache = stack.enter_context(CallCache.open(cache)) if cache else None
         opened = partial(open_retriever, config.retrieval, log, config.engines)
-        engines, retriever = await start_engines(config, stack, log, opened, list(also.values()))
+        engines, retriever = await start_engines(
+            config,
+            stack,
+            log,
+            opened,
+            list(also.values()),
+        )
         pool = await stack.enter_async_context(ConnectionPool())
         session = await stack.enter_async_context(upstream_session())
         stack.push_async_callback(close_clients)

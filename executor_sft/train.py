@@ -137,7 +137,13 @@ def _train(
     rows = read_rows(options.dataset / ROWS)
     base = options.model
     checkpoints = step.folder / _CHECKPOINTS
-    trainer = _trainer(rows, base, recipe, checkpoints, devices)
+    trainer = _trainer(
+        rows,
+        base,
+        recipe,
+        checkpoints,
+        devices,
+    )
     trainer.train(resume_from_checkpoint=_last_checkpoint(checkpoints))
     save_trained(trainer, base, step.folder / MODEL)
     if not trainer.is_world_process_zero():

@@ -204,12 +204,22 @@ async def _open_upstream(
     """Start engines, and open the retriever, roles and tools. Raises `BadConfig` or `BadIndex`."""
     readiness = Readiness()
     on_change = partial(readiness.report, "retrieval.embedder", ["retrieval"])
-    opened = partial(open_retriever, config.retrieval, log, config.engines, on_change=on_change)
+    opened = partial(
+        open_retriever,
+        config.retrieval,
+        log,
+        config.engines,
+        on_change=on_change,
+    )
     opening = opened if double is None else lambda **_: nullcontext(double)
     judge = _judge(config)
     async with (
         open_upstreams(
-            config, log, opening, [judge] if judge else [], readiness=readiness
+            config,
+            log,
+            opening,
+            [judge] if judge else [],
+            readiness=readiness,
         ) as started,
         tool_pool(config.tools, readiness) as tools,
     ):
@@ -334,7 +344,13 @@ def _gateway(
     vocabulary = config.search.vocabulary
     worker = replace(roles["execution"], executor_version=None)  # not a version of the executor
     with_tools: dict[str, Executes] = {
-        name: new_worker(config, worker, None, upstream.tools.view(manager.tools), manager=name)
+        name: new_worker(
+            config,
+            worker,
+            None,
+            upstream.tools.view(manager.tools),
+            manager=name,
+        )
         for name, manager in config.managers.items()
         if manager.tools
     }
@@ -342,9 +358,19 @@ def _gateway(
         "factorized": Topology(new_search(config.search, roles, executor), roles)
     }
     if upstream.managers:
-        topologies["host"] = new_host(config, roles, upstream.managers, executor, with_tools)
+        topologies["host"] = new_host(
+            config,
+            roles,
+            upstream.managers,
+            executor,
+            with_tools,
+        )
     tables, table_roles = new_tables(
-        config, roles, executor, upstream.managers, with_tools=with_tools
+        config,
+        roles,
+        executor,
+        upstream.managers,
+        with_tools=with_tools,
     )
     return Gateway(
         topologies=topologies,
@@ -377,7 +403,11 @@ async def open_versions(
     rule = None
     if gate.enabled:
         rule = GateRule(
-            gate.margin, _GATE_ERROR, gate.max_tokens_ratio, _GATE_TRIALS, gate.min_right
+            gate.margin,
+            _GATE_ERROR,
+            gate.max_tokens_ratio,
+            _GATE_TRIALS,
+            gate.min_right,
         )
 
     async def traffic() -> Traffic:

@@ -126,7 +126,13 @@ def new_executor(
     limits: ExecutorLimits | None = None,
 ) -> Executor:
     """Return a role's executor, for questions and tables. `limits`: by default the config's."""
-    return new_worker(config, role, retriever, None, limits)
+    return new_worker(
+        config,
+        role,
+        retriever,
+        None,
+        limits,
+    )
 
 
 def new_worker(
@@ -148,8 +154,20 @@ def new_worker(
     own = _with_instructions(own, others)
     limits = limits if retriever else dataclasses.replace(limits, access_k=0)
     long = dataclasses.replace(limits, report_chars=_TABLE_CHARS)
-    agent = Agent(own, retriever, long, EXECUTOR_OF_TABLES, tools)
-    return Executor(role, retriever, limits, forms={TABLE_FORM: agent}, tools=tools)
+    agent = Agent(
+        own,
+        retriever,
+        long,
+        EXECUTOR_OF_TABLES,
+        tools,
+    )
+    return Executor(
+        role,
+        retriever,
+        limits,
+        forms={TABLE_FORM: agent},
+        tools=tools,
+    )
 
 
 def new_wide_search(
@@ -167,7 +185,11 @@ def new_wide_search(
     lead = Delegator(role, config.table.discoveries, STOP, managed=managers is not None)
     names = managers.names if managers else ()
     return WideSearch(
-        lead, managers or executor, config.table, early_dispatch=early, managers=names
+        lead,
+        managers or executor,
+        config.table,
+        early_dispatch=early,
+        managers=names,
     )
 
 
@@ -186,7 +208,15 @@ def new_tables(
         for name, role in _with_others(config, managing).items()
     }
     managers = (
-        new_managers(config, managing, executor, parse_table_turn, with_tools) if managing else None
+        new_managers(
+            config,
+            managing,
+            executor,
+            parse_table_turn,
+            with_tools,
+        )
+        if managing
+        else None
     )
     wide = new_wide_search(config, roles, executor, managers)
     execution = _in_tables(roles["execution"], config.roles.table_execution)
@@ -211,7 +241,11 @@ def executor_limits(search: SearchConfig) -> ExecutorLimits:
     access_k = search.access_k if search.access else 0
     chars = search.access_chars
     return ExecutorLimits(
-        search.max_turns, search.max_searches, search.top_k, access_k=access_k, access_chars=chars
+        search.max_turns,
+        search.max_searches,
+        search.top_k,
+        access_k=access_k,
+        access_chars=chars,
     )
 
 

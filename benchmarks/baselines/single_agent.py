@@ -136,7 +136,13 @@ class SingleAgent:
 
 
 def _trajectory(question: str, work: ContextWindow, outcome: AnswerOutcome) -> Trajectory:
-    execution = Execution(question, NO_EVIDENCE, "reported", tuple(work.searches), Conversation(()))
+    execution = Execution(
+        question,
+        NO_EVIDENCE,
+        "reported",
+        tuple(work.searches),
+        Conversation(()),
+    )
     return Trajectory(NOT_FOUND, outcome, (execution,), answering=work.conversation)
 
 

@@ -52,7 +52,12 @@ async def calls(kind: str, base_url: str) -> AsyncIterator[Call]:
             yield litellm_calls(base_url)
 
 
-async def _serve(kind: str, base_url: str, retrieval: str, folder: str) -> None:
+async def _serve(
+    kind: str,
+    base_url: str,
+    retrieval: str,
+    folder: str,
+) -> None:
     async with calls(kind, base_url) as call, grpc.aio.insecure_channel(retrieval) as channel:
         stub = RetrievalServiceStub(channel)
 

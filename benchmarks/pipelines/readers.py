@@ -179,7 +179,10 @@ def litellm_calls(base_url: str) -> Call:
     async def call(body: dict[str, Any], _name: str) -> PipelineCompletion:
         model = f"openai/{body['model']}"
         reply = await litellm.acompletion(
-            **body | {"model": model}, api_base=base_url, api_key="none", num_retries=0
+            **body | {"model": model},
+            api_base=base_url,
+            api_key="none",
+            num_retries=0,
         )
         choice = reply.choices[0]
         return PipelineCompletion(

@@ -118,7 +118,10 @@ async def measure(options: Options) -> Figures:
 
 
 async def _part(
-    part: Part, folder: Path, store: str, options: Options
+    part: Part,
+    folder: Path,
+    store: str,
+    options: Options,
 ) -> tuple[PartFigures, list[Check]]:
     """Run a part. `store`: URL of an empty database."""
     async with opened_bed(_PARTS[part], folder, store, options.seed) as bed:

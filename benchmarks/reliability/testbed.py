@@ -109,7 +109,13 @@ class TestBed:
         hurried = not columns and self.chance.random() < _HURRIED_SHARE
         if hurried:
             deadline_s = self.chance.uniform(_MIN_S, deadline_s)
-        ended = await ask_until(client, text, deadline_s, hurried=hurried, columns=columns)
+        ended = await ask_until(
+            client,
+            text,
+            deadline_s,
+            hurried=hurried,
+            columns=columns,
+        )
         if ended.outcome.startswith("UNAVAILABLE,"):
             if columns or self.chance.random() < _AGAIN_SHARE:
                 self.cut.append(text)
@@ -136,7 +142,10 @@ class TestBed:
 
 @asynccontextmanager
 async def opened_bed(
-    conditions: Conditions, folder: Path, store: str, seed: int
+    conditions: Conditions,
+    folder: Path,
+    store: str,
+    seed: int,
 ) -> AsyncIterator[TestBed]:
     """Start upstreams behind fault proxies, and write the gateway's config into `folder`. `store`:
     URL of the database.
@@ -147,10 +156,21 @@ async def opened_bed(
     open_upstreams = _deployed if conditions.real else _canned
     async with AsyncExitStack() as stack:
         config, proxies, searching, questions = await open_upstreams(
-            stack, conditions, folder, server, seed
+            stack,
+            conditions,
+            folder,
+            server,
+            seed,
         )
         plans = [*searching, *(proxy.plan for proxy in proxies)]
-        bed = TestBed(config, conditions, proxies, plans, questions, random.Random(seed))
+        bed = TestBed(
+            config,
+            conditions,
+            proxies,
+            plans,
+            questions,
+            random.Random(seed),
+        )
         await stack.enter_async_context(background_tasks(bed.watch()))
         yield bed
 
@@ -159,7 +179,11 @@ _Upstreams = tuple[Path, list[FaultProxy], list[FaultPlan], Iterator[str]]
 
 
 async def _canned(
-    stack: AsyncExitStack, conditions: Conditions, folder: Path, server: dict[str, Any], seed: int
+    stack: AsyncExitStack,
+    conditions: Conditions,
+    folder: Path,
+    server: dict[str, Any],
+    seed: int,
 ) -> _Upstreams:
     """Start simulated models with replicas, and a retrieval service."""
     enter = stack.enter_async_context
@@ -204,7 +228,11 @@ async def _canned(
 
 
 async def _deployed(
-    stack: AsyncExitStack, conditions: Conditions, folder: Path, server: dict[str, Any], seed: int
+    stack: AsyncExitStack,
+    conditions: Conditions,
+    folder: Path,
+    server: dict[str, Any],
+    seed: int,
 ) -> _Upstreams:
     """Start the demo's models on real vLLM, over an unseen world."""
     world = folder / "world"

@@ -105,9 +105,20 @@ def cells_of(plan: Plan) -> list[SweepCell]:
             if pairs.topology != "factorized":
                 name = f"{pairs.topology}: {name}"
             adapter = plan.models[executor].adapter if executor else None
-            own = _with_models(config, plan, name, backbone, None if adapter else executor)
+            own = _with_models(
+                config,
+                plan,
+                name,
+                backbone,
+                None if adapter else executor,
+            )
             cell = SweepCell(
-                name, pairs, backbone, executor, own, Path(adapter) if adapter else None
+                name,
+                pairs,
+                backbone,
+                executor,
+                own,
+                Path(adapter) if adapter else None,
             )
             cells.setdefault(name, cell)
     return list(cells.values())

@@ -52,12 +52,31 @@ def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
             gain = micro(drawn[-1].rows, metric).mean - micro(drawn[0].rows, metric).mean
             label = f"{role} grows, with {fixed}: {100 * gain:+.1f}"
             own_places = [places[name] for name in cells]
-            _plot(axes, own_places, drawn, metric, fmt="o-", color=color, label=label)
+            _plot(
+                axes,
+                own_places,
+                drawn,
+                metric,
+                fmt="o-",
+                color=color,
+                label=label,
+            )
         if all(sizes):
             axes.set_xscale("log")
-        axes.set_xticks([*places.values()], models, rotation=30, ha="right", fontsize=8)
+        axes.set_xticks(
+            [*places.values()],
+            models,
+            rotation=30,
+            ha="right",
+            fontsize=8,
+        )
         axes.set_xticks([], minor=True)
-        axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+        axes.legend(
+            fontsize=7,
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1.0),
+            frameon=False,
+        )
     path = _saved(figure, folder / "figure-2.png")
     yield (
         path,
@@ -81,14 +100,31 @@ def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
         }
         front = pareto_front(point for point in points.values() if point[1] > 0)
         axes.plot(
-            [cost for cost, _ in front], [score for _, score in front], "--", color="0.5", zorder=1
+            [cost for cost, _ in front],
+            [score for _, score in front],
+            "--",
+            color="0.5",
+            zorder=1,
         )
         for name, point in points.items():
             color = _DELEGATION if point in front else _EXECUTION
-            _plot(axes, point[:1], [cells[name]], metric, fmt="o", color=color, label=name)
+            _plot(
+                axes,
+                point[:1],
+                [cells[name]],
+                metric,
+                fmt="o",
+                color=color,
+                label=name,
+            )
         axes.margins(0.15)
         title = "red: Pareto front"
-        figure.legend(loc="outside right upper", fontsize=7, title=title, title_fontsize=7)
+        figure.legend(
+            loc="outside right upper",
+            fontsize=7,
+            title=title,
+            title_fontsize=7,
+        )
         file = f"figure-3-{number}.png" if number > 1 else "figure-3.png"
         path = _saved(figure, folder / file)
         yield path, f"Fig. 3: {metric} against executor tokens, backbone {backbone}; ours"

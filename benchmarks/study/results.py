@@ -80,7 +80,13 @@ def write_plan(
     """Write `plan.json` into the folder of a sweep."""
     parameters = {name: model.parameters for name, model in plan.models.items()}
     question_ids = tuple(question.id for question in questions)
-    kept = KeptPlan(plan.title, question_ids, plan.rollouts, tuple(cells), parameters)
+    kept = KeptPlan(
+        plan.title,
+        question_ids,
+        plan.rollouts,
+        tuple(cells),
+        parameters,
+    )
     write_json(folder / PLAN, kept)
 
 
@@ -174,4 +180,10 @@ def _cell(name: str, rows: Iterable[QuestionResult]) -> CellRows:
     """Return the rows of a cell, in an order that does not depend on their speed."""
     ordered = sorted(rows, key=lambda row: (row.dataset, row.question_id, row.rollout))
     first = ordered[0]
-    return CellRows(name, first.topology, first.backbone, first.executor, tuple(ordered))
+    return CellRows(
+        name,
+        first.topology,
+        first.backbone,
+        first.executor,
+        tuple(ordered),
+    )

@@ -87,7 +87,13 @@ async def measure(options: Options) -> Figures:
             for cell in cells
         }
         task = bar.add_task("sweep", total=sum(map(len, tasks.values())))
-        sweep = Sweep(plan, step.folder, rows, bar.console.print, partial(bar.advance, task))
+        sweep = Sweep(
+            plan,
+            step.folder,
+            rows,
+            bar.console.print,
+            partial(bar.advance, task),
+        )
         left = [cell for cell in cells if tasks[cell.name]]
         if left:
             step.reopen()
@@ -179,12 +185,24 @@ class Sweep:
             )
 
     async def _run_cell(
-        self, cell: SweepCell, runtime: Runtime, judge: Judge | None, tasks: Sequence[Task]
+        self,
+        cell: SweepCell,
+        runtime: Runtime,
+        judge: Judge | None,
+        tasks: Sequence[Task],
     ) -> dict[str, str]:
         async def roll_out(task: Task) -> None:
             question, rollout = task
             seeded = runtime.sampled(self.plan.seed + rollout, self.plan.temperature)
-            self.rows.append(await ask(cell, seeded, judge, question, rollout))
+            self.rows.append(
+                await ask(
+                    cell,
+                    seeded,
+                    judge,
+                    question,
+                    rollout,
+                )
+            )
 
         return await failures(
             roll_out,
@@ -266,7 +284,18 @@ async def _lost_by(
     runtime: Runtime, question: BenchmarkQuestion, result: Trajectory
 ) -> Loss | None:
     """Return the role that lost a wrong answer; None if the run does not show it."""
-    run = Run("", "answer", question.question, "finished", "", result, {}, (), 0.0, 0.0)
+    run = Run(
+        "",
+        "answer",
+        question.question,
+        "finished",
+        "",
+        result,
+        {},
+        (),
+        0.0,
+        0.0,
+    )
     queries = [*question.answers, *(f"{run.request} {gold}" for gold in question.answers)]
     found = await runtime.retriever.search(queries, _LOOKED_AT)
     attribution = attribute(run, question.answers, [passage for some in found for passage in some])

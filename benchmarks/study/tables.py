@@ -58,13 +58,37 @@ def tables_of(study: Study) -> list[ReportTable]:
     differences = _differences(study)
     tables = (
         of("scores", "Scores by data set", _scores(study), note=_SCORES),
-        of("costs", "What an answer costs", _costs(study), note=_COSTS, digits=4),
+        of(
+            "costs",
+            "What an answer costs",
+            _costs(study),
+            note=_COSTS,
+            digits=4,
+        ),
         of("table-1", title_1, _table_1(study)),
         *_tables_2_and_3(study),
-        of("table-4", title_4, _table_4(study), note="Ours.", digits=3),
+        of(
+            "table-4",
+            title_4,
+            _table_4(study),
+            note="Ours.",
+            digits=3,
+        ),
         of("table-5", title_5, _table_5(study)),
-        of("tokens", "Tokens and money by layer", _tokens(study), note=_TOKENS, digits=3),
-        of("losses", "Which role loses wrong answers", _losses(study), note=_LOSSES, digits=1),
+        of(
+            "tokens",
+            "Tokens and money by layer",
+            _tokens(study),
+            note=_TOKENS,
+            digits=3,
+        ),
+        of(
+            "losses",
+            "Which role loses wrong answers",
+            _losses(study),
+            note=_LOSSES,
+            digits=1,
+        ),
         of("differences", "Differences with their intervals", differences, note=_DIFFERENCES),
     )
     return [table for table in tables if table.rows]

@@ -213,7 +213,12 @@ async def _ask(
         )
 
 
-async def _from_gateway(client: AsyncClient, timeout_s: float, task: Task, _run: int) -> Response:
+async def _from_gateway(
+    client: AsyncClient,
+    timeout_s: float,
+    task: Task,
+    _run: int,
+) -> Response:
     columns = [
         pb.Column(name=column.name, key=column.key, type=f"COLUMN_TYPE_{column.type.upper()}")
         for column in columns_of(task)
@@ -233,7 +238,11 @@ async def _from_gateway(client: AsyncClient, timeout_s: float, task: Task, _run:
 
 
 async def _from_models(
-    runtime: Runtime, topology: Writing, timeout_s: float, task: Task, run: int
+    runtime: Runtime,
+    topology: Writing,
+    timeout_s: float,
+    task: Task,
+    run: int,
 ) -> Response:
     loop = writing(runtime.sampled(run), topology)
     context = runtime.context(timeout_s)
@@ -259,7 +268,16 @@ def tables_of(
         ReportTable.of(
             f"{rules}-{key}",
             f"{rules.capitalize()}, {name}@{runs}" + ", less that of the others" * bool(old),
-            [_line(group, tasks, rules, fold, old) for group, tasks in _grouped(scored).items()],
+            [
+                _line(
+                    group,
+                    tasks,
+                    rules,
+                    fold,
+                    old,
+                )
+                for group, tasks in _grouped(scored).items()
+            ],
             note=_NOTE,
         )
         for rules in get_args(RuleSet)

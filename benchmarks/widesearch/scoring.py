@@ -123,7 +123,13 @@ async def _scores_of(
     cells of the paired rows column by column. Raises `Unreadable` and errors of the metrics.
     """
     table, gold = await _tables(task, response, judge, strict=strict)
-    ours, theirs = await _keyed_rows(task, table, gold, judge, strict=strict)
+    ours, theirs = await _keyed_rows(
+        task,
+        table,
+        gold,
+        judge,
+        strict=strict,
+    )
 
     key = partial(_key, task, strict=strict)
     by_key: dict[Hashable, list[Row]] = defaultdict(list)

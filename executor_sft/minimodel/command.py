@@ -114,7 +114,13 @@ def run(options: Options) -> int:
 def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
     """Train the tokenizer of all models on a sample of every kind of conversation."""
     backbone = conversations("backbone", system, 0)
-    executor = conversations("executor", system, 10, two_searches=True, passages=3)
+    executor = conversations(
+        "executor",
+        system,
+        10,
+        two_searches=True,
+        passages=3,
+    )
     sample = itertools.chain(itertools.islice(backbone, 2_400), itertools.islice(executor, 2_400))
     turns = itertools.chain.from_iterable(sample)
     return train_tokenizer(turn.text for turn in turns)
@@ -135,4 +141,10 @@ def _conversations(options: Options, system: RolePrompts, first_world: int) -> I
         )
     passages = 3 if options.role == "generalist" and options.start else None
     kind = options.role if options.world == "mini" else options.world
-    return conversations(kind, system, first_world, passages=passages, tables=options.tables)
+    return conversations(
+        kind,
+        system,
+        first_world,
+        passages=passages,
+        tables=options.tables,
+    )

@@ -159,7 +159,13 @@ def _pack(rows: list[list[Encoded]], row_tokens: int) -> Batch:
         row: list[tuple[int, bool, int, int]] = []
         for number, (ids, marks) in enumerate(members, 1):
             numbers = itertools.repeat(number)
-            row += zip(ids, marks, range(len(ids)), numbers, strict=False)
+            row += zip(
+                ids,
+                marks,
+                range(len(ids)),
+                numbers,
+                strict=False,
+            )
         packed.append(row + [(0, False, 0, 0)] * (row_tokens - len(row)))
     tokens, written, positions, conversation = torch.tensor(packed).unbind(2)
     return Batch(tokens, written.bool(), positions, conversation)

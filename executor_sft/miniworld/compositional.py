@@ -79,7 +79,13 @@ class CompositionalWorld:
         for aside in asides:
             self._find(aside, [[]])
         identity = f"compositional-{self.side}-{self.seed}-{number:05d}"
-        return MiniQuestion(identity, text, "compositional", answer, tuple(map(tuple, rounds)))
+        return MiniQuestion(
+            identity,
+            text,
+            "compositional",
+            answer,
+            tuple(map(tuple, rounds)),
+        )
 
     def _tree(self, shape: Shape, kind: str | None = None) -> Tree:
         """Return a tree of this shape whose value is of this kind, or of any."""

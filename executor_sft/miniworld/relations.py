@@ -106,7 +106,13 @@ def _year(
 
 
 RELATIONS: tuple[Relation, ...] = (
-    _year("birth_year", "person", "birth", "born", asked="Who"),
+    _year(
+        "birth_year",
+        "person",
+        "birth",
+        "born",
+        asked="Who",
+    ),
     _relation(
         "person birthplace city",
         ask="Where was {x} born? | In which city was {x} born? | What is the birthplace of {x}?",
@@ -131,7 +137,13 @@ RELATIONS: tuple[Relation, ...] = (
         anonymous="The city told of here lies in {y}.",
         shared="{x} lies in the same country as {z}.",
     ),
-    _year("city_year", "city", "founding", "founded", asked="Which city"),
+    _year(
+        "city_year",
+        "city",
+        "founding",
+        "founded",
+        asked="Which city",
+    ),
     _relation(
         "country capital city",
         ask="What is the capital of {x}? | Which city is the capital of {x}? | What is the "
@@ -158,7 +170,13 @@ RELATIONS: tuple[Relation, ...] = (
         anonymous="The book told of here was published by {y}.",
         shared="{x} came out at the same publisher as {z}.",
     ),
-    _year("book_year", "book", "first edition", "published", asked="Which book"),
+    _year(
+        "book_year",
+        "book",
+        "first edition",
+        "published",
+        asked="Which book",
+    ),
     _relation(
         "film director person",
         ask="Who is the director of {x}? | Who directed {x}? | Which director made {x}?",
@@ -168,7 +186,13 @@ RELATIONS: tuple[Relation, ...] = (
         anonymous="The film told of here was directed by {y}.",
         shared="{x} is by the same director as {z}.",
     ),
-    _year("film_year", "film", "release", "released", asked="Which film"),
+    _year(
+        "film_year",
+        "film",
+        "release",
+        "released",
+        asked="Which film",
+    ),
     _relation(
         "company founder person",
         ask="Who is the founder of {x}? | Who founded {x}? | Who started the company {x}?",
@@ -189,7 +213,13 @@ RELATIONS: tuple[Relation, ...] = (
         shared="{x} is based in the same city as {z}.",
         noun="seat",
     ),
-    _year("company_year", "company", "founding", "set up", asked="Which company"),
+    _year(
+        "company_year",
+        "company",
+        "founding",
+        "set up",
+        asked="Which company",
+    ),
 )
 
 BY_NAME = {relation.name: relation for relation in RELATIONS}

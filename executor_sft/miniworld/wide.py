@@ -304,7 +304,15 @@ class WideWorld:
                 *names, last = map(column_name, relations)
                 noun = " and the ".join(group.noun for group in groups)
                 question = rng.choice(_ASKED).format(n=noun, c=f"{', '.join(names)} and {last}")
-                tasks.append(TableTask(identity, size, question, groups, relations))
+                tasks.append(
+                    TableTask(
+                        identity,
+                        size,
+                        question,
+                        groups,
+                        relations,
+                    )
+                )
         return tasks
 
     def _sets_of(self, kind: Kind) -> Iterator[EntitySet]:

@@ -245,10 +245,22 @@ class World:
         text = value if isinstance(value, str) else value.mention
         draw = self._rng.random()
         if draw < _REDIRECT_SHARE:
-            return Fact(entity, relation, text, "redirect", self.names.word())
+            return Fact(
+                entity,
+                relation,
+                text,
+                "redirect",
+                self.names.word(),
+            )
         twins = stated.get((relation.name, text))
         if twins and relation.shared and draw < _REDIRECT_SHARE + _SHARED_SHARE:
-            return Fact(entity, relation, text, "shared", self._rng.choice(twins).mention)
+            return Fact(
+                entity,
+                relation,
+                text,
+                "shared",
+                self._rng.choice(twins).mention,
+            )
         return Fact(entity, relation, text)
 
     def _owner(self, among: list[Entity]) -> Entity:

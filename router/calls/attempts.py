@@ -134,7 +134,13 @@ class Attempts:
             try:
                 try:
                     worst = self.worst(bound, max_tokens) if self.ledger.limited else NOTHING
-                    completion = await self._booked(replica, bound, max_tokens, worst, waits=False)
+                    completion = await self._booked(
+                        replica,
+                        bound,
+                        max_tokens,
+                        worst,
+                        waits=False,
+                    )
                 except BudgetExhausted:
                     tokens = await prompt_tokens(replica.model, self.prompt, self.health.counts)
                     call = partial(self._booked, replica, tokens)
@@ -181,7 +187,11 @@ class Attempts:
         outstanding = self.caller.prompt_bound // BYTES_PER_TOKEN + self.prompt.sampling.max_tokens
         with replica.endpoint.calling(outstanding, lambda: _silent(attempt, timeouts)) as spoke:
             async with self.ledger.attempt(
-                caller, purpose, self._made, worst, waits=waits
+                caller,
+                purpose,
+                self._made,
+                worst,
+                waits=waits,
             ) as attempt:
                 attempt.spoke = spoke
                 attempt.count = partial(replica.model.count, self.prompt)
@@ -242,7 +252,14 @@ class Attempts:
         if not stay:
             key = "\0".join(message.content for message in self.prompt.messages[:2])
         tokens = self.caller.prompt_bound // BYTES_PER_TOKEN
-        choice = partial(choose, self.replicas, key, tokens, stay=stay, avoid=self._failed)
+        choice = partial(
+            choose,
+            self.replicas,
+            key,
+            tokens,
+            stay=stay,
+            avoid=self._failed,
+        )
         return await chosen(choice, self.until)
 
 

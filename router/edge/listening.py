@@ -110,7 +110,10 @@ def is_named(header: str, names: Collection[str]) -> bool:
 
 
 async def before_listening(
-    address: str, setting: str, access: Access | None, tls: TLS | None
+    address: str,
+    setting: str,
+    access: Access | None,
+    tls: TLS | None,
 ) -> None:
     """Check an address like `check_listening`, unless `access` is None, and log a warning if other
     machines connect without TLS. Then wait a few seconds while another process holds the port, such

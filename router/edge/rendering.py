@@ -119,7 +119,13 @@ async def cited_answer(run: Run) -> CitedAnswer:
     if isinstance(result, TableRun):
         return await in_viewer(_cited_table, run, result)
     if isinstance(result, Conversation):
-        return CitedAnswer(run.id, "completed", without_thinking(output_of(run)).strip(), (), ())
+        return CitedAnswer(
+            run.id,
+            "completed",
+            without_thinking(output_of(run)).strip(),
+            (),
+            (),
+        )
     if isinstance(result, Trajectory):
         executions = result.executions
         answer = result.answer
@@ -147,7 +153,13 @@ def _cited_table(run: Run, result: TableRun) -> CitedAnswer:
     shown = _fenced(table.schema.columns, table.rows)
     best = (claim for cell in cells if cell.state != "given" for claim in cell.claims[:1])
     citations = dict.fromkeys(at for claim in best for at in claim.citations)
-    return _CitedTable(run.id, result.outcome, shown, tuple(citations), ())
+    return _CitedTable(
+        run.id,
+        result.outcome,
+        shown,
+        tuple(citations),
+        (),
+    )
 
 
 def _fenced(columns: Iterable[Any], rows: Iterable[Any]) -> str:

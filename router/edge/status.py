@@ -137,7 +137,13 @@ def failure_of(error: BaseException, identity: Identity = LOCAL) -> Failure:
     if identity.tenant is not None and type(error) in _FOR_TENANTS:
         who = f"The model for {role}" if role else "Retrieval"
         message = _FOR_TENANTS[type(error)].format(who=who, words=getattr(error, "words", ""))
-    return Failure(code, message, reason, role, _retry_after_s(error))
+    return Failure(
+        code,
+        message,
+        reason,
+        role,
+        _retry_after_s(error),
+    )
 
 
 def _retry_after_s(error: BaseException) -> float | None:

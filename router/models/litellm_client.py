@@ -97,7 +97,11 @@ class LiteLLMModel:
         """Return LiteLLM's estimate for OpenAI's models; it lacks the tokenizers of others."""
         self._litellm = await asyncio.to_thread(load_litellm)
         return await asyncio.to_thread(
-            _count, self._litellm, self.name.removeprefix("openai/"), prompt, text
+            _count,
+            self._litellm,
+            self.name.removeprefix("openai/"),
+            prompt,
+            text,
         )
 
     def _completion(self, streamed: StreamedReply) -> Completion:

@@ -261,8 +261,11 @@ def _last_object(pieces: Sequence[str]) -> str:
         if isinstance(value, dict):
             return text[start:end].rstrip()
         end = start
-    repeats = values and values[0][1] is msgspec.UNSET and _is_object(pieces[-1])
-    return pieces[-1] if repeats else text[values[-1][0] if values else 0 :]
+    if not values:
+        return text
+    if values[0][1] is msgspec.UNSET and _is_object(pieces[-1]):
+        return pieces[-1]
+    return text[values[-1][0] :]
 
 
 def _messages(prompt: Prompt) -> Sequence[Message | dict[str, Any]]:

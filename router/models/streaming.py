@@ -298,7 +298,11 @@ class StreamedReply:
         self._reasoning.append(thought)
         self.report(usage)
         output = Completion(
-            "".join(self._texts), finish_reason, "".join(self._reasoning), usage, self._writes_on
+            "".join(self._texts),
+            finish_reason,
+            "".join(self._reasoning),
+            usage,
+            self._writes_on,
         )
         return replace(output, unclosed=True) if unclosed else output
 

@@ -250,7 +250,11 @@ class Gateway:
                 role = self._roles[request.role]
             role = role.limited(request.max_tokens)
             output = await role.ask(
-                messages, request.stop, context.ledger, until=context.deadline, on_delta=on_delta
+                messages,
+                request.stop,
+                context.ledger,
+                until=context.deadline,
+                on_delta=on_delta,
             )
             context.draft.result = Conversation(messages, (output,))
         return run.stored

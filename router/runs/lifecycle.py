@@ -188,7 +188,13 @@ class RunLifecycle:
             ):
                 self._observer.run_began()
                 live.on_event(RunStarted(start.id))
-                run = self._running(request, start, began, live, deadline)
+                run = self._running(
+                    request,
+                    start,
+                    began,
+                    live,
+                    deadline,
+                )
                 async with self._stored_at_the_end(run, ends_at):
                     yield run
             for event in run.last_events:

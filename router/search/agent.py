@@ -242,11 +242,21 @@ class Agent:
         if self._has_actions and work.tools is None:
             await self._equip(work)
         output = await self.ask(
-            work, context, until=context.search_deadline, index=index, purpose=purpose
+            work,
+            context,
+            until=context.search_deadline,
+            index=index,
+            purpose=purpose,
         )
         match self.form.parse(output.text, output.finish_reason == "length"):
             case SearchTurn(query, ignored) if self._retriever and self._may_search(work):
-                await self._look(work, context, index, query, partial(self._search, query, ignored))
+                await self._look(
+                    work,
+                    context,
+                    index,
+                    query,
+                    partial(self._search, query, ignored),
+                )
             case AccessTurn(name, text) if self.limits.access_k and self._may_search(work):
                 document = work.named(name)
                 if not document:
@@ -254,11 +264,29 @@ class Agent:
                     return
                 query = f"{text} (in {document})"
                 access = partial(self._access, query, document, text)
-                await self._look(work, context, index, query, access)
+                await self._look(
+                    work,
+                    context,
+                    index,
+                    query,
+                    access,
+                )
             case CallTurn(name, arguments) if self._tools and self._may_search(work):
                 query = f"{name} {arguments}"
-                call = partial(self._call, work, query, name, arguments)
-                await self._look(work, context, index, query, call)
+                call = partial(
+                    self._call,
+                    work,
+                    query,
+                    name,
+                    arguments,
+                )
+                await self._look(
+                    work,
+                    context,
+                    index,
+                    query,
+                    call,
+                )
             case SearchTurn() if self._retriever or not self._tools:
                 work.correct(self.form.no_searches)
             case _ if self.form.search_first and not work.searches:
@@ -348,7 +376,13 @@ class Agent:
             passages = passages_of(tool, query, output, self.limits.access_chars)
         except ToolFailed as failed:
             error = str(failed)
-        call = ToolCall(tool.server, tool.name, text, time.monotonic() - began, error)
+        call = ToolCall(
+            tool.server,
+            tool.name,
+            text,
+            time.monotonic() - began,
+            error,
+        )
         return SearchRecord(query, passages, call=call)
 
     async def ask(

@@ -54,7 +54,11 @@ class Delegator:
             # again.
             stop = self.stop if purpose == "first" else ()
             output = await self.role.ask(
-                conversation.messages, stop, ledger, purpose=purpose, on_text=on_text
+                conversation.messages,
+                stop,
+                ledger,
+                purpose=purpose,
+                on_text=on_text,
             )
             decision = self._parsed(output)
             conversation = with_output(conversation, output)

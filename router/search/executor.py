@@ -61,7 +61,13 @@ class Executor:
         reports, by the name in `Reporting.form`; a form that is missing here is served by the
         default agent.
         """
-        self._agent = Agent(role, retriever, limits, EXECUTOR, tools)
+        self._agent = Agent(
+            role,
+            retriever,
+            limits,
+            EXECUTOR,
+            tools,
+        )
         self._forms = forms
 
     @property

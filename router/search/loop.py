@@ -117,13 +117,23 @@ class FactorizedSearch:
         try:
             for number in range(len(trajectory.rounds) + 1, self.max_rounds + 1):
                 async with dispatching(
-                    self.executor, number, len(trajectory.executions), context, self.width
+                    self.executor,
+                    number,
+                    len(trajectory.executions),
+                    context,
+                    self.width,
                 ) as work:
                     decision, trajectory = await self._decide(question, trajectory, work, context)
                     if not isinstance(decision, Dispatch):
                         trajectory = self._stopped(decision, trajectory, context)
                         break
-                    executions = await self._dispatch(question, trajectory, decision, work, context)
+                    executions = await self._dispatch(
+                        question,
+                        trajectory,
+                        decision,
+                        work,
+                        context,
+                    )
                 trajectory = self._inform(trajectory, executions, decision.over_limit)
                 context.draft.result = trajectory
                 if trajectory.outcome != "rounds_exhausted":

@@ -143,7 +143,13 @@ class ReportCache:
                     return flight.shared.given(sub_query, index, context)
                 self.counts.worked += 1
                 if not flight.over:
-                    return await self._lead(flight, key, sub_query, index, context)
+                    return await self._lead(
+                        flight,
+                        key,
+                        sub_query,
+                        index,
+                        context,
+                    )
             finally:
                 flight.lead.release()
         finally:

@@ -387,7 +387,11 @@ def _driver_errors(engine: Engine) -> Iterator[None]:
         yield
     except driver.Error as error:
         raise DBAPIError.instance(
-            None, None, error, driver.Error, dialect=engine.dialect
+            None,
+            None,
+            error,
+            driver.Error,
+            dialect=engine.dialect,
         ) from error
 
 

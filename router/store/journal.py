@@ -224,13 +224,23 @@ class LogJournal:
         """See `Journal.open`."""
         answers = call.role == "answer"
         await self._reserve(
-            call.run_id, call.started_at, call.reserved, Opened(call), answers=answers
+            call.run_id,
+            call.started_at,
+            call.reserved,
+            Opened(call),
+            answers=answers,
         )
 
     async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
         """See `Journal.reserve_for_answer`."""
         at = self._running(run_id).start.started_at
-        await self._reserve(run_id, at, amount, Reserved(amount), answers=True)
+        await self._reserve(
+            run_id,
+            at,
+            amount,
+            Reserved(amount),
+            answers=True,
+        )
 
     def settle(self, call: Call) -> None:
         """See `Journal.settle`."""
@@ -324,7 +334,13 @@ class LogJournal:
             tenant = self._quotas.tenant(run.start.tenant)
             freed = run.kept if answers else NOTHING
             try:
-                self._quotas.check(tenant, at, wanted, run, answers=answers)
+                self._quotas.check(
+                    tenant,
+                    at,
+                    wanted,
+                    run,
+                    answers=answers,
+                )
                 break
             except QuotaExhausted as refused:
                 if not leased:

@@ -159,7 +159,13 @@ def _frame(
     _, length, checksum, run, number = _HEADER.unpack_from(data, start)
     end = payload_start + length
     payload = data[payload_start:end]
-    if end > len(data) or checksum != _checksum(salt, length, run, number, payload):
+    if end > len(data) or checksum != _checksum(
+        salt,
+        length,
+        run,
+        number,
+        payload,
+    ):
         return None
     return LogFrame(run, number, payload, Position(segment, end))
 
@@ -171,7 +177,18 @@ def _checksum(
     number: int,
     payload: bytes,
 ) -> int:
-    return crc32(payload, crc32(_HEADER.pack(salt, length, 0, run, number)))
+    return crc32(
+        payload,
+        crc32(
+            _HEADER.pack(
+                salt,
+                length,
+                0,
+                run,
+                number,
+            )
+        ),
+    )
 
 
 def segments(folder: Path) -> list[Path]:
@@ -315,8 +332,23 @@ class RunLog:
         """
         self._see_open()
         length = len(payload)
-        checksum = _checksum(self._salt, length, run, number, payload)
-        self._buffer.append(_HEADER.pack(self._salt, length, checksum, run, number) + payload)
+        checksum = _checksum(
+            self._salt,
+            length,
+            run,
+            number,
+            payload,
+        )
+        self._buffer.append(
+            _HEADER.pack(
+                self._salt,
+                length,
+                checksum,
+                run,
+                number,
+            )
+            + payload
+        )
         if not later:
             try:
                 self._flush()
@@ -460,7 +492,11 @@ class RunLog:
         self._waiting = []
         synced_to = Position(self._number, self._offset)
         work = asyncio.get_running_loop().run_in_executor(
-            self._thread, self._sync_files, self._unsynced, self._file, self._new
+            self._thread,
+            self._sync_files,
+            self._unsynced,
+            self._file,
+            self._new,
         )
         self._unsynced = []
         self._new = False

@@ -96,7 +96,13 @@ class Quotas:
         the run is not counted.
         """
         tenant = self.tenant(name)
-        self.check(tenant, at, kept, None, answers=False)
+        self.check(
+            tenant,
+            at,
+            kept,
+            None,
+            answers=False,
+        )
         if not self._shared:
             see_counts(tenant, at, self.in_flight[name], self.tallies)
 
@@ -152,7 +158,13 @@ class Quotas:
                 message = f"tenant {tenant.name}: {name} is {limit}"
                 later = Remaining(of, unspent if answers else unspent - own)
                 if not later.holds(amount):
-                    raise _used_up(message, unit, at, later, f": {later.against(amount)}")
+                    raise _used_up(
+                        message,
+                        unit,
+                        at,
+                        later,
+                        f": {later.against(amount)}",
+                    )
                 raise QuotaExhausted(
                     f"{message}, and the rest is reserved for runs under way: "
                     f"{now.against(amount)}.",

@@ -252,7 +252,13 @@ class Fold:
         ended = run.ended(record.run) if isinstance(record, RunEnded) else None
         if ended and ended.status == "interrupted":
             self.interrupted[ended.id] = run
-        return Change(run.start, run.redact, ended, ended is None, frame.end)
+        return Change(
+            run.start,
+            run.redact,
+            ended,
+            ended is None,
+            frame.end,
+        )
 
     def _begin(self, frame: LogFrame, begun: Begun) -> Change:
         run = self.running[frame.run] = RecordedRun(begun)

@@ -64,7 +64,11 @@ def _columns(
 
 def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
     return Column(
-        "run_id", ForeignKey("runs.run_id"), primary_key=primary_key, nullable=False, index=index
+        "run_id",
+        ForeignKey("runs.run_id"),
+        primary_key=primary_key,
+        nullable=False,
+        index=index,
     )
 
 

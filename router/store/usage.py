@@ -75,7 +75,11 @@ class SQLUsages:
         )
         completed_calls = sum(group.calls for group in groups if group.outcome in COMPLETE_OUTCOMES)
         return LedgerSum(
-            completed_calls, tuple(uncertain[:_LISTED]), lower_bound, upper_bound, complete
+            completed_calls,
+            tuple(uncertain[:_LISTED]),
+            lower_bound,
+            upper_bound,
+            complete,
         )
 
 

@@ -101,7 +101,13 @@ def read_report(
             if not is_blank(value, column):
                 form = canonical(column, value)
                 support, citations = shown.support(column, value, form, names)
-                claims[column.name] = Claim(value, form, ask, support, citations)
+                claims[column.name] = Claim(
+                    value,
+                    form,
+                    ask,
+                    support,
+                    citations,
+                )
         in_order = tuple(claims.get(column.name) for column in schema.columns)
         row_claims.append(RowClaims(ask, key, in_order, looked))
     return ReportRows(tuple(row_claims), shown.ties, lost + execution.report.lost_lines)
@@ -284,7 +290,13 @@ class Assembly:
 
         asks = dict.fromkeys(row.ask for row in members if row.ask.row is None)
         aliases = dict.fromkeys(row.key for row in members if row.key != home)
-        return Row(home, tuple(cells), tuple(asks), tuple(aliases), given is not None)
+        return Row(
+            home,
+            tuple(cells),
+            tuple(asks),
+            tuple(aliases),
+            given is not None,
+        )
 
 
 def assemble(

@@ -136,7 +136,11 @@ def table_of(run: TableRun) -> Table:
     """Return the table of a run."""
     reports = zip(run.asks, run.executions, strict=True)
     return assemble(
-        run.schema, run.given, reports, asks_per_cell=run.asks_per_cell, max_rows=run.max_rows
+        run.schema,
+        run.given,
+        reports,
+        asks_per_cell=run.asks_per_cell,
+        max_rows=run.max_rows,
     )
 
 
@@ -234,7 +238,13 @@ class _Filling:
     @property
     def result(self) -> TableRun:
         """The run so far; executors that have not reported count as timed out."""
-        cut = Execution("", NO_EVIDENCE, "timed_out", (), Conversation(()))
+        cut = Execution(
+            "",
+            NO_EVIDENCE,
+            "timed_out",
+            (),
+            Conversation(()),
+        )
         return TableRun(
             self._schema,
             self._request.rows,
@@ -437,7 +447,13 @@ class _Filling:
         number = self._numbers[ask]
         self._context.ledger.asked(number, ask)
         self._context.on_event(
-            SubQueryDispatched(number, self._round, self._text(ask), ask, ask.manager)
+            SubQueryDispatched(
+                number,
+                self._round,
+                self._text(ask),
+                ask,
+                ask.manager,
+            )
         )
         return number
 
@@ -542,7 +558,15 @@ class _Filling:
         size = self._limits.cells_per_ask or len(self._schema.columns)
         for start in range(0, len(holes), size):
             names = tuple(holes[start : start + size])
-            self._put(Ask(kind, names, key, attempt=attempt, manager=manager))
+            self._put(
+                Ask(
+                    kind,
+                    names,
+                    key,
+                    attempt=attempt,
+                    manager=manager,
+                )
+            )
 
     def _wanted(self, ask: Ask) -> bool:
         """Return whether the outcome so far lets an ask begin."""

@@ -138,7 +138,11 @@ class Shown:
         stated = list[Citation]()
         unnamed = list[Citation]()
         for passage, reading, title, values in zip(
-            self._passages, self._readings, self._titles, typed, strict=True
+            self._passages,
+            self._readings,
+            self._titles,
+            typed,
+            strict=True,
         ):
             places = [*reading.places(wanted), *values.get(form, ())]
             if not places:

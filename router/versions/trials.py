@@ -201,8 +201,20 @@ class Trials:
         executions = (*trajectories[0].executions, *trajectories[1].executions)
         points = sorted({point for execution in executions for point in execution.report.evidence})
         try:
-            first_right = await self._judging.accepts(question, (), first, ledger, points)
-            second_right = await self._judging.accepts(question, (), second, ledger, points)
+            first_right = await self._judging.accepts(
+                question,
+                (),
+                first,
+                ledger,
+                points,
+            )
+            second_right = await self._judging.accepts(
+                question,
+                (),
+                second,
+                ledger,
+                points,
+            )
         except UpstreamError as error:
             _log.warning("trial.judge_failed", error=str(error))
             return None

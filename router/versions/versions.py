@@ -314,7 +314,13 @@ class Versions:
         if verdict == "wait":
             noted = candidate.version, candidate.state_at, figures
             if len(pairs) and noted != self._noted:
-                draft.move(candidate, candidate.state, "wait", reason, candidate.share)
+                draft.move(
+                    candidate,
+                    candidate.state,
+                    "wait",
+                    reason,
+                    candidate.share,
+                )
                 await self._book.wait(draft.decisions[-1])
                 self._noted = noted
                 _tell(draft.decisions[-1])
@@ -327,7 +333,13 @@ class Versions:
         elif verdict == "stop":
             draft.move(candidate, "registered", "stop", reason)
         elif traffic.stage == "shadow":
-            draft.move(candidate, "canary", "canary", reason, self._canary_share)
+            draft.move(
+                candidate,
+                "canary",
+                "canary",
+                reason,
+                self._canary_share,
+            )
         else:
             draft.promote(candidate, reason)
         await self._take(draft)

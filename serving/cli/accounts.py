@@ -82,7 +82,13 @@ def keys(arguments: Sequence[str]) -> int:
         "list": Command(ListKeysOptions, _list_keys),
         "revoke": Command(RevokeKeyOptions, _revoke),
     }
-    return run_subcommand("keys", _KEYS, commands, arguments, _run)
+    return run_subcommand(
+        "keys",
+        _KEYS,
+        commands,
+        arguments,
+        _run,
+    )
 
 
 def _run(work: Callable[[Accounts, Any], Any], options: JSONConfigOptions) -> None:
@@ -250,7 +256,13 @@ def tenants(arguments: Sequence[str]) -> int:
         "set": Command(SetTenantOptions, _set_tenant),
         "show": Command(ShowTenantOptions, _show_tenant),
     }
-    return run_subcommand("tenants", _TENANTS, commands, arguments, _run)
+    return run_subcommand(
+        "tenants",
+        _TENANTS,
+        commands,
+        arguments,
+        _run,
+    )
 
 
 async def _tenants(accounts: Accounts) -> dict[str, Tenant]:

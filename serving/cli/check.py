@@ -77,7 +77,13 @@ def check(arguments: Sequence[str]) -> int:
     if live is not None:
         _show(Console(), live)
     else:
-        _show_file(Console(soft_wrap=True), options.config, config, wrong, warnings)
+        _show_file(
+            Console(soft_wrap=True),
+            options.config,
+            config,
+            wrong,
+            warnings,
+        )
     if gaps:
         print_lines(Console(soft_wrap=True), [f"index: {line}" for line in gaps.lines()])
     return int(not works)

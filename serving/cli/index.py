@@ -208,7 +208,11 @@ def _for_programs(built: Built) -> dict[str, object]:
 async def _adopt(options: AdoptOptions) -> None:
     async with open_embedder(embedder_config(options), {}, print) as embedder:
         manifest = await asyncio.to_thread(
-            adopt_index, options.faiss, options.corpus, options.out, embedder
+            adopt_index,
+            options.faiss,
+            options.corpus,
+            options.out,
+            embedder,
         )
     passages = counted(manifest.passages, "passage")
     print(f"{options.out}: {passages}, {manifest.embedder}, {manifest.metric}")

@@ -89,7 +89,11 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
         """
         try:
             stream = client.stream_table(
-                question, columns, rows, max(timeout_s, TABLE_S), closed=closed
+                question,
+                columns,
+                rows,
+                max(timeout_s, TABLE_S),
+                closed=closed,
             )
             return _cited(table_from_proto(await _followed(stream, context)))
         except (GatewayError, ValueError) as error:

@@ -269,7 +269,13 @@ def _resume(client: Client, options: ResumeOptions) -> None:
     is_table = _is_table(client, options)
     if is_table:
         timeout = options.timeout or TABLE_S
-        events: Stream[Any] = client.stream_table("", (), (), timeout, **resumed)
+        events: Stream[Any] = client.stream_table(
+            "",
+            (),
+            (),
+            timeout,
+            **resumed,
+        )
     else:
         events = client.stream("", options.timeout or ANSWER_S, **resumed)
     _follow(client, events, is_table=is_table, as_json=options.json)

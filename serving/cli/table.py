@@ -73,7 +73,11 @@ def table(arguments: Sequence[str]) -> int:
     with reached(options, progress) as client:
         try:
             stream = client.stream_table(
-                options.question, columns, rows.values, options.timeout, **request_options
+                options.question,
+                columns,
+                rows.values,
+                options.timeout,
+                **request_options,
             )
             filled = client.with_all_rows(view.follow(stream))
         except GatewayError as error:

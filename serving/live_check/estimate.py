@@ -63,12 +63,22 @@ def estimate(
         max_searches=1,
     )
     typical = prompts(
-        usual, system, written, question=_QUESTION, sub_query_tokens=_SUB_QUERY_TOKENS, tries=1
+        usual,
+        system,
+        written,
+        question=_QUESTION,
+        sub_query_tokens=_SUB_QUERY_TOKENS,
+        tries=1,
     )
     question = int(config.server.max_question_chars / measured["delegation"].chars_a_token)
     sub_query_tokens = -(-allowed["delegation"] // search.max_sub_queries)
     upper = prompts(
-        search, system, allowed, question=question, sub_query_tokens=sub_query_tokens, tries=2
+        search,
+        system,
+        allowed,
+        question=question,
+        sub_query_tokens=sub_query_tokens,
+        tries=2,
     )
     return {
         name: (

@@ -101,7 +101,16 @@ async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
     """
     roles = config.roles.by_name
     async with open_upstreams(config, log, partial(_opened, config, log)) as started:
-        probing = (_probe_role(name, roles[name], started, log, limit_s) for name in roles)
+        probing = (
+            _probe_role(
+                name,
+                roles[name],
+                started,
+                log,
+                limit_s,
+            )
+            for name in roles
+        )
         listing = (_probe_tools(*server, limit_s) for server in config.tools.items())
         probed, retrieval, tools = await asyncio.gather(
             asyncio.gather(*probing),
@@ -257,7 +266,14 @@ def _judged(
         if price is not None:
             probes["price"] = ProbeResult(True, f"${price.prompt:g} / ${price.completion:g}")
     dollars = (typical.cost(price), most.cost(price)) if price else None
-    return RoleCheck(config.model, probes, typical, most, price, dollars)
+    return RoleCheck(
+        config.model,
+        probes,
+        typical,
+        most,
+        price,
+        dollars,
+    )
 
 
 def _judged_context(tokens: int | None, typical: Use, most: Use) -> ProbeResult:

@@ -202,7 +202,13 @@ class _Build:
         )
         self._clean(manifest)
         is_read = (not entry.error and entry.source not in known for entry in entries)
-        return Built(manifest, files, entries, sum(is_read), embedded)
+        return Built(
+            manifest,
+            files,
+            entries,
+            sum(is_read),
+            embedded,
+        )
 
     def _open_earlier(self) -> _Earlier | None:
         """Open the previous generation if it is intact and has the same settings."""
@@ -277,7 +283,13 @@ class _Build:
                 writer.write(read_passages(source, cutter, partial(self._read, unread)))
         except (BadDocument, BadCorpus) as unreadable:
             error = escaped(str(unreadable))
-        return DocumentEntry(source, first, len(writer) - first, error, "; ".join(unread))
+        return DocumentEntry(
+            source,
+            first,
+            len(writer) - first,
+            error,
+            "; ".join(unread),
+        )
 
     def _read(self, unread: list[str], path: Path) -> Iterator[Part]:
         """Read a file, and add the parts that are not read to `unread`."""

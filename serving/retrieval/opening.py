@@ -113,7 +113,11 @@ async def open_retriever(
         return
     async with (
         open_embedder(
-            config.embedder, engines, log, cpu_threads=cpu_threads, on_change=on_change
+            config.embedder,
+            engines,
+            log,
+            cpu_threads=cpu_threads,
+            on_change=on_change,
         ) as embedder,
         _open_searcher(config, embedder, log) as searcher,
     ):

@@ -42,7 +42,11 @@ class Metrics:
             buckets: tuple[float, ...] = _SECONDS,
         ) -> Histogram:
             return Histogram(
-                f"rolegate_{name}_seconds", what, labels, buckets=buckets, registry=registry
+                f"rolegate_{name}_seconds",
+                what,
+                labels,
+                buckets=buckets,
+                registry=registry,
             )
 
         self._in_flight = Gauge(
@@ -50,7 +54,13 @@ class Metrics:
         )
         self._requests = counter("requests", "Finished requests", "rpc", "code")
         self._request_s = histogram("request", "Duration of requests", "rpc")
-        self._runs = counter("runs", "Finished runs", "kind", "status", "outcome")
+        self._runs = counter(
+            "runs",
+            "Finished runs",
+            "kind",
+            "status",
+            "outcome",
+        )
         self._run_s = histogram("run", "Duration of runs", "kind")
         self._calls = counter(
             "calls",
@@ -152,11 +162,29 @@ class Gauges(Collector):
         yield gauge("rolegate_runs_in_flight", "Runs in flight", value=admission.running)
         yield gauge("rolegate_runs_queued", "Runs waiting to start", value=admission.waiting)
         attempts = [(name, role.in_flight) for name, role in roles]
-        yield _family(gauge, "role_calls_in_flight", "Attempts in flight", attempts, "role")
+        yield _family(
+            gauge,
+            "role_calls_in_flight",
+            "Attempts in flight",
+            attempts,
+            "role",
+        )
         waiting = [(name, role.waiting) for name, role in roles]
-        yield _family(gauge, "role_calls_queued", "Attempts waiting for a slot", waiting, "role")
+        yield _family(
+            gauge,
+            "role_calls_queued",
+            "Attempts waiting for a slot",
+            waiting,
+            "role",
+        )
         fallbacks = [(name, role.fallbacks) for name, role in roles]
-        yield _family(counter, "fallbacks", "Calls that a fallback role made", fallbacks, "role")
+        yield _family(
+            counter,
+            "fallbacks",
+            "Calls that a fallback role made",
+            fallbacks,
+            "role",
+        )
 
         states = [
             (name, state, endpoint.breaker.state == state)
@@ -171,14 +199,32 @@ class Gauges(Collector):
             "state",
         )
         openings = [(name, endpoint.breaker.openings) for name, endpoint in endpoints]
-        yield _family(counter, "breaker_openings", "Openings of circuit breakers", openings, by)
+        yield _family(
+            counter,
+            "breaker_openings",
+            "Openings of circuit breakers",
+            openings,
+            by,
+        )
         calls = [(name, endpoint.in_flight) for name, endpoint in endpoints]
-        yield _family(gauge, "endpoint_calls_in_flight", "Calls in flight", calls, by)
+        yield _family(
+            gauge,
+            "endpoint_calls_in_flight",
+            "Calls in flight",
+            calls,
+            by,
+        )
 
         if self.reports is not None:
             reports = asdict(self.reports).items()
             what = "Sub-queries by the origin of their report"
-            yield _family(counter, "sub_queries", what, reports, "report")
+            yield _family(
+                counter,
+                "sub_queries",
+                what,
+                reports,
+                "report",
+            )
 
 
 def _family(

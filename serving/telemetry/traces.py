@@ -79,7 +79,13 @@ class Traces:
         if run.is_recording():
             during = (began_at, began_at + duration_s)
             attributes = {"gen_ai.data_source.id": "rolegate"}
-            self._span(run, "retrieval rolegate", during, attributes, error)
+            self._span(
+                run,
+                "retrieval rolegate",
+                during,
+                attributes,
+                error,
+            )
 
     def run_ended(self, run: Run, *, private: bool) -> None:
         """Make the spans of the run's calls and sub-queries, and end its span."""
@@ -137,7 +143,13 @@ class Traces:
             attributes = {**attributes, "gen_ai.agent.version": execution.executor, **messages}
         times = [*map(_times, calls)]
         during = (min(times)[0], max(ended_at for _, ended_at in times))
-        agent = self._span(run, "invoke_agent executor", during, attributes, error)
+        agent = self._span(
+            run,
+            "invoke_agent executor",
+            during,
+            attributes,
+            error,
+        )
         for call in calls:
             self._chat(agent, call)
 
@@ -159,7 +171,13 @@ class Traces:
             "server.port": parts.port or {"https": 443, "http": 80}.get(parts.scheme),
         }
         error = None if call.outcome in COMPLETE_OUTCOMES else call.outcome
-        self._span(parent, f"chat {call.model}", _times(call), attributes, error)
+        self._span(
+            parent,
+            f"chat {call.model}",
+            _times(call),
+            attributes,
+            error,
+        )
 
     def _span(
         self,

@@ -69,7 +69,13 @@ async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConn
                 message_handler=on_message,
             )
             await stack.enter_async_context(client)
-            yield MCPConnection(name, client, stale, config.max_chars, secrets)
+            yield MCPConnection(
+                name,
+                client,
+                stale,
+                config.max_chars,
+                secrets,
+            )
     except Exception as error:
         raise ConnectionError(secrets.hidden(reason(error))[:_REASON_CHARS]) from error
 

@@ -105,7 +105,13 @@ def table(
     `rows`: known rows, each with a value for every column or with some by name; empty values are
     searched for, the others kept. Retried like `ask`.
     """
-    sent = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
+    sent = _table_request(
+        table_pb.FillTableRequest,
+        question,
+        columns,
+        rows,
+        options,
+    )
     sent.request_id = sent.request_id or str(uuid.uuid4())
     return Call(
         "FillTable",
@@ -124,7 +130,13 @@ def stream_table(
     **options: Unpack[TableOptions],
 ) -> Call[table_pb.StreamTableResponse]:
     """Fill a table and stream its events; the last one is `done`, whose message `Table` takes."""
-    sent = _table_request(table_pb.StreamTableRequest, question, columns, rows, options)
+    sent = _table_request(
+        table_pb.StreamTableRequest,
+        question,
+        columns,
+        rows,
+        options,
+    )
     return Call("StreamTable", sent, timeout_s=timeout_s)
 
 
@@ -137,7 +149,13 @@ def begin_table(
     """Start a detached run that fills a table. Return its identifier, for `get_table` and
     `watch`.
     """
-    sent = _table_request(table_pb.FillTableRequest, question, columns, rows, options)
+    sent = _table_request(
+        table_pb.FillTableRequest,
+        question,
+        columns,
+        rows,
+        options,
+    )
     sent.detached = True
     return Call("FillTable", sent, attrgetter("run_id"))
 
@@ -151,7 +169,13 @@ def _table_request(
 ) -> M:
     parsed = parse_columns(columns)
     given = given_rows(parsed, rows)
-    return request(kind, options, question=question, columns=parsed, rows=given)
+    return request(
+        kind,
+        options,
+        question=question,
+        columns=parsed,
+        rows=given,
+    )
 
 
 def table_page(run_id: str, page_token: str) -> Call[table_pb.GetTableResponse]:

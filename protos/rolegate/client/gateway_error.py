@@ -62,7 +62,13 @@ class GatewayError(Exception):
         message = details if info.reason else _message(code, details, address)
         known = dict(info.metadata)
         wait_s = float(known["retry_after_s"]) if "retry_after_s" in known else None
-        return cls(message, code, info.reason, known.get("role"), wait_s)
+        return cls(
+            message,
+            code,
+            info.reason,
+            known.get("role"),
+            wait_s,
+        )
 
 
 @contextmanager

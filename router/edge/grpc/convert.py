@@ -193,7 +193,13 @@ def run_to_proto(run: Run | RunSummary) -> run_service_pb2.Run:
         "outcome": None if of_table else outcome,
         "table_outcome": outcome if of_table else None,
     }
-    return to_proto(run_service_pb2.Run, run, run_id=run.id, duration=duration, **outcomes)
+    return to_proto(
+        run_service_pb2.Run,
+        run,
+        run_id=run.id,
+        duration=duration,
+        **outcomes,
+    )
 
 
 def full_run_to_proto(

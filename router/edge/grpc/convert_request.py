@@ -57,7 +57,12 @@ def enum_field(request: WireMessage, name: str, at: str = "") -> Any:
     return enum_from_proto(enum, getattr(request, name), f"{at}{name}")
 
 
-def from_proto(kind: type[Value], request: WireMessage, at: str = "", **given: Any) -> Value:
+def from_proto(
+    kind: type[Value],
+    request: WireMessage,
+    at: str = "",
+    **given: Any,
+) -> Value:
     """Return a value with the fields of a message, by name; `given` fields take precedence. Absent
     fields and unspecified enums have the value's defaults. `at`: like `enum_field`.
     """
@@ -133,7 +138,12 @@ def filter_from_proto(request: _Listing) -> RunFilter:
     start, end = _span(request)
     training = isinstance(request, run_service_pb2.ExportRunsRequest) and request.for_training
     return from_proto(
-        RunFilter, request, tenant=request.tenant or None, start=start, end=end, training=training
+        RunFilter,
+        request,
+        tenant=request.tenant or None,
+        start=start,
+        end=end,
+        training=training,
     )
 
 

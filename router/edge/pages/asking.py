@@ -10,7 +10,10 @@ from router.runs import Gateway, RequestOptions
 
 
 def add_asking(
-    site: Site, gateway: Gateway, detached: Detached, tables: Tables | None = None
+    site: Site,
+    gateway: Gateway,
+    detached: Detached,
+    tables: Tables | None = None,
 ) -> None:
     """Add the form; the page of the run shows the answer. `detached`: holds the runs. `tables`:
     fills tables; None for the gateway.

@@ -167,7 +167,16 @@ class RunPages:
         run = await self.run(request)
         verdict = {"right": True, "wrong": False}.get(field(request, "verdict"))
         gold, comment = (field(request, name).strip() for name in ("right_answer", "comment"))
-        await self._runs.feedback(Feedback(run.id, verdict, None, gold, comment), caller())
+        await self._runs.feedback(
+            Feedback(
+                run.id,
+                verdict,
+                None,
+                gold,
+                comment,
+            ),
+            caller(),
+        )
         return redirect(f"/runs/{run.id}#feedback")
 
     async def _cancel(self, request: web.Request) -> web.Response:

@@ -150,10 +150,20 @@ class Site:
     async def _failed(self, request: web.Request, status: int, message: str) -> web.Response:
         template = "sign_in.html" if request.path == "/sign-in" else "error.html"
         return await self.render(
-            request, template, status, message=message, next=request.query.get("next", "")
+            request,
+            template,
+            status,
+            message=message,
+            next=request.query.get("next", ""),
         )
 
-    def _route(self, method: str, path: str, page: Page, scope: KeyScope | None = None) -> None:
+    def _route(
+        self,
+        method: str,
+        path: str,
+        page: Page,
+        scope: KeyScope | None = None,
+    ) -> None:
         """Serve a page at `path`. `scope`: None needs no key."""
 
         async def handle(request: web.Request) -> web.StreamResponse:

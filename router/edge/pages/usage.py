@@ -76,7 +76,13 @@ def _query(asked: Any, tenant: str | None) -> tuple[UsageQuery, str]:
     # Whole hours, as older calls are deleted by the hour.
     start = (end - length_s) // _HOUR_S * _HOUR_S
     stop = -(-end // _HOUR_S) * _HOUR_S
-    return UsageQuery(start, stop, tenant or asked.get("tenant") or None, (by,), bucket), span
+    return UsageQuery(
+        start,
+        stop,
+        tenant or asked.get("tenant") or None,
+        (by,),
+        bucket,
+    ), span
 
 
 def _groups(rows: tuple[UsageRow, ...], by: Dimension) -> dict[str, UsageRow]:
