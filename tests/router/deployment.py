@@ -65,8 +65,8 @@ def role(name: RoleName, model: Model, attempts: int = 1, max_tokens: int = 64) 
 
 def lasting(time_s: float = 60.0, events: list[Event] | None = None) -> RunContext:
     """Return a run that begins now."""
-    told: list[Event] = [] if events is None else events
-    return RunContext.lasting(time_s, told.append, Ledger())
+    noted: list[Event] = [] if events is None else events
+    return RunContext.lasting(time_s, noted.append, Ledger())
 
 
 @dataclass
@@ -300,12 +300,12 @@ class HeldModel:
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         """Yield the first delta immediately, if there is one, and hold back the others."""
         try:
-            said = await self._model.complete(prompt)
+            whole = await self._model.complete(prompt)
         except RuntimeError:  # nothing is left to say
             await self._held()
             raise
         deltas = list[Delta]()
-        completion = await ScriptedModel([said]).stream(prompt, deltas.append)
+        completion = await ScriptedModel([whole]).stream(prompt, deltas.append)
         on_delta(deltas[0])
         await self._held()
         for delta in deltas[1:]:

@@ -65,13 +65,12 @@ def manages(prompt: Prompt) -> Answer:
     last = prompt.messages[-1].content
     if len(prompt.messages) == 2:
         return block(*(f"What is fact {number}?" for number in re.findall(r"\d+", step)))
-    found = re.findall(r"value-\d+", last)
     missing = re.findall(r"fact (\d+)\?</request><answer>no evidence", last)
     if missing and len(prompt.messages) == 4:
         return block(*(f"Which value has fact {number}?" for number in missing))
     shown = "".join(message.content for message in prompt.messages[2:])
-    found = sorted(set(re.findall(r"value-\d+", shown)))
-    return report("; ".join(found), f"{', '.join(found)}, as workers say") if found else STOP
+    values = sorted(set(re.findall(r"value-\d+", shown)))
+    return report("; ".join(values), f"{', '.join(values)}, as workers say") if values else STOP
 
 
 def works(prompt: Prompt) -> Answer:
@@ -89,8 +88,8 @@ def works(prompt: Prompt) -> Answer:
 
 def answers(prompt: Prompt) -> Answer:
     """Play the answerer: answer with all values in the reports."""
-    found = sorted(set(re.findall(r"value-\d+", prompt.messages[-1].content)))
-    return f"<answer>{' '.join(found)}</answer>"
+    values = sorted(set(re.findall(r"value-\d+", prompt.messages[-1].content)))
+    return f"<answer>{' '.join(values)}</answer>"
 
 
 @dataclass

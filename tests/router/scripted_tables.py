@@ -67,6 +67,6 @@ class ScriptedTables:
                         rows[row.key] = row
                         tell(RowChanged(row.key, row))
             asks = tuple(ask for ask, _ in self._script)
-            executions = tuple(one for _, one in self._script)
+            executions = tuple(execution for _, execution in self._script)
             run.context.draft.result = TableRun(schema, request.rows, asks, executions)
         return run.stored

@@ -46,8 +46,8 @@ class AdapterServer:
         if not (folder / "adapter_config.json").is_file():
             return _failure(404, f"Loading lora {name} failed: No adapter found for {folder}")
         if (rank := json.loads((folder / "adapter_config.json").read_text())["r"]) > LARGEST_RANK:
-            said = f"LoRA rank {rank} is greater than max_lora_rank {LARGEST_RANK}."
-            return _failure(500, _REFUSED + said)
+            message = f"LoRA rank {rank} is greater than max_lora_rank {LARGEST_RANK}."
+            return _failure(500, _REFUSED + message)
         if self.shapes:
             return _failure(500, _REFUSED + self.shapes)
         self.adapters[name] = str(folder)

@@ -121,6 +121,11 @@ def test_no_limit_is_ever_exceeded(
         )
         for name, cap in budget.role_tokens.items():
             assert (
-                by_role[name] + sum(amount.tokens for one, amount, _ in under_way if one == name)
+                by_role[name]
+                + sum(
+                    amount.tokens
+                    for reserving_role, amount, _ in under_way
+                    if reserving_role == name
+                )
                 <= cap
             )

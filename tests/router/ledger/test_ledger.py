@@ -242,10 +242,10 @@ async def test_a_call_that_cannot_be_opened_is_not_made(error: BaseException) ->
 
 
 async def test_a_hold_reaches_the_quota_of_a_limited_tenant_only() -> None:
-    for limited, told in ((False, []), (True, [("hold", "run", Amount(5))])):
+    for limited, notes in ((False, []), (True, [("hold", "run", Amount(5))])):
         journal = Told()
         await Ledger(journal=journal, limited=limited).reserve_for_answer(Amount(5))
-        assert journal.told == told
+        assert journal.told == notes
 
 
 async def test_a_hold_that_the_quota_refuses_leaves_the_one_before() -> None:
@@ -329,7 +329,7 @@ ANY_USAGES = st.builds(Usage, ANY, ANY, st.none() | ANY, st.none() | ANY)
     st.sampled_from([0, 350]),
 )
 async def test_no_usage_costs_more_than_the_worst_case_or_less_than_nothing(
-    told: list[Usage], writes: bool, bound: int, reserved: int
+    usages: list[Usage], writes: bool, bound: int, reserved: int
 ) -> None:
     """An engine's count is corrected, and what remains holds its parts."""
     price = Price(prompt=2.0, completion=8.0, cached=0.1)
@@ -339,7 +339,7 @@ async def test_no_usage_costs_more_than_the_worst_case_or_less_than_nothing(
         replace(CALLER, prompt_bound=bound, price=price), "first", 1, worst
     ) as attempt:
         attempt.take(Delta("a" if writes else ""))
-        for usage in told:
+        for usage in usages:
             attempt.take(Delta(usage=usage))
     (call,) = ledger.calls
     assert call.impossible_usage == (call.usage is None)

@@ -51,10 +51,10 @@ class FixedSums:
 
 async def compared(engine: Tokens, *sums: LedgerSum) -> Reconciliation:
     """Compare one deployment."""
-    (found,) = await Reconciler(
+    (reconciliation,) = await Reconciler(
         {"e": URL}, FixedCounts({URL: EngineCount(5.0, engine)}), FixedSums(*sums)
     ).reconcile()
-    return found
+    return reconciliation
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ async def test_calls_in_progress_widen_the_bounds() -> None:
     """The lower bound is certain before the engine is read, the upper one possible afterwards."""
     before = LedgerSum(1, (), Tokens(10, 5), Tokens(10, 5))
     after = LedgerSum(3, (), Tokens(30, 15), Tokens(30, 15))
-    found = await compared(Tokens(20, 10), before, after)
-    assert (found.verdict, found.completed_calls) == ("within_bounds", 3)
+    reconciliation = await compared(Tokens(20, 10), before, after)
+    assert (reconciliation.verdict, reconciliation.completed_calls) == ("within_bounds", 3)
 
 
 async def test_only_calls_since_the_start_of_the_engine_count() -> None:
@@ -109,14 +109,19 @@ async def test_what_cannot_be_compared_has_a_reason() -> None:
     gone = UpstreamUnavailable("http://e/metrics cannot be read", endpoint="http://e")
     sums = FixedSums(LedgerSum(0, (), Tokens(0, 0), Tokens(0, 0), complete=False))
     engines = FixedCounts({"down": gone, URL: EngineCount(5.0, Tokens(0, 0))})
-    found = await Reconciler({"hosted": None, "down": "down", "e": URL}, engines, sums).reconcile()
-    assert {one.verdict for one in found} == {"unknown"}
-    assert [(one.deployment, one.prompt_tokens) for one in found] == [
+    reconciliations = await Reconciler(
+        {"hosted": None, "down": "down", "e": URL}, engines, sums
+    ).reconcile()
+    assert {reconciliation.verdict for reconciliation in reconciliations} == {"unknown"}
+    assert [
+        (reconciliation.deployment, reconciliation.prompt_tokens)
+        for reconciliation in reconciliations
+    ] == [
         ("hosted", None),
         ("down", None),
         ("e", None),
     ]
-    provider, down, deleted = (one.reason for one in found)
+    provider, down, deleted = (reconciliation.reason for reconciliation in reconciliations)
     assert ("no counters" in provider, down, "deleted" in deleted) == (True, gone.args[0], True)
 
 
@@ -134,8 +139,8 @@ class Restarted:
 async def test_an_engine_restarted_meanwhile_is_not_compared() -> None:
     """Its counters no longer cover the calls."""
     sums = FixedSums(LedgerSum(0, (), Tokens(0, 0), Tokens(0, 0)))
-    (found,) = await Reconciler({"e": URL}, Restarted(), sums).reconcile()
-    assert (found.verdict, "restarted" in found.reason) == ("unknown", True)
+    (reconciliation,) = await Reconciler({"e": URL}, Restarted(), sums).reconcile()
+    assert (reconciliation.verdict, "restarted" in reconciliation.reason) == ("unknown", True)
 
 
 METRICS = """\

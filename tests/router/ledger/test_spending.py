@@ -57,8 +57,8 @@ class Spender:
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
         chance = self._chance
         counted = await self.count(prompt, "")
-        most = counted.prompt_tokens if counted else prompt_bound(prompt.messages)
-        read = chance.choice([0, most, chance.randint(0, most)])
+        maximum = counted.prompt_tokens if counted else prompt_bound(prompt.messages)
+        read = chance.choice([0, maximum, chance.randint(0, maximum)])
         written = chance.choice(
             [0, prompt.sampling.max_tokens, chance.randint(0, prompt.sampling.max_tokens)]
         )
@@ -152,8 +152,8 @@ async def test_a_budget_is_never_exceeded(
     }
     context, ledger, auditor = limited(budget)
     try:
-        found = await searching(models, max_tokens=max_tokens).run(QUESTION, context)
-        assert found.answer
+        trajectory = await searching(models, max_tokens=max_tokens).run(QUESTION, context)
+        assert trajectory.answer
     except BudgetExhausted:
         assert budget != Budget()
     except UpstreamUnavailable:
@@ -199,12 +199,17 @@ async def test_a_run_that_would_overrun_answers_from_its_reports() -> None:
     outcomes = set[tuple[str, int]]()
     for tokens in range(0, sum(call.charged.tokens for call in ledger.calls) + 300, 10):
         try:
-            found, _ = await run(Budget(max_total_tokens=tokens), *rounds)
+            trajectory, _ = await run(Budget(max_total_tokens=tokens), *rounds)
         except BudgetExhausted:
             assert not outcomes  # what suffices for an answer, suffices with more
             continue
-        assert found.answer == "Michael Mann"
-        outcomes.add((found.outcome, sum(bool(one.report.evidence) for one in found.executions)))
+        assert trajectory.answer == "Michael Mann"
+        outcomes.add(
+            (
+                trajectory.outcome,
+                sum(bool(execution.report.evidence) for execution in trajectory.executions),
+            )
+        )
     assert outcomes >= {("budget_exhausted", 1), ("budget_exhausted", 2), ("rounds_exhausted", 3)}
 
 
@@ -214,8 +219,8 @@ async def test_the_rest_of_a_budget_shortens_the_last_output() -> None:
     for tokens in (10**6, 1300):
         models = scripted(block("Who directed Heat?"), STOP)
         context, ledger, _ = limited(Budget(max_total_tokens=tokens))
-        found = await searching(models, max_tokens=800).run(QUESTION, context)
-        assert (found.answer, ledger.refusal is None) == ("Michael Mann", tokens == 10**6)
+        trajectory = await searching(models, max_tokens=800).run(QUESTION, context)
+        assert (trajectory.answer, ledger.refusal is None) == ("Michael Mann", tokens == 10**6)
         asked[tokens] = [prompt for model in models.values() for prompt in model.prompts]  # type: ignore[attr-defined]
     assert {prompt.sampling.max_tokens for prompt in asked[10**6]} == {800}
     assert all(200 <= prompt.sampling.max_tokens <= 800 for prompt in asked[1300])
@@ -224,11 +229,14 @@ async def test_the_rest_of_a_budget_shortens_the_last_output() -> None:
 
 async def test_an_executor_that_runs_out_of_budget_reports_nothing() -> None:
     """Its report is neutral, and the answer comes from the reports of the others."""
-    found, ledger = await run(
+    trajectory, ledger = await run(
         Budget(role_tokens={"execution": 100}), block("Who directed Heat?"), block("And who else?")
     )
-    assert [one.outcome for one in found.executions] == ["reported", "budget_exhausted"]
-    assert (found.answer, found.outcome) == ("Michael Mann", "budget_exhausted")
+    assert [execution.outcome for execution in trajectory.executions] == [
+        "reported",
+        "budget_exhausted",
+    ]
+    assert (trajectory.answer, trajectory.outcome) == ("Michael Mann", "budget_exhausted")
     assert [call.role for call in ledger.calls].count("delegation") == 2
 
 
@@ -240,9 +248,9 @@ async def test_a_search_cut_by_the_budget_names_it_as_the_reason() -> None:
         models["answer"] = ScriptedModel(lambda _: "<answer>not found</answer>")
         context, _, _ = limited(Budget(role_tokens={"delegation": tokens}))
         with suppress(BudgetExhausted):  # before anything was found
-            found = await searching(models).run(QUESTION, context)
-            assert found.answer == "not found in your documents"
-            outcomes.add(found.outcome)
+            trajectory = await searching(models).run(QUESTION, context)
+            assert trajectory.answer == "not found in your documents"
+            outcomes.add(trajectory.outcome)
     assert outcomes == {"budget_exhausted", "not_found"}
 
 

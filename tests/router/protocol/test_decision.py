@@ -232,11 +232,11 @@ def test_escaped_text_decides_nothing_wherever_it_stands(text: str) -> None:
 
 def certain(text: str, *, limit: int = 8, size: int = 1) -> list[tuple[str, ...]]:
     """Return the sub-queries announced for `text`, which comes in pieces of `size` characters."""
-    told: list[tuple[str, ...]] = []
-    reader = EarlyReader(limit, told.append)
+    announced: list[tuple[str, ...]] = []
+    reader = EarlyReader(limit, announced.append)
     for start in range(0, len(text), size):
         reader.feed(text[start : start + size])
-    return told
+    return announced
 
 
 @pytest.mark.parametrize(
@@ -293,9 +293,11 @@ def test_certain_questions_are_dispatched(body: str) -> None:
     decision = parse_decision(text, limit=8)
     assert isinstance(decision, Dispatch)
     for size in (1, 3, 50):
-        told = certain(text, size=size)
-        assert told[-1] == decision.sub_queries
-        assert all(decision.sub_queries[: len(one)] == one for one in told)
+        announced = certain(text, size=size)
+        assert announced[-1] == decision.sub_queries
+        assert all(
+            decision.sub_queries[: len(sub_queries)] == sub_queries for sub_queries in announced
+        )
 
 
 def test_no_more_questions_than_the_limit_are_certain() -> None:
@@ -306,8 +308,8 @@ def test_no_more_questions_than_the_limit_are_certain() -> None:
 @given(OUTPUTS, st.integers(1, 9))
 @example('<search>["a?", "b?"]</search>', 1)
 def test_any_text_in_any_pieces_announces_each_question_once(text: str, size: int) -> None:
-    told = certain(f"<search>{text}", size=size)
-    assert sorted(map(len, told)) == list(dict.fromkeys(map(len, told)))
+    announced = certain(f"<search>{text}", size=size)
+    assert sorted(map(len, announced)) == list(dict.fromkeys(map(len, announced)))
 
 
 @pytest.mark.parametrize(

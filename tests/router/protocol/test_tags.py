@@ -86,7 +86,7 @@ def test_thinking_is_dropped(text: str, visible: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("", []),
         ("<b>x</b>", []),
@@ -99,5 +99,5 @@ def test_thinking_is_dropped(text: str, visible: str) -> None:
         ("<ab>x</ab>", []),
     ],
 )
-def test_blocks_are_found_with_or_without_a_closing_tag(text: str, found: list[Block]) -> None:
-    assert list(blocks(text, "a")) == found
+def test_blocks_are_found_with_or_without_a_closing_tag(text: str, expected: list[Block]) -> None:
+    assert list(blocks(text, "a")) == expected

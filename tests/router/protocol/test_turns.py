@@ -235,8 +235,8 @@ def test_escaped_text_in_a_report_stays_where_it_is(text: str) -> None:
     turn = parse_turn(
         element("answer", f"It says {text}") + element("evidence", f"It says {one_line(text)}")
     )
-    said = one_line(f"It says {escape(text)}")
-    assert turn == ReportTurn(Report(said, (one_line(f"It says {escape(one_line(text))}"),)))
+    line = one_line(f"It says {escape(text)}")
+    assert turn == ReportTurn(Report(line, (one_line(f"It says {escape(one_line(text))}"),)))
 
 
 @pytest.mark.parametrize(
@@ -324,10 +324,10 @@ def test_a_turn_that_names_a_manager_is_a_report_without_evidence(
 @pytest.mark.parametrize("after", ["", "\n- and more", "</evidence>"])
 def test_a_report_that_names_a_manager_keeps_its_evidence(after: str) -> None:
     """An incomplete report changes nothing."""
-    found = f"<answer>42</answer><evidence>- It is 42.{after}"
+    written = f"<answer>42</answer><evidence>- It is 42.{after}"
     handed_on = '<escalate to="pages">the rest is blocked</escalate>'
     points = ("It is 42.", *(["and more"] if "more" in after else []))
-    assert parse_turn(found + handed_on) == ReportTurn(Report("42", points, escalate_to="pages"))
+    assert parse_turn(written + handed_on) == ReportTurn(Report("42", points, escalate_to="pages"))
     why = ReportTurn(Report("the rest is blocked", (), escalate_to="pages"))
     assert parse_turn(f"<answer>42</answer>{handed_on}") == why
 

@@ -82,12 +82,12 @@ async def test_reports_are_shown_as_in_the_paper() -> None:
     shown.
     """
     asked, _ = delegator()
-    told = asked.inform(
+    informed = asked.inform(
         asked.open(QUESTION),
         [executed("a?", Report("A", ("one", "two"))), executed("b?", NO_EVIDENCE)],
         [],
     )
-    assert told.messages[-1] == Message(
+    assert informed.messages[-1] == Message(
         "user",
         '<search_results><result index="0">'
         "<request>a?</request><answer>A</answer><evidence>one\ntwo</evidence></result>"
@@ -95,7 +95,7 @@ async def test_reports_are_shown_as_in_the_paper() -> None:
         "found</answer><evidence></evidence></result>"
         "</search_results>",
     )
-    assert "private" not in repr(told)
+    assert "private" not in repr(informed)
 
 
 async def test_thinking_stays_in_the_trace_and_out_of_the_next_prompt() -> None:
@@ -107,8 +107,8 @@ async def test_thinking_stays_in_the_trace_and_out_of_the_next_prompt() -> None:
 
 async def test_after_a_stop_string_in_a_thought_none_are_sent() -> None:
     """Engines end the output there, within the thought."""
-    said = f"<think>I could <search>x?</search>, or not.</think>{block('a?')}"
-    asked, model = delegator(said, said)
+    output = f"<think>I could <search>x?</search>, or not.</think>{block('a?')}"
+    asked, model = delegator(output, output)
     decision, _ = await asked.decide(asked.open(QUESTION), Ledger())
     assert decision == Dispatch(("a?",), ())
     assert [prompt.stop for prompt in model.prompts] == [("</search>",), ()]

@@ -82,9 +82,9 @@ async def test_a_sub_query_begins_at_its_closing_quote() -> None:
     b = retriever.of("b?").wait
     written: list[Piece] = ['<search>["a?"', a, ', "b?"', b, "]</search>"]
     async with asyncio.timeout(10):
-        found = await paced(retriever, written, [STOP]).run(QUESTION, lasting())
-    assert [execution.sub_query for execution in found.executions] == ["a?", "b?"]
-    assert found.answer == "Michael Mann"
+        trajectory = await paced(retriever, written, [STOP]).run(QUESTION, lasting())
+    assert [execution.sub_query for execution in trajectory.executions] == ["a?", "b?"]
+    assert trajectory.answer == "Michael Mann"
 
 
 async def test_events_of_early_sub_queries_wait_for_the_end_of_the_block() -> None:
@@ -98,7 +98,7 @@ async def test_events_of_early_sub_queries_wait_for_the_end_of_the_block() -> No
         await retriever.of("a?").wait()
         heard.extend(events)
 
-    found = await paced(retriever, ['<search>["a?"', listen, ', "b?"]</search>'], [STOP]).run(
+    trajectory = await paced(retriever, ['<search>["a?"', listen, ', "b?"]</search>'], [STOP]).run(
         QUESTION, context
     )
     assert heard == [RoundStarted(1)]
@@ -111,7 +111,7 @@ async def test_events_of_early_sub_queries_wait_for_the_end_of_the_block() -> No
         ]
         assert of == [
             SearchDone(index, sub_query, ("Heat",)),
-            Reported(index, found.executions[index]),
+            Reported(index, trajectory.executions[index]),
         ]
     assert {call.outcome for call in context.ledger.calls} == {"completed"}
 
@@ -179,19 +179,19 @@ async def compared(*outputs: str, terms: Terms = Terms()) -> Sequence[Call]:
             Answerer(roles["answer"]),
             early_dispatch=early,
         )
-        found = await search.run(QUESTION, context)
-        told: list[list[Event]] = [
+        trajectory = await search.run(QUESTION, context)
+        events_by_execution: list[list[Event]] = [
             [event for event in events if not isinstance(event, SearchDone | Reported)]
         ]
-        for index in range(len(found.executions)):
-            told += [
+        for index in range(len(trajectory.executions)):
+            events_by_execution += [
                 [
-                    one
-                    for one in events
-                    if isinstance(one, SearchDone | Reported) and one.index == index
+                    event
+                    for event in events
+                    if isinstance(event, SearchDone | Reported) and event.index == index
                 ]
             ]
-        assert len(events) == sum(map(len, told))
+        assert len(events) == sum(map(len, events_by_execution))
         rows = [
             msgspec.structs.replace(
                 call, number=0, started_at=0.0, first_token_s=None, duration_s=0.0
@@ -199,7 +199,7 @@ async def compared(*outputs: str, terms: Terms = Terms()) -> Sequence[Call]:
             for call in ledger.calls
             if not early or call.outcome == "completed"
         ]
-        results.append((found, told, sorted(map(repr, rows))))
+        results.append((trajectory, events_by_execution, sorted(map(repr, rows))))
         executed = executed or spent(context, "wasted") + spent(context, "completed")
     assert results[0] == results[1]
     return executed
@@ -264,11 +264,11 @@ async def test_sub_queries_begun_for_nothing_are_executed_again(sharing: bool) -
 @settings(deadline=None, max_examples=30)
 @given(OUTPUTS, OUTPUTS, st.integers(1, 9), st.booleans())
 async def test_early_dispatch_changes_nothing_for_any_text(
-    one: str, other: str, size: int, sharing: bool
+    rest: str, output: str, size: int, sharing: bool
 ) -> None:
     terms = Terms(size, sharing=sharing)
     await compared(
-        f'<search>["a?", "b?"{one}', other, STOP, STOP, STOP, STOP, STOP, STOP, terms=terms
+        f'<search>["a?", "b?"{rest}', output, STOP, STOP, STOP, STOP, STOP, STOP, terms=terms
     )
 
 
@@ -292,9 +292,9 @@ async def test_what_is_not_dispatched_is_cancelled_and_wasted() -> None:
     )
     search = Deployment(delegator, ScriptedModel(works), retriever=retriever).search()
     async with asyncio.timeout(10):
-        found = await search.run(QUESTION, context)
+        trajectory = await search.run(QUESTION, context)
     assert retriever.cancelled == {"a?"}
-    assert [execution.sub_query for execution in found.executions] == ["c?"]
+    assert [execution.sub_query for execution in trajectory.executions] == ["c?"]
     wasted = spent(context, "wasted")
     assert sorted(call.sub_query_index or 0 for call in wasted) == [0, 1, 1]
     assert all(call.usage and call.wasted_tokens == call.usage.total_tokens for call in wasted)
@@ -312,8 +312,8 @@ async def test_a_retried_call_reuses_the_sub_queries_that_it_asks_again(
     broken: list[Piece] = ['<search>["a?"', retriever.of("a?").wait, DOWN]
     search = paced(retriever, broken, [block(*again)], [STOP], attempts=2)
     async with asyncio.timeout(10):
-        found = await search.run(QUESTION, context)
-    assert [execution.sub_query for execution in found.executions] == again
+        trajectory = await search.run(QUESTION, context)
+    assert [execution.sub_query for execution in trajectory.executions] == again
     executed = [call for call in context.ledger.calls if call.role == "execution"]
     assert (len(executed), len(spent(context, "wasted"))) == (calls, wasted)
     assert retriever.cancelled == ({"a?"} if wasted else set())
@@ -357,9 +357,12 @@ def test_a_deadline_cancels_early_sub_queries() -> None:
             paced(retriever, [block("z?")], written).run(QUESTION, lasting(10.0))
         )
         await clock.advance(8.1)
-        found = await running
+        trajectory = await running
         assert retriever.of("a?").is_set()
-        assert (found.outcome, [execution.sub_query for execution in found.executions]) == (
+        assert (
+            trajectory.outcome,
+            [execution.sub_query for execution in trajectory.executions],
+        ) == (
             "time_exhausted",
             ["z?"],
         )
@@ -379,10 +382,10 @@ async def test_a_run_with_a_budget_begins_nothing_early() -> None:
 
     ledger = Ledger(allowance=Allowance(Budget(100_000)))
     context = RunContext.lasting(60.0, lambda _event: None, ledger)
-    found = await paced(retriever, ['<search>["a?"', look, "]</search>"], [STOP]).run(
+    trajectory = await paced(retriever, ['<search>["a?"', look, "]</search>"], [STOP]).run(
         QUESTION, context
     )
-    assert (seen, found.answer) == ([False], "Michael Mann")
+    assert (seen, trajectory.answer) == ([False], "Michael Mann")
 
 
 class Contended(Ledger):
@@ -399,8 +402,8 @@ async def test_a_sub_query_refused_early_by_a_quota_is_tried_again() -> None:
     events: list[Event] = []
     context = RunContext.lasting(60.0, events.append, Contended(limited=True))
     written: list[Piece] = ['<search>["a?"', *[""] * 50, "]</search>"]
-    found = await paced(Watched(), written, [STOP]).run(QUESTION, context)
-    assert [execution.outcome for execution in found.executions] == ["reported"]
+    trajectory = await paced(Watched(), written, [STOP]).run(QUESTION, context)
+    assert [execution.outcome for execution in trajectory.executions] == ["reported"]
     assert [type(event) for event in events[1:4]] == [SubQueryDispatched, SearchDone, Reported]
 
 
@@ -408,7 +411,7 @@ async def test_a_model_that_does_not_stream_is_read_at_its_end() -> None:
     roles = Deployment(ScriptedModel([block("a?"), STOP])).roles()
     executor = Executor(roles["execution"], Watched(), ExecutorLimits())
     delegator = Delegator(replace(roles["delegation"], streams=False))
-    found = await FactorizedSearch(delegator, executor, Answerer(roles["answer"])).run(
+    trajectory = await FactorizedSearch(delegator, executor, Answerer(roles["answer"])).run(
         QUESTION, lasting()
     )
-    assert [execution.sub_query for execution in found.executions] == ["a?"]
+    assert [execution.sub_query for execution in trajectory.executions] == ["a?"]

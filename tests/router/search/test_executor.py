@@ -113,11 +113,14 @@ async def test_both_budgets_bind(
     execution = await run(*[SEARCH] * 9, limits=limits)
     assert (len(execution.searches), len(execution.conversation.outputs)) == (searches, turns)
     (last_documents,) = [
-        told
-        for told in turned(execution)
-        if told.startswith("<doc") and prompts.LAST_SEARCH in told
+        message
+        for message in turned(execution)
+        if message.startswith("<doc") and prompts.LAST_SEARCH in message
     ]
-    assert last_documents == [told for told in turned(execution) if told.startswith("<doc")][-1]
+    assert (
+        last_documents
+        == [message for message in turned(execution) if message.startswith("<doc")][-1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,8 +189,8 @@ async def test_thinking_stays_in_the_trace_and_out_of_the_next_prompt() -> None:
 
 async def test_after_a_stop_string_in_a_thought_none_are_sent() -> None:
     """Engines end the output there, within the thought."""
-    said = f"<think>I could <search>x</search>, or not.</think>{SEARCH}"
-    execution = await run(said, said, REPORT)
+    output = f"<think>I could <search>x</search>, or not.</think>{SEARCH}"
+    execution = await run(output, output, REPORT)
     assert (execution.outcome, [search.query for search in execution.searches]) == (
         "reported",
         ["director of Heat"],
@@ -196,15 +199,15 @@ async def test_after_a_stop_string_in_a_thought_none_are_sent() -> None:
 
 async def test_the_best_passages_up_to_top_k_are_shown() -> None:
     """A search without a passage is shown as such."""
-    found = [Passage(str(number), f"T{number}", "text") for number in range(5)]
+    passages = [Passage(str(number), f"T{number}", "text") for number in range(5)]
     execution = await run(
         SEARCH,
         AGAIN,
         REPORT,
         limits=ExecutorLimits(top_k=2),
-        retriever=FixedRetriever({"director of Heat": found}),
+        retriever=FixedRetriever({"director of Heat": passages}),
     )
-    assert [search.passages for search in execution.searches] == [tuple(found[:2]), ()]
+    assert [search.passages for search in execution.searches] == [tuple(passages[:2]), ()]
     assert turned(execution)[1].startswith("<documents></documents>")
 
 
@@ -212,13 +215,13 @@ async def test_long_passages_and_reports_are_cut() -> None:
     """Passages are cut before they are shown or traced, and reports before any other role sees
     them.
     """
-    found = [Passage("1", "T" * 200, "x" * 200), PASSAGE]
+    passages = [Passage("1", "T" * 200, "x" * 200), PASSAGE]
     limits = ExecutorLimits(passage_chars=100, report_chars=10)
     execution = await run(
         SEARCH,
         report("12345678901", "1234567890", "12345678901"),
         limits=limits,
-        retriever=FixedRetriever({"director of Heat": found}),
+        retriever=FixedRetriever({"director of Heat": passages}),
     )
     assert execution.searches[0].passages == (Passage("1", "T" * 100, "x" * 100), PASSAGE)
     assert "T" * 101 not in turned(execution)[0]
@@ -279,12 +282,12 @@ async def test_passages_are_dropped_before_a_configured_context_overflows() -> N
 
 
 async def test_a_dropped_passage_is_not_cited() -> None:
-    said = Passage("a", "Heat", "Heat is a film by Michael Mann.")
-    retriever = FixedRetriever({"director of Heat": [said, Passage("b", "Heat", said.text)]})
+    passage = Passage("a", "Heat", "Heat is a film by Michael Mann.")
+    retriever = FixedRetriever({"director of Heat": [passage, Passage("b", "Heat", passage.text)]})
     whole = await run(SEARCH, REPORT, retriever=retriever)
     fewer = await run(SEARCH, TOO_LONG, REPORT, retriever=retriever)
     cited = [
-        [one.passage_id for one in execution.citations([said.text])[0]]
+        [citation.passage_id for citation in execution.citations([passage.text])[0]]
         for execution in (whole, fewer)
     ]
     assert cited == [["a", "b"], ["a"]]

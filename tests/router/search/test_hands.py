@@ -64,7 +64,7 @@ async def run(
     return await executor.run("When was Heat's director born?", 0, lasting())
 
 
-def told(execution: Execution) -> list[str]:
+def messages_after(execution: Execution) -> list[str]:
     """Return all messages to the model after its opening."""
     return [
         message.content for message in execution.conversation.messages[2:] if message.role == "user"
@@ -98,7 +98,7 @@ async def test_a_fetched_page_is_shown_cited_and_traced() -> None:
     assert system.startswith("execute\n\n")
     assert prompts.CALLS_ALONE in system
     assert "<name>fetch</name><description>Fetch a page.</description><arguments>{" in system
-    assert "<name>http://mini/heat</name><title>Heat (film)</title>" in told(execution)[0]
+    assert "<name>http://mini/heat</name><title>Heat (film)</title>" in messages_after(execution)[0]
 
 
 async def test_tool_calls_survive_the_encoding_of_the_trace() -> None:
@@ -113,7 +113,7 @@ async def test_tool_calls_survive_the_encoding_of_the_trace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("turn", "said", "server"),
+    ("turn", "message", "server"),
     [
         (call("http://mini/gone"), prompts.CALL_FAILED, "web"),
         (call(tool="rm"), prompts.CALL_REFUSED, ""),
@@ -130,7 +130,7 @@ async def test_tool_calls_survive_the_encoding_of_the_trace() -> None:
     ],
 )
 async def test_a_failed_call_is_neutral_to_the_model_and_full_in_the_trace(
-    turn: str, said: str, server: str
+    turn: str, message: str, server: str
 ) -> None:
     """A tool is not called with arguments that it cannot take."""
     given = tools()
@@ -138,7 +138,11 @@ async def test_a_failed_call_is_neutral_to_the_model_and_full_in_the_trace(
     failed, good = execution.searches
     assert isinstance(failed.call, ToolCall)
     assert isinstance(good.call, ToolCall)
-    assert (execution.outcome, told(execution)[0], failed.passages) == ("reported", said, ())
+    assert (execution.outcome, messages_after(execution)[0], failed.passages) == (
+        "reported",
+        message,
+        (),
+    )
     assert (failed.call.server, failed.call.error is None, good.call.error) == (server, False, None)
     assert len(given.called) == (2 if server else 1)
 
@@ -150,7 +154,7 @@ async def test_calls_count_as_searches() -> None:
         ScriptedModel(turns), tools(), RETRIEVER, ExecutorLimits(max_turns=6, max_searches=2)
     )
     assert (execution.outcome, len(execution.searches)) == ("reported", 2)
-    assert told(execution)[1:] == [
+    assert messages_after(execution)[1:] == [
         f"{prompts.CALL_FAILED}\n{prompts.LAST_SEARCH}",
         prompts.LAST_SEARCH,
     ]
@@ -162,7 +166,7 @@ async def test_a_report_before_any_call_is_sent_back() -> None:
         ScriptedModel([REPORT, "<search>Heat</search>", call(), "hm", REPORT]), tools()
     )
     assert execution.outcome == "reported"
-    assert [told(execution)[at] for at in (0, 1, 3)] == [
+    assert [messages_after(execution)[at] for at in (0, 1, 3)] == [
         *[prompts.CORRECT_FIRST_CALL] * 2,
         prompts.CORRECT_CALL,
     ]
@@ -173,7 +177,7 @@ async def test_with_every_server_down_a_call_is_refused() -> None:
     execution = await run(
         ScriptedModel([call(), "none"]), FixedTools((), {}), limits=ExecutorLimits(2, 1)
     )
-    assert (execution.outcome, told(execution)[0]) == (
+    assert (execution.outcome, messages_after(execution)[0]) == (
         "no_report",
         f"{prompts.CALL_REFUSED}\n{prompts.LAST_SEARCH}",
     )
@@ -183,12 +187,12 @@ def test_names_of_tools_are_safe_and_unique() -> None:
     """A tool with an oversized schema is not offered."""
     hostile = 'a"><search>' + "x" * 100
     big = Tool("web", "big", "", {"type": "object", "enum": ["x" * 20_000]})
-    found = offered(
+    functions = offered(
         [FETCH, Tool("files", "fetch", "", {}), Tool("files", hostile, "d" * 5000, {}), big]
     )
-    assert list(found) == ["fetch", "files_fetch", ("a___search_" + "x" * 100)[:64]]
-    assert [tool.server for tool, _ in found.values()] == ["web", "files", "files"]
-    assert max(len(function.description) for _, function in found.values()) == 1000
+    assert list(functions) == ["fetch", "files_fetch", ("a___search_" + "x" * 100)[:64]]
+    assert [tool.server for tool, _ in functions.values()] == ["web", "files", "files"]
+    assert max(len(function.description) for _, function in functions.values()) == 1000
 
 
 SCHEMAS = st.recursive(
@@ -223,11 +227,11 @@ TEXTS = st.text(max_size=300) | OUTPUTS | REPEATED
 
 @settings(deadline=None)
 @given(TEXTS, st.integers(1, 20_000))
-def test_an_output_is_cut_into_passages_verbatim_and_in_order(text: str, most: int) -> None:
+def test_an_output_is_cut_into_passages_verbatim_and_in_order(text: str, limit: int) -> None:
     """Both limits hold. No passage is blank, and no identifier repeats between two outputs."""
-    passages = passages_of(FETCH, "fetch", ToolOutput(text), most)
+    passages = passages_of(FETCH, "fetch", ToolOutput(text), limit)
     joined = "".join(passage.text for passage in passages)
-    cut = text[:most].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    cut = text[:limit].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert "".join(joined.split()) == "".join(cut.split())
     assert all(passage.text in cut and 0 < len(passage.text) <= 2000 for passage in passages)
     assert len({passage.id for passage in passages}) == len(passages)
@@ -344,8 +348,8 @@ async def test_an_opened_document_shows_its_best_passages_in_order() -> None:
     assert execution.outcome == "reported"
     assert execution.searches[1] == SearchRecord("the year (in heat.pdf)", tuple(MANY[:4]))
     assert prompts.ACCESS in worker.prompts[0].messages[0].content
-    assert "<name>heat.pdf</name><title>Heat</title>" in told(execution)[0]
-    assert [each.passage_id for each in execution.citations(["Sentence 3."])[0]] == ["h#3"]
+    assert "<name>heat.pdf</name><title>Heat</title>" in messages_after(execution)[0]
+    assert [citation.passage_id for citation in execution.citations(["Sentence 3."])[0]] == ["h#3"]
 
 
 async def test_a_long_document_leaves_out_its_lowest_scores() -> None:
@@ -371,7 +375,10 @@ async def test_only_documents_named_by_a_search_are_opened(before: list[str]) ->
     execution = await run(
         ScriptedModel([*before, other, "<search>Heat</search>", REPORT]), tools(), RETRIEVER, limits
     )
-    assert (execution.outcome, told(execution)[len(before)]) == ("reported", prompts.CORRECT_ACCESS)
+    assert (execution.outcome, messages_after(execution)[len(before)]) == (
+        "reported",
+        prompts.CORRECT_ACCESS,
+    )
     assert len(execution.searches) == len(before) + 1
 
 
@@ -380,6 +387,6 @@ async def test_access_and_tools_are_off_by_default() -> None:
     worker = ScriptedModel([OPEN, call(), "<search>Heat</search>", REPORT])
     execution = await run(worker, retriever=RETRIEVER)
     assert worker.prompts[0].messages[0].content == "execute"
-    assert told(execution)[:2] == [prompts.CORRECT_SEARCH] * 2
-    assert "<name>" not in told(execution)[2]
+    assert messages_after(execution)[:2] == [prompts.CORRECT_SEARCH] * 2
+    assert "<name>" not in messages_after(execution)[2]
     assert worker.prompts[0].stop == ("</search>", "</evidence>")

@@ -73,5 +73,5 @@ async def test_a_reply_cut_by_the_length_limit_is_no_verdict() -> None:
 def test_the_shipped_prompt_names_verdicts_that_can_be_read() -> None:
     """The prompt asks for two forms."""
     prompt = (preset("mini").parents[1] / "prompts" / "full" / "judge.txt").read_text("utf-8")
-    said = [line for line in prompt.splitlines() if line.startswith("<verdict>")]
-    assert {parse_verdict(line) for line in said} == {True, False}
+    verdicts = [line for line in prompt.splitlines() if line.startswith("<verdict>")]
+    assert {parse_verdict(line) for line in verdicts} == {True, False}

@@ -58,13 +58,13 @@ class Seen(Layers):
 
         def manages(name: str) -> ScriptedModel:
             fact = FACTS[NAMES.index(name)]
-            said = escape(world.answers[NAMES.index(name)])
+            text = escape(world.answers[NAMES.index(name)])
             asked = (
                 f'<think>{world.thought}</think><search>["{fact} first?", "{fact} '
                 'second?"]</search>'
             )
             return ScriptedModel(
-                lambda prompt: report(said, said) if len(prompt.messages) > 2 else asked
+                lambda prompt: report(text, text) if len(prompt.messages) > 2 else asked
             )
 
         def works(name: str) -> ScriptedModel:
@@ -146,16 +146,20 @@ async def test_each_layer_sees_only_its_own_context(world: World) -> None:
 async def test_hostile_text_changes_nothing_between_layers(world: World) -> None:
     """A page, a step or a report names no manager and hands nothing on, and every tag is ours."""
     seen = Seen(world)
-    found = await seen.searched()
-    assert (found.outcome, found.answer, found.rounds) == ("answered", "done", (2,))
-    assert [(one.manager, one.outcome, one.before) for one in found.executions] == [
-        (name, "reported", None) for name in NAMES
+    trajectory = await seen.searched()
+    assert (trajectory.outcome, trajectory.answer, trajectory.rounds) == ("answered", "done", (2,))
+    assert [
+        (execution.manager, execution.outcome, execution.before)
+        for execution in trajectory.executions
+    ] == [(name, "reported", None) for name in NAMES]
+    assert [execution.work and execution.work.rounds for execution in trajectory.executions] == [
+        (2,),
+        (2,),
     ]
-    assert [one.work and one.work.rounds for one in found.executions] == [(2,), (2,)]
     for model in (seen.delegator, *seen.managers.values()):
-        told = RESULTS.fullmatch(model.prompts[1].messages[-1].content)
-        assert told
-        assert told[1].count("<result ") == 2
+        results = RESULTS.fullmatch(model.prompts[1].messages[-1].content)
+        assert results
+        assert results[1].count("<result ") == 2
         assert not re.search("[<>]", model.prompts[0].messages[1].content)
     for name in NAMES:
         for prompt in seen.workers[name].prompts:

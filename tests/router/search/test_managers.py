@@ -36,11 +36,11 @@ VALUES = [f"value-{number}" for number in range(8)]
 
 def tokens(calls: Sequence[Call]) -> dict[str, int]:
     """Tokens by layer."""
-    found: dict[str, int] = {}
+    by_layer: dict[str, int] = {}
     for call in calls:
         assert call.usage
-        found[layer_of(call)] = found.get(layer_of(call), 0) + call.usage.total_tokens
-    return found
+        by_layer[layer_of(call)] = by_layer.get(layer_of(call), 0) + call.usage.total_tokens
+    return by_layer
 
 
 async def worked(
@@ -56,13 +56,21 @@ async def test_calls_are_booked_under_their_step_manager_and_worker() -> None:
     layers = Layers()
     events = list[Event]()
     context = lasting(events=events)
-    found = await layers.search().run(QUESTION, context)
-    assert (found.outcome, found.topology, found.answer) == ("answered", "host", " ".join(VALUES))
-    assert [(one.sub_query, one.outcome, one.manager) for one in found.executions] == [
-        (step, "reported", "search") for step in STEPS
-    ]
-    assert all(one.work and len(one.work.executions) == 4 for one in found.executions)
-    assert len(list(by_executors(found.executions))) == 8
+    trajectory = await layers.search().run(QUESTION, context)
+    assert (trajectory.outcome, trajectory.topology, trajectory.answer) == (
+        "answered",
+        "host",
+        " ".join(VALUES),
+    )
+    assert [
+        (execution.sub_query, execution.outcome, execution.manager)
+        for execution in trajectory.executions
+    ] == [(step, "reported", "search") for step in STEPS]
+    assert all(
+        execution.work and len(execution.work.executions) == 4
+        for execution in trajectory.executions
+    )
+    assert len(list(by_executors(trajectory.executions))) == 8
     at = {
         (layer_of(call), call.sub_query_index, call.manager, call.worker)
         for call in context.ledger.calls
@@ -81,7 +89,9 @@ async def test_calls_are_booked_under_their_step_manager_and_worker() -> None:
         sorted(event.index for event in events if isinstance(event, SearchDone))
         == [0] * 4 + [1] * 4
     )
-    by_manager = {(one.role, one.manager): one.attempts for one in totals(context.ledger.calls)}
+    by_manager = {
+        (total.role, total.manager): total.attempts for total in totals(context.ledger.calls)
+    }
     assert by_manager == {
         ("delegation", ""): 2,
         ("delegation", "search"): 4,
@@ -100,8 +110,8 @@ async def test_workers_spend_four_fifths_and_the_delegator_prompt_does_not_grow(
     models = Deployment(
         alone, ScriptedModel(works, "small"), ScriptedModel(answers, "fixed"), Pages()
     )
-    found = await models.search().run(QUESTION, beside)
-    assert found.answer == " ".join(VALUES)
+    trajectory = await models.search().run(QUESTION, beside)
+    assert trajectory.answer == " ".join(VALUES)
     of_host = tokens(context.ledger.calls)
     of_two = tokens(beside.ledger.calls)
     longest = [
@@ -144,13 +154,13 @@ async def test_a_manager_asks_again_for_missing_facts() -> None:
 
 async def test_in_the_last_round_a_manager_is_asked_to_report_and_corrected_once() -> None:
     """The request comes with the reports of that round."""
-    said = [
+    outputs = [
         block("What is fact 0?"),
         block("What is fact 1?"),
         "nothing of use",
         report("both", "value-0, value-1"),
     ]
-    manager = ScriptedModel(said)
+    manager = ScriptedModel(outputs)
     execution, _ = await worked(Layers(managers={"search": manager}))
     assert (execution.outcome, execution.report.answer) == ("reported", "both")
     shown = [prompt.messages for prompt in manager.prompts]
@@ -171,20 +181,20 @@ async def test_in_the_last_round_a_manager_is_asked_to_report_and_corrected_once
 
 
 @pytest.mark.parametrize(
-    "said", [[report("42", "I know it")], [STOP], ["?", "?"], [block("What is fact?"), STOP]]
+    "outputs", [[report("42", "I know it")], [STOP], ["?", "?"], [block("What is fact?"), STOP]]
 )
-async def test_without_worker_evidence_a_manager_makes_no_report(said: list[str]) -> None:
+async def test_without_worker_evidence_a_manager_makes_no_report(outputs: list[str]) -> None:
     """No model is asked to guess."""
 
     def fails(prompt: Prompt) -> Answer:
         return UpstreamRefused("no", endpoint="x")
 
     layers = Layers(
-        managers={"search": ScriptedModel(said)}, workers={"search": ScriptedModel(fails)}
+        managers={"search": ScriptedModel(outputs)}, workers={"search": ScriptedModel(fails)}
     )
     execution, context = await worked(layers)
     assert (execution.report, execution.failed) == (NO_EVIDENCE, True)
-    assert (3 in context.failures) == (said != [report("42", "I know it")] and said != [STOP])
+    assert (3 in context.failures) == (outputs != [report("42", "I know it")] and outputs != [STOP])
 
 
 @pytest.mark.parametrize(
@@ -204,9 +214,9 @@ def blocked(*, browser: Sequence[int] = ()) -> Layers:
 async def test_a_blocked_fact_is_asked_for_at_the_named_manager_only() -> None:
     """Only that manager answers it."""
     context = lasting()
-    found = await blocked().search().run(QUESTION, context)
-    first, second = found.executions
-    assert found.answer == " ".join(VALUES)
+    trajectory = await blocked().search().run(QUESTION, context)
+    first, second = trajectory.executions
+    assert trajectory.answer == " ".join(VALUES)
     assert (first.manager, first.outcome, second.manager, second.before) == (
         "browser",
         "reported",
@@ -228,7 +238,7 @@ async def test_a_blocked_fact_is_asked_for_at_the_named_manager_only() -> None:
     # What the manager was shown of its workers
     shown = first.before.work.delegation.messages[3].content
     assert shown.count("<escalate_to>browser</escalate_to></result>") == 4
-    assert len(list(by_executors(found.executions))) == 12
+    assert len(list(by_executors(trajectory.executions))) == 12
     alone = Layers(managers={"search": ScriptedModel(manages)}, pages={"search": Pages(range(4))})
     assert (await alone.search().run(QUESTION, lasting())).answer == " ".join(VALUES[4:])
 
@@ -245,13 +255,13 @@ async def test_escalation_ends_where_no_other_manager_can_help() -> None:
 
 async def test_a_manager_may_hand_on_before_any_worker_was_asked() -> None:
     """An unknown name changes nothing."""
-    said = '<escalate to="{}">only pages say it</escalate>'
+    hand_on = '<escalate to="{}">only pages say it</escalate>'
     browser = ScriptedModel(manages)
     for name, outcome, at in (
         ("browser", "reported", "browser"),
         ("nobody", "escalated", "search"),
     ):
-        managers = {"search": ScriptedModel([said.format(name)]), "browser": browser}
+        managers = {"search": ScriptedModel([hand_on.format(name)]), "browser": browser}
         execution, _ = await worked(Layers(managers=managers))
         assert (execution.outcome, execution.manager) == (outcome, at)
 
@@ -265,16 +275,18 @@ async def test_found_evidence_is_kept_where_a_hand_on_fails(name: str, written: 
     """If the named manager fails or does not exist, the first manager's report counts if it has
     evidence, otherwise its workers' reports.
     """
-    said = [block("What is fact 1?"), written + HANDED_ON.format(name)]
+    outputs = [block("What is fact 1?"), written + HANDED_ON.format(name)]
     dead = ScriptedModel(lambda _: UpstreamRefused("no", endpoint="x"))
-    execution, _ = await worked(Layers(managers={"search": ScriptedModel(said), "browser": dead}))
+    execution, _ = await worked(
+        Layers(managers={"search": ScriptedModel(outputs), "browser": dead})
+    )
     assert (execution.manager, execution.outcome, execution.report.escalate_to) == (
         "search",
         "escalated",
         name,
     )
-    found = ("mine", ("so it is",)) if written else ("value-1", ("It is value-1",))
-    assert (execution.report.answer, execution.report.evidence) == found
+    expected = ("mine", ("so it is",)) if written else ("value-1", ("It is value-1",))
+    assert (execution.report.answer, execution.report.evidence) == expected
 
 
 async def test_a_report_without_worker_reports_is_discarded() -> None:
@@ -296,12 +308,16 @@ async def test_a_failed_manager_costs_only_its_own_steps(dead: str) -> None:
             [f'<search>{STEPS[0]}</search><search manager="browser">{STEPS[1]}</search>', STOP]
         )
     )
-    layers.managers, layers.workers = dict(layers.managers), dict(layers.workers)
+    layers.managers = dict(layers.managers)
+    layers.workers = dict(layers.workers)
     (layers.managers if dead == "manager" else layers.workers)["browser"] = broken
     context = lasting()
-    found = await layers.search().run(QUESTION, context)
-    assert found.answer == " ".join(VALUES[:4])
-    assert [one.outcome for one in found.executions] == ["reported", "model_failed"]
+    trajectory = await layers.search().run(QUESTION, context)
+    assert trajectory.answer == " ".join(VALUES[:4])
+    assert [execution.outcome for execution in trajectory.executions] == [
+        "reported",
+        "model_failed",
+    ]
     assert list(context.failures) == [1]
 
 
@@ -319,8 +335,8 @@ def at_length() -> Layers:
     """Layers whose workers write long reports and whose manager never reports."""
 
     def works_at_length(prompt: Prompt) -> Answer:
-        said = "a value " * 14
-        return works(prompt) if len(prompt.messages) == 2 else report(said, said)
+        text = "a value " * 14
+        return works(prompt) if len(prompt.messages) == 2 else report(text, text)
 
     def silent(prompt: Prompt) -> Answer:
         return manages(prompt) if len(prompt.messages) == 2 else UpstreamRefused("no", endpoint="x")
@@ -345,23 +361,23 @@ async def test_long_worker_reports_are_cut_where_they_replace_a_report(
 
 
 @pytest.mark.parametrize("layers", [Layers, at_length])
-@pytest.mark.parametrize("most", range(60, 4000, 60))
-async def test_budgets_hold_through_all_layers(most: int, layers: Callable[[], Layers]) -> None:
+@pytest.mark.parametrize("limit", range(60, 4000, 60))
+async def test_budgets_hold_through_all_layers(limit: int, layers: Callable[[], Layers]) -> None:
     """Spending plus reservations never exceed the budget, and the answer comes from the reports so
     far.
     """
-    budget = Budget(max_total_tokens=most)
+    budget = Budget(max_total_tokens=limit)
     context = RunContext.lasting(60.0, lambda _: None, Ledger(allowance=Allowance(budget)))
     try:
-        found = await layers().search().run(QUESTION, context)
-        assert found.answer or found.outcome == "budget_exhausted"
+        trajectory = await layers().search().run(QUESTION, context)
+        assert trajectory.answer or trajectory.outcome == "budget_exhausted"
     except BudgetExhausted:
         left = context.draft.result
         assert not isinstance(left, Trajectory) or not any(
-            one.report.evidence for one in left.executions
+            execution.report.evidence for execution in left.executions
         )
     spent = sum(call.usage.total_tokens for call in context.ledger.calls if call.usage)
-    assert spent <= most
+    assert spent <= limit
 
 
 @pytest.mark.parametrize("reporting", [Reporting(), TABLE_REPORTING], ids=["answer", "table"])
@@ -370,13 +386,14 @@ async def test_a_budget_that_ends_within_a_manager_keeps_the_workers_findings(
 ) -> None:
     """They are reported in the form of the manager, so that a table reads them."""
     cut = 0
-    for most in range(100, 3000, 100):
+    for limit in range(100, 3000, 100):
         context = RunContext.lasting(
-            60.0, lambda _: None, Ledger(allowance=Allowance(Budget(max_total_tokens=most)))
+            60.0, lambda _: None, Ledger(allowance=Allowance(Budget(max_total_tokens=limit)))
         )
         execution = await Layers().of().run(STEPS[0], 3, replace(context, reporting=reporting))
         assert execution.work
-        grounds = any(one.report.evidence for one in execution.work.executions)
+        reports = [work.report for work in execution.work.executions]
+        grounds = any(report.evidence for report in reports)
         assert execution.outcome == ("reported" if grounds else "budget_exhausted")
         cut += grounds and "; " not in execution.report.answer  # which is as its manager writes
     assert cut
@@ -448,20 +465,22 @@ def test_eight_parallel_workers_take_less_than_a_third_of_the_time() -> None:
 
 def test_deadlines_leave_time_for_reports_and_the_answer() -> None:
     """A manager keeps time to report its workers' findings, and the answerer to write."""
-    took, found = lasted(paced(max_workers=2), 8.0)
+    took, trajectory = lasted(paced(max_workers=2), 8.0)
     assert took <= 8.5
-    (execution,) = found.executions
+    (execution,) = trajectory.executions
     assert execution.work
     assert execution.work.outcome == "time_exhausted"
-    assert {one.outcome for one in execution.work.executions} == {"reported", "timed_out"}
-    assert 0 < len(found.answer.split()) < 8
+    assert {work.outcome for work in execution.work.executions} == {"reported", "timed_out"}
+    assert 0 < len(trajectory.answer.split()) < 8
 
 
 async def test_without_managers_an_executor_that_names_one_has_no_report() -> None:
     """The delegator reads the reason."""
     models = Deployment(executor=ScriptedModel(works), retriever=Pages(range(4)))
-    found = await models.search().run("?", lasting())
-    assert [(one.outcome, one.failed) for one in found.executions] == [("reported", False)]
+    trajectory = await models.search().run("?", lasting())
+    assert [(execution.outcome, execution.failed) for execution in trajectory.executions] == [
+        ("reported", False)
+    ]
     executor = Executor(role("execution", ScriptedModel(works)), Pages(range(4)), ExecutorLimits())
     execution = await executor.run("What is fact 1?", 0, lasting())
     assert (execution.outcome, execution.report.escalate_to, execution.failed) == (

@@ -1,5 +1,6 @@
-"""The report cache: one executor run serves all runs with an equal sub-query; a waiting run pays
-nothing, and loses nothing when the leading run ends early.
+"""The report cache: one executor run serves all runs with an equal sub-query.
+
+A waiting run pays nothing, and loses nothing if the leading run ends early.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ RETRIEVER = FixedRetriever({SUB_QUERY: [PASSAGE]})
 
 
 class Indexed:
-    """An index whose name a test may change."""
+    """An index with a changeable name."""
 
     name: str | None = "index-1"
 
@@ -50,7 +51,7 @@ async def _load(version: str) -> None:
 
 
 def executors(model: Model, retriever: Retriever = RETRIEVER) -> VersionRouting:
-    """Versions that are all the same model."""
+    """Executor versions that share a model."""
 
     def make(version: str) -> Executor:
         named = replace(role("execution", model), executor_version=version)
@@ -65,7 +66,7 @@ def shared(
     index: Indexed | None = None,
     **terms: Any,
 ) -> ReportCache:
-    """An executor whose runs are shared."""
+    """Return an executor whose reports are shared."""
     return ReportCache(executors(model, retriever), index or Indexed(), **terms)
 
 
@@ -78,23 +79,23 @@ def asking(
     events: list[Event] | None = None,
     tokens: int | None = None,
 ) -> RunContext:
-    """A run of a tenant, which begins now."""
-    told: list[Event] = [] if events is None else events
+    """Return a run of a tenant, which begins now."""
+    noted: list[Event] = [] if events is None else events
     ledger = Ledger(run_id, tenant, allowance=Allowance(Budget(tokens)))
-    return RunContext.lasting(time_s, told.append, ledger, answering_share=0.0, sharing=sharing)
+    return RunContext.lasting(time_s, noted.append, ledger, answering_share=0.0, sharing=sharing)
 
 
 async def held(
     model: HeldModel, executor: ReportCache, context: RunContext
 ) -> asyncio.Task[Execution]:
-    """A run that waits for its model."""
+    """Start a run that waits for its model."""
     task = asyncio.ensure_future(executor.run(SUB_QUERY, 0, context))
     await ended(model.called.wait())
     return task
 
 
 async def waiting(executor: ReportCache, *contexts: RunContext) -> list[asyncio.Task[Execution]]:
-    """Runs that wait for another one."""
+    """Start runs that wait for another run."""
     tasks = [asyncio.ensure_future(executor.run(SUB_QUERY, 3, context)) for context in contexts]
     for _ in range(3):
         await asyncio.sleep(0)
@@ -136,10 +137,8 @@ def test_a_report_is_kept_for_the_configured_time() -> None:
     with_clock(main)
 
 
-async def test_another_index_has_reports_of_its_own() -> None:
-    """A report is not given after the index is swapped, nor kept if that happened while it was
-    written.
-    """
+async def test_a_report_belongs_to_its_index() -> None:
+    """No report is shared after the index was swapped, or kept if that happened during the work."""
     index = Indexed()
     model = HeldModel(ScriptedModel(finds), free=2)
     executor = shared(model, index=index)
@@ -169,7 +168,7 @@ async def test_without_a_known_index_nothing_is_kept() -> None:
 
 
 async def test_versions_do_not_share() -> None:
-    """What a canary reports is no report of the active version's."""
+    """The active version does not use a report of a canary."""
     versions = executors(ScriptedModel(finds))
     executor = ReportCache(versions, Indexed())
     await executor.run(SUB_QUERY, 0, asking("run-1"))
@@ -179,7 +178,6 @@ async def test_versions_do_not_share() -> None:
 
 
 async def test_tenants_do_not_share() -> None:
-    """Each works on its own."""
     executor = shared(ScriptedModel(finds))
     await executor.run(SUB_QUERY, 0, asking("run-1"))
     other = await executor.run(SUB_QUERY, 0, asking("run-2", "other"))
@@ -187,7 +185,7 @@ async def test_tenants_do_not_share() -> None:
 
 
 async def test_tenants_do_not_wait_for_each_other() -> None:
-    """Another tenant's run that is under way delays nothing."""
+    """A running leader of another tenant delays nothing."""
     model = HeldModel(ScriptedModel(finds))
     executor = shared(model)
     first = await held(model, executor, asking("run-1"))
@@ -227,8 +225,8 @@ async def test_a_leader_that_leaves_hands_over() -> None:
 
 
 @pytest.mark.parametrize("cut", ["time", "budget"])
-def test_one_run_s_terms_are_not_another_s(cut: str) -> None:
-    """Where the leader's time or budget runs out, one that waits goes on."""
+def test_a_follower_has_its_own_deadline_and_budget(cut: str) -> None:
+    """If the leader's time or budget runs out, a waiting run takes over."""
 
     async def main(clock: Clock) -> None:
         model = HeldModel(ScriptedModel(finds), free=0 if cut == "time" else 1)
@@ -245,8 +243,8 @@ def test_one_run_s_terms_are_not_another_s(cut: str) -> None:
     with_clock(main)
 
 
-def test_who_waits_keeps_its_own_deadline() -> None:
-    """It ends in time, without a report; the leader goes on."""
+def test_a_follower_ends_at_its_own_deadline() -> None:
+    """It ends without a report, and the leader continues."""
 
     async def main(clock: Clock) -> None:
         model = HeldModel(ScriptedModel(finds))
@@ -262,7 +260,7 @@ def test_who_waits_keeps_its_own_deadline() -> None:
     with_clock(main)
 
 
-async def test_who_waits_may_leave() -> None:
+async def test_a_follower_may_leave() -> None:
     """Neither the leader nor the others notice."""
     model = HeldModel(ScriptedModel(finds))
     executor = shared(model)
@@ -274,14 +272,14 @@ async def test_who_waits_may_leave() -> None:
 
 
 async def test_failures_are_not_shared() -> None:
-    """Those who waited for one work alone, and nothing of it is kept."""
+    """The followers work alone, and no failed report is kept."""
     broken = UpstreamUnavailable("gone", endpoint="e")
-    said: list[Answer] = [
+    outputs: list[Answer] = [
         broken,
         f"<search>{SUB_QUERY}</search>",
         report("Mann", "Heat is a film by Michael Mann."),
     ]
-    model = HeldModel(ScriptedModel(said))
+    model = HeldModel(ScriptedModel(outputs))
     executor = shared(model)
     context = asking("run-2")
     model.let.set()
@@ -294,8 +292,7 @@ async def test_failures_are_not_shared() -> None:
     assert executor.counts.worked == 2
 
 
-async def test_nothing_is_left_behind() -> None:
-    """After all have ended, and after all have left."""
+async def test_no_sub_query_is_left_after_all_runs_have_ended_or_left() -> None:
     model = HeldModel(ScriptedModel(finds))
     executor = shared(model, keep_s=0.0)
     first = await held(model, executor, asking("run-1"))
@@ -309,16 +306,16 @@ async def test_nothing_is_left_behind() -> None:
 
 
 class Tenants(Kept):
-    """All have the same settings."""
+    """Tenants with equal settings."""
 
     def __init__(self, began: Admitted) -> None:
         super().__init__()
         self._began = began
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
-        """On record, unless it was asked before."""
-        found = await super().begin(start)
-        return self._began if isinstance(found, Admitted) else found
+        """Admit the run, unless its request was made before."""
+        admission = await super().begin(start)
+        return self._began if isinstance(admission, Admitted) else admission
 
 
 @pytest.mark.parametrize(
@@ -330,8 +327,9 @@ class Tenants(Kept):
         (Admitted(training=False), False, 0),
     ],
 )
-async def test_requests_share_as_far_as_they_may(began: Admitted, fresh: bool, calls: int) -> None:
-    """Not those that ask for fresh work, nor those of tenants whose texts are not kept."""
+async def test_requests_for_fresh_work_and_redacted_tenants_do_not_share(
+    began: Admitted, fresh: bool, calls: int
+) -> None:
     store = Tenants(began)
     deployment = Deployment()
     executor = shared(deployment.executor)

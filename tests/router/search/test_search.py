@@ -73,8 +73,8 @@ async def test_sub_queries_over_the_limit_are_not_run_and_reported_back() -> Non
     delegator = ScriptedModel([block("a?", "b?", "c?"), STOP])
     trajectory = await Deployment(delegator).search(max_sub_queries=2).run(QUESTION, lasting())
     assert [execution.sub_query for execution in trajectory.executions] == ["a?", "b?"]
-    told = delegator.prompts[1].messages[-1].content
-    assert told.endswith(
+    message = delegator.prompts[1].messages[-1].content
+    assert message.endswith(
         "ask again if needed: <request>c?</request></not_dispatched></search_results>"
     )
 
@@ -140,13 +140,13 @@ async def test_events_are_announced_in_order_as_they_happen() -> None:
     ]
 
 
-@pytest.mark.parametrize("said", [[STOP], ["He was born in 1943.", "Yes."]])
-async def test_a_delegator_that_never_asks_is_marked(said: list[str]) -> None:
+@pytest.mark.parametrize("outputs", [[STOP], ["He was born in 1943.", "Yes."]])
+async def test_a_delegator_that_never_asks_is_marked(outputs: list[str]) -> None:
     """A stop without a sub-query is `no_search`, even if the answerer may guess."""
-    strict = await Deployment(ScriptedModel(said)).search().run(QUESTION, lasting())
+    strict = await Deployment(ScriptedModel(outputs)).search().run(QUESTION, lasting())
     assert (strict.answer, strict.outcome, strict.answering) == (NOT_FOUND, "no_search", None)
     lax = (
-        await Deployment(ScriptedModel(said))
+        await Deployment(ScriptedModel(outputs))
         .search(require_evidence=False)
         .run(QUESTION, lasting())
     )
@@ -175,11 +175,13 @@ async def test_without_evidence_the_answer_is_not_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["<answer>not found</answer>", "<answer>Not Found.</answer>", "", "<answer></answer>"]
+    "output", ["<answer>not found</answer>", "<answer>Not Found.</answer>", "", "<answer></answer>"]
 )
-async def test_the_answerer_may_reject_the_reports(said: str) -> None:
+async def test_the_answerer_may_reject_the_reports(output: str) -> None:
     """ "Not found" or an empty answer is taken literally."""
-    trajectory = await Deployment(answerer=ScriptedModel([said])).search().run(QUESTION, lasting())
+    trajectory = (
+        await Deployment(answerer=ScriptedModel([output])).search().run(QUESTION, lasting())
+    )
     assert (trajectory.answer, trajectory.outcome) == (NOT_FOUND, "not_found")
     assert trajectory.answering is not None
 
@@ -336,11 +338,11 @@ def finds_otherwise(*sub_queries: str) -> ScriptedModel:
     """Return an executor whose reports differ for these sub-queries."""
 
     def works(prompt: Prompt) -> str:
-        said = finds(prompt)
+        output = finds(prompt)
         return (
-            said.replace("the answer", "another answer")
+            output.replace("the answer", "another answer")
             if prompt.messages[1].content in sub_queries
-            else said
+            else output
         )
 
     return ScriptedModel(works, "other")
@@ -360,15 +362,15 @@ async def test_a_rerun_with_equal_reports_asks_the_executor_only() -> None:
     """Everything that follows from the reports is unchanged, except which model wrote them."""
     delegator = asks(("a?", "b?"), ("c?",))
     answerer = ScriptedModel(["<answer>yes</answer>"])
-    found = await Deployment(delegator, answerer=answerer).search().run(QUESTION, lasting())
+    trajectory = await Deployment(delegator, answerer=answerer).search().run(QUESTION, lasting())
     context = lasting()
     executor = ScriptedModel(finds, "other")
     again = (
         await Deployment(ScriptedModel([]), executor, ScriptedModel([]))
         .search()
-        .again(QUESTION, found, context)
+        .again(QUESTION, trajectory, context)
     )
-    assert again == found
+    assert again == trajectory
     assert [prompt.messages[1].content for prompt in executor.prompts].count("c?") == 2
     assert {call.role for call in context.ledger.calls} == {"execution"}
     assert [call.sub_query_index for call in context.ledger.calls if call.sub_query_index == 2] == [
@@ -380,26 +382,26 @@ async def test_a_rerun_with_equal_reports_asks_the_executor_only() -> None:
 async def test_a_rerun_equals_a_run_with_that_executor_from_the_start() -> None:
     """Its trajectory equals that of a separate run, for any differing report."""
     for odd in ("a?", "b?", "c?"):
-        found = await Deployment(asks(("a?", "b?"), ("c?",))).search().run(QUESTION, lasting())
-        said = ScriptedModel(
+        trajectory = await Deployment(asks(("a?", "b?"), ("c?",))).search().run(QUESTION, lasting())
+        answerer = ScriptedModel(
             lambda prompt: f"<answer>{'another' in prompt.messages[1].content}</answer>"
         )
-        other = Deployment(asks(("a?", "b?"), ("c?",)), finds_otherwise(odd), said)
-        assert await other.search().again(QUESTION, found, lasting()) == await other.search().run(
-            QUESTION, lasting()
-        )
+        other = Deployment(asks(("a?", "b?"), ("c?",)), finds_otherwise(odd), answerer)
+        assert await other.search().again(
+            QUESTION, trajectory, lasting()
+        ) == await other.search().run(QUESTION, lasting())
 
 
 async def test_a_rerun_keeps_to_the_rounds_and_the_limit() -> None:
     """Sub-queries over the limit are reported back again, and no round follows the last one."""
     delegator = asks(("a?", "b?", "c?"), ("d?",))
-    found = (
+    trajectory = (
         await Deployment(delegator).search(max_sub_queries=2, max_rounds=2).run(QUESTION, lasting())
     )
     anew = asks(("a?", "b?", "c?"), ("d?",), ("e?",))
     deployment = Deployment(anew, finds_otherwise("a?"))
     again = await deployment.search(max_sub_queries=2, max_rounds=2).again(
-        QUESTION, found, lasting()
+        QUESTION, trajectory, lasting()
     )
     assert (again.rounds, again.outcome, len(anew.prompts)) == ((2, 1), "rounds_exhausted", 1)
     assert again.delegation is not None
@@ -411,12 +413,12 @@ async def test_a_rerun_keeps_to_the_rounds_and_the_limit() -> None:
 
 async def test_replacing_the_reports_of_a_round_drops_what_came_after() -> None:
     """The rest of the run can be asked for."""
-    found = await Deployment(asks(("a?",), ("b?",))).search().run(QUESTION, lasting())
+    trajectory = await Deployment(asks(("a?",), ("b?",))).search().run(QUESTION, lasting())
     executor = finds_otherwise("a?")
     other = await Deployment(asks(("a?",)), executor).search().run(QUESTION, lasting())
     delegator = asks(("a?",), ("f?",))
     search = Deployment(delegator, executor, ScriptedModel(["<answer>no</answer>"])).search()
-    changed = search.instead(found, 0, other.block(0))
+    changed = search.instead(trajectory, 0, other.block(0))
     assert (changed.rounds, changed.executions, changed.answer) == ((1,), other.block(0), "")
     assert changed.delegation is not None
     assert "another answer to a?" in changed.delegation.messages[-1].content
@@ -429,11 +431,13 @@ async def test_replacing_the_reports_of_a_round_drops_what_came_after() -> None:
 
 
 async def test_after_the_last_round_only_the_answer_is_asked_for() -> None:
-    found = await Deployment(asks(("a?",))).search(max_rounds=1).run(QUESTION, lasting())
+    trajectory = await Deployment(asks(("a?",))).search(max_rounds=1).run(QUESTION, lasting())
     search = Deployment(ScriptedModel([]), answerer=ScriptedModel(["<answer>no</answer>"])).search(
         max_rounds=1
     )
-    ended = await search.proceed(QUESTION, search.instead(found, 0, found.executions), lasting())
+    ended = await search.proceed(
+        QUESTION, search.instead(trajectory, 0, trajectory.executions), lasting()
+    )
     assert (ended.answer, ended.outcome) == ("no", "rounds_exhausted")
 
 

@@ -91,7 +91,7 @@ async def conduct(
         return None
     made: list[Call] = []
 
-    async def one(call: Call) -> None:
+    async def make(call: Call) -> None:
         try:
             await journal.open(opened(call))
         except BudgetExhausted:
@@ -104,7 +104,7 @@ async def conduct(
             with suppress(BudgetExhausted):
                 await journal.reserve_for_answer(plan.id, call.reserved)
 
-    await asyncio.gather(_tell(journal, plan.id, luck), *(one(call) for call in plan.calls))
+    await asyncio.gather(_tell(journal, plan.id, luck), *(make(call) for call in plan.calls))
     if not ends and luck.random() < 0.4:
         return None
     if not made and luck.random() < 0.3:
@@ -121,17 +121,20 @@ async def conduct(
 
 async def _tell(journal: LogJournal, run_id: str, luck: random.Random) -> None:
     """Write turns and searches, those of the result or others."""
-    for number, one in enumerate(EXECUTIONS):
+    for number, execution in enumerate(EXECUTIONS):
         agent = AgentId("execution", luck.choice((number, number, 5)))
-        said = one.conversation
+        conversation = execution.conversation
         if luck.random() < 0.7:
-            journal.turn(run_id, agent, said.messages, said.outputs[0])
+            journal.turn(run_id, agent, conversation.messages, conversation.outputs[0])
             await asyncio.sleep(0)
-            for search in one.searches:
+            for search in execution.searches:
                 journal.note(run_id, Searched(agent, search))
         if luck.random() < 0.2:
             journal.turn(
-                run_id, agent, (*said.messages, Message("user", "More?")), Completion("No.", "stop")
+                run_id,
+                agent,
+                (*conversation.messages, Message("user", "More?")),
+                Completion("No.", "stop"),
             )
         if luck.random() < 0.2:
             journal.note(run_id, Decided(luck.randrange(3)))
@@ -139,10 +142,10 @@ async def _tell(journal: LogJournal, run_id: str, luck: random.Random) -> None:
 
 async def stored_runs(database: Database, tenant: str) -> list[Run]:
     """Return all runs of a tenant."""
-    found = await rows(
+    run_ids = await rows(
         database, "SELECT run_id FROM runs WHERE tenant = :tenant ORDER BY run_id", tenant=tenant
     )
-    return [await SQLArchive(database).load(run_id) for (run_id,) in found]
+    return [await SQLArchive(database).load(run_id) for (run_id,) in run_ids]
 
 
 async def agree(database: Database, tenant: str, runs: list[Run], ended_runs: list[Run]) -> None:
@@ -150,10 +153,10 @@ async def agree(database: Database, tenant: str, runs: list[Run], ended_runs: li
     as in `ended_runs`, and that the others were interrupted.
     """
     sums: dict[str, Counter[str]] = {}
-    for each in runs:
-        for period in periods(each.started_at):
+    for stored_run in runs:
+        for period in periods(stored_run.started_at):
             sums.setdefault(period, Counter())["requests"] += 1
-        for call in each.calls:
+        for call in stored_run.calls:
             for period in periods(call.started_at):
                 counts = sums.setdefault(period, Counter())
                 counts.update(tokens=call.charged.tokens, nano_usd=call.charged.nano_usd or 0)
@@ -164,14 +167,14 @@ async def agree(database: Database, tenant: str, runs: list[Run], ended_runs: li
     }
     usage = await SQLUsages(database).usage(UsageQuery(tenant=tenant))
     summed = {(row.role, row.model): added([row]) for row in usage.rows}
-    calls = [call for each in runs for call in each.calls]
+    calls = [call for run in runs for call in run.calls]
     assert summed == {(total.role, total.model): added([total]) for total in totals(calls)}
     assert (await check(database)).problems == []
-    found = {each.id: each for each in runs}
+    stored_by_id = {run.id: run for run in runs}
     for over in ended_runs:
-        stored = found.pop(over.id)
+        stored = stored_by_id.pop(over.id)
         assert {call.number: call for call in stored.calls} == {
             call.number: call for call in over.calls
         }
         assert replace(stored, calls=()) == replace(over, calls=())
-    assert {each.status for each in found.values()} <= {"interrupted"}
+    assert {run.status for run in stored_by_id.values()} <= {"interrupted"}

@@ -24,8 +24,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Address of an empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'runs.db'}"
-    new: Callable[[], str] = request.getfixturevalue("postgres")
-    return new()
+    new_database: Callable[[], str] = request.getfixturevalue("postgres")
+    return new_database()
 
 
 @pytest.fixture

@@ -52,12 +52,12 @@ async def rows(database: Database, query: str, **values: object) -> Sequence[tup
 
 async def spent(database: Database, tenant: str = "default") -> dict[str, tuple[int, ...]]:
     """Return spending by period: requests, tokens, nano-dollars."""
-    found = await rows(
+    sums = await rows(
         database,
         "SELECT period, requests, tokens, nano_usd FROM spending WHERE tenant = :tenant",
         tenant=tenant,
     )
-    return {period: tuple(counts) for period, *counts in found if any(counts)}
+    return {period: tuple(counts) for period, *counts in sums if any(counts)}
 
 
 async def change(database: Database, statement: str) -> None:

@@ -63,7 +63,7 @@ async def spend(journal: LogJournal, name: str, most_calls: int) -> int:
 
 _KNOWN: dict[str, Any] = {
     "NOW": NOW,
-    **{each.__name__: each for each in (Amount, ended, opened, start, run, spend)},
+    **{known.__name__: known for known in (Amount, ended, opened, start, run, spend)},
 }
 
 
@@ -78,14 +78,14 @@ class Gateway:
         `journal.begin(start("run-1"))`, or the name of its error.
         """
         self.tell(expression)
-        return await self.said()
+        return await self.outcome()
 
     def tell(self, expression: str) -> None:
         """Send an expression, whose outcome `outcome` returns later."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{expression}\n".encode())
 
-    async def said(self) -> str:
+    async def outcome(self) -> str:
         """Return the next outcome."""
         assert self.process.stdout is not None
         while not (line := (await self.process.stdout.readline()).decode()).startswith("> "):
@@ -107,7 +107,7 @@ async def gateway(url: str) -> AsyncIterator[Gateway]:
     )
     child = Gateway(process)
     try:
-        assert await child.said() == "ready"
+        assert await child.outcome() == "ready"
         yield child
     finally:
         with suppress(ProcessLookupError):
@@ -122,12 +122,12 @@ async def _main(url: str) -> None:
         names: dict[str, Any] = {**_KNOWN, "journal": journal}
         while line := await asyncio.to_thread(sys.stdin.readline):
             try:
-                said = eval(line, names)
-                if inspect.isawaitable(said):
-                    said = await said
+                outcome = eval(line, names)
+                if inspect.isawaitable(outcome):
+                    outcome = await outcome
             except RolegateError as error:
-                said = type(error).__name__
-            print(f"> {said}", flush=True)
+                outcome = type(error).__name__
+            print(f"> {outcome}", flush=True)
     await database.close()
 
 

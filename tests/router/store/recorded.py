@@ -123,7 +123,8 @@ class Disk:
 
     def __init__(self, folder: Path) -> None:
         self.root = File(names={})
-        self._folder, self._now = folder, {str(folder): self.root}
+        self._folder = folder
+        self._now = {str(folder): self.root}
         self._open: dict[int, File] = {}
         self._syncs: dict[int, tuple[File, int]] = {}
 

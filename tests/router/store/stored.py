@@ -136,11 +136,11 @@ async def put(database: Database, *runs: Run, tenants: Sequence[Tenant] = ()) ->
     def write(connection: Connection) -> None:
         for tenant in tenants:
             connection.execute(TENANTS.insert().values(msgspec.structs.asdict(tenant)))
-        for each in runs:
-            connection.execute(RUNS.insert().values(run_row(each)))
-        if rows := [call_row(call) for each in runs for call in each.calls]:
+        for stored_run in runs:
+            connection.execute(RUNS.insert().values(run_row(stored_run)))
+        if rows := [call_row(call) for run in runs for call in run.calls]:
             connection.execute(CALLS.insert(), rows)
-        if hours := hourly_usage([call for each in runs for call in each.calls]):
+        if hours := hourly_usage([call for run in runs for call in run.calls]):
             connection.execute(USAGE_HOURS.insert(), hours)
 
     await database.write(write)

@@ -35,7 +35,7 @@ def archive(database: Database) -> SQLArchive:
 
 
 async def exported(archive: SQLArchive, wanted: RunFilter = RunFilter()) -> list[Run]:  # noqa: B008 - frozen
-    return [told.run async for told in archive.export(wanted)]
+    return [stored.run async for stored in archive.export(wanted)]
 
 
 async def listed(
@@ -46,9 +46,9 @@ async def listed(
     pages = []
     page = ""
     while True:
-        found = await archive.list(wanted, size, page)
-        pages.append([each.id for each in found.runs])
-        if not (page := found.next_page):
+        listing = await archive.list(wanted, size, page)
+        pages.append([run.id for run in listing.runs])
+        if not (page := listing.next_page):
             return pages
 
 
@@ -242,7 +242,7 @@ async def test_a_forged_page_token_shows_only_what_the_filter_admits(
 
     page = await archive.list(RunFilter(tenant="acme"), 5, token([1e9, "run-\0"]))
 
-    assert [each.id for each in page.runs] == ["run-1"]
+    assert [listed_run.id for listed_run in page.runs] == ["run-1"]
 
 
 MANY = (
@@ -258,7 +258,7 @@ MANY = (
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("wanted", "chosen"),
     [
         (RunFilter(), "1234567"),
         (RunFilter(tenant="acme"), "127"),
@@ -278,16 +278,16 @@ MANY = (
     ],
 )
 async def test_a_list_and_an_export_choose_equal_runs(
-    database: Database, archive: SQLArchive, wanted: RunFilter, found: str
+    database: Database, archive: SQLArchive, wanted: RunFilter, chosen: str
 ) -> None:
     """An export leaves out running runs. Shadows are included only on request."""
     await put(database, *MANY, tenants=[Tenant("shy", training=False), Tenant("acme", redact=True)])
 
     assert [run_id[-1] for page in await listed(archive, 2, wanted) for run_id in page] == list(
-        reversed(found)
+        reversed(chosen)
     )
     assert await exported(archive, wanted) == [
-        each for each in MANY if each.id[-1] in found.replace("5", "")
+        candidate for candidate in MANY if candidate.id[-1] in chosen.replace("5", "")
     ]
 
 
@@ -302,9 +302,11 @@ async def test_unsupported_answers_are_listed_by_their_column(
         run("run-3", 3.0, result=None),
     )
     page = await archive.list(RunFilter(unsupported=True), 5)
-    assert [(each.id, each.unsupported) for each in page.runs] == [("run-2", True)]
+    assert [(listed_run.id, listed_run.unsupported) for listed_run in page.runs] == [
+        ("run-2", True)
+    ]
     whole = await archive.list(RunFilter(), 5)
-    assert [each.unsupported for each in whole.runs] == [False, True, False]
+    assert [listed_run.unsupported for listed_run in whole.runs] == [False, True, False]
 
 
 async def test_an_export_holds_no_transaction(database: Database, archive: SQLArchive) -> None:
@@ -313,16 +315,16 @@ async def test_an_export_holds_no_transaction(database: Database, archive: SQLAr
     A slow reader delays no other client, and deleted runs are skipped.
     """
     await put(database, *(run(f"run-{number:03}", float(number // 40)) for number in range(100)))
-    found: list[str] = []
-    async for told in archive.export(RunFilter()):
-        if not found:
+    run_ids: list[str] = []
+    async for stored in archive.export(RunFilter()):
+        if not run_ids:
             await database.write(
                 lambda connection: connection.execute(
                     RUNS.delete().where(RUNS.c.run_id == "run-060")
                 )
             )
-        found.append(told.run.id)
-    assert found == [f"run-{number:03}" for number in range(100) if number != 60]
+        run_ids.append(stored.run.id)
+    assert run_ids == [f"run-{number:03}" for number in range(100) if number != 60]
 
 
 SAID = {
@@ -334,7 +336,7 @@ SAID = {
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("wanted", "expected"),
     [
         (RunFilter(text="DIRECTED heat"), "1"),
         (RunFilter(text="mann"), "14"),
@@ -361,7 +363,7 @@ SAID = {
     ],
 )
 async def test_runs_are_found_by_text_actions_spending_and_feedback(
-    database: Database, archive: SQLArchive, wanted: RunFilter, found: str
+    database: Database, archive: SQLArchive, wanted: RunFilter, expected: str
 ) -> None:
     """Text is matched literally, in any case."""
     second: dict[str, Any] = {"executor_version": "executor-000002"}
@@ -373,14 +375,14 @@ async def test_runs_are_found_by_text_actions_spending_and_feedback(
         run("run-4", 4.0, request="who?", status="failed"),
         run("run-5", 5.0, [call("run-5", nano_usd=20, **second)], request="100% sure", result=None),
     )
-    for said in (said for each in SAID.values() for said in each):
-        await archive.add_feedback(said)
+    for feedback in (feedback for entries in SAID.values() for feedback in entries):
+        await archive.add_feedback(feedback)
 
     page = await archive.list(wanted, 10)
 
-    assert "".join(sorted(each.id[-1] for each in page.runs)) == found
-    assert {each.id: each.good for each in page.runs} == {
-        each.id: {"run-1": True, "run-2": False, "run-4": False}.get(each.id) for each in page.runs
+    assert "".join(sorted(run.id[-1] for run in page.runs)) == expected
+    assert {run.id: run.good for run in page.runs} == {
+        run.id: {"run-1": True, "run-2": False, "run-4": False}.get(run.id) for run in page.runs
     }
     assert page.next_page == ""
 
@@ -392,14 +394,14 @@ def test_paging_through_a_search_finds_each_run_once(
 ) -> None:
     """All matching runs come newest first, however few runs a page examines."""
 
-    async def found() -> list[list[str]]:
+    async def searched() -> list[list[str]]:
         database = await Database.open(f"sqlite:///{folder}/runs.db")
         says = {number: "yes" if number in marked else "no" for number in range(40)}
         await put(
             database,
             *(
-                run(f"run-{n:02}", float(n // 3), request=said, result=None)
-                for n, said in says.items()
+                run(f"run-{n:02}", float(n // 3), request=text, result=None)
+                for n, text in says.items()
             ),
         )
         pages = await listed(SQLArchive(database, searched=within), size, RunFilter(text="yes"))
@@ -407,7 +409,7 @@ def test_paging_through_a_search_finds_each_run_once(
         return pages
 
     with TemporaryDirectory() as folder:
-        pages = asyncio.run(found())
+        pages = asyncio.run(searched())
     assert [run_id for page in pages for run_id in page] == [
         f"run-{n:02}" for n in sorted(marked, reverse=True)
     ]
@@ -431,8 +433,10 @@ async def test_feedback_is_read_with_its_run_oldest_first(
     assert len({await archive.add_feedback(feedback) for feedback in given}) == 4
     kept = given[0], Feedback("run-1", score=0.25, right_answer="é\n日本\ufffd"), given[2]
     assert await archive.feedback("run-1") == kept
-    told = {each.run.id: each.feedback async for each in archive.export(RunFilter())}
-    assert told == {
+    exported_feedback = {
+        stored.run.id: stored.feedback async for stored in archive.export(RunFilter())
+    }
+    assert exported_feedback == {
         "run-1": kept,
         "run-2": (Feedback("run-2", False, 0.5, tenant="acme"),),
         "run-3": (),

@@ -46,10 +46,10 @@ async def conduct(
     ]
     cut = {"outcome": "cancelled", "usage": Usage(3, 1, lower_bound=True), "nano_usd": None}
     calls[1] = msgspec.structs.replace(calls[1], **cut)
-    for each in calls:
-        await journal.open(opened(each))
-    for each in calls:
-        journal.settle(each)
+    for made in calls:
+        await journal.open(opened(made))
+    for made in calls:
+        journal.settle(made)
     await journal.reserve_for_answer(run_id, Amount(20, None))
     await journal.finish(run(run_id, started_at, calls, status=status, tenant="default"))
 
@@ -61,7 +61,7 @@ async def journal(database: Database) -> AsyncIterator[LogJournal]:
         yield journal
 
 
-async def found(database: Database) -> list[Problem]:
+async def problems_of(database: Database) -> list[Problem]:
     return (await check(database)).problems
 
 
@@ -76,12 +76,12 @@ async def test_a_store_in_use_is_consistent(database: Database, journal: LogJour
     await journal.open(
         opened(call("run-500", started_at=NOW - 86400 * 40, reserved=Amount(100, None)))
     )
-    told = []
+    progress = []
 
-    checked = await check(database, lambda done, total: told.append((done, total)))
+    checked = await check(database, lambda done, total: progress.append((done, total)))
 
     assert (checked.runs, checked.calls, checked.problems) == (121, 360, [])
-    assert told == [(100, 121), (121, 121)]
+    assert progress == [(100, 121), (121, 121)]
 
 
 async def test_checks_of_a_busy_store_raise_no_false_alarm(
@@ -166,7 +166,7 @@ async def test_an_inconsistency_is_described_with_its_place(
     for number in range(3):
         await conduct(journal, f"run-{number}")
     await change(database, statement)
-    assert Problem(where, what) in await found(database)
+    assert Problem(where, what) in await problems_of(database)
 
 
 @pytest.mark.parametrize("trace", [b"\xa3Heat", b"x\x01Heat"])
@@ -190,7 +190,7 @@ async def test_rows_of_missing_runs_are_reported(
 ) -> None:
     """The database admitted them without a foreign key."""
     await conduct(journal, "run-1")
-    assert await found(database) == []  # by now the database has it
+    assert await problems_of(database) == []  # by now the database has it
     orphan = "UPDATE calls SET run_id = 'run-0' WHERE number = 0"
     if url.startswith("sqlite"):
         # Without foreign keys
@@ -200,7 +200,7 @@ async def test_rows_of_missing_runs_are_reported(
         await change(database, "ALTER TABLE calls DROP CONSTRAINT calls_run_id_fkey")
         await change(database, orphan)
 
-    assert await found(database) == [
+    assert await problems_of(database) == [
         Problem("table calls", "1 rows refer to missing rows of runs"),
         Problem("run run-1", "call 0 is in its trace, but not booked"),
     ]
@@ -211,7 +211,7 @@ async def test_an_unreadable_table_ends_the_check_with_the_findings_so_far(
 ) -> None:
     await conduct(journal, "run-1")
     await database.write(CALLS.drop)
-    problems = await found(database)
+    problems = await problems_of(database)
     assert Problem("table calls", "is missing") in problems
     assert problems[-1].where == "database"
     assert problems[-1].what.startswith("cannot be read any further: ")
@@ -228,5 +228,5 @@ async def test_a_damaged_file_is_reported_in_the_words_of_sqlite(tmp_path: Path)
     middle = len(whole) // 2 // 4096 * 4096
     path.write_bytes(whole[:middle] + b"\xff" * 4096 * 3 + whole[middle + 4096 * 3 :])
     database = await Database.open(f"sqlite:///{path}")
-    assert "database" in {problem.where for problem in await found(database)}
+    assert "database" in {problem.where for problem in await problems_of(database)}
     await database.close()

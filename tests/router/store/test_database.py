@@ -21,7 +21,7 @@ from tests.router.store.entries import rows
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("sqlite:///{folder}/missing/runs.db", "unable to open"),
         ("sqlite:///{folder}", "unable to open"),
@@ -35,10 +35,10 @@ from tests.router.store.entries import rows
     ],
 )
 async def test_an_invalid_or_unreachable_address_is_a_config_error(
-    url: str, said: str, tmp_path: Path
+    url: str, message: str, tmp_path: Path
 ) -> None:
     """The message hides the password."""
-    with pytest.raises(BadConfig, match=rf"^server\.store: cannot open.*{said}") as caught:
+    with pytest.raises(BadConfig, match=rf"^server\.store: cannot open.*{message}") as caught:
         await Database.open(url.format(folder=tmp_path))
     assert "secret" not in str(caught.value).replace("application_name=secret", "")
 
@@ -52,7 +52,7 @@ async def test_a_file_that_is_no_database_is_left_unchanged(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("statements", "said"),
+    ("statements", "message"),
     [
         (["CREATE TABLE runs (name VARCHAR)"], "it has the tables runs and no number of a schema"),
         (["CREATE TABLE rolegate_schema (number INTEGER)"], "it has schema None"),
@@ -66,7 +66,7 @@ async def test_a_file_that_is_no_database_is_left_unchanged(tmp_path: Path) -> N
     ],
 )
 async def test_tables_of_another_release_or_program_are_refused(
-    url: str, statements: list[str], said: str
+    url: str, statements: list[str], message: str
 ) -> None:
     """The message says what is there, what is needed and what to do. Nothing changes."""
     engine = engine_of(url)
@@ -74,7 +74,7 @@ async def test_tables_of_another_release_or_program_are_refused(
         for statement in statements:
             connection.exec_driver_sql(statement)
     advice = f"needs schema {SCHEMA_NUMBER}: .* name another file, or an empty database"
-    with pytest.raises(BadConfig, match=rf"^server\.store: .*{said}.*{advice}"):
+    with pytest.raises(BadConfig, match=rf"^server\.store: .*{message}.*{advice}"):
         await Database.open(url)
     assert len(inspect(engine).get_table_names()) == 1
     engine.dispose()
@@ -162,9 +162,9 @@ async def test_several_processes_may_open_an_empty_database_together(url: str) -
         for _ in range(4)
     ]
     ends = await asyncio.gather(*(child.communicate() for child in children))
-    assert [(child.returncode, said) for child, (_, said) in zip(children, ends, strict=True)] == [
-        (0, b"")
-    ] * 4
+    assert [
+        (child.returncode, output) for child, (_, output) in zip(children, ends, strict=True)
+    ] == [(0, b"")] * 4
 
 
 async def test_a_file_that_another_process_is_creating_is_waited_for(tmp_path: Path) -> None:

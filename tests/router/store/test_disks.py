@@ -50,14 +50,14 @@ async def asking(store: Store) -> AsyncIterator[AsyncClient]:
             yield client
 
 
-async def until(client: AsyncClient, said: str) -> None:
+async def until(client: AsyncClient, message: str) -> None:
     """Ask until the request is refused with these words and a reason that clients know."""
     async with asyncio.timeout(10):
         while True:
             try:
                 await client.ask("Who?")
             except GatewayError as error:
-                assert (error.reason, said in str(error)) == ("STORE_FAILED", True), error
+                assert (error.reason, message in str(error)) == ("STORE_FAILED", True), error
                 return
 
 
@@ -65,8 +65,8 @@ async def statuses(store: Store, run_ids: list[str]) -> set[str]:
     """Return the status of some runs in the store."""
     async with opened(store.url) as database:
         assert (await check(database)).problems == []
-        found = dict(await rows(database, "SELECT run_id, status FROM runs"))
-    return {found[run_id] for run_id in run_ids}
+        status_of = dict(await rows(database, "SELECT run_id, status FROM runs"))
+    return {status_of[run_id] for run_id in run_ids}
 
 
 async def test_with_a_full_log_disk_questions_are_refused_until_there_is_room(store: Store) -> None:
@@ -115,7 +115,7 @@ def read_only(disk: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "message"),
     [
         ("log full", "The disk of the log .* is full; make room there, or move it"),
         (
@@ -127,7 +127,7 @@ def read_only(disk: Path) -> Iterator[None]:
     ],
 )
 async def test_a_start_without_room_names_the_disk_and_changes_nothing(
-    store: Store, what: str, said: str
+    store: Store, what: str, message: str
 ) -> None:
     """With room again, all records are there, and the run in progress is closed."""
     database = await Database.open(store.url)
@@ -141,7 +141,7 @@ async def test_a_start_without_room_names_the_disk_and_changes_nothing(
     disk = store.log if what.startswith("log") else store.folder
     with (
         filled(disk) if what.endswith("full") else read_only(disk),
-        pytest.raises(RolegateError, match=said),
+        pytest.raises(RolegateError, match=message),
     ):
         database = await Database.open(store.url)
         try:
@@ -151,7 +151,7 @@ async def test_a_start_without_room_names_the_disk_and_changes_nothing(
             await database.close()
     database = await Database.open(store.url)
     async with LogJournal.writing(database):
-        found = await rows(database, "SELECT run_id, status FROM runs ORDER BY run_id")
-        assert found == [("run-0", "interrupted"), ("run-1", "finished"), ("run-2", "finished")]
+        run_rows = await rows(database, "SELECT run_id, status FROM runs ORDER BY run_id")
+        assert run_rows == [("run-0", "interrupted"), ("run-1", "finished"), ("run-2", "finished")]
         assert (await check(database)).problems == []
     await database.close()

@@ -47,10 +47,10 @@ async def test_sums_equal_the_calls_and_nothing_stays_reserved(
     planned = data.draw(plans(tenant, MIDNIGHT))
     await put(database, tenants=[Tenant(tenant, tokens_per_day=limit)])
 
-    async def see(journal: LogJournal, told: list[Run]) -> None:
+    async def see(journal: LogJournal, ended_runs: list[Run]) -> None:
         await journal._follower.caught_up()  # a run that was taken back stands there until then
         runs = await stored_runs(database, tenant)
-        await agree(database, tenant, runs, told)
+        await agree(database, tenant, runs, ended_runs)
         if limit is not None:
             tokens = (await spent(database, tenant)).get(periods(MIDNIGHT - 5)[0], (0, 0, 0))[1]
             assert tokens <= limit + _overruns(runs)
@@ -61,8 +61,8 @@ async def test_sums_equal_the_calls_and_nothing_stays_reserved(
         over = await asyncio.gather(
             *(conduct(journal, plan, luck, ends=not killed) for plan in planned)
         )
-        told = [run for run in over if run]
+        ended_runs = [run for run in over if run]
         if not killed:
-            await see(journal, told)
+            await see(journal, ended_runs)
     async with LogJournal.writing(database) as journal:
-        await see(journal, told)
+        await see(journal, ended_runs)

@@ -64,11 +64,11 @@ async def test_with_full_log_and_database_running_runs_end(tmp_path: Path, kille
     disk = tmp_path / "disk"
     with small_disk(disk, "96m"):
         database = await Database.open(f"sqlite:///{disk / 'runs.db'}")
-        told = list[str | None]()
+        health = list[str | None]()
         calls = [ended("run-1", number) for number in range(30)]
         finished = run("run-1", NOW, calls)
         writing = (
-            cut_short(database) if killed else LogJournal.writing(database, on_health=told.append)
+            cut_short(database) if killed else LogJournal.writing(database, on_health=health.append)
         )
         async with writing as journal:
             await journal.begin(start("run-1"))
@@ -76,15 +76,15 @@ async def test_with_full_log_and_database_running_runs_end(tmp_path: Path, kille
             with filled(disk):
                 assert "is full" in await _refused(journal)
                 journal.settle(calls[0])
-                for each in calls[1:]:
-                    await journal.open(opened(each))
-                    journal.settle(each)
+                for call in calls[1:]:
+                    await journal.open(opened(call))
+                    journal.settle(call)
                 await journal.finish(finished)
-                assert killed or "is full" in str(told[-1])
+                assert killed or "is full" in str(health[-1])
             if not killed:
                 await _admitted(journal, "run-2")
                 assert await SQLArchive(database).load("run-1") == finished
-                assert told[-1] is None
+                assert health[-1] is None
                 journal.forget("run-2")
         async with LogJournal.writing(database):
             assert await SQLArchive(database).load("run-1") == finished

@@ -37,13 +37,13 @@ class Models:
 
     def __init__(self, held: RoleName | None = None, free: int = 0) -> None:
         self.prompts: dict[RoleName, list[Prompt]] = {}
-        said: dict[RoleName, Any] = {
+        outputs: dict[RoleName, Any] = {
             "delegation": _decide,
             "execution": finds,
             "answer": lambda _: "<answer>1943</answer>",
         }
         self.models: dict[RoleName, Any] = {}
-        for name, say in said.items():
+        for name, say in outputs.items():
             model = ScriptedModel(say, name)
             self.prompts[name] = model.prompts
             self.models[name] = HeldModel(model, free) if name == held else model
@@ -274,7 +274,7 @@ async def test_kills_before_any_turn_was_taken_over_cost_nothing(tmp_path: Path)
         spent = sum(call.charged.tokens for call in (await archive.load(run_id)).calls)
         chain = [
             run.resumed_from,
-            *[(await archive.load(one)).resumed_from for one in reversed(run_ids)],
+            *[(await archive.load(id_of_run)).resumed_from for id_of_run in reversed(run_ids)],
         ]
     assert chain == [*reversed(run_ids), ""]
     assert {name: len(prompts) for name, prompts in anew.prompts.items() if prompts} == {
@@ -319,13 +319,13 @@ async def test_a_run_that_cannot_be_resumed_is_refused_with_the_reason(
         if what in ("turned over", "finished"):
             run = await second.answer("", RequestOptions(resume=run_id))
             tried = run.id if what == "finished" else run_id
-        said = {
+        messages = {
             "index": "another index",
             "unknown": "no such run",
             "finished": "of kind answer and finished",
         }
         with pytest.raises(
-            (BadRequest, NotFound), match=said.get(what, "interrupted; .* can be resumed")
+            (BadRequest, NotFound), match=messages.get(what, "interrupted; .* can be resumed")
         ):
             await second.answer("", RequestOptions(resume=tried))
         if what in ("index", "redacted"):

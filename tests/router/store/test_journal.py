@@ -36,8 +36,8 @@ async def test_a_run_is_stored_as_running_and_then_with_its_result(
     assert await rows(database, "SELECT status, trace, request_id FROM runs") == [
         ("running", None, "mine")
     ]
-    for each in calls:
-        await journal.open(opened(each))
+    for call in calls:
+        await journal.open(opened(call))
     journal.settle(calls[0])
     assert (await archive.load("run-1")).calls == (calls[0],)
     assert journal.under_way() == ([calls[0]], [opened(calls[1])])
@@ -113,9 +113,11 @@ async def test_of_concurrent_equal_requests_one_begins(
 ) -> None:
     """The others wait for it, even if it is withdrawn."""
     starts = [start(f"run-{number}", request_id="mine") for number in range(20)]
-    began = await asyncio.gather(*(journal.begin(each) for each in starts))
+    began = await asyncio.gather(*(journal.begin(run_start) for run_start in starts))
     first = f"run-{began.index(Admitted())}"
-    assert [one for one in began if one != Admitted()] == [EarlierRun(first, "running", True)] * 19
+    assert [admission for admission in began if admission != Admitted()] == [
+        EarlierRun(first, "running", True)
+    ] * 19
 
     journal.forget(first)
     assert await journal.begin(start("run-20", request_id="mine")) == Admitted()
@@ -256,10 +258,15 @@ async def test_a_trace_is_the_fold_of_its_turns(tmp_path: Path) -> None:
     folder = database.log_folder
     async with LogJournal.writing(database) as journal:
         await journal.begin(start("run-1"))
-        for number, one in enumerate(EXECUTIONS):
-            said = one.conversation
-            journal.turn("run-1", AgentId("execution", number), said.messages, said.outputs[0])
-            for search in one.searches:
+        for number, execution in enumerate(EXECUTIONS):
+            conversation = execution.conversation
+            journal.turn(
+                "run-1",
+                AgentId("execution", number),
+                conversation.messages,
+                conversation.outputs[0],
+            )
+            for search in execution.searches:
                 journal.note("run-1", Searched(AgentId("execution", number), search))
         await journal.finish(run("run-1", NOW))
         (frame,) = read_segment(segments(folder)[0]).frames[-1:]

@@ -79,8 +79,8 @@ async def test_a_running_call_is_uncertain(database: Database) -> None:
         opened(call("run-2", 2, deployment="other")),
         opened(call("run-2", 3, started_at=899.9)),
     ]
-    found = await SQLUsages(database, lambda: ((), running)).since("engine", 900.0)
-    assert found == LedgerSum(1, ("run-2-1",), Tokens(10, 2), Tokens(109, 66))
+    running_sum = await SQLUsages(database, lambda: ((), running)).since("engine", 900.0)
+    assert running_sum == LedgerSum(1, ("run-2-1",), Tokens(10, 2), Tokens(109, 66))
 
 
 async def test_the_oldest_thousand_uncertain_calls_are_named(database: Database) -> None:
@@ -88,9 +88,9 @@ async def test_the_oldest_thousand_uncertain_calls_are_named(database: Database)
         call("run-1", number, outcome="failed", usage=None, started_at=1000.0 + number)
         for number in range(1001)
     ]
-    found = await summed(database, *calls)
-    assert found.uncertain_calls == tuple(f"run-1-{number}" for number in range(1000))
-    assert found.upper_bound.completion == 1001 * 64
+    uncertain_sum = await summed(database, *calls)
+    assert uncertain_sum.uncertain_calls == tuple(f"run-1-{number}" for number in range(1000))
+    assert uncertain_sum.upper_bound.completion == 1001 * 64
 
 
 async def test_sums_are_incomplete_where_calls_were_deleted(database: Database) -> None:

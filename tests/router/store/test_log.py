@@ -26,7 +26,7 @@ from router.store.log import (
 )
 from tests.router.store.disks import filled, no_file_beyond, put, small_disk
 
-Told = tuple[int, int, bytes]
+Record = tuple[int, int, bytes]
 """Run, number and payload of a record."""
 
 
@@ -38,7 +38,7 @@ async def log(tmp_path: Path) -> AsyncIterator[RunLog]:
         yield log
 
 
-def told(folder: Path) -> list[Told]:
+def stored_records(folder: Path) -> list[Record]:
     """Records of all segments."""
     return [
         (frame.run, frame.number, frame.payload)
@@ -85,7 +85,7 @@ async def test_a_deferred_record_is_written_in_the_next_turn_of_the_loop(log: Ru
     """It does not wait for another record."""
     log.append(1, 0, b"soon", later=True)
     await asyncio.sleep(0)
-    assert told(log.folder) == [(1, 0, b"soon")]
+    assert stored_records(log.folder) == [(1, 0, b"soon")]
 
 
 async def test_a_full_segment_is_followed_by_one_that_begins_with_a_run(log: RunLog) -> None:
@@ -137,11 +137,11 @@ async def test_waiters_share_a_sync(tmp_path: Path) -> None:
             waiting.append(log.synced())
         log.may.release()
         await first
-        assert not any(each.done() for each in waiting)
+        assert not any(waiter.done() for waiter in waiting)
         log.may.release()
         await asyncio.gather(*waiting)
         assert log.syncs == 2
-        assert len(told(log.folder)) == 21
+        assert len(stored_records(log.folder)) == 21
 
 
 async def test_a_new_segment_during_a_sync_is_not_on_disk(tmp_path: Path) -> None:
@@ -186,9 +186,13 @@ async def test_a_partial_write_is_undone(log: RunLog) -> None:
         await asyncio.sleep(0)
         with pytest.raises(StoreFailed):
             log.append(2, 0, b"not at all")
-        assert told(log.folder) == [(1, 0, before)]
+        assert stored_records(log.folder) == [(1, 0, before)]
     log.append(3, 0, b"after")
-    assert told(log.folder) == [(1, 0, before), (1, 1, b"for later" * 10), (3, 0, b"after")]
+    assert stored_records(log.folder) == [
+        (1, 0, before),
+        (1, 1, b"for later" * 10),
+        (3, 0, b"after"),
+    ]
     assert log.failed is None
 
 
@@ -205,9 +209,9 @@ async def test_a_failed_sync_ends_all_acknowledgements(tmp_path: Path) -> None:
         log.start()
         log.append(1, 0, b"lost, perhaps")
         waiting = [log.synced() for _ in range(2)]
-        for each in (*waiting, log.synced()):
+        for waiter in (*waiting, log.synced()):
             with pytest.raises(StoreFailed, match="cannot be synced"):
-                await each
+                await waiter
         with pytest.raises(StoreFailed, match="cannot be synced"):
             log.append(1, 1, b"more")
         with pytest.raises(StoreFailed, match="cannot be synced"):
@@ -259,10 +263,10 @@ async def test_a_full_disk_admits_no_run_but_lets_running_ones_end(tmp_path: Pat
                 while True:
                     log.append(1, written, bytes(100_000))
                     written += 1
-            assert [number for _, number, _ in told(log.folder)] == list(range(written))
+            assert [number for _, number, _ in stored_records(log.folder)] == list(range(written))
         log.admit(0)
         log.append(1, written, b"")
-        assert [number for _, number, _ in told(log.folder)] == list(range(written + 1))
+        assert [number for _, number, _ in stored_records(log.folder)] == list(range(written + 1))
         await log.synced()
 
 
@@ -339,10 +343,10 @@ async def test_a_flipped_bit_costs_only_its_own_record(small: tuple[Path, bytes,
         flipped[bit // 8] ^= 1 << bit % 8
         put(path, bytes(flipped))
         read = read_segment(path)
-        there = [frame for frame in whole.frames if frame in read.frames]
-        assert there == read.frames
-        assert all(frame.end.offset > bit // 8 for frame in whole.frames if frame not in there)
-        assert len(there) >= len(whole.frames) - 1
+        kept = [frame for frame in whole.frames if frame in read.frames]
+        assert kept == read.frames
+        assert all(frame.end.offset > bit // 8 for frame in whole.frames if frame not in kept)
+        assert len(kept) >= len(whole.frames) - 1
         assert (read.damaged > 0) == (bit // 8 < whole.synced)
 
 

@@ -81,27 +81,27 @@ async def gateway(
             lifecycle = RunLifecycle(journal, archive, LiveRuns(), settings, 60.0)
             host = Topology(made.search(), roles)
             topologies: Any = {"host": host, "factorized": host}
-            one = Gateway(
+            opened_gateway = Gateway(
                 topologies=topologies, executor=managers, roles=roles, lifecycle=lifecycle
             )
-            yield one, archive, SQLUsages(database, journal.under_way)
+            yield opened_gateway, archive, SQLUsages(database, journal.under_way)
     finally:
         await database.close()
 
 
-async def ask(one: Gateway, **options: Any) -> Run:
-    return await one.answer(QUESTION, RequestOptions(**options), topology="host")
+async def ask(asked_gateway: Gateway, **options: Any) -> Run:
+    return await asked_gateway.answer(QUESTION, RequestOptions(**options), topology="host")
 
 
 async def whole(folder: Path) -> Run:
     """Return an undisturbed run."""
-    async with gateway(folder / "whole", layers()) as (one, archive, _):
-        run = await ask(one)
+    async with gateway(folder / "whole", layers()) as (undisturbed_gateway, archive, _):
+        run = await ask(undisturbed_gateway)
         assert await archive.load(run.id) == run
     return run
 
 
-def said(run: Run) -> object:
+def result_of(run: Run) -> object:
     assert isinstance(run.result, Trajectory)
     return run.result
 
@@ -134,7 +134,11 @@ async def test_only_calls_in_flight_are_repeated_in_any_layer(
         run = await ask(second, request_id="mine")
         assert await archive.load(run.id) == run
     undisturbed = await whole(tmp_path)
-    assert (run.status, run.resumed_from, said(run)) == ("finished", run_id, said(undisturbed))
+    assert (run.status, run.resumed_from, result_of(run)) == (
+        "finished",
+        run_id,
+        result_of(undisturbed),
+    )
     ended = [call for call in interrupted.calls if call.outcome == "completed"]
     assert len(ended) + len(run.calls) == len(undisturbed.calls)
     assert asked(anew) == len(run.calls)
@@ -143,8 +147,8 @@ async def test_only_calls_in_flight_are_repeated_in_any_layer(
 
 async def test_sums_by_manager_and_exported_agents_match_the_calls(tmp_path: Path) -> None:
     """The agents of an export name their manager."""
-    async with gateway(tmp_path / "one", layers()) as (one, archive, usages):
-        run = await ask(one)
+    async with gateway(tmp_path / "one", layers()) as (asked_gateway, archive, usages):
+        run = await ask(asked_gateway)
         await archive.load(run.id)
         report = await usages.usage(UsageQuery(by=("role", "manager")))
     sums = {
@@ -173,11 +177,11 @@ async def test_sums_by_manager_and_exported_agents_match_the_calls(tmp_path: Pat
 
 async def test_a_redacted_run_keeps_managers_and_counts_and_no_texts(tmp_path: Path) -> None:
     async with gateway(tmp_path / "one", layers(), Tenant("default", redact=True)) as (
-        one,
+        asked_gateway,
         archive,
         _,
     ):
-        run = await archive.load((await ask(one)).id)
+        run = await archive.load((await ask(asked_gateway)).id)
     assert isinstance(run.result, Trajectory)
     first, second = run.result.executions
     assert (first.manager, second.manager, run.redacted) == ("browser", "search", True)
@@ -188,7 +192,9 @@ async def test_a_redacted_run_keeps_managers_and_counts_and_no_texts(tmp_path: P
         "",
     )
     assert first.work
-    assert [len(one.conversation.outputs) for one in first.work.executions] == [2] * 4
+    assert [len(execution.conversation.outputs) for execution in first.work.executions] == [2] * 4
     assert not any(
-        message.content for one in first.work.executions for message in one.conversation.messages
+        message.content
+        for execution in first.work.executions
+        for message in execution.conversation.messages
     )

@@ -43,10 +43,10 @@ async def journals(url: str, count: int) -> AsyncIterator[list[LogJournal]]:
     databases = [await Database.open(url) for _ in range(count)]
     writing = [LogJournal.writing(database) for database in databases]
     try:
-        yield [await each.__aenter__() for each in writing]
+        yield [await journal.__aenter__() for journal in writing]
     finally:
-        for each in reversed(writing):
-            await each.__aexit__(None, None, None)
+        for journal in reversed(writing):
+            await journal.__aexit__(None, None, None)
         for database in databases:
             await database.close()
 
@@ -64,42 +64,42 @@ async def eventually(met: Callable[[], Awaitable[object]]) -> None:
 async def until(database: Database, query: str, wanted: Sequence[tuple[object, ...]]) -> None:
     """Wait until the query returns these rows."""
 
-    async def found() -> bool:
+    async def is_found() -> bool:
         return await rows(database, query) == wanted
 
-    await eventually(found)
+    await eventually(is_found)
 
 
 async def leased(database: Database) -> dict[str, int]:
     """Return leased tokens by period, over all gateways."""
-    found = await rows(database, "SELECT period, sum(tokens) FROM leases GROUP BY period")
-    return {period: int(tokens) for period, tokens in found if tokens}
+    leases = await rows(database, "SELECT period, sum(tokens) FROM leases GROUP BY period")
+    return {period: int(tokens) for period, tokens in leases if tokens}
 
 
 async def test_three_processes_use_a_quota_fully_and_never_exceed_it(url: str) -> None:
     """The quota bounds spending plus leases."""
     database = await Database.open(url)
     await put(database, tenants=[Tenant("acme", tokens_per_day=5000, nano_usd_per_month=10**6)])
-    async with gateway(url) as one, gateway(url) as two, gateway(url) as three:
-        children = [one, two, three]
+    async with gateway(url) as first, gateway(url) as second, gateway(url) as third:
+        children = [first, second, third]
         for name, child in zip("abc", children, strict=True):
             child.tell(f"spend(journal, 'run-{name}', 20)")
-        telling = asyncio.gather(*(child.said() for child in children))
-        most = 0
+        telling = asyncio.gather(*(child.outcome() for child in children))
+        maximum = 0
         while not telling.done():
             taken = (
                 "SELECT tokens + (SELECT coalesce(sum(tokens), 0) FROM leases WHERE period = "
                 ":day) FROM spending"
             )
-            found = await rows(database, f"{taken} WHERE period = :day", day=DAY)
-            most = max(most, *(int(sums) for (sums,) in found), 0)
-        said = await telling
-    assert 4000 < most <= 5000
+            taken_rows = await rows(database, f"{taken} WHERE period = :day", day=DAY)
+            maximum = max(maximum, *(int(sums) for (sums,) in taken_rows), 0)
+        counts = await telling
+    assert 4000 < maximum <= 5000
     ((tokens,),) = await rows(database, "SELECT tokens FROM spending WHERE period = :day", day=DAY)
     assert 4900 < tokens <= 5000
     assert await rows(
         database, "SELECT count(*), sum(prompt_tokens + completion_tokens) FROM calls"
-    ) == [(sum(map(int, said)), tokens)]
+    ) == [(sum(map(int, counts)), tokens)]
     assert (
         await rows(database, "SELECT * FROM leases"),
         await rows(database, "SELECT * FROM gateways"),
@@ -173,7 +173,7 @@ async def test_a_gateway_that_was_stopped_too_long_loses_its_runs_and_rejoins(ur
         child.tell(f"journal.open(opened({call}))")
         child.tell("journal.finish(run('run-1', NOW, tenant='acme'))")
         child.process.send_signal(signal.SIGCONT)
-        assert (await child.said(), await child.said()) == ("StoreFailed", "StoreFailed")
+        assert (await child.outcome(), await child.outcome()) == ("StoreFailed", "StoreFailed")
 
         async def admitted() -> bool:
             return (await child.do("journal.begin(start('run-3', 'acme'))")).startswith("Admitted")
@@ -188,7 +188,7 @@ async def test_a_gateway_that_was_stopped_too_long_loses_its_runs_and_rejoins(ur
         ("run-3", "finished", None),
     ]
     cut = await SQLArchive(database).load("run-1")
-    assert (cut.redacted, [each.outcome for each in cut.calls]) == (True, ["interrupted"])
+    assert (cut.redacted, [call.outcome for call in cut.calls]) == (True, ["interrupted"])
     assert (await spent(database, "acme"))[DAY] == (3, 50, 60)
     assert (await check(database)).problems == []
     await database.close()
@@ -251,7 +251,7 @@ async def test_of_equal_requests_at_two_gateways_one_begins(url: str) -> None:
                 start(f"run-{turn}-{number}", request_id=f"mine-{turn}") for number in range(4)
             ]
             begun = await asyncio.gather(
-                *(both[number % 2].begin(each) for number, each in enumerate(starts))
+                *(both[number % 2].begin(run_start) for number, run_start in enumerate(starts))
             )
             first = begun.index(Admitted())
             assert begun.count(EarlierRun(f"run-{turn}-{first}", "running", True)) == 3
@@ -285,26 +285,26 @@ async def test_idle_leases_are_returned(url: str) -> None:
     database = await Database.open(url)
     await put(database, tenants=[Tenant("acme", tokens_per_day=1000, tokens_per_month=10_000)])
     call = ended("run-1", 0, Amount(100), tenant="acme", usage=Usage(1, 1), nano_usd=None)
-    async with journals(url, 2) as (one, two):
-        await one.begin(start("run-1", "acme"))
-        await one.open(opened(call))
+    async with journals(url, 2) as (first, second):
+        await first.begin(start("run-1", "acme"))
+        await first.open(opened(call))
         assert 100 < (await leased(database))[DAY] < 300
         await until(
             database,
             "SELECT period, sum(tokens) FROM leases GROUP BY period ORDER BY 1",
             [(MONTH, 100), (DAY, 100)],
         )
-        one.settle(call)
-        await one.finish(run("run-1", NOW, [call], tenant="acme"))
+        first.settle(call)
+        await first.finish(run("run-1", NOW, [call], tenant="acme"))
         await until(database, "SELECT * FROM leases", [])
-        await two.begin(start("run-2", "acme", hold=Amount(998)))
+        await second.begin(start("run-2", "acme", hold=Amount(998)))
         with pytest.raises(QuotaExhausted) as refused:
-            await one.begin(start("run-3", "acme", hold=Amount(1)))
+            await first.begin(start("run-3", "acme", hold=Amount(1)))
         assert (refused.value.contended, refused.value.retry_after_s) == (True, 1.0)
-        await two.reserve_for_answer("run-2", Amount(0, 0))
-        await eventually(lambda: one.begin(start("run-3", "acme", hold=Amount(998))))
-        for each, run_id in ((one, "run-3"), (two, "run-2")):
-            await each.finish(run(run_id, NOW, tenant="acme"))
+        await second.reserve_for_answer("run-2", Amount(0, 0))
+        await eventually(lambda: first.begin(start("run-3", "acme", hold=Amount(998))))
+        for journal, run_id in ((first, "run-3"), (second, "run-2")):
+            await journal.finish(run(run_id, NOW, tenant="acme"))
     assert await leased(database) == {}
     assert (await spent(database, "acme"))[DAY] == (3, 2, 0)
     await database.close()
@@ -330,7 +330,7 @@ async def test_runs_are_counted_over_all_gateways(url: str, limit: str) -> None:
     await put(database, tenants=[Tenant("acme", **{limit: 5})])  # type: ignore[arg-type]
     async with journals(url, 2) as both:
         starts = [start(f"run-{number}", "acme") for number in range(12)]
-        tried = (both[number % 2].begin(each) for number, each in enumerate(starts))
+        tried = (both[number % 2].begin(run_start) for number, run_start in enumerate(starts))
         begun = await asyncio.gather(*tried, return_exceptions=True)
         admitted = [number for number, outcome in enumerate(begun) if outcome == Admitted()]
         assert len(admitted) == 5
@@ -384,8 +384,8 @@ async def test_a_restart_of_postgresql_under_load_loses_nothing() -> None:
                 number += 1
                 run_id = f"run-{name}-{number}"
                 calls = [
-                    ended(run_id, each, WORST, tenant="acme", usage=Usage(4, 4), nano_usd=1)
-                    for each in range(3)
+                    ended(run_id, call_number, WORST, tenant="acme", usage=Usage(4, 4), nano_usd=1)
+                    for call_number in range(3)
                 ]
                 try:
                     await journal.begin(start(run_id, "acme"))
@@ -419,8 +419,8 @@ async def test_a_restart_of_postgresql_under_load_loses_nothing() -> None:
                         await asyncio.to_thread(server.restart, mode)
                 stop.set()
             await until(database, "SELECT epoch FROM gateways ORDER BY epoch", members)
-        found = await rows(database, "SELECT run_id FROM runs WHERE status = 'finished'")
-        assert acknowledged <= {run_id for (run_id,) in found}
+        finished = await rows(database, "SELECT run_id FROM runs WHERE status = 'finished'")
+        assert acknowledged <= {run_id for (run_id,) in finished}
         assert await rows(database, "SELECT * FROM leases") == []
         ((tokens,),) = await rows(
             database, "SELECT sum(prompt_tokens + completion_tokens) FROM calls"

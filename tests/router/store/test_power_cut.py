@@ -48,7 +48,7 @@ async def ask(folder: Path, first: int, killed: bool) -> None:
 
     Its log has many segments. If `killed`, it ends as by a kill, with runs in progress.
     """
-    told = os.open(folder / "told", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    answers_file = os.open(folder / "told", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     chance = random.Random(first)
     numbers = iter(range(first, first + _QUESTIONS))
     async with gateway(folder, Models()) as (asked, archive, journal):
@@ -58,7 +58,7 @@ async def ask(folder: Path, first: int, killed: bool) -> None:
                 run = await asked.answer(
                     f"{QUESTION} {number}", RequestOptions(request_id=f"name {number}")
                 )
-                os.write(told, msgspec.msgpack.encode((run.id, trace_of(run))))
+                os.write(answers_file, msgspec.msgpack.encode((run.id, trace_of(run))))
                 if chance.random() < 0.2:
                     await archive.load(run.id)  # the database is to have it now
                     if chance.random() < 0.5:
@@ -90,7 +90,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder, work / "notes"
 
 
-def found(
+def checked_states(
     folder: Path, file: Path, states: list[tuple[int, int]]
 ) -> list[tuple[int, int, int, list[str]]]:
     """Open possible states of a folder after a power cut.
@@ -99,7 +99,7 @@ def found(
     and the inconsistencies.
     """
     disk = Disk(folder)
-    told = dict[str, bytes]()
+    acknowledged = dict[str, bytes]()
     taken = 0
     noted = list(notes(file))
     checked = []
@@ -107,15 +107,17 @@ def found(
         for note in noted[taken:until]:
             disk.take(note)
             if disk.is_at(note, "told"):
-                told |= [msgspec.msgpack.decode(note.data, type=tuple[str, bytes])]
+                acknowledged |= [msgspec.msgpack.decode(note.data, type=tuple[str, bytes])]
         taken = until
         with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as name:
             disk.root.left(Path(name), random.Random(seed))
-            checked.append((until, seed, len(told), asyncio.run(_wrong(Path(name), told))))
+            checked.append(
+                (until, seed, len(acknowledged), asyncio.run(_wrong(Path(name), acknowledged)))
+            )
     return checked
 
 
-async def _wrong(folder: Path, told: dict[str, bytes]) -> list[str]:
+async def _wrong(folder: Path, acknowledged: dict[str, bytes]) -> list[str]:
     """Return all inconsistencies after a gateway starts in `folder`."""
     try:
         database = await Database.open(f"sqlite:///{folder}/runs.db")
@@ -131,10 +133,10 @@ async def _wrong(folder: Path, told: dict[str, bytes]) -> list[str]:
         return [traceback.format_exc()]
     stored = {row.run_id: row.trace for row in rows}
     return [
-        *(f"{run_id}: was lost" for run_id in told if run_id not in stored),
+        *(f"{run_id}: was lost" for run_id in acknowledged if run_id not in stored),
         *(
             f"{run_id}: is another"
-            for run_id, trace in told.items()
+            for run_id, trace in acknowledged.items()
             if stored.get(run_id, trace) != trace
         ),
         *(f"{row.run_id}: is running" for row in rows if row.status == "running"),
@@ -158,7 +160,8 @@ def test_acknowledged_answers_survive_a_power_cut_and_count_once(
     states = sorted((min(moment, len(noted)), chance.randrange(1 << 32)) for moment in moments)
     with ProcessPoolExecutor(PROCESSES) as processes:
         parts = processes.map(
-            partial(found, *recorded), [states[part::PROCESSES] for part in range(PROCESSES)]
+            partial(checked_states, *recorded),
+            [states[part::PROCESSES] for part in range(PROCESSES)],
         )
         checked = [state for part in parts for state in part]
     acknowledged = sum(count for _, _, count, _ in checked)

@@ -221,7 +221,7 @@ async def test_requests_and_running_runs_are_counted(
     async with journal_for(database, Tenant("acme", **{limit: 3})) as journal:  # type: ignore[arg-type]
         starts = [start(f"run-{number}", "acme") for number in range(8)]
         begun = await asyncio.gather(
-            *(journal.begin(each) for each in starts), return_exceptions=True
+            *(journal.begin(run_start) for run_start in starts), return_exceptions=True
         )
         assert begun[:3] == [Admitted()] * 3
         for error in begun[3:]:

@@ -103,8 +103,8 @@ async def test_runs_of_a_killed_gateway_are_closed_at_the_next_start(
         ]
         assert closed.calls == (known, *cut)
         assert closed.duration_s == 1.5
-        told = run("mine-3", NOW, tenant="acme", request_id="mine-3")
-        assert await SQLArchive(database).load("mine-3") == told
+        expected = run("mine-3", NOW, tenant="acme", request_id="mine-3")
+        assert await SQLArchive(database).load("mine-3") == expected
         assert await spent(database, "acme") == {DAY: (3, 112, 127), MONTH: (3, 112, 127)}
         assert await rows(
             database, "SELECT attempts, attempts_without_usage, prompt_tokens FROM usage_hours"
@@ -238,11 +238,11 @@ async def test_a_database_behind_its_log_gets_each_missing_run_once(
         (tmp_path / "copy.db").rename(tmp_path / "runs.db")
     for _ in range(2):
         async with at(url_here) as database, LogJournal.writing(database):
-            found = await everything(database)
-            assert [row for row in found["runs"] if "interrupted" not in row] == [
+            tables = await everything(database)
+            assert [row for row in tables["runs"] if "interrupted" not in row] == [
                 row for row in expected["runs"] if "running" not in row
             ]
-            assert [row for row in found["calls"] if row[0] != "run-6"] == expected["calls"]
+            assert [row for row in tables["calls"] if row[0] != "run-6"] == expected["calls"]
             assert await spent(database) == {
                 DAY: (7, 15 * 12 + 50, 15 * 7 + 60),
                 MONTH: (7, 230, 165),
@@ -353,7 +353,7 @@ async def test_acknowledged_records_survive_any_fault_before_a_kill(
                         await asyncio.sleep(0)
 
             async with cut_short(database, log) as journal:
-                told, _ = await asyncio.gather(
+                conducted, _ = await asyncio.gather(
                     asyncio.gather(*(conduct(journal, plan, luck, ends=False) for plan in planned)),
                     trouble(),
                 )
@@ -362,7 +362,7 @@ async def test_acknowledged_records_survive_any_fault_before_a_kill(
             for _ in range(2):
                 async with LogJournal.writing(database):
                     runs = await stored_runs(database, "acme")
-                    await agree(database, "acme", runs, [run for run in told if run])
+                    await agree(database, "acme", runs, [run for run in conducted if run])
 
 
 class Small:
@@ -494,13 +494,13 @@ async def test_a_damaged_record_leaves_a_consistent_store(
         placed.write_bytes(flipped)
         for _ in range(2):
             async with cut_short(database):
-                found = await everything(database)
+                tables = await everything(database)
                 assert (await check(database)).problems == []
-                runs = [await SQLArchive(database).load(row[0]) for row in found["runs"]]
-                tokens = sum(call.charged.tokens for each in runs for call in each.calls)
+                runs = [await SQLArchive(database).load(row[0]) for row in tables["runs"]]
+                tokens = sum(call.charged.tokens for run in runs for call in run.calls)
                 assert (await spent(database))[DAY][:2] == (len(runs), tokens)
                 if known:
-                    assert [row for row in found["runs"] if "finished" in row] == [
+                    assert [row for row in tables["runs"] if "finished" in row] == [
                         row for row in before["runs"] if "finished" in row
                     ]
                     assert len(runs) == 4

@@ -64,14 +64,12 @@ def expected(calls: Sequence[Call], runs: Sequence[Run], query: UsageQuery) -> U
     first = query.start if query.start is not None else -1.0
     end = query.end if query.end is not None else float("inf")
     groups: dict[tuple[float | None, tuple[str, ...]], list[Call]] = defaultdict(list)
-    for each in calls:
-        if first <= each.started_at < end and query.tenant in (None, each.tenant):
-            key = tuple(getattr(each, name) or "" for name in query.by)
-            groups[bucket_of(query.bucket, each.started_at), key].append(each)
+    for stored_call in calls:
+        if first <= stored_call.started_at < end and query.tenant in (None, stored_call.tenant):
+            key = tuple(getattr(stored_call, name) or "" for name in query.by)
+            groups[bucket_of(query.bucket, stored_call.started_at), key].append(stored_call)
     return UsageReport(
-        sum(
-            first <= each.started_at < end and query.tenant in (None, each.tenant) for each in runs
-        ),
+        sum(first <= run.started_at < end and query.tenant in (None, run.tenant) for run in runs),
         tuple(
             row_of(query, *key, groups[key])
             for key in sorted(groups, key=lambda key: (key[0] or 0.0, key[1]))
@@ -123,7 +121,7 @@ async def test_sums_equal_the_calls_for_any_grouping_span_and_tenant(
         for n, (at, calls) in enumerate(zip(starts, calls_of, strict=True))
     ]
     await put(database, *runs)
-    calls = [each for one in runs for each in one.calls]
+    calls = [call for conducted in runs for call in conducted.calls]
     edges = [
         None,
         *starts,
@@ -134,8 +132,10 @@ async def test_sums_equal_the_calls_for_any_grouping_span_and_tenant(
         start = draw.choice(edges)
         end = draw.choice(edges)
         if start is not None and end is not None and start >= end:
-            start, end = end, start + 0.5
-        by = draw.choice([some for size in range(5) for some in combinations(DIMENSIONS, size)])
+            later = start + 0.5
+            start = end
+            end = later
+        by = draw.choice([names for size in range(5) for names in combinations(DIMENSIONS, size)])
         query = UsageQuery(
             start, end, draw.choice((None, "acme", "nobody")), by, draw.choice(BUCKETS)
         )
@@ -163,7 +163,7 @@ async def test_deleted_calls_stay_in_the_sums_of_their_hours(
     whose = [(tenant, NEW_YEAR + shift) for tenant, shifts in begun.items() for shift in shifts]
     calls = [call(f"run-{n}", tenant=tenant, started_at=at) for n, (tenant, at) in enumerate(whose)]
     await put(
-        database, *(run(each.run_id, each.started_at, [each], tenant=each.tenant) for each in calls)
+        database, *(run(call.run_id, call.started_at, [call], tenant=call.tenant) for call in calls)
     )
 
     def delete(connection: Connection) -> None:
@@ -173,7 +173,7 @@ async def test_deleted_calls_stay_in_the_sums_of_their_hours(
     await database.write(delete)
 
     whole = await usages.usage(UsageQuery(NEW_YEAR, NEW_YEAR + 2 * HOUR))
-    assert (whole.runs, [each.attempts for each in whole.rows]) == (2, [3])
+    assert (whole.runs, [row.attempts for row in whole.rows]) == (2, [3])
     for start, end in (
         (NEW_YEAR + 1.0, None),
         (None, NEW_YEAR + 1.0),
@@ -184,7 +184,7 @@ async def test_deleted_calls_stay_in_the_sums_of_their_hours(
                 await usages.usage(UsageQuery(start, end, tenant))
         await usages.usage(UsageQuery(start, end, "other"))
     assert [
-        each.attempts for each in (await usages.usage(UsageQuery(NEW_YEAR + HOUR + 1.0))).rows
+        row.attempts for row in (await usages.usage(UsageQuery(NEW_YEAR + HOUR + 1.0))).rows
     ] == [1]
 
 
@@ -217,9 +217,9 @@ async def test_all_parts_are_read_from_one_snapshot(database: Database) -> None:
     report = await database.read(read)
 
     assert written.is_set()
-    assert (report.runs, [each.attempts for each in report.rows]) == (1, [1])
+    assert (report.runs, [row.attempts for row in report.rows]) == (1, [1])
     after = await SQLUsages(database).usage(query)
-    assert (after.runs, [each.attempts for each in after.rows]) == (2, [3])
+    assert (after.runs, [row.attempts for row in after.rows]) == (2, [3])
 
 
 SCANS = "SCAN calls", "Seq Scan on calls"

@@ -49,10 +49,10 @@ def version(name: str, state: VersionState = "registered", **fields: float) -> E
 
 
 def decision(
-    name: str, said: str = "registered", to: VersionState = "registered", **fields: object
+    name: str, decided: str = "registered", to: VersionState = "registered", **fields: object
 ) -> VersionDecision:
     """Return a decision of an operator, with `fields` replaced."""
-    return VersionDecision(name, said, None, to, "operator", 1000.5, **fields)  # type: ignore[arg-type]
+    return VersionDecision(name, decided, None, to, "operator", 1000.5, **fields)  # type: ignore[arg-type]
 
 
 def trial(
@@ -94,8 +94,8 @@ async def test_versions_and_decisions_are_read_back_exactly(book: SQLVersionBook
     assert (await book.versions())[0] == canary
     known = [decision(BASE, to="active", number=1), decision(FIRST, number=2)]
     assert await book.decisions(None, 0, 9) == [*known, msgspec.structs.replace(why, number=3)]
-    assert [each.number for each in await book.decisions(FIRST, 2, 9)] == [3]
-    assert [each.number for each in await book.decisions(None, 0, 2)] == [1, 2]
+    assert [noted.number for noted in await book.decisions(FIRST, 2, 9)] == [3]
+    assert [noted.number for noted in await book.decisions(None, 0, 2)] == [1, 2]
     assert await book.decisions("nobody\0", 0, 9) == []
 
 
@@ -145,19 +145,21 @@ async def test_of_concurrent_decisions_of_gateways_one_is_made(
         to = [version(FIRST, state, state_at=read[0].state_at + 1, registered_at=1001.0)]
         taken = await asyncio.gather(
             *(
-                each.change(read, to, [decision(FIRST), decision(FIRST)])
-                for each in (book, other, book, other)
+                gateway_book.change(read, to, [decision(FIRST), decision(FIRST)])
+                for gateway_book in (book, other, book, other)
             )
         )
         assert sorted(taken) == [False, False, False, True]
-    assert [each.number for each in await other.decisions(None, 0, 99)] == list(range(1, 23))
+    assert [gateway_book.number for gateway_book in await other.decisions(None, 0, 99)] == list(
+        range(1, 23)
+    )
 
 
 async def test_a_new_waiting_note_replaces_the_last(book: SQLVersionBook) -> None:
     """Its number is new to readers who follow. Decisions stay."""
 
     async def numbers() -> list[tuple[int, str]]:
-        return [(each.number, each.decision) for each in await book.decisions(FIRST, 0, 9)]
+        return [(noted.number, noted.decision) for noted in await book.decisions(FIRST, 0, 9)]
 
     shadow = version(FIRST, "shadow")
     assert await book.change([], [shadow], [decision(FIRST, "shadow", "shadow")])
@@ -239,16 +241,16 @@ async def test_pairs_come_in_order_of_their_end(book: SQLVersionBook) -> None:
     for number in (1, 4, 5):
         await book.judge(f"run-{number}", Judgement(True, True, "operator"))
 
-    async def found(since: float, stage: str = "shadow") -> Sequence[int]:
+    async def tokens_of(since: float, stage: str = "shadow") -> Sequence[int]:
         pairs = await book.pairs(FIRST, stage, since)  # type: ignore[arg-type]
         return [pair.candidate_tokens for pair in pairs]
 
-    assert await found(2000.0) == [4, 3, 2, 1]
-    assert await found(1999.0) == [5, 4, 3, 2, 1]
-    assert await found(2000.0, "canary") == [6]
+    assert await tokens_of(2000.0) == [4, 3, 2, 1]
+    assert await tokens_of(1999.0) == [5, 4, 3, 2, 1]
+    assert await tokens_of(2000.0, "canary") == [6]
     assert await book.pairs(SECOND, "shadow", 0.0) == []
     assert await book.change([], [version(BASE, "retired")], [])
-    assert await found(0.0) == []
+    assert await tokens_of(0.0) == []
 
 
 async def test_redacted_tenants_and_deleted_runs_have_no_trials(

@@ -63,7 +63,7 @@ class World:
         """Return a city's own page."""
         founder = f" {city} was founded by {self.founder[city]}." if city in self.founder else ""
         former = "".join(
-            f" {city} was once called {old}." for old, new in self.old.items() if new == city
+            f" {city} was once called {old}." for old, name in self.old.items() if name == city
         )
         text = f"{city} is a city. {city} was founded in {self.founded[city]}.{founder}{former}"
         return Passage(city, city, text, document=city)
@@ -152,10 +152,10 @@ class Reader(ScriptedModel):
     def _value(self, asked: str, name: str, shown: str) -> str:
         if random.Random(f"{self._seed}/{asked}/{name}").random() < self._invents:
             return "1066" if name == "founded" else "Nobody Inventedson"
-        found = re.search(
+        match = re.search(
             r"was founded in (\d+)" if name == "founded" else r"was founded by ([\w ]+)\.", shown
         )
-        return found[1] if found else ""
+        return match[1] if match else ""
 
 
 def written(answer: str) -> str:
@@ -234,9 +234,9 @@ async def gateway(
     agent = Agent(roles["execution"], world, long, EXECUTOR_OF_TABLES)
     executes: Any = Executor(roles["execution"], world, ExecutorLimits(), forms={TABLE_FORM: agent})
     if shared:
-        one: Executor = executes
+        versioned: Executor = executes
         executes = ReportCache(
-            VersionRouting(lambda _: one, "small", _never, _never), lambda: "index"
+            VersionRouting(lambda _: versioned, "small", _never, _never), lambda: "index"
         )
     search = FactorizedSearch(Delegator(roles["delegation"]), executes, Answerer(roles["answer"]))
     outer = around(executes)

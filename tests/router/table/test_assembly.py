@@ -125,8 +125,8 @@ def test_a_cell_is_not_found_after_the_allowed_attempts() -> None:
         "budget_exhausted",
     ]
     failed = [
-        (fill("krurou", "founder", attempt=at), executed("", outcome=one))
-        for at, one in enumerate(outcomes, 1)
+        (fill("krurou", "founder", attempt=at), executed("", outcome=outcome))
+        for at, outcome in enumerate(outcomes, 1)
     ]
     assert cells(assemble(SCHEMA, [["Krurou", "", "1321"]], failed))["Krurou"][1] == ("", "missing")
     looked = fill("krurou", "founder", attempt=5), executed("not found")
@@ -180,11 +180,15 @@ def test_one_document_merges_no_rows(passages: list[str]) -> None:
 def test_a_document_that_ties_every_row_to_another_merges_none() -> None:
     cities = [f"City {number}" for number in range(60)]
     pairs = " ".join(
-        f"{one} formerly {other}." for one, other in zip(cities[::2], cities[1::2], strict=True)
+        f"{city} formerly {other_city}."
+        for city, other_city in zip(cities[::2], cities[1::2], strict=True)
     )
     chain = " ".join(f"{city}, also known as City 0, is old." for city in cities[1:])
-    for said in (pairs, chain):
-        report = discovery(1), executed("\n".join(f"- {city}" for city in cities), f"Evil: {said}")
+    for sentences in (pairs, chain):
+        report = (
+            discovery(1),
+            executed("\n".join(f"- {city}" for city in cities), f"Evil: {sentences}"),
+        )
         assert len(assemble(SCHEMA, [], [report]).rows) == 60
 
 
@@ -268,7 +272,7 @@ def _executions(ask: Ask) -> st.SearchStrategy[Execution]:
     outcomes = st.sampled_from(["reported"] * 5 + ["no_report", "timed_out"])
     answers = table if ask.row is None else pairs
     return st.builds(
-        lambda answer, said, outcome: executed(answer, *said, outcome=outcome),
+        lambda answer, passages, outcome: executed(answer, *passages, outcome=outcome),
         answers,
         _PASSAGES,
         outcomes,
@@ -284,25 +288,28 @@ GIVEN = st.lists(
 
 @given(GIVEN, reports(), st.randoms(use_true_random=False))
 def test_the_order_of_arrival_changes_nothing(
-    rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], chance: random.Random
+    rows: Sequence[Sequence[str]], reported: list[tuple[Ask, Execution]], chance: random.Random
 ) -> None:
     """Reading the table in between changes nothing either."""
-    shuffled = chance.sample(told, len(told))
+    shuffled = chance.sample(reported, len(reported))
     assembly = Assembly(SCHEMA, rows)
     for ask, execution in shuffled:
         assembly.add(ask, execution)
         if chance.random() < 0.5:
             assembly.table()
-    assert assembly.table() == assemble(SCHEMA, rows, told)
+    assert assembly.table() == assemble(SCHEMA, rows, reported)
 
 
 def plainly(
-    rows: Sequence[Sequence[str]], told: Sequence[tuple[Ask, Execution]]
+    rows: Sequence[Sequence[str]], reported: Sequence[tuple[Ask, Execution]]
 ) -> list[tuple[RowKey, set[RowKey]]]:
     """Keys of each row in order and their other keys, with ties applied one after the other."""
     given = [row_key(SCHEMA, row) for row in rows]
-    read = [read_report(SCHEMA, *one) for one in sorted(told, key=lambda one: one[0].rank)]
-    keys = list(dict.fromkeys([*given, *(found.key for reading in read for found in reading.rows)]))
+    read = [
+        read_report(SCHEMA, *report)
+        for report in sorted(reported, key=lambda report: report[0].rank)
+    ]
+    keys = list(dict.fromkeys([*given, *(row.key for reading in read for row in reading.rows)]))
     names = [{sought(key[0])} for key in keys]
     pairs = [
         set(pair)
@@ -323,12 +330,12 @@ def plainly(
 
 @given(GIVEN, reports(), st.randoms(use_true_random=False))
 def test_the_table_after_each_step_equals_one_made_of_its_reports(
-    rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], chance: random.Random
+    rows: Sequence[Sequence[str]], reported: list[tuple[Ask, Execution]], chance: random.Random
 ) -> None:
-    shuffled = chance.sample(told, len(told))
+    shuffled = chance.sample(reported, len(reported))
     assembly = Assembly(SCHEMA, rows)
-    for number, one in enumerate(shuffled, 1):
-        assembly.add(*one)
+    for number, report in enumerate(shuffled, 1):
+        assembly.add(*report)
         if chance.random() < 0.7:
             table = assembly.table()
             assert table == assemble(SCHEMA, rows, shuffled[:number])
@@ -339,23 +346,28 @@ def test_the_table_after_each_step_equals_one_made_of_its_reports(
 
 @given(GIVEN, reports())
 def test_another_report_loses_nothing(
-    rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]]
+    rows: Sequence[Sequence[str]], reported: list[tuple[Ask, Execution]]
 ) -> None:
     """Each claim stands in the row of its key, and a stated claim keeps its cell stated."""
-    table = assemble(SCHEMA, rows, told)
+    table = assemble(SCHEMA, rows, reported)
     known = {key: row for row in table.rows for key in (row.key, *row.aliases)}
-    read = [found for ask, execution in told for found in read_report(SCHEMA, ask, execution).rows]
-    for found in read:
-        for claim, cell in zip(found.claims, known[found.key].cells, strict=True):
+    read = [
+        reading
+        for ask, execution in reported
+        for reading in read_report(SCHEMA, ask, execution).rows
+    ]
+    for reading in read:
+        for claim, cell in zip(reading.claims, known[reading.key].cells, strict=True):
             if claim:
                 same = [
-                    one
-                    for one in cell.claims
-                    if (one.ask, one.canonical) == (claim.ask, claim.canonical)
+                    held
+                    for held in cell.claims
+                    if (held.ask, held.canonical) == (claim.ask, claim.canonical)
                 ]
                 assert len(same) == 1
                 assert (
-                    same[0] == claim or len({one.key for one in read if one.ask == claim.ask}) > 1
+                    same[0] == claim
+                    or len({reading.key for reading in read if reading.ask == claim.ask}) > 1
                 )
                 assert cell.state not in ("missing", "not_found")
                 assert claim.support != "stated" or cell.claims[0].support == "stated"
@@ -363,9 +375,9 @@ def test_another_report_loses_nothing(
 
 @given(GIVEN, reports())
 def test_given_cells_stay_first_and_in_order_for_any_reports(
-    rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]]
+    rows: Sequence[Sequence[str]], reported: list[tuple[Ask, Execution]]
 ) -> None:
-    table = assemble(SCHEMA, rows, told)
+    table = assemble(SCHEMA, rows, reported)
     assert [row.given for row in table.rows] == [True] * len(rows) + [False] * (
         len(table.rows) - len(rows)
     )
@@ -399,33 +411,37 @@ def test_reports_without_rows_change_nothing(answer: str) -> None:
 @given(GIVEN, reports(), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_a_table_with_a_row_limit_does_not_depend_on_the_order(
     rows: Sequence[Sequence[str]],
-    told: list[tuple[Ask, Execution]],
-    most: int,
+    reported: list[tuple[Ask, Execution]],
+    max_rows: int,
     chance: random.Random,
 ) -> None:
     """Its changes are announced.
 
     Where no passage ties names, its rows are the first rows of the whole table.
     """
-    assembly = Assembly(SCHEMA, rows, max_rows=most)
+    assembly = Assembly(SCHEMA, rows, max_rows=max_rows)
     seen = {row.key: row for row in assembly.changed()}
-    for ask, execution in chance.sample(told, len(told)):
+    for ask, execution in chance.sample(reported, len(reported)):
         assembly.add(ask, execution)
         seen |= {row.key: row for row in assembly.changed()}
     table = assembly.table()
-    whole = assemble(SCHEMA, rows, told)
-    assert table == assemble(SCHEMA, rows, told, max_rows=most)
+    whole = assemble(SCHEMA, rows, reported)
+    assert table == assemble(SCHEMA, rows, reported, max_rows=max_rows)
     assert [seen[row.key] for row in table.rows] == list(table.rows)
-    if not any(read_report(SCHEMA, *one).ties for one in told):
-        assert [row.key for row in table.rows] == [row.key for row in whole.rows[:most]]
-        assert assembly.overflows == (len(whole.rows) > most)
+    if not any(read_report(SCHEMA, *report).ties for report in reported):
+        assert [row.key for row in table.rows] == [row.key for row in whole.rows[:max_rows]]
+        assert assembly.overflows == (len(whole.rows) > max_rows)
 
 
 def test_a_discovery_beyond_the_row_limit_is_read_up_to_one_more_row() -> None:
     """The extra row shows that there are others."""
     report = executed("- Bel\n" + "\n".join(f"- City {number}" for number in range(5000)))
-    found = read_report(SCHEMA, discovery(), report, 100).rows
-    assert (len(found), found[0].key, found[100].key) == (101, ("bel",), ("city 99",))
+    reported_rows = read_report(SCHEMA, discovery(), report, 100).rows
+    assert (len(reported_rows), reported_rows[0].key, reported_rows[100].key) == (
+        101,
+        ("bel",),
+        ("city 99",),
+    )
     assembly = Assembly(SCHEMA, max_rows=100)
     assembly.add(discovery(), report)
     assert assembly.overflows
@@ -440,10 +456,10 @@ def test_the_cost_of_a_discovery_depends_on_its_own_rows() -> None:
             "\n".join(f"- City {number * 10 + at}" for at in range(10))
             for number in range(discoveries)
         ]
-        told = [(discovery(number), executed(text)) for number, text in enumerate(texts, 1)]
+        reported = [(discovery(number), executed(text)) for number, text in enumerate(texts, 1)]
         assembly = Assembly(SCHEMA)
         begun = time.thread_time()
-        for ask, execution in told:
+        for ask, execution in reported:
             assembly.add(ask, execution)
         return time.thread_time() - begun
 

@@ -207,8 +207,8 @@ def test_numbers_and_dates_are_found_in_any_text(text: str) -> None:
     """They have the form that they have as values."""
     for kind in ("number", "date"):
         column = Column("c", kind)
-        for found in values_in(column, text):
-            assert len(found) > 60 or canonical(column, found) == found
+        for value in values_in(column, text):
+            assert len(value) > 60 or canonical(column, value) == value
 
 
 def test_dates_in_a_sentence_are_as_precise_as_stated() -> None:

@@ -19,11 +19,11 @@ def test_cells_and_rows_are_counted() -> None:
         (fill("tal", "founder", attempt=2), executed("Cy", "Tal: Cy.")),
     ]
     table = assemble(SCHEMA, [["Far", "Di", "1500"]], reports)
-    found = completeness(table, {discovery(1), discovery(2)})
-    assert (found.rows, found.complete_rows) == (5, 2)
-    assert found.cells == {"given": 3, "single": 6, "missing": 4, "not_found": 1, "conflict": 1}
-    assert found.fill_rate == 0.5
-    assert (found.rows_seen_once, found.estimated_rows) == (3, None)
+    state = completeness(table, {discovery(1), discovery(2)})
+    assert (state.rows, state.complete_rows) == (5, 2)
+    assert state.cells == {"given": 3, "single": 6, "missing": 4, "not_found": 1, "conflict": 1}
+    assert state.fill_rate == 0.5
+    assert (state.rows_seen_once, state.estimated_rows) == (3, None)
     further = [(discovery(3), executed("- Bel\n- Xan")), (discovery(4), executed("- Xan"))]
     more = assemble(SCHEMA, [], [*reports[:2], *further])
     again = completeness(more, {discovery(number) for number in (1, 2, 3, 4)})

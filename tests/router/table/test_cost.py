@@ -43,8 +43,8 @@ def call(sub_query_index: int | None, tokens: int | None, nano_usd: int | None =
 
 def test_a_discovery_counts_for_its_new_rows_and_a_fill_for_its_row() -> None:
     asks = [discovery(1), discovery(2), fill("bel", "founder", "founded"), discovery(3)]
-    told = ["- Krurou\n- Bel", "- Bel\n- Tal\n- Far", "founder: Bo", "not found"]
-    table = assemble(SCHEMA, [["Far", "", ""]], zip(asks, map(executed, told), strict=True))
+    answers = ["- Krurou\n- Bel", "- Bel\n- Tal\n- Far", "founder: Bo", "not found"]
+    table = assemble(SCHEMA, [["Far", "", ""]], zip(asks, map(executed, answers), strict=True))
     assert [row.key for row in table.rows] == [("far",), ("krurou",), ("bel",), ("tal",)]
     calls = [
         call(None, 7, 1),
@@ -65,9 +65,9 @@ _COUNTS = st.none() | st.integers(0, 1000)
 
 @given(GIVEN, reports(), st.lists(st.builds(call, st.none() | st.integers(0, 9), _COUNTS, _COUNTS)))
 def test_rows_and_overhead_add_up_to_all_tokens_and_money(
-    rows: Sequence[Sequence[str]], told: list[tuple[Ask, Execution]], calls: list[Call]
+    rows: Sequence[Sequence[str]], reported: list[tuple[Ask, Execution]], calls: list[Call]
 ) -> None:
-    cost = table_cost(assemble(SCHEMA, rows, told), [ask for ask, _ in told], calls)
+    cost = table_cost(assemble(SCHEMA, rows, reported), [ask for ask, _ in reported], calls)
     parts = [*cost.rows, cost.overhead]
     assert sum(part.tokens for part in parts) == sum(
         call.usage.total_tokens for call in calls if call.usage

@@ -64,13 +64,13 @@ async def filled(
     **terms: Any,
 ) -> Run:
     """Run a table on a gateway made for it, and return the stored run."""
-    async with gateway(folder, world, executor, delegator, **terms) as (first, archive):
-        run = await first.fill_table(request, options or RequestOptions(), on_event)
+    async with gateway(folder, world, executor, delegator, **terms) as (filling_gateway, archive):
+        run = await filling_gateway.fill_table(request, options or RequestOptions(), on_event)
         stored = await archive.load(run.id)
-    first_told, then_told = (
-        msgspec.structs.replace(one, events=brief(one.events)) for one in (run, stored)
+    returned, loaded = (
+        msgspec.structs.replace(version, events=brief(version.events)) for version in (run, stored)
     )
-    assert first_told == then_told
+    assert returned == loaded
     return run
 
 
@@ -116,7 +116,9 @@ async def test_no_more_executors_run_than_allowed_and_rows_are_finished_first(
     assert reader.most == width
     if width == 1:
         kinds = [
-            each.ask.kind[0] for each in events if isinstance(each, SubQueryDispatched) and each.ask
+            event.ask.kind[0]
+            for event in events
+            if isinstance(event, SubQueryDispatched) and event.ask
         ]
         assert re.fullmatch("(dffff|dfsfff)+", "".join(kinds))
 
@@ -126,21 +128,21 @@ async def test_events_announce_the_plan_each_ask_and_each_changed_row(tmp_path: 
     world = World(8, unstated=1)
     events = list[Event]()
     run = await filled(tmp_path, world, on_event=events.append)
-    (planned,) = (each for each in events if isinstance(each, Planned))
+    (planned,) = (event for event in events if isinstance(event, Planned))
     assert [column.ask for column in planned.columns] == [
         "",
         "Who founded {city}?",
         "When was {city} founded?",
     ]
-    dispatched = {each.index: each for each in events if isinstance(each, SubQueryDispatched)}
+    dispatched = {event.index: event for event in events if isinstance(event, SubQueryDispatched)}
     assert [dispatched[number].ask for number in range(len(dispatched))] == list(result(run).asks)
-    assert {each.index for each in events if isinstance(each, Reported)} == set(dispatched)
-    rows = {each.key: each.row for each in events if isinstance(each, RowChanged)}
+    assert {event.index for event in events if isinstance(event, Reported)} == set(dispatched)
+    rows = {event.key: event.row for event in events if isinstance(event, RowChanged)}
     assert {row.key: row for row in table_of(result(run)).rows} == rows
-    (told,) = (
-        each.sub_query for each in dispatched.values() if each.ask and each.ask.kind == "settle"
+    (settling,) = (
+        event.sub_query for event in dispatched.values() if event.ask and event.ask.kind == "settle"
     )
-    assert told == "What is the founder of Kruaa?", "in other words than before"
+    assert settling == "What is the founder of Kruaa?", "in other words than before"
 
 
 async def test_the_delegator_sees_counts_and_a_few_names(tmp_path: Path) -> None:
@@ -215,7 +217,9 @@ async def test_failing_executors_cost_only_cells_that_no_other_attempt_fills(
     """Discoveries behave likewise."""
     world = World(24)
     run = await filled(tmp_path / "some", world, Reader(seed=3, fails=0.2))
-    failed = [one for one in result(run).executions if one.outcome == "model_failed"]
+    failed = [
+        execution for execution in result(run).executions if execution.outcome == "model_failed"
+    ]
     assert len(failed) > 4
     assert values(run) == world.rows(), "in the same order"
     assert outcome(run) == "filled"
@@ -405,7 +409,7 @@ async def test_one_cell_per_ask_makes_one_sub_query_per_cell(tmp_path: Path) -> 
         tmp_path, World(4), limits=TableLimits(cells_per_ask=1), on_event=events.append
     )
     assert values(run) == World(4).rows()
-    texts = {each.sub_query for each in events if isinstance(each, SubQueryDispatched)}
+    texts = {event.sub_query for event in events if isinstance(event, SubQueryDispatched)}
     assert {"Who founded Kruaa?", "When was Kruaa founded?"} < texts
 
 
@@ -444,13 +448,13 @@ async def test_a_failing_delegator_is_an_error_only_where_no_row_can_be_filled(
     assert (values(run), outcome(run)) == (world.rows()[:4], "delegation_failed")
 
 
-@pytest.mark.parametrize("said", ["I cannot.", ENOUGH])
+@pytest.mark.parametrize("output", ["I cannot.", ENOUGH])
 async def test_a_delegator_that_never_asks_fails_or_leaves_an_empty_table(
-    tmp_path: Path, said: str
+    tmp_path: Path, output: str
 ) -> None:
     """Malformed output is an error; a stop leaves an empty table."""
-    asking = filled(tmp_path, World(4), delegator=ScriptedModel([said, said]))
-    if said == ENOUGH:
+    asking = filled(tmp_path, World(4), delegator=ScriptedModel([output, output]))
+    if output == ENOUGH:
         assert (outcome(run := await asking), values(run)) == ("no_search", [])
     else:
         with pytest.raises(MalformedOutput):
@@ -478,8 +482,8 @@ async def test_an_invalid_table_costs_nothing_and_starts_no_run(tmp_path: Path) 
         (TableRequest(QUESTION, COLUMNS, max_rows=-1), "max_rows"),
     ]
     async with gateway(tmp_path, World(4)) as (first, archive):
-        for request, said in wrong:
-            with pytest.raises(BadRequest, match=said):
+        for request, message in wrong:
+            with pytest.raises(BadRequest, match=message):
                 await first.fill_table(request, RequestOptions())
         assert not (await archive.list(RunFilter(), 10)).runs
 
@@ -496,7 +500,7 @@ async def test_a_second_run_shares_reports_and_pays_for_second_opinions_only(
     assert values(runs[0]) == values(runs[1]) == values(fresh) == world.rows()
     paid = [sum(call.role == "execution" for call in run.calls) for run in (*runs, fresh)]
     assert paid == [22, 2, 22]
-    shared = [one.shared_from for one in result(runs[1]).executions]
+    shared = [execution.shared_from for execution in result(runs[1]).executions]
     assert sorted(shared) == [(), *[(runs[0].id,)] * 10]
 
 
@@ -519,7 +523,7 @@ async def test_other_tasks_run_between_two_rows(tmp_path: Path) -> None:
     """The event loop never handles two row events in one turn, for any number of rows."""
     rows = tuple((f"City {number}", "", "") for number in range(200))
     turns = 0
-    told = list[int]()
+    turns_of_events = list[int]()
 
     async def count() -> None:
         nonlocal turns
@@ -529,11 +533,11 @@ async def test_other_tasks_run_between_two_rows(tmp_path: Path) -> None:
 
     def hear(event: Event) -> None:
         if isinstance(event, RowChanged):
-            told.append(turns)
+            turns_of_events.append(turns)
 
     request = TableRequest(QUESTION, WORDED, rows, closed=True)
     counting = asyncio.create_task(count())
     await filled(tmp_path / "store", World(1), request=request, on_event=hear)
     counting.cancel()
-    assert len(told) >= len(rows)
-    assert len(set(told)) == len(told)
+    assert len(turns_of_events) >= len(rows)
+    assert len(set(turns_of_events)) == len(turns_of_events)

@@ -46,17 +46,15 @@ class Partly:
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
     ) -> list[list[Passage]]:
-        found = await self._world.search(queries, top_k)
-        return [[self._shown(page) for page in pages] for pages in found]
+        pages_by_query = await self._world.search(queries, top_k)
+        return [[self._shown(page) for page in pages] for pages in pages_by_query]
 
     def _shown(self, page: Passage) -> Passage:
-        text = (
-            BLOCKED
-            if page.title in self._blocked
-            else "Nothing."
-            if page.title in self._silent
-            else page.text
-        )
+        text = page.text
+        if page.title in self._silent:
+            text = "Nothing."
+        if page.title in self._blocked:
+            text = BLOCKED
         return Passage(page.id, page.title, text, document=page.document)
 
 
@@ -64,16 +62,16 @@ class Blocked(Reader):
     """A worker that names a manager for blocked pages."""
 
     def report(self, asked: str, shown: str) -> str:
-        said = '<escalate to="browser">it is blocked</escalate>'
-        return said if BLOCKED in shown else super().report(asked, shown)
+        handed_on = '<escalate to="browser">it is blocked</escalate>'
+        return handed_on if BLOCKED in shown else super().report(asked, shown)
 
 
 def manages(prompt: Prompt) -> str:
     """Pass the step on, and return the workers' answers."""
     if len(prompt.messages) == 2:
         return block(prompt.messages[1].content)
-    found = re.findall(r"<answer>(.*?)</answer>", prompt.messages[-1].content, re.DOTALL)
-    return f"<answer>{chr(10).join(found)}</answer><evidence>as workers say</evidence>"
+    answers = re.findall(r"<answer>(.*?)</answer>", prompt.messages[-1].content, re.DOTALL)
+    return f"<answer>{chr(10).join(answers)}</answer><evidence>as workers say</evidence>"
 
 
 def managers(**pages: Any) -> Managers:
@@ -86,7 +84,9 @@ def managers(**pages: Any) -> Managers:
         lead_role = Role(
             "delegation", ScriptedModel(manages), f"manage {name}", Sampling(max_tokens=256), 1
         )
-        model = shown.model if isinstance(shown, Held) else Blocked() if shown else gone
+        model: Any = Blocked() if shown else gone
+        if isinstance(shown, Held):
+            model = shown.model
         worker = Role("execution", model, "execution", Sampling(max_tokens=256), 1)
         agent = Agent(worker, shown or Partly(World()), ExecutorLimits(), EXECUTOR_OF_TABLES)
         workers = Executor(worker, shown, ExecutorLimits(), forms={TABLE_FORM: agent})
@@ -105,28 +105,30 @@ class Held:
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
     ) -> list[list[Passage]]:
-        found: list[list[Passage]] = await self.pages.search(queries, top_k)
-        return found
+        pages_by_query: list[list[Passage]] = await self.pages.search(queries, top_k)
+        return pages_by_query
 
 
 async def filled(folder: Path, world: World, **pages: Any) -> tuple[TableRun, Run]:
     made = managers(**pages)
     async with gateway(
         folder, world, delegator=lead(world), limits=LIMITS, around=lambda _: made
-    ) as (one, archive):
-        run = await one.fill_table(REQUEST, RequestOptions())
+    ) as (filling_gateway, archive):
+        run = await filling_gateway.fill_table(REQUEST, RequestOptions())
         assert (await archive.load(run.id)).result == run.result
     assert isinstance(run.result, TableRun)
     return run.result, run
 
 
-def rows(found: TableRun) -> list[tuple[str, ...]]:
-    return [tuple(cell.value for cell in row.cells) for row in table_of(found).rows]
+def rows(table_run: TableRun) -> list[tuple[str, ...]]:
+    return [tuple(cell.value for cell in row.cells) for row in table_of(table_run).rows]
 
 
-def asks(found: TableRun, city: str, column: str) -> list[Ask]:
+def asks(table_run: TableRun, city: str, column: str) -> list[Ask]:
     """Return the asks for a cell in their order."""
-    named = [ask for ask in found.asks if ask.row == (city.casefold(),) and column in ask.columns]
+    named = [
+        ask for ask in table_run.asks if ask.row == (city.casefold(),) and column in ask.columns
+    ]
     return sorted(named, key=lambda ask: ask.attempt)
 
 
@@ -134,17 +136,17 @@ async def test_a_blocked_cell_is_asked_for_at_the_named_manager(tmp_path: Path) 
     """No other cell is, and the delegator is not involved."""
     world = World(8)
     closed = world.cities[:3]
-    found, run = await filled(
+    table_run, run = await filled(
         tmp_path / "one", world, search=Partly(world, closed), other=None, browser=Partly(world)
     )
-    assert (rows(found), found.outcome) == (world.rows(), "filled")
+    assert (rows(table_run), table_run.outcome) == (world.rows(), "filled")
     for city in world.cities:
-        went = [ask.manager for ask in asks(found, city, "founder")]
+        went = [ask.manager for ask in asks(table_run, city, "founder")]
         assert went == (["search", "browser"] if city in closed else ["search"])
     assert sum(call.role == "delegation" and not call.manager for call in run.calls) == 2
     assert all(
         claim.citations
-        for row in table_of(found).rows
+        for row in table_of(table_run).rows
         for cell in row.cells[1:]
         for claim in cell.claims
     )
@@ -161,36 +163,42 @@ async def test_a_repeated_discovery_goes_once_to_each_named_manager(tmp_path: Pa
         f'<search{name}>["{text}"]</search>'
         for name in ("", ' manager="search"', ' manager="nobody"')
     )
-    said = [first, f'<search manager="browser">["{text}"]</search>', "<stop/>Enough evidence<stop>"]
+    outputs = [
+        first,
+        f'<search manager="browser">["{text}"]</search>',
+        "<stop/>Enough evidence<stop>",
+    ]
     made = managers(search=Partly(world, ["Register, part 1"]), browser=Partly(world))
-    model = ScriptedModel(said)
+    model = ScriptedModel(outputs)
     async with gateway(
         tmp_path / "one", world, delegator=model, limits=LIMITS, around=lambda _: made
-    ) as (one, _):
-        found = (await one.fill_table(REQUEST, RequestOptions())).result
-    assert isinstance(found, TableRun)
-    assert {ask.discovery for ask in found.asks} == {0, 1, 2}
+    ) as (filling_gateway, _):
+        table_run = (await filling_gateway.fill_table(REQUEST, RequestOptions())).result
+    assert isinstance(table_run, TableRun)
+    assert {ask.discovery for ask in table_run.asks} == {0, 1, 2}
 
 
 async def test_a_hole_is_settled_at_another_manager(tmp_path: Path) -> None:
     """A value that no page states is looked for as often as a cell may be, and no more."""
     world = World(6, unstated=1)
     silent = world.cities[:3]
-    found, _ = await filled(
+    table_run, _ = await filled(
         tmp_path / "one", world, search=Partly(world, silent=silent), browser=Partly(world)
     )
-    assert rows(found) == world.rows()
+    assert rows(table_run) == world.rows()
     for city in world.cities:
-        tried = [(ask.kind, ask.manager) for ask in asks(found, city, "founder")]
+        tried = [(ask.kind, ask.manager) for ask in asks(table_run, city, "founder")]
         assert tried == [("fill", "search"), ("settle", "browser")][: 2 if city in silent else 1]
 
 
 async def test_a_conflict_is_settled_at_another_manager(tmp_path: Path) -> None:
     world = World(6, renamed=2)
-    found, _ = await filled(tmp_path / "one", world, search=Partly(world), browser=Partly(world))
-    settled = {ask.manager for ask in found.asks if ask.kind == "settle"}
+    table_run, _ = await filled(
+        tmp_path / "one", world, search=Partly(world), browser=Partly(world)
+    )
+    settled = {ask.manager for ask in table_run.asks if ask.kind == "settle"}
     assert settled == {"browser"}
-    counts = [sum(ask.row == row.key for ask in found.asks) for row in table_of(found).rows]
+    counts = [sum(ask.row == row.key for ask in table_run.asks) for row in table_of(table_run).rows]
     assert max(counts) <= 2 * len(REQUEST.columns) * LIMITS.asks_per_cell
 
 
@@ -201,10 +209,10 @@ async def test_a_dead_manager_costs_only_cells_that_no_other_can_fill(
     world = World(6)
     closed = world.cities[:2]
     pages: dict[str, Any] = {"search": Partly(world, closed), "browser": Partly(world)}
-    found, _ = await filled(tmp_path / "one", world, **(pages | {dead: None}))
-    empty = [row[0] for row in rows(found) if not all(row)]
+    table_run, _ = await filled(tmp_path / "one", world, **(pages | {dead: None}))
+    empty = [row[0] for row in rows(table_run) if not all(row)]
     assert empty == (closed if dead == "browser" else [])
-    assert [row[0] for row in rows(found)] == world.cities
+    assert [row[0] for row in rows(table_run)] == world.cities
 
 
 @pytest.mark.parametrize("free", [0, 5, 11, 17])
@@ -225,9 +233,12 @@ async def test_a_table_of_managers_is_resumed_after_a_kill(tmp_path: Path, free:
     named = RequestOptions(request_id="mine")
     first = made(held)
     again = made()
-    said: Any = {"delegator": lead(world), "limits": LIMITS}
-    async with gateway(tmp_path / "first", world, **said, around=lambda _: first) as (one, archive):
-        filling = asyncio.create_task(one.fill_table(REQUEST, named))
+    options: Any = {"delegator": lead(world), "limits": LIMITS}
+    async with gateway(tmp_path / "first", world, **options, around=lambda _: first) as (
+        filling_gateway,
+        archive,
+    ):
+        filling = asyncio.create_task(filling_gateway.fill_table(REQUEST, named))
         await asyncio.wait_for(held.called.wait(), 10)
         await asyncio.sleep(0)  # the log is written at the end of the loop's turn
         run_id = (await archive.list(RunFilter(), 1)).runs[0].id
@@ -235,9 +246,12 @@ async def test_a_table_of_managers_is_resumed_after_a_kill(tmp_path: Path, free:
         (left / "runs.db.log" / "owner").unlink()
         held.let.set()
         await filling
-    async with gateway(left, world, **said, around=lambda _: again) as (one, archive):
+    async with gateway(left, world, **options, around=lambda _: again) as (
+        filling_gateway,
+        archive,
+    ):
         interrupted = await archive.load(run_id)
-        run = await one.fill_table(REQUEST, named)
+        run = await filling_gateway.fill_table(REQUEST, named)
     assert isinstance(run.result, TableRun)
     assert (run.resumed_from, rows(run.result)) == (run_id, rows(whole))
     ended = [call for call in interrupted.calls if call.outcome == "completed"]

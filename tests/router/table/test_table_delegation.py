@@ -54,9 +54,9 @@ def test_the_first_wording_of_each_unworded_column_counts(text: str, asks: list[
 @given(st.text(alphabet='<>/ask column="founder"{city}?\n', max_size=200))
 def test_any_turn_is_read(text: str) -> None:
     """Names and types of the columns stay unchanged."""
-    found = planned(SCHEMA, FOUNDER + text)
-    assert [(each.name, each.type, each.key) for each in found.columns] == [
-        (each.name, each.type, each.key) for each in SCHEMA.columns
+    plan = planned(SCHEMA, FOUNDER + text)
+    assert [(column.name, column.type, column.key) for column in plan.columns] == [
+        (column.name, column.type, column.key) for column in SCHEMA.columns
     ]
 
 

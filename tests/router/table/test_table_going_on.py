@@ -30,8 +30,8 @@ def models(held: str = "", free: int = 0, seed: int = 0) -> dict[str, Any]:
 
     The model `held` stops answering after `free` calls.
     """
-    said: dict[str, Any] = {"delegator": lead(world(), 2), "executor": Reader(seed=seed, slow=9)}
-    return said | ({held: HeldModel(said[held], free)} if held else {})
+    by_role: dict[str, Any] = {"delegator": lead(world(), 2), "executor": Reader(seed=seed, slow=9)}
+    return by_role | ({held: HeldModel(by_role[held], free)} if held else {})
 
 
 async def fill(
@@ -41,21 +41,21 @@ async def fill(
 
 
 async def killed(
-    folder: Path, held: str, said: dict[str, Any], request: TableRequest = REQUEST, **terms: Any
+    folder: Path, held: str, played: dict[str, Any], request: TableRequest = REQUEST, **terms: Any
 ) -> tuple[Path, str]:
     """Return the store that a kill leaves when `held` stops answering, and the run."""
     left = folder / "killed"
-    async with gateway(folder / "first", world(), **said, limits=LIMITS, **terms) as (
+    async with gateway(folder / "first", world(), **played, limits=LIMITS, **terms) as (
         first,
         archive,
     ):
         filling = asyncio.create_task(fill(first, request=request))
-        await asyncio.wait_for(said[held].called.wait(), 10)
+        await asyncio.wait_for(played[held].called.wait(), 10)
         await asyncio.sleep(0)  # the log is written at the end of the loop's turn
         run_id = (await archive.list(RunFilter(), 1)).runs[0].id
         shutil.copytree(folder / "first", left)
         (left / "runs.db.log" / "owner").unlink()
-        said[held].let.set()
+        played[held].let.set()
         await filling
     return left, run_id
 
@@ -104,22 +104,22 @@ async def test_a_table_is_resumed_after_a_second_kill(tmp_path: Path) -> None:
     async with gateway(tmp_path / "whole", world(), **models(), limits=LIMITS) as (undisturbed, _):
         whole = await fill(undisturbed)
     left, run_id = await killed(tmp_path, "executor", models("executor", 10))
-    said = models("executor", 8)
+    played = models("executor", 8)
     again = tmp_path / "again"
-    async with gateway(left, world(), **said, limits=LIMITS) as (second, archive):
+    async with gateway(left, world(), **played, limits=LIMITS) as (second, archive):
         filling = asyncio.create_task(fill(second, RequestOptions(resume=run_id)))
-        await asyncio.wait_for(said["executor"].called.wait(), 10)
+        await asyncio.wait_for(played["executor"].called.wait(), 10)
         await asyncio.sleep(0)
         second_id = (await archive.list(RunFilter(), 1)).runs[0].id
         shutil.copytree(left, again)
         (again / "runs.db.log" / "owner").unlink()
-        said["executor"].let.set()
+        played["executor"].let.set()
         await filling
     async with gateway(again, world(), **models(), limits=LIMITS) as (third, archive):
         run = await fill(third, RequestOptions(resume=second_id))
-        before = [await archive.load(one) for one in (run_id, second_id)]
+        before = [await archive.load(killed_id) for killed_id in (run_id, second_id)]
     assert table(run) == table(whole)
-    ended = sum(call.outcome == "completed" for one in before for call in one.calls)
+    ended = sum(call.outcome == "completed" for earlier in before for call in earlier.calls)
     assert ended + len(run.calls) == len(whole.calls)
 
 
@@ -169,8 +169,8 @@ async def test_early_asks_are_taken_over_if_the_delegator_repeats_them(
         _,
     ):
         whole = await fill(undisturbed)
-    said = {"delegator": HalfWritten(lead(world(), 2), reader := Telling()), "executor": reader}
-    left, run_id = await killed(tmp_path, "delegator", said)
+    played = {"delegator": HalfWritten(lead(world(), 2), reader := Telling()), "executor": reader}
+    left, run_id = await killed(tmp_path, "delegator", played)
     deciding = {} if agrees else {"delegator": lead(world(), 3, first=1)}  # which begins again
     async with gateway(left, world(), **(models() | deciding), limits=LIMITS) as (second, _):
         run = await fill(second, RequestOptions(resume=run_id))

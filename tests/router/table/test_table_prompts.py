@@ -50,8 +50,10 @@ def test_examples_of_the_delegator_are_read_as_intended() -> None:
     prompt = path.read_text("utf-8")
     plan, more, stop, other = turns(path)
     decisions = [parse_decision(text, limit=20) for text in (plan, more, stop, other)]
-    assert [type(each) for each in decisions] == [Dispatch, Dispatch, Stop, Dispatch]
-    assert [len(each.sub_queries) for each in decisions if isinstance(each, Dispatch)] == [4, 3, 2]
+    assert [type(decision) for decision in decisions] == [Dispatch, Dispatch, Stop, Dispatch]
+    assert [
+        len(decision.sub_queries) for decision in decisions if isinstance(decision, Dispatch)
+    ] == [4, 3, 2]
     assert all("{lighthouse}" in column.ask for column in planned(lights, plan).columns[1:])
     assert planned(KEEPERS, other).columns[2].ask.count("{") == 2
     known = assemble(KEEPERS, [("Skerry Lamp", "Ana Torrin", "1880")], [])
@@ -65,13 +67,13 @@ def test_examples_of_the_baselines_are_read_as_intended() -> None:
     decisions = [
         parse_decision(text, limit=20) for text in turns(WRITTEN / "wide_written_delegation.txt")
     ]
-    assert [type(each) for each in decisions] == [Dispatch, Dispatch, Stop]
+    assert [type(decision) for decision in decisions] == [Dispatch, Dispatch, Stop]
     for name, rows, shown in (
         ("wide_written_answer", (("Aldsay Beacon", "1864", ""), ("Skerry Lamp", "", "")), columns),
         ("wide_single", (("Aldsay Beacon", "1864"), ("Skerry Lamp", "")), columns[:2]),
     ):
         *searches, table = map(parse_table_turn, turns(WRITTEN / f"{name}.txt"))
-        assert all(isinstance(each, SearchTurn) for each in searches)
+        assert all(isinstance(search, SearchTurn) for search in searches)
         assert isinstance(table, ReportTurn)
         assert read_rows(table.report.answer, shown) == (rows, 0)
         asked = f"Columns, keys with a star: {', '.join(map(described, shown))}"
@@ -96,14 +98,14 @@ def test_examples_of_the_executor_are_read_as_intended() -> None:
         ("Aldsay Beacon",),
     )
     assert len(lights.report.evidence) == 2
-    found = read_rows(row.report.answer, KEEPERS.columns[:2])
-    assert found == ((("Skerry Lamp", "Ivo Brandt"), ("Aldsay Beacon", "Joan Ferris")), 0)
+    cells = read_rows(row.report.answer, KEEPERS.columns[:2])
+    assert cells == ((("Skerry Lamp", "Ivo Brandt"), ("Aldsay Beacon", "Joan Ferris")), 0)
     wanted = LIGHTS.columns[2], LIGHTS.columns[4]
     assert read_values(value.report.answer, LIGHTS, wanted, ("skerry lamp",)) == ("1891", "")
-    told = re.findall(
+    wordings = re.findall(
         r"^- .*: (.*)$", path.read_text("utf-8").partition("Example 3.")[2], re.MULTILINE
     )
-    asked = [Column(column.name, ask=ask) for column, ask in zip(wanted, told, strict=True)]
+    asked = [Column(column.name, ask=ask) for column, ask in zip(wanted, wordings, strict=True)]
     sub_query = question(
         Schema((LIGHTS.columns[0], *asked)), ("Skerry Lamp",), [column.name for column in asked]
     )

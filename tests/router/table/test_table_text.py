@@ -264,8 +264,8 @@ def test_a_thousand_chinese_rows_are_read_with_blank_cells_kept() -> None:
     ]
     table = to_markdown(columns, rows).replace("| 城市5号 | 广东省 | 5万 |", "| 城市5号 |")
     rows[4] = ("城市5号", "", "")
-    told = f"以下是完整的表格：\n\n```markdown\n{table}```\n\n注：“暂无”表示没有数据。"
-    text = f"<answer>{told}</answer><evidence>见表</evidence>"
+    answer = f"以下是完整的表格：\n\n```markdown\n{table}```\n\n注：“暂无”表示没有数据。"
+    text = f"<answer>{answer}</answer><evidence>见表</evidence>"
     turn = parse_table_turn(text)
     assert isinstance(turn, ReportTurn)
     assert read_rows(turn.report.answer, columns) == (tuple(rows), 0)

@@ -50,14 +50,14 @@ async def asked(model: OpenAIHTTP, timeout_s: float = 5.0) -> Completion:
 
 async def ends(proxy: FaultProxy, model: OpenAIHTTP, fault: Fault) -> set[str]:
     """Return the texts and errors of some calls with a fault."""
-    found = set[str]()
+    outcomes = set[str]()
     for seed in range(12):
         proxy.plan = FaultPlan(f"{seed}", 1.0, (fault,))
         try:
-            found.add((await asked(model)).text)
+            outcomes.add((await asked(model)).text)
         except UpstreamError as error:
-            found.add(type(error).__name__)
-    return found
+            outcomes.add(type(error).__name__)
+    return outcomes
 
 
 def test_equal_seeds_give_equal_faults() -> None:
@@ -115,7 +115,9 @@ async def test_resets_and_storms_fail_immediately(
         fault != "reset",
         fault == "throttled",
     )
-    assert [(one.request_id, one.counted) for one in proxy.attempts] == [("run-1-0", None)]
+    assert [(attempt.request_id, attempt.counted) for attempt in proxy.attempts] == [
+        ("run-1-0", None)
+    ]
 
 
 async def test_a_black_hole_never_answers(proxy: FaultProxy, model: OpenAIHTTP) -> None:
@@ -123,7 +125,7 @@ async def test_a_black_hole_never_answers(proxy: FaultProxy, model: OpenAIHTTP) 
     proxy.plan = FaultPlan("0", 1.0, ("black_hole",))
     with pytest.raises(TimeoutError):
         await asked(model, 0.3)
-    assert [one.request_id for one in proxy.attempts] == ["run-1-0"]
+    assert [attempt.request_id for attempt in proxy.attempts] == ["run-1-0"]
 
 
 async def test_streams_with_faults_are_cut_drip_or_misreport_usage(

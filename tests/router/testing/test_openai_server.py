@@ -37,7 +37,7 @@ async def test_a_function_writes_each_reply_from_its_request() -> None:
         metrics = await (await session.get(f"{server.base_url.removesuffix('/v1')}/metrics")).text()
     assert whole.text == streamed.text == "as any said"
     assert whole.usage == streamed.usage == Usage(5, 3)
-    assert [(one.texts[1], one.run_id, one.stream) for one in seen] == [
+    assert [(request.texts[1], request.run_id, request.stream) for request in seen] == [
         ("Who wrote it?", "run-1", False),
         ("Who wrote it?", "run-1", True),
     ]

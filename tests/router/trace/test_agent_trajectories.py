@@ -73,24 +73,25 @@ def test_every_agent_that_wrote_has_a_line() -> None:
         run("run-1", calls=[call("run-1")], result=FOUND, settings=SETTINGS), "Mann"
     )
     assert [
-        (one.agent, one.parent, one.role, one.sub_query_index) for one in (led, worked, answered)
+        (line.agent, line.parent, line.role, line.sub_query_index)
+        for line in (led, worked, answered)
     ] == [
         ("delegation", None, "delegation", None),
         ("execution-1", "delegation", "execution", 1),
         ("answer", None, "answer", None),
     ]
-    assert [one.model for one in (led, worked, answered)] == ["big", "executor-000001", ""]
+    assert [line.model for line in (led, worked, answered)] == ["big", "executor-000001", ""]
     assert (led.turns, worked.turns) == (DECIDED, TURNS)
     assert FOUND.delegation is not None and led.messages == FOUND.delegation.messages
     assert answered.messages[-1] == Message("assistant", "<answer>Michael Mann</answer>")
-    for one in (led, worked, answered):
-        assert (one.run_id, one.question, one.answer, one.right_answers) == (
+    for line in (led, worked, answered):
+        assert (line.run_id, line.question, line.answer, line.right_answers) == (
             "run-1",
             QUESTION,
             "Michael Mann",
             ("Mann",),
         )
-        assert one.reward == Reward(False, 2 / 3, 12)
+        assert line.reward == Reward(False, 2 / 3, 12)
 
 
 def test_runs_of_one_question_are_a_group() -> None:
@@ -100,7 +101,7 @@ def test_runs_of_one_question_are_a_group() -> None:
         run("run-2", result=FOUND),
         run("run-3", result=FOUND, request="Who made Heat?"),
     ]
-    first, second, third = ({line.group for line in lines(one)} for one in runs)
+    first, second, third = ({line.group for line in lines(run)} for run in runs)
     assert first == second != third
     assert len(first) == len(third) == 1
 
@@ -148,7 +149,7 @@ def test_lines_become_sequences_as_the_manual_describes() -> None:
     read = names["sequences"]
     assert callable(read)
     led, worked, _ = (
-        msgspec.json.decode(msgspec.json.encode(one)) for one in lines(run("run-1", result=FOUND))
+        msgspec.json.decode(msgspec.json.encode(line)) for line in lines(run("run-1", result=FOUND))
     )
     assert read(led) == [
         {
@@ -158,7 +159,7 @@ def test_lines_become_sequences_as_the_manual_describes() -> None:
             "env_mask": [1, 1, 0, 0, 1],
         }
     ]
-    assert [(one["prompt_ids"], one["completion_ids"]) for one in read(worked)] == [
+    assert [(reading["prompt_ids"], reading["completion_ids"]) for reading in read(worked)] == [
         ([1, 2], [3, 4]),
         ([1, 9, 3, 4, 5], [7]),
     ]

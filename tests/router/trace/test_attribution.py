@@ -30,9 +30,9 @@ def execution(
     evidence: str = "so",
 ) -> Execution:
     """Return an execution with a search."""
-    told = Report(answer, (evidence,)) if outcome == "reported" else NO_EVIDENCE
+    report = Report(answer, (evidence,)) if outcome == "reported" else NO_EVIDENCE
     searches = (SearchRecord("Ada", passages, dropped_passages=dropped),)
-    return Execution("Where was Ada born?", told, outcome, searches, Conversation(()))
+    return Execution("Where was Ada born?", report, outcome, searches, Conversation(()))
 
 
 def traced(
@@ -42,17 +42,17 @@ def traced(
     known: Sequence[Passage] | None = None,
 ) -> Attribution:
     """Return the attribution of an answer from these executions."""
-    found = attribute(
+    attribution = attribute(
         run("run-1", result=Trajectory(answer, "answered", executions)), [gold], known
     )
-    assert found is not None
-    return found
+    assert attribution is not None
+    return attribution
 
 
 def test_a_value_in_a_report_but_not_in_the_answer_was_lost_by_answering() -> None:
-    found = traced(execution("Kestrel"), execution("in Tarn", HOLDS))
-    assert (found.lost_by, found.right) == ("answering", False)
-    assert [(each.where, each.agent) for each in found.sightings] == [
+    attribution = traced(execution("Kestrel"), execution("in Tarn", HOLDS))
+    assert (attribution.lost_by, attribution.right) == ("answering", False)
+    assert [(sighting.where, sighting.agent) for sighting in attribution.sightings] == [
         ("report", SECOND),
         ("shown", SECOND),
     ]
@@ -64,8 +64,8 @@ def test_evidence_counts_as_reported() -> None:
 
 def test_a_value_shown_but_not_reported_was_lost_by_reading() -> None:
     """The sighting names the search and quotes the sentence."""
-    (seen,) = (found := traced(execution("Kestrel", OTHER, HOLDS))).sightings
-    assert found.lost_by == "reading"
+    (seen,) = (attribution := traced(execution("Kestrel", OTHER, HOLDS))).sightings
+    assert attribution.lost_by == "reading"
     assert (seen.where, seen.agent, seen.query) == ("shown", FIRST, "Ada")
     assert seen.at is not None
     assert seen.at.quote == "Ada was born in Tarn."
@@ -83,8 +83,8 @@ def test_a_dropped_passage_counts_as_found() -> None:
 def test_an_unseen_value_with_a_failed_executor_was_lost_by_the_failure(
     outcome: ExecutionOutcome, lost_by: str
 ) -> None:
-    found = traced(execution("", OTHER, outcome=outcome), execution("Kestrel"), known=[HOLDS])
-    assert (found.lost_by, found.failed) == (lost_by, (FIRST,))
+    attribution = traced(execution("", OTHER, outcome=outcome), execution("Kestrel"), known=[HOLDS])
+    assert (attribution.lost_by, attribution.failed) == (lost_by, (FIRST,))
 
 
 def test_an_unseen_value_with_all_reports_needs_the_documents() -> None:
@@ -116,8 +116,8 @@ def test_a_passage_is_read_once() -> None:
 
 
 def test_a_correct_answer_was_lost_by_no_role() -> None:
-    found = traced(execution("Tarn", HOLDS), answer="In the town of Tarn.")
-    assert (found.lost_by, found.right) == (None, True)
+    attribution = traced(execution("Tarn", HOLDS), answer="In the town of Tarn.")
+    assert (attribution.lost_by, attribution.right) == (None, True)
 
 
 def test_yes_is_looked_for_in_reports_only() -> None:
@@ -142,8 +142,11 @@ def test_without_gold_text_or_answer_there_is_no_attribution() -> None:
 )
 def test_the_role_nearest_to_the_answer_lost_it(executions: list[Execution]) -> None:
     """The order of the executors makes no difference."""
-    reported = any(one.report.answer == "Tarn" for one in executions)
-    shown = any(HOLDS in search.shown for one in executions for search in one.searches)
-    assert traced(*executions, known=[HOLDS]).lost_by == (
-        "answering" if reported else "reading" if shown else "delegation"
-    )
+    reported = any(execution.report.answer == "Tarn" for execution in executions)
+    shown = any(HOLDS in search.shown for execution in executions for search in execution.searches)
+    expected = "delegation"
+    if shown:
+        expected = "reading"
+    if reported:
+        expected = "answering"
+    assert traced(*executions, known=[HOLDS]).lost_by == expected

@@ -17,8 +17,8 @@ NO_RESULT: dict[str, Any] = {"result": None, "events": ()}
 def test_an_answer_is_a_row_with_its_spending() -> None:
     """Cached tokens are a part of the prompt."""
     calls = [call("run-1", usage=Usage(10, 2, 4)), call("run-1", 1, usage=Usage(5, 1), nano_usd=30)]
-    said = [Feedback("run-1", True, comment="so it is"), Feedback("run-1", score=0.5)]
-    row = export_row(run("run-1", 3.5, calls, request_id="mine", tenant="acme"), said)
+    feedback = [Feedback("run-1", True, comment="so it is"), Feedback("run-1", score=0.5)]
+    row = export_row(run("run-1", 3.5, calls, request_id="mine", tenant="acme"), feedback)
 
     assert row == ExportRow(
         run_id="run-1",
@@ -41,7 +41,7 @@ def test_an_answer_is_a_row_with_its_spending() -> None:
         feedback=row.feedback,
         trace=row.trace,
     )
-    assert msgspec.json.decode(row.feedback, type=list[Feedback]) == said
+    assert msgspec.json.decode(row.feedback, type=list[Feedback]) == feedback
 
 
 def test_unknown_spending_is_null() -> None:
@@ -85,7 +85,7 @@ def test_each_kind_of_run_has_its_outputs() -> None:
         run("run-7", status="failed", events=()),
     ]
 
-    rows = [export_row(each) for each in kinds]
+    rows = [export_row(kind) for kind in kinds]
 
     assert [row.output for row in rows] == [
         "Michael Mann",
@@ -102,14 +102,14 @@ def test_each_kind_of_run_has_its_outputs() -> None:
 def test_the_trace_holds_everything_and_each_execution_once() -> None:
     trace = export_row(run("run-1", calls=[call("run-1")])).trace
 
-    told = json.loads(trace)
-    assert [each["sub_query"] for each in told["result"]["executions"]] == [
+    decoded = json.loads(trace)
+    assert [execution["sub_query"] for execution in decoded["result"]["executions"]] == [
         "Who directed Heat?",
         "What is Heat?",
     ]
-    assert [event["type"] for event in told["events"]].count("Reported") == 2
+    assert [event["type"] for event in decoded["events"]].count("Reported") == 2
     assert trace.count("Heat is a film by Michael Mann.") == 2 * len(EXECUTIONS)
-    assert told["calls"][0]["usage"]["prompt_tokens"] == 10
+    assert decoded["calls"][0]["usage"]["prompt_tokens"] == 10
 
 
 def test_only_unknown_counts_are_null() -> None:

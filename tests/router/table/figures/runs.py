@@ -134,9 +134,13 @@ class CountingReader(Reader, _Counting):
         )
 
 
-def spread(found: Sequence[float]) -> str:
+def spread(figures: Sequence[float]) -> str:
     """Return the mean and standard deviation over seeds."""
-    return f"{fmean(found):.4g} ± {stdev(found):.2g}" if len(found) > 1 else f"{fmean(found):.4g}"
+    return (
+        f"{fmean(figures):.4g} ± {stdev(figures):.2g}"
+        if len(figures) > 1
+        else f"{fmean(figures):.4g}"
+    )
 
 
 def show(title: str, rows: Sequence[dict[str, object]]) -> None:
@@ -150,10 +154,6 @@ def show(title: str, rows: Sequence[dict[str, object]]) -> None:
 
 
 def _shown(value: object) -> str:
-    return (
-        f"{value:.4g}"
-        if isinstance(value, float)
-        else f"{value:,}"
-        if isinstance(value, int)
-        else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -61,16 +61,19 @@ def estimated(names: Names, times: int, seed: int) -> Iterator[tuple[float, floa
             luck = random.Random(f"{seed}/{rows}/{run}")
             named = [*names(luck, rows, times)]
             asks = [discovery(number) for number in range(1, times + 1)]
-            told = [
-                executed("\n".join(f"- City {row}" for row in one) or "not found") for one in named
+            executions = [
+                executed("\n".join(f"- City {row}" for row in names_of_discovery) or "not found")
+                for names_of_discovery in named
             ]
-            found = completeness(assemble(SCHEMA, [], zip(asks, told, strict=True)), {*asks})
-            if found.estimated_rows is None:
+            estimate = completeness(
+                assemble(SCHEMA, [], zip(asks, executions, strict=True)), {*asks}
+            )
+            if estimate.estimated_rows is None:
                 continue
             yield (
-                abs(found.estimated_rows - rows) / rows,
-                abs(found.rows - rows) / rows,
-                1 - found.rows_seen_once / max(1, sum(map(len, named))),
+                abs(estimate.estimated_rows - rows) / rows,
+                abs(estimate.rows - rows) / rows,
+                1 - estimate.rows_seen_once / max(1, sum(map(len, named))),
             )
 
 

@@ -71,20 +71,22 @@ async def test_invented_values_have_no_support_and_true_values_have(tmp_path: Pa
                 stated = (wanted, "Bo Otherson")
                 for claim in cell.claims:
                     supports[claim.value not in stated][claim.support] += 1
-        for invented, found in supports.items():
-            every.setdefault(invented, Counter()).update(found)
+        for invented, counts in supports.items():
+            every.setdefault(invented, Counter()).update(counts)
         shares = {
-            f"{name}, unsupported": found["unsupported"] / found.total()
-            for name, found in _named(supports)
+            f"{name}, unsupported": counts["unsupported"] / counts.total()
+            for name, counts in _named(supports)
         }
         rows.append(
-            {"seed": seed, **{name: found.total() for name, found in _named(supports)}, **shares}
+            {"seed": seed, **{name: counts.total() for name, counts in _named(supports)}, **shares}
         )
     shares = {
-        f"{name}, unsupported": found["unsupported"] / found.total()
-        for name, found in _named(every)
+        f"{name}, unsupported": counts["unsupported"] / counts.total()
+        for name, counts in _named(every)
     }
-    rows.append({"seed": "all", **{name: found.total() for name, found in _named(every)}, **shares})
+    rows.append(
+        {"seed": "all", **{name: counts.total() for name, counts in _named(every)}, **shares}
+    )
     show("A tenth of the cells invented: claims by what is their support", rows)
     assert every[True]["unsupported"] >= 0.95 * every[True].total() > 0
     assert every[False]["unsupported"] <= 0.02 * every[False].total()
@@ -129,7 +131,9 @@ async def test_a_fifth_of_failing_executors_costs_little(tmp_path: Path) -> None
             scores.setdefault(name, []).append(await item_f1(world(), run))
             costs.setdefault(name, []).append(sum(tokens(run).values()))
             if name != "none":
-                failed = sum(one.outcome != "reported" for one in result(run).executions)
+                failed = sum(
+                    execution.outcome != "reported" for execution in result(run).executions
+                )
                 rows.append(
                     {
                         "seed": seed,
@@ -141,8 +145,11 @@ async def test_a_fifth_of_failing_executors_costs_little(tmp_path: Path) -> None
                 rows[-1] |= {"item F1": scores[name][-1], "without": scores["none"][-1]}
                 rows[-1] |= {"tokens to without": costs[name][-1] / costs["none"][-1]}
     ratios = {
-        name: [one / own for one, own in zip(found, costs["none"], strict=True)]
-        for name, found in costs.items()
+        name: [
+            faulty / faultless
+            for faulty, faultless in zip(spent_tokens, costs["none"], strict=True)
+        ]
+        for name, spent_tokens in costs.items()
     }
     for name in ("refused", "rambling"):
         rows.append(

@@ -50,26 +50,32 @@ async def test_up_to_sixteen_asks_a_turn_find_more_rows_in_as_many_turns(tmp_pat
     turns = 4
     found_by = dict[int, list[int]]()
     for a_turn in (1, 2, 4, 8, 10, 16):
-        found = list[int]()
+        row_counts = list[int]()
         prompts = list[int]()
         scores = list[float]()
         cell = list[float]()
         for seed in _SEEDS:
             world = Overlapping(120, 16 * turns, 0.05, seed)
-            said = CountingLead(world, a_turn)
+            delegator = CountingLead(world, a_turn)
             reader = CountingReader(seed=seed, fails=0.1)
             limits = TableLimits(max_rounds=turns)
-            run = await run_of(tmp_path / f"{a_turn}-{seed}", world, reader, said, limits=limits)
-            found.append(len(values(run)))
+            run = await run_of(
+                tmp_path / f"{a_turn}-{seed}", world, reader, delegator, limits=limits
+            )
+            row_counts.append(len(values(run)))
             named = {city for part in world.parts[: a_turn * turns] for city in part}
             assert {row[0] for row in values(run)} <= named
-            prompts.append(read_tokens(said.prompts[-1].messages))
+            prompts.append(read_tokens(delegator.prompts[-1].messages))
             scores.append(await item_f1(world, run))
             cell.append(sum(tokens(run).values()) / right(world, run))
-        found_by[a_turn] = found
+        found_by[a_turn] = row_counts
         expected = 120 * (1 - 0.95 ** (a_turn * turns))
         rows.append(
-            {"asks a turn": a_turn, "rows found": spread(found), "rows to be expected": expected}
+            {
+                "asks a turn": a_turn,
+                "rows found": spread(row_counts),
+                "rows to be expected": expected,
+            }
         )
         rows[-1] |= {
             "item F1": spread(scores),
@@ -79,7 +85,7 @@ async def test_up_to_sixteen_asks_a_turn_find_more_rows_in_as_many_turns(tmp_pat
     show(
         f"Of 120 rows, {turns} turns of the lead, {len(_SEEDS)} seeds, registers that overlap", rows
     )
-    means = [fmean(found) for found in found_by.values()]
+    means = [fmean(row_counts) for row_counts in found_by.values()]
     assert means == sorted(means)
 
 

@@ -120,7 +120,7 @@ async def _models(server: OpenAIServer) -> AsyncIterator[dict[str, OpenAIHTTP]]:
 
 
 async def timed(
-    folder: Path, server: OpenAIServer, width: int, around: Around = lambda one: one
+    folder: Path, server: OpenAIServer, width: int, around: Around = lambda executor: executor
 ) -> tuple[float, bytes]:
     """Return the seconds of a run, and its table with all support."""
     async with _models(server) as models:
@@ -139,13 +139,13 @@ async def test_eight_slots_are_three_times_as_fast_and_change_no_table(
     seconds: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: [], 16: []}
     tables = set[bytes]()
     for turn in range(3):
-        for width, found in seconds.items():
+        for width, durations in seconds.items():
             taken, table = await timed(tmp_path / f"{width}-{turn}", server, width)
-            found.append(taken)
+            durations.append(taken)
             tables.add(table)
     sooner = {
-        width: [one / other for one, other in zip(seconds[1], found, strict=True)]
-        for width, found in seconds.items()
+        width: [single / other for single, other in zip(seconds[1], durations, strict=True)]
+        for width, durations in seconds.items()
     }
     show(
         f"{len(WORLD.cities)} rows x 3 columns by slots, 3 runs each: {len(tables)} table",
@@ -170,7 +170,7 @@ async def test_a_barrier_makes_a_table_at_least_1_3_times_as_slow(
     all its executors.
     """
     variants: dict[str, Around] = {
-        "no": lambda one: one,
+        "no": lambda executor: executor,
         "turn": every_turn,
         "discoveries": discoveries_first,
     }
@@ -183,10 +183,10 @@ async def test_a_barrier_makes_a_table_at_least_1_3_times_as_slow(
         for name, around in variants.items():
             seconds[name], table = await timed(tmp_path / f"{name}-{seed}", server, 8, around)
             tables.add(table)
-        for name, found in longer.items():
-            found.append(seconds[name] / seconds["no"])
-        rows.append({"seed": seed, **{name: found[-1] for name, found in longer.items()}})
-    rows.append({"seed": "median", **{name: median(found) for name, found in longer.items()}})
+        for name, ratios in longer.items():
+            ratios.append(seconds[name] / seconds["no"])
+        rows.append({"seed": seed, **{name: ratios[-1] for name, ratios in longer.items()}})
+    rows.append({"seed": "median", **{name: median(ratios) for name, ratios in longer.items()}})
     show(
         "Time with a barrier to without, 8 slots, sigma 1: of every turn; of discoveries "
         "before fills",
