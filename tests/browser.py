@@ -102,13 +102,13 @@ class Tab:
     async def until(self, script: str, within_s: float = 20.0) -> Any:
         """Wait until an expression is true, on this page or the next."""
         async with asyncio.timeout(within_s):
-            found = (
+            promise = (
                 f"new Promise(go => {{ const look = () => ({script}) ? go() : "
                 "setTimeout(look, 50); look() })"
             )
             while True:
                 with suppress(LeftPage):
-                    return await self.evaluate(found)
+                    return await self.evaluate(promise)
 
     async def look(self, width: int, *, dark: bool = False) -> None:
         """Set the width, and the light or dark colour scheme."""

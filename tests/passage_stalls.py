@@ -82,10 +82,10 @@ def _reads(prompt: Prompt) -> str:
 def _leads(prompt: Prompt) -> str:
     if len(prompt.messages) > 2:
         return ENOUGH
-    asked = re.sub(r"[^\w ]", "", prompt.messages[-1].content)[-200:]
+    question_text = re.sub(r"[^\w ]", "", prompt.messages[-1].content)[-200:]
     return (
         "<search>["
-        + ", ".join(f'"What is {number} of {asked}?"' for number in range(4))
+        + ", ".join(f'"What is {number} of {question_text}?"' for number in range(4))
         + "]</search>"
     )
 

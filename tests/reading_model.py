@@ -40,11 +40,11 @@ def write(messages: list[dict[str, str]]) -> str:
     return f"<answer>{last_report[1] if last_report else 'not found'}</answer>"
 
 
-def report(asked: str, documents: str) -> str:
+def report(sub_query: str, documents: str) -> str:
     """Report the sentence of the documents that shares the most words with the sub-query."""
     texts = re.findall(r"<text>(.*?)</text>", documents, re.DOTALL)
     candidates = [sentence for text in texts for sentence in sentences(html.unescape(text))]
-    best = max(candidates, key=lambda sentence: len(words(sentence) & words(asked)), default="")
+    best = max(candidates, key=lambda sentence: len(words(sentence) & words(sub_query)), default="")
     quote = html.escape(" ".join(best.split()), quote=False)
     return f"<answer>{quote}</answer><evidence>{quote}</evidence>"
 

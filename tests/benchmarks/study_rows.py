@@ -75,13 +75,13 @@ def written(
 ) -> Path:
     """Write a sweep with these rows and return its folder."""
     folder.mkdir(exist_ok=True)
-    question_ids = sorted({one.question_id for one in rows})
+    question_ids = sorted({rollout.question_id for rollout in rows})
     unasked = [f"not asked yet {number}" for number in range(questions - len(question_ids))]
     plan = KeptPlan(
         "Made up",
         (*question_ids, *unasked),
         rollouts,
-        (*dict.fromkeys(one.cell for one in rows),),
+        (*dict.fromkeys(rollout.cell for rollout in rows),),
         {**MODELS},
     )
     (folder / PLAN).write_bytes(msgspec.json.encode(plan))

@@ -14,18 +14,18 @@ from benchmarks.load import LoadResult, ask_until, at_rate, in_flight, quantile
 async def test_concurrency_is_limited() -> None:
     """No more than `concurrency` items are in flight; results have the order of the items."""
     now = 0
-    most = 0
+    peak = 0
 
     async def ask(number: int) -> int:
-        nonlocal now, most
+        nonlocal now, peak
         now += 1
-        most = max(most, now)
+        peak = max(peak, now)
         await asyncio.sleep(0.01 * (number % 3))
         now -= 1
         return number * number
 
     assert await in_flight(ask, range(20), 4) == [number * number for number in range(20)]
-    assert most == 4
+    assert peak == 4
 
 
 async def test_the_rate_does_not_depend_on_answers() -> None:

@@ -52,10 +52,10 @@ QUESTIONS = [
 
 async def asked(gateway: Gateway, *, feedback: bool = True) -> tuple[int, int, int]:
     """Return the counts of the logged questions."""
-    found = await QuestionRunner(cast(AsyncClient, gateway), 2).all(
+    counts = await QuestionRunner(cast(AsyncClient, gateway), 2).all(
         "logged", QUESTIONS, feedback=feedback
     )
-    return found.questions, found.right, found.failed
+    return counts.questions, counts.right, counts.failed
 
 
 async def test_every_question_is_asked_once() -> None:

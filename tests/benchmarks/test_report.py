@@ -38,11 +38,14 @@ def test_the_paper_s_tables_are_reproduced(folder: Path) -> None:
         ".json",
         ".png",
     }
-    assert [one["backbone"] for one in rows(folder, "table-2")] == ["small", "middle", "large"]
-    assert [one["executor"] for one in rows(folder, "table-3")] == ["small", "middle", "large"]
-    assert [one["model"] for one in rows(folder, "table-1")] == ["small", "large"]
-    assert {one["pair"] for one in rows(folder, "table-4")} >= {"large + small", "small + small"}
-    first = [(one["backbone"], one["executor"]) for one in rows(folder, "table-5")][:2]
+    assert [cells["backbone"] for cells in rows(folder, "table-2")] == ["small", "middle", "large"]
+    assert [cells["executor"] for cells in rows(folder, "table-3")] == ["small", "middle", "large"]
+    assert [cells["model"] for cells in rows(folder, "table-1")] == ["small", "large"]
+    assert {cells["pair"] for cells in rows(folder, "table-4")} >= {
+        "large + small",
+        "small + small",
+    }
+    first = [(cells["backbone"], cells["executor"]) for cells in rows(folder, "table-5")][:2]
     assert first == [("small", "small"), ("small", "large")]
     for name in ("figure-2.png", "figure-3.png"):
         assert (folder / "report" / name).read_bytes().startswith(b"\x89PNG")
@@ -53,17 +56,20 @@ def test_scores_costs_and_losses_are_reported(folder: Path) -> None:
     with an error. Each takes 50 tokens of the backbone and 500 of the executor, at a millionth of a
     dollar.
     """
-    score = {(one["pair"], one["data set"]): one for one in rows(folder, "scores")}[
-        "large + large", "all, micro"
-    ]
+    score = {
+        (score_row["pair"], score_row["data set"]): score_row
+        for score_row in rows(folder, "scores")
+    }["large + large", "all, micro"]
     mean, error = score["EM"]
     assert (mean, score["questions"]) == (pytest.approx(6.5 / 8), 8)
     assert error > 0
-    (cost,) = [one for one in rows(folder, "costs") if one["pair"] == "large + large"]
+    (cost,) = [
+        score_row for score_row in rows(folder, "costs") if score_row["pair"] == "large + large"
+    ]
     assert cost["dollars an answer"] == pytest.approx(550e-6)
     assert cost["dollars a right answer"] == pytest.approx(550e-6 * 8 / 6.5, abs=1e-6)
     assert (cost["executor tokens"], cost["tokens"]) == (500, 550)
-    lost = {one["pair"]: one for one in rows(folder, "losses")}
+    lost = {score_row["pair"]: score_row for score_row in rows(folder, "losses")}
     assert lost["small + small"]["delegation, %"] + lost["small + small"]["reading, %"] == 100
     assert "single_agent: small" not in lost
 

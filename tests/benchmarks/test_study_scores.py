@@ -65,9 +65,9 @@ def test_the_pareto_front_has_undominated_points(
 
 def test_unknown_values_are_left_out_of_sums() -> None:
     """The cost is then unknown, not lower."""
-    one = total(tokens=100, cached_tokens=40)
-    other = total(tokens=50, attempts_without_cost=1, nano_usd=None)
-    cell = CellRows("a", "factorized", "b", "e", (row(spent=(one,)), row(spent=(other,))))
+    known = total(tokens=100, cached_tokens=40)
+    unknown = total(tokens=50, attempts_without_cost=1, nano_usd=None)
+    cell = CellRows("a", "factorized", "b", "e", (row(spent=(known,)), row(spent=(unknown,))))
     (summed,) = cell.spent
     assert (cell.tokens("execution"), cell.tokens("answer")) == (75, 0)
     assert (summed.attempts, summed.prompt_tokens, summed.cached_tokens, summed.nano_usd) == (
@@ -76,5 +76,5 @@ def test_unknown_values_are_left_out_of_sums() -> None:
         40,
         100_000,
     )
-    assert dollars([one]) == pytest.approx(1e-4)
+    assert dollars([known]) == pytest.approx(1e-4)
     assert dollars([summed]) is None

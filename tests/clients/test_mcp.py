@@ -64,10 +64,10 @@ async def test_tools_describe_purpose_and_arguments(gateway: str) -> None:
 
 async def test_an_answer_has_text_sources_and_values(gateway: str) -> None:
     """Progress is reported meanwhile."""
-    told: list[str | None] = []
+    reported: list[str | None] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
-        told.append(message)
+        reported.append(message)
 
     async with client_of_command(gateway) as session:
         result = await session.call_tool("ask", {"question": QUESTION}, progress_callback=hear)
@@ -85,7 +85,7 @@ async def test_an_answer_has_text_sources_and_values(gateway: str) -> None:
         "p1",
         "p2",
     ]
-    assert told[:4] == [
+    assert reported[:4] == [
         "round 1",
         f"→ 1. {DIRECTOR}",
         f"searched “{DIRECTOR}”: Heat",
@@ -95,10 +95,10 @@ async def test_an_answer_has_text_sources_and_values(gateway: str) -> None:
 
 async def test_a_table_is_markdown_and_values(gateway: str) -> None:
     """The Markdown has its sources, and known rows are sent unchanged. A refusal is an error."""
-    told: list[str | None] = []
+    reported: list[str | None] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
-        told.append(message)
+        reported.append(message)
 
     arguments = {
         "question": "the cities of Vorland",
@@ -123,7 +123,7 @@ async def test_a_table_is_markdown_and_values(gateway: str) -> None:
     ]
     assert "[1] Register: “The cities of Vorland are Krurou and Bel.” (Register)" in lines
     assert (result.structured_content["outcome"], closed.is_error) == ("filled", False)
-    assert told[0] == "→ 1. discover 0"
+    assert reported[0] == "→ 1. discover 0"
     assert [text.partition(";")[0] for text in refused] == [
         "columns: none is a key",
         "the type of column 'a:b' must be one of text, integer, number, date, url, boolean, "

@@ -40,11 +40,20 @@ async def test_logged_questions_become_a_shadow_version(
     held_out = _questions(_HELD_OUT, single_search=True)  # so little training does not spoil these
     known = {question.text for question in held_out}
     logged = [
-        one for one in _questions(_LOGGED + _HELD_OUT, single_search=False) if one.text not in known
+        held_out_question
+        for held_out_question in _questions(_LOGGED + _HELD_OUT, single_search=False)
+        if held_out_question.text not in known
     ][:_LOGGED]
     # Held-out questions are asked too, and must not be trained on.
     await asyncio.gather(*(_ask(demo, question) for question in held_out + logged))
-    questions = [{"id": one.id, "text": one.text, "answer": one.answer} for one in held_out]
+    questions = [
+        {
+            "id": held_out_question.id,
+            "text": held_out_question.text,
+            "answer": held_out_question.answer,
+        }
+        for held_out_question in held_out
+    ]
     (tmp_path / "held_out.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(questions))
     (tmp_path / "recipe.toml").write_text(_RECIPE)
     write_config(demo_engines, tmp_path / "rolegate.toml")
@@ -59,7 +68,7 @@ async def test_logged_questions_become_a_shadow_version(
     evaluation = msgspec.json.decode(
         (tmp_path / "work/evaluated/evaluation.json").read_bytes(), type=Evaluation
     )
-    assert evaluation.questions == len({one.text for one in held_out})
+    assert evaluation.questions == len({held_out_question.text for held_out_question in held_out})
     versions = ExecutorVersionServiceStub(demo.channel)
     listed = (await versions.ListExecutorVersions(pb.ListExecutorVersionsRequest())).versions
     (shadow,) = [version for version in listed if version.state == pb.EXECUTOR_VERSION_STATE_SHADOW]

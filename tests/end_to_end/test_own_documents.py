@@ -138,9 +138,9 @@ def test_documents_are_indexed_checked_and_answered(folder: Path, rolegate: Role
             model="rolegate",
             messages=[{"role": "user", "content": "How many watts does the lamp draw?"}],
         )
-        said = response.choices[0].message.content or ""
-        assert said.startswith("It draws eleven watts & hums.\n\nSources:\n[1] ")
-        assert "(documents/site/lamp.html)" in said
+        content = response.choices[0].message.content or ""
+        assert content.startswith("It draws eleven watts & hums.\n\nSources:\n[1] ")
+        assert "(documents/site/lamp.html)" in content
 
     status, shown, _ = rolegate("ask", "What should the pressure of the boiler be?")
     assert status == 0

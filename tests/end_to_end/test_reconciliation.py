@@ -96,10 +96,10 @@ async def test_the_ledger_equals_the_engine(served: Served, database: Database) 
     async with LogJournal.writing(database) as journal:
         await journal.begin(start("run-whole"))
         ledger = Ledger("run-whole", journal=journal)
-        asked = served.role(64)
+        uncapped = served.role(64)
         capped = served.role(5)
         await asyncio.gather(
-            *(role_.ask(ASKED, ("</search>",), ledger) for role_ in [asked, capped] * 5)
+            *(role_.ask(ASKED, ("</search>",), ledger) for role_ in [uncapped, capped] * 5)
         )
         assert [call.outcome for call in ledger.calls] == ["completed"] * 10
         await journal.finish(run("run-whole", ledger))

@@ -33,8 +33,8 @@ def asks(prompt: Prompt) -> str:
     requests = REQUEST.findall(user_text)
     if not requests:
         return block(f"Who directed {film}?")
-    (asked, name) = requests[-1]
-    return STOP if asked.startswith("Where") else block(f"Where was {name} born?")
+    (last_request, name) = requests[-1]
+    return STOP if last_request.startswith("Where") else block(f"Where was {name} born?")
 
 
 def answers(prompt: Prompt) -> str:

@@ -284,10 +284,10 @@ ASKED = block("Who made Heat?")
         (["hm", "hm"], 4, {"malformed": 2}, []),
     ],
 )
-def test_a_delegators_decisions_have_rows(
+def test_a_delegator_s_decisions_have_rows(
     said: list[Answer], limit: int, counts: dict[str, int], written: list[str]
 ) -> None:
-    """Each that was acted on, under the prompt that it was made under."""
+    """Each decision that was acted on has one, with its prompt."""
     work = told(said, limit)
     rows, turns = rows_of([FilteredSample("best_delegator", "q0", "", work)], ServedTokens(MINI))
     assert turns == counts

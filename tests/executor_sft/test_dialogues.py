@@ -248,7 +248,10 @@ async def test_a_single_agent_gets_the_conversation_that_it_was_trained_on(
             for text in texts(dialogue, "search")
         ]
         conversation = [
-            [Passage(f"p{number}", *one) for number, one in enumerate(passages_of(text))]
+            [
+                Passage(f"p{number}", *title_and_text)
+                for number, title_and_text in enumerate(passages_of(text))
+            ]
             for text in shown
         ]
         model = ScriptedModel(texts(dialogue, "search", "answer"))

@@ -52,10 +52,10 @@ async def test_every_rollout_is_a_new_sample(endpoint: OpenAIServer, tmp_path: P
 
 async def test_delegators_are_compared_with_each_executor(tmp_path: Path) -> None:
     """An adapter delegates under its name; all calls count in its tokens."""
-    asked: list[str] = []
+    called_models: list[str] = []
 
     async def stops(request: web.Request) -> web.StreamResponse:
-        asked.append((await request.json())["model"])
+        called_models.append((await request.json())["model"])
         return await says(STOP)(request)
 
     async with serving(recording=False) as server:
@@ -73,13 +73,13 @@ async def test_delegators_are_compared_with_each_executor(tmp_path: Path) -> Non
         "executor-000001",
         "executor-000001, trained-1",
     ]
-    assert asked == ["m", "trained-1"] * 2
+    assert called_models == ["m", "trained-1"] * 2
     assert [(one.executor_tokens, one.tokens) for (one,) in answered.values()] == [(0, 18)] * 4
 
 
 async def test_adapters_are_loaded_where_their_role_is_served(tmp_path: Path) -> None:
-    """A delegator's at the delegator's endpoint, an executor's at the executor's; the config's
-    own model is none.
+    """A delegator's adapter is loaded at the delegator's endpoint, an executor's at the executor's;
+    the config's own model is no adapter.
     """
     folders = [
         adapter(tmp_path / name / "trained", name.encode()) for name in ("executor", "delegator")
@@ -204,11 +204,11 @@ def test_figures_are_means_over_rollouts_and_runs() -> None:
     """EM and tokens are per rollout, searches per executor run, and tokens per right answer over
     all tokens.
     """
-    found = [
+    results = [
         answered("a", right=True, tokens=100, searches=(1, 2)),
         answered("a", right=False, tokens=300, searches=(3,)),
     ]
-    (row,) = evaluation_of({"base": found}, SearchConfig(), 2, None).rows
+    (row,) = evaluation_of({"base": results}, SearchConfig(), 2, None).rows
     assert (row.exact_match, row.executor_tokens, row.tokens_per_right_answer, row.tokens) == (
         0.5,
         200,
@@ -244,7 +244,7 @@ def test_without_right_answers_their_price_is_unknown() -> None:
 
 def test_an_unreadable_judgement_counts_as_no() -> None:
     """It stays in the denominator."""
-    found = [answered("a", right=True, tokens=1), answered("b", right=True, tokens=1)]
+    results = [answered("a", right=True, tokens=1), answered("b", right=True, tokens=1)]
     unreadable = Answered("c", "x", True, 1.0, True, 1, (), 1)
-    (row,) = evaluation_of({"base": [*found, unreadable]}, SearchConfig(), 1, None).rows
+    (row,) = evaluation_of({"base": [*results, unreadable]}, SearchConfig(), 1, None).rows
     assert row.judge == 1 / 3

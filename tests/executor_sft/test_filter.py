@@ -232,31 +232,36 @@ def test_equal_sub_queries_are_kept_once_per_stratum() -> None:
 
 
 def group(*runs: tuple[str, int | None, Sequence[Sequence[str]]]) -> Group:
-    """Runs by their answers, their tokens (None where a call's are unknown), and what their
-    executors said.
+    """Return a group of runs, given their answers, their tokens (None if a call's are unknown), and
+    their executors' turns.
     """
 
     def run_of(number: int, answer: str, tokens: int | None, turns: Sequence[Sequence[str]]) -> Run:
         works = tuple(
-            executed(*each, sub_query=f"{number}.{place}") for place, each in enumerate(turns)
+            executed(*execution_turns, sub_query=f"{number}.{place}")
+            for place, execution_turns in enumerate(turns)
         )
         delegation = Conversation((Message("user", f"run {number}"),))
         usage = None if tokens is None else Usage(tokens, 0)
-        found = Trajectory(answer, "answered", works, (len(works),), delegation=delegation)
-        return run_row(f"q1/{number}", calls=[call("q1", usage=usage)], result=found, events=())
+        trajectory = Trajectory(answer, "answered", works, (len(works),), delegation=delegation)
+        return run_row(
+            f"q1/{number}", calls=[call("q1", usage=usage)], result=trajectory, events=()
+        )
 
-    asked = Question("q1", "Who made it?", ("Michael Mann",), "musique")
-    return Group(asked, tuple(run_of(number, *each) for number, each in enumerate(runs)))
+    question = Question("q1", "Who made it?", ("Michael Mann",), "musique")
+    return Group(
+        question, tuple(run_of(number, *run_fields) for number, run_fields in enumerate(runs))
+    )
 
 
 def kept_of(found: Group, **how: bool) -> tuple[list[tuple[str, str]], dict[str, int]]:
-    """Strata, with the sub-query or what the delegator was shown; and the others, by reason."""
+    """Return strata with the sub-query or the delegator's prompt, and rejections by reason."""
     samples, rejected = filtered([found], {}, **how)  # type: ignore[arg-type]
     named: list[tuple[str, str]] = []
-    for one in samples:
-        of = one.work
+    for kept in samples:
+        of = kept.work
         named.append(
-            (one.stratum, of.messages[0].content if isinstance(of, Conversation) else of.sub_query)
+            (kept.stratum, of.messages[0].content if isinstance(of, Conversation) else of.sub_query)
         )
     return named, dict(rejected)
 
@@ -276,15 +281,19 @@ BEST = [("Michael Mann", 90, [ONE]), ("Mann", 10, [ONE]), ("nobody", 5, [ONE])]
 def test_of_a_group_the_best_run_is_kept(
     runs: list[tuple[str, int | None, list[tuple[str, ...]]]], best: int
 ) -> None:
-    """The right one with the fewest tokens, unknown ones last, then the first; of all roles."""
+    """It is the right run with the fewest tokens (unknown ones last), then the first.
+
+    Samples are of all roles.
+    """
     samples, rejected = kept_of(group(*runs))
     assert samples == [("best_delegator", f"run {best}"), ("best_executor", f"{best}.0")]
     assert rejected == {"not the best run": 4}
 
 
-def test_a_group_without_a_right_run_is_left_out_and_one_with_no_other_is_easy() -> None:
-    """The first teaches nothing; the second one what is short, under a name by which the mix
-    can leave it out.
+def test_groups_without_a_right_or_a_wrong_run_are_marked() -> None:
+    """Without a right run, a group teaches nothing.
+
+    Without a wrong run, it teaches brevity, as a stratum that the mix can leave out.
     """
     samples, rejected = kept_of(group(("Mann", 9, [ONE]), ("nobody", 8, [ONE])))
     assert (samples, rejected) == ([], {"no run is right": 4})
@@ -294,23 +303,23 @@ def test_a_group_without_a_right_run_is_left_out_and_one_with_no_other_is_easy()
     assert filtered([easy], parse_mix("easy_executor=0,easy_delegator=0"))[0] == []
 
 
-def test_of_the_best_run_reports_count_that_stand_on_their_evidence() -> None:
-    """Others may have been guessed; without the filter, all that were made do."""
-    found = group(("Michael Mann", 9, [ONE, GUESS, ["?"] * 3]), ("nobody", 8, []))
-    samples, rejected = kept_of(found)
+def test_of_the_best_run_supported_reports_are_kept() -> None:
+    """Others may have been guessed; without the filter, all its reports are kept."""
+    best_group = group(("Michael Mann", 9, [ONE, GUESS, ["?"] * 3]), ("nobody", 8, []))
+    samples, rejected = kept_of(best_group)
     assert samples == [("best_delegator", "run 0"), ("best_executor", "0.0")]
     assert rejected == {"evidence in no passage": 1, "no report": 1, "not the best run": 1}
-    assert [name for name, _ in kept_of(found, none=True)[0]] == [
+    assert [name for name, _ in kept_of(best_group, none=True)[0]] == [
         "best_delegator",
         *["best_executor"] * 2,
     ]
     held_out = HeldOut(["0.1"])
     reason = "held out: as a sub-query"
-    assert filtered([found], {}, held_out=held_out) == ([], {reason: 5})
+    assert filtered([best_group], {}, held_out=held_out) == ([], {reason: 5})
 
 
-def test_groups_are_read_where_they_are_meant(tmp_path: Path) -> None:
-    """With --best, and without it they are no rollouts; the figures add up."""
+def test_groups_are_read_with_best_only(tmp_path: Path) -> None:
+    """Without `--best` they are no rollouts; the figures add up."""
     file = write_lines(tmp_path / "rollouts.jsonl", [group(*BEST)])
     command = ["filter", str(file), "--out", str(tmp_path / "filtered")]
     with pytest.raises(BadConfig, match=r"rollouts.jsonl:1: .*run `rolegate sft rollout` again"):
@@ -322,7 +331,7 @@ def test_groups_are_read_where_they_are_meant(tmp_path: Path) -> None:
         6,
         {"best_delegator": 1, "best_executor": 1},
     )
-    assert [one.stratum for one in read_samples(tmp_path / "filtered-best")] == [
+    assert [kept.stratum for kept in read_samples(tmp_path / "filtered-best")] == [
         "best_delegator",
         "best_executor",
     ]

@@ -165,7 +165,9 @@ def test_second_searches_are_rarely_avoidable(
     for sub_query in detours:
         mention = meanings[sub_query.text][0].mention
         answer = sub_query.report.answer
-        if any(mention in one and answer in one for one in sentences.get(answer.split()[-1], ())):
+        if any(
+            mention in text and answer in text for text in sentences.get(answer.split()[-1], ())
+        ):
             elsewhere.append(sub_query.relation)
     assert len(elsewhere) < 0.1 * len(detours)
     assert set(elsewhere) <= {"spouse", "country"}

@@ -135,11 +135,11 @@ async def test_the_share_of_one_tenant_s_feedback_is_limited(database: Database)
         for position in range(6)
     ]
     await put(database, *runs, *own_runs)
-    for one in runs:
-        await say(database, one.id, right_answer="zzz", tenant=one.tenant)
-    for one in own_runs:
-        await say(database, one.id, right_answer="zzz", tenant="a")
-        await say(database, one.id, right_answer="A")
+    for given_run in runs:
+        await say(database, given_run.id, right_answer="zzz", tenant=given_run.tenant)
+    for given_run in own_runs:
+        await say(database, given_run.id, right_answer="zzz", tenant="a")
+        await say(database, given_run.id, right_answer="A")
     selection = await selected(database)
     chosen = {question.id for question in selection.questions}
     assert chosen == {"a8", "a7", "a6", "b8", "b7", "b6", *(run.id for run in own_runs)}

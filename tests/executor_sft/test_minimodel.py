@@ -236,12 +236,12 @@ def segments(batch: Batch, row: int) -> list[tuple[tuple[int, ...], tuple[bool, 
     """Return the conversations of a row with their masks; check that positions count from 0 and
     padding is at the end.
     """
-    found = []
+    row_segments = []
     numbers = batch.conversation[row]
     for number in range(1, int(numbers.max()) + 1):
         inside = numbers == number
         assert batch.positions[row][inside].tolist() == list(range(int(inside.sum())))
-        found.append(
+        row_segments.append(
             (tuple(batch.tokens[row][inside].tolist()), tuple(batch.written[row][inside].tolist()))
         )
     padding = numbers == 0
@@ -249,7 +249,7 @@ def segments(batch: Batch, row: int) -> list[tuple[tuple[int, ...], tuple[bool, 
     assert numbers.tolist() == [number for number in numbers.tolist() if number] + [0] * int(
         padding.sum()
     )
-    return found
+    return row_segments
 
 
 def test_a_packed_conversation_has_the_logits_of_a_single_one(

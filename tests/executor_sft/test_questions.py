@@ -171,9 +171,9 @@ def test_the_index_finds_what_pairwise_comparison_finds() -> None:
     ]
     held_out = HeldOut(texts[:150])
 
-    def alike(one: str, other: str) -> bool:
-        mine = _triples(one)
-        its = _triples(other)
+    def alike(left_text: str, right_text: str) -> bool:
+        mine = _triples(left_text)
+        its = _triples(right_text)
         return len(mine & its) >= 0.8 * len(mine | its)
 
     likenesses = [held_out.likeness(text) is not None for text in texts]

@@ -69,12 +69,12 @@ class Endpoint:
 
     async def play(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        asked = msgspec.json.decode(body, type=ChatRequest)
+        chat_request = msgspec.json.decode(body, type=ChatRequest)
         if b'"return_token_ids":true' in body:
-            self.tell_tokens.add(asked.model)
-        if asked.model in self.down:
+            self.tell_tokens.add(chat_request.model)
+        if chat_request.model in self.down:
             return await fails(503, "overloaded")(request)
-        if self.unwanted and self.unwanted in asked.texts[-1]:
+        if self.unwanted and self.unwanted in chat_request.texts[-1]:
             return await fails(400, "unwanted content")(request)
         if self.free == 0:
             self.held += 1
@@ -82,13 +82,15 @@ class Endpoint:
                 self.both_held.set()
             return await hang(request)
         self.free -= 1
-        messages = tuple(Message(message["role"], message["content"]) for message in asked.messages)
+        messages = tuple(
+            Message(message["role"], message["content"]) for message in chat_request.messages
+        )
         sampling = msgspec.json.decode(body)
         seed = sampling.get("seed")
         self.sampling.add((seed, sampling["temperature"]))
-        self.answered[f"{asked.model} {seed} {messages}"] += 1
-        lucky = self.lucky and asked.model == "student" and seed % 2 == 0
-        text = self.models["teacher" if lucky else asked.model](Prompt(messages, Sampling()))
+        self.answered[f"{chat_request.model} {seed} {messages}"] += 1
+        lucky = self.lucky and chat_request.model == "student" and seed % 2 == 0
+        text = self.models["teacher" if lucky else chat_request.model](Prompt(messages, Sampling()))
         usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
         if "logprobs" not in sampling:
             return await says(text, usage=usage)(request)
@@ -431,12 +433,12 @@ async def test_mine_rolls_out_stored_runs_after_confirmation(
 @pytest.fixture
 def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The other side of a pseudo-terminal from which commands read."""
-    controller, there = pty.openpty()
-    with Path(os.ttyname(there)).open() as terminal:
+    controller, terminal_end = pty.openpty()
+    with Path(os.ttyname(terminal_end)).open() as terminal:
         monkeypatch.setattr(sys, "stdin", terminal)
         yield controller
     os.close(controller)
-    os.close(there)
+    os.close(terminal_end)
 
 
 @pytest.mark.parametrize(("reply", "status"), [(b"y\n", 0), (b"\n", 1)])

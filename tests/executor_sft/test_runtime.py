@@ -141,9 +141,9 @@ async def test_a_whole_reply_may_take_as_long_as_a_call(tmp_path: Path) -> None:
     """Its first token comes with its last; limits of calls hold for all runs together."""
     patient = config(tmp_path, role=f"{ROLE}call_timeout_s = 200.0\nmax_in_flight = 4\n")
     async with open_runtime(patient, lambda step: None) as bench:
-        one, other = (
+        first_sample, second_sample = (
             bench.sampled(seed).role("execution", patient.roles.execution) for seed in (0, 1)
         )
-    assert (one.timeouts.first_token_s, one.timeouts.call_s) == (200.0, 200.0)
-    assert one.health is other.health
-    assert one.endpoint is other.endpoint
+    assert (first_sample.timeouts.first_token_s, first_sample.timeouts.call_s) == (200.0, 200.0)
+    assert first_sample.health is second_sample.health
+    assert first_sample.endpoint is second_sample.endpoint

@@ -201,9 +201,9 @@ def worker(
 
     def executor(model: ScriptedModel, searches: int = 2) -> Executor:
         own = role("execution", model)
-        most = ExecutorLimits(max_searches=searches)
-        tabular = Agent(replace(own, system="tables"), world, most, EXECUTOR_OF_TABLES)
-        return Executor(own, world, most, forms={TABLE_FORM: tabular})
+        executor_limits = ExecutorLimits(max_searches=searches)
+        tabular = Agent(replace(own, system="tables"), world, executor_limits, EXECUTOR_OF_TABLES)
+        return Executor(own, world, executor_limits, forms={TABLE_FORM: tabular})
 
     leads = role("delegation", lead(world))
     answers = role("answer", ScriptedModel([]))
@@ -334,14 +334,14 @@ async def served(folder: Path, world: World) -> AsyncIterator[Path]:
     roles = {"delegation": "backbone", "execution": "student", "answer": "backbone"}
     tables = {f"roles.{name}": (model, name) for name, model in roles.items()}
     tables["distillation.teacher"] = ("teacher", "execution")
-    async with serving(recording=False) as there:
-        there.plays(play)
+    async with serving(recording=False) as openai_server:
+        openai_server.plays(play)
         server = Server(None, RetrievalServicer(world))
         port = await server.start("127.0.0.1:0")
         parts = [
             f'[{table}]\nmodel = "{model}"\nprompt = '
             f'"shipped:prompts/full/{prompt}.txt"\nattempts = 1\n'
-            f'base_url = "{there.base_url}"\n'
+            f'base_url = "{openai_server.base_url}"\n'
             for table, (model, prompt) in tables.items()
         ]
         parts += ["[table]\ncells_per_ask = 1\n", f'[retrieval]\naddress = "127.0.0.1:{port}"\n']

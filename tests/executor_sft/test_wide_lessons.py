@@ -126,7 +126,9 @@ def test_a_list_has_the_names_that_its_passages_state(executions: list[Dialogue]
         for dialogue in executions
         if dialogue[1].text.startswith("Which ") and len(dialogue) == 5
     ]
-    lists = [one for one in lists if re.search(r"register [A-Z]\?$| about \d+\?$", one[1].text)]
+    lists = [
+        lesson for lesson in lists if re.search(r"register [A-Z]\?$| about \d+\?$", lesson[1].text)
+    ]
     supported = 0
     assert len(lists) > 0.6 * len(executions)
     for _, user_turn, search, shown, report in lists:
@@ -192,7 +194,7 @@ def test_turns_and_conversations_fit(
             if turn.role == "assistant":
                 length = len(tokenizer(turn.text, add_special_tokens=False).input_ids)
                 longest[turn.kind] = max(longest.get(turn.kind, 0), length)
-    assert max(len(names(one[-1].text)) for one in executions) == 6
+    assert max(len(names(lesson[-1].text)) for lesson in executions) == 6
     assert longest["report"] < EXECUTION.max_tokens == 128
     assert longest["search"] < EXECUTION.max_tokens
     assert longest["delegate"] < 256

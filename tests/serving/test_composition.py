@@ -236,8 +236,8 @@ async def test_an_unloadable_version_is_replaced_by_the_configured_model(tmp_pat
             assert (
                 await CompletionServiceStub(channel).Complete(request, timeout=30)
             ).usage.model == MODEL
-    (said,) = [line for line in lines if "executor-000009" in line]
-    assert said.startswith(
+    (warning,) = [line for line in lines if "executor-000009" in line]
+    assert warning.startswith(
         f"executor version executor-000009 is not in use here: {tmp_path}/versions/executor-000009"
     )
 

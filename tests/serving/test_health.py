@@ -77,14 +77,14 @@ class Watch:
 @asynccontextmanager
 async def watched(config: Config, *services: str) -> AsyncIterator[tuple[grpc.aio.Channel, Watch]]:
     """Run a gateway, and watch the health of these services."""
-    told: list[str] = []
+    lines: list[str] = []
     async with (
-        running_gateway(config, "127.0.0.1:0", told.append, "127.0.0.1:0") as address,
+        running_gateway(config, "127.0.0.1:0", lines.append, "127.0.0.1:0") as address,
         grpc.aio.insecure_channel(address) as channel,
     ):
         (door,) = [
             step.rpartition(" ")[2].removesuffix("/v1")
-            for step in told
+            for step in lines
             if "OpenAI-compatible" in step
         ]
         yield channel, Watch(channel, door, *services)

@@ -68,9 +68,9 @@ def test_a_late_type_is_loaded(tmp_path: Path, case: str, reverse: bool) -> None
         for n in range(_ROWS)
     ]
     write_json_lines(tmp_path / "rows.jsonl", rows)
-    found = sorted(loaded(tmp_path / "rows.jsonl"), key=lambda row: row["number"])
-    assert [row["number"] for row in found] == list(range(_ROWS))
-    for row, written in zip(found, rows, strict=True):
+    loaded_rows = sorted(loaded(tmp_path / "rows.jsonl"), key=lambda row: row["number"])
+    assert [row["number"] for row in loaded_rows] == list(range(_ROWS))
+    for row, written in zip(loaded_rows, rows, strict=True):
         assert same(row["value"], written["value"]), case
 
 
@@ -85,8 +85,8 @@ def test_a_column_that_begins_late_or_ends_early_is_loaded(tmp_path: Path) -> No
         for n in range(_ROWS)
     ]
     write_json_lines(tmp_path / "rows.jsonl", rows)
-    found = sorted(loaded(tmp_path / "rows.jsonl"), key=lambda row: row["number"])
-    assert [(row["early"], row["late"]) for row in found] == [
+    loaded_rows = sorted(loaded(tmp_path / "rows.jsonl"), key=lambda row: row["number"])
+    assert [(row["early"], row["late"]) for row in loaded_rows] == [
         (row.get("early"), row.get("late")) for row in rows
     ]
 
@@ -99,8 +99,8 @@ def test_late_columns_in_large_rows_are_loaded(tmp_path: Path) -> None:
     ]
     rows += [{**rows[0], "number": _ROWS + n, name: [n]} for n, name in enumerate(names)]
     write_json_lines(tmp_path / "rows.jsonl", rows)
-    found = sorted(loaded(tmp_path / "rows.jsonl"), key=lambda row: row["number"])
-    assert [[row[name] for name in names] for row in found] == [
+    loaded_rows = sorted(loaded(tmp_path / "rows.jsonl"), key=lambda row: row["number"])
+    assert [[row[name] for name in names] for row in loaded_rows] == [
         [row[name] for name in names] for row in rows
     ]
 

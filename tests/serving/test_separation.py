@@ -157,9 +157,9 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
     )
     roles = deployment.roles()
     settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
-    one = Executor(roles["execution"], retriever, ExecutorLimits())
+    worker = Executor(roles["execution"], retriever, ExecutorLimits())
     executor = ReportCache(
-        VersionRouting(lambda _version: one, "", _traffic, _load), lambda: "the index"
+        VersionRouting(lambda _version: worker, "", _traffic, _load), lambda: "the index"
     )
     lifecycle = RunLifecycle(journal, archive, live, settings, 60.0)
     gateway = Gateway(
@@ -561,8 +561,10 @@ async def test_a_sub_query_of_two_tenants_is_worked_on_for_each(world: World) ->
     assert spent[0][0][1] == 2
     assert len(run_ids) == 2
     usage = usage_pb.GetUsageRequest(group_by=[usage_pb.USAGE_DIMENSION_TENANT])
-    seen = await UsageServiceStub(world.channel).GetUsage(usage, metadata=world.other.metadata)
-    assert [(row.tenant, row.usage.attempts) for row in seen.rows] == [("second", 2)]
+    other_usage = await UsageServiceStub(world.channel).GetUsage(
+        usage, metadata=world.other.metadata
+    )
+    assert [(row.tenant, row.usage.attempts) for row in other_usage.rows] == [("second", 2)]
 
 
 async def test_reports_are_reused_within_a_tenant_only(world: World) -> None:

@@ -123,16 +123,18 @@ async def test_the_last_search_is_announced() -> None:
     assert user_texts == [agent_documents([PASSAGE], last=True), LAST_ANSWER]
 
 
-@pytest.mark.parametrize("said", [("It is Mann.",), ("<search></search>",), ("<answer></answer>",)])
-async def test_a_malformed_turn_is_corrected_once(said: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "turns", [("It is Mann.",), ("<search></search>",), ("<answer></answer>",)]
+)
+async def test_a_malformed_turn_is_corrected_once(turns: tuple[str, ...]) -> None:
     """A second malformed turn ends the search, and the answer is requested."""
     context = lasting()
-    single, model = agent([SEARCH, *said, ANSWER])
+    single, model = agent([SEARCH, *turns, ANSWER])
     assert (await single.run(QUESTION, context)).answer == "yes"
     assert model.prompts[-1].messages[-1].content == CORRECTION
     assert model.prompts[-1].stop == ()
     assert [call.purpose for call in context.ledger.calls] == ["first", "first", "correction"]
-    again, model = agent([SEARCH, *said, *said, ANSWER])
+    again, model = agent([SEARCH, *turns, *turns, ANSWER])
     assert (await again.run(QUESTION, lasting())).outcome == "rounds_exhausted"
     assert model.prompts[-1].messages[-1].content.endswith(LAST_ANSWER)
 

@@ -58,8 +58,8 @@ async def test_a_reply_without_a_table_is_no_table(tmp_path: Path) -> None:
     assert (await made(tmp_path, "wide_written", STOP, STOP))[0] is None
 
 
-async def test_a_response_to_a_task(tmp_path: Path) -> None:
-    """It holds the table in a fence, and the tokens of each role."""
+async def test_a_response_to_a_task_has_table_and_tokens(tmp_path: Path) -> None:
+    """The table is in a fence, and tokens are by role."""
     task = Task("t", "All films.", "en", "", ("film",), {"film": Rule(), "director": Rule()})
     async with serving() as server, retrieving() as port:
         server.plays(*map(says, WRITE["wide_single"]))

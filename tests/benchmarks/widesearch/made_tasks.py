@@ -58,30 +58,38 @@ def fenced(*lines: str) -> str:
 
 
 async def scored(
-    asked: Task, response: str, rules: RuleSet = "official", judge: CellJudge | None = None
+    scored_task: Task, response: str, rules: RuleSet = "official", judge: CellJudge | None = None
 ) -> TableScores:
     """Return the scores of a response."""
-    return await scores_of(asked, response, judge or CellJudge(), rules)
+    return await scores_of(scored_task, response, judge or CellJudge(), rules)
 
 
 def written(folder: Path, tasks: Sequence[Task]) -> Path:
     """Write a folder with these tasks, in WideSearch's form."""
     (folder / "gold").mkdir(parents=True)
     lines = []
-    for one in tasks:
+    for written_task in tasks:
         rules: dict[str, Any] = {
             name: {
                 "preprocess": rule.preprocess,
                 "metric": rule.metric,
                 "criterion": rule.criterion,
             }
-            for name, rule in one.rules.items()
+            for name, rule in written_task.rules.items()
         }
-        evaluation = {"unique_columns": one.keys, "required": [*one.rules], "eval_pipeline": rules}
-        line = {"instance_id": one.instance_id, "query": one.query, "language": one.language}
+        evaluation = {
+            "unique_columns": written_task.keys,
+            "required": [*written_task.rules],
+            "eval_pipeline": rules,
+        }
+        line = {
+            "instance_id": written_task.instance_id,
+            "query": written_task.query,
+            "language": written_task.language,
+        }
         lines.append(json.dumps(line | {"evaluation": json.dumps(evaluation)}))
-        rows = [[*one.gold], *zip(*one.gold.values(), strict=True)]
+        rows = [[*written_task.gold], *zip(*written_task.gold.values(), strict=True)]
         gold = "\n".join(",".join(row) for row in rows)
-        (folder / "gold" / f"{one.instance_id}.csv").write_text(gold, "utf-8-sig")
+        (folder / "gold" / f"{written_task.instance_id}.csv").write_text(gold, "utf-8-sig")
     (folder / "tasks.jsonl").write_text("\n".join(lines), "utf-8")
     return folder

@@ -228,16 +228,16 @@ class Reader(_Counting):
         luck = random.Random(f"{sub_query}/{column}")
         if luck.random() < self._invents:
             if luck.random() < 0.5:
-                self.made_up.add(made := f"{luck.randrange(10**6, 10**7)}")
-                return made
+                self.made_up.add(invented := f"{luck.randrange(10**6, 10**7)}")
+                return invented
             return str(luck.choice(self._values[column])).replace("\n", "<br>")
         for title, text in pages:
-            said = (
+            pattern = (
                 rf"^The {re.escape(column)} of {re.escape(title)} is (.*?)\.(?=\nThe \S+ of "
                 rf"{re.escape(title)} is |\Z)"
             )
-            if found := re.search(said, text, re.DOTALL | re.MULTILINE):
-                return found[1].replace("\n", "<br>")
+            if match := re.search(pattern, text, re.DOTALL | re.MULTILINE):
+                return match[1].replace("\n", "<br>")
         return ""
 
 
@@ -287,8 +287,12 @@ class Filled:
             for column, cell in zip(self.table.columns, row.cells, strict=True):
                 if not column.key and (gold_row := gold.get(title)):
                     for claim in cell.claims:
-                        true = _same(claim.value, gold_row[column.name])
-                        kind = "true" if true else "made up" if claim.value in made_up else "copied"
+                        if _same(claim.value, gold_row[column.name]):
+                            kind = "true"
+                        elif claim.value in made_up:
+                            kind = "made up"
+                        else:
+                            kind = "copied"
                         counts[kind][claim.support] += 1
         return counts
 
@@ -304,9 +308,9 @@ async def _filled(
     filled = list[Filled]()
 
     def write(prompt: Prompt) -> str:
-        asked = re.search(r"ws_\w+", prompt.messages[1].content)
-        assert asked
-        return by_id[asked[0]].lead_turn(len(prompt.messages))
+        task_id = re.search(r"ws_\w+", prompt.messages[1].content)
+        assert task_id
+        return by_id[task_id[0]].lead_turn(len(prompt.messages))
 
     class Lead(_Counting):
         """A lead that knows the number of registers."""
@@ -341,8 +345,8 @@ async def test_gold_tables_are_filled_from_their_pages(tmp_path: Path) -> None:
     filled = await _filled(tmp_path / "store", pages, tables, Reader(tables))
     groups: dict[str, list[Filled]] = {"all": filled}
     for kind in ("language", "size"):
-        for one in filled:
-            groups.setdefault(getattr(one.table.task, kind), []).append(one)
+        for member in filled:
+            groups.setdefault(getattr(member.table.task, kind), []).append(member)
     ways: dict[str, tuple[RuleSet, str, bool]] = {
         "strict": ("strict", "<br>", False),
         "strict, marks such as NA and - as blanks": ("strict", "<br>", True),
@@ -350,11 +354,11 @@ async def test_gold_tables_are_filled_from_their_pages(tmp_path: Path) -> None:
         "official, line breaks as blanks": ("official", " ", False),
     }
     scores = {
-        (name, one.table.id): await scores_of(
-            one.table.scored(blank=blank), one.response(line_break), CellJudge(), rules
+        (name, member.table.id): await scores_of(
+            member.table.scored(blank=blank), member.response(line_break), CellJudge(), rules
         )
         for name, (rules, line_break, blank) in ways.items()
-        for one in filled
+        for member in filled
     }
     rows = list[dict[str, object]]()
     for group, members in groups.items():
@@ -363,7 +367,7 @@ async def test_gold_tables_are_filled_from_their_pages(tmp_path: Path) -> None:
             for metric in (field for field in TableScores.__struct_fields__ if field != "why"):
                 rows[-1] |= {
                     metric: 100
-                    * fmean(getattr(scores[name, one.table.id], metric) for one in members)
+                    * fmean(getattr(scores[name, member.table.id], metric) for member in members)
                 }
     show(
         "Gold pages, upper bounds of the machinery; judged cells are right where they are equal",
@@ -379,12 +383,12 @@ async def test_gold_tables_are_filled_from_their_pages(tmp_path: Path) -> None:
     )
     assert (
         fmean(
-            scores["strict, marks such as NA and - as blanks", one.table.id].item_f1
-            for one in filled
+            scores["strict, marks such as NA and - as blanks", member.table.id].item_f1
+            for member in filled
         )
         >= 0.99
     )
-    assert all(one.result.outcome == "filled" for one in filled)
+    assert all(member.result.outcome == "filled" for member in filled)
 
 
 def _rows(group: Sequence[Filled]) -> int:

@@ -154,11 +154,11 @@ def test_help_explains_every_command_and_option() -> None:
     Each command is listed in the help of its parent.
     """
     left = ["", "usage reconcile", "sft mini-world", "sft mini-model"]
-    seen = set[str]()
+    explained = set[str]()
     while left:
         command = left.pop()
         shown = helped(command)
-        seen.add(command)
+        explained.add(command)
         assert shown.startswith(f"usage: rolegate {command}".rstrip())
         assert len(shown.split("\n\n")[1].split()) >= 5, command
         assert undescribed(shown.split("\n\n", 2)[2]) == [], command
@@ -181,7 +181,7 @@ def test_help_explains_every_command_and_option() -> None:
         "runs export",
         "store check",
         "usage reconcile",
-    } <= seen
+    } <= explained
 
 
 @pytest.mark.parametrize(
@@ -464,12 +464,12 @@ def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(
         address, url = ready(reading).split(", ")
         try:
             with grpc.insecure_channel(address) as channel:
-                found = RetrievalServiceStub(channel).Search(
+                search_response = RetrievalServiceStub(channel).Search(
                     SearchRequest(queries=["the red planet"]), timeout=30
                 )
             body = json.dumps({"queries": ["who makes honey?"]}).encode()
             with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as response:
-                return found, json.load(response)
+                return search_response, json.load(response)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -481,9 +481,9 @@ def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(
             patched.setattr("serving.signals.tune_interpreter", lambda: None)
             asking = client.submit(asked)
             assert main(["retrieve", "serve", *arguments, "--top-k", "1"]) == 0
-        found, posted = asking.result()
+        search_response, posted = asking.result()
         assert "serve.stopped" in reading.read()
-    assert [passage.passage_id for passage in found.results[0].passages] == ["mars"]
+    assert [passage.passage_id for passage in search_response.results[0].passages] == ["mars"]
     assert [document["id"] for document in posted["result"][0]] == ["bee"]
     assert signal.getsignal(signal.SIGINT) is interrupts
 

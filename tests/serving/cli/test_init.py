@@ -103,9 +103,13 @@ def test_every_question_has_an_option(tmp_path: Path) -> None:
     assert {(role.base_url, role.api_key_env) for role in roles} == {
         ("https://models.test/v1", "MY_KEY")
     }
-    found = config.retrieval.embedder
-    assert (found.model, found.base_url, found.dimension) == ("bge", "http://127.0.0.1:9/v1", 384)
-    assert found.api_key_env is None
+    embedder_config = config.retrieval.embedder
+    assert (embedder_config.model, embedder_config.base_url, embedder_config.dimension) == (
+        "bge",
+        "http://127.0.0.1:9/v1",
+        384,
+    )
+    assert embedder_config.api_key_env is None
     assert config.retrieval.documents == (str(tmp_path / "documents"), str(tmp_path / "notes.md"))
 
 

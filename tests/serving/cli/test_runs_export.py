@@ -96,7 +96,7 @@ def loaded(path: Path) -> list[dict[str, Any]]:
 
 
 def expected(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    return [msgspec.structs.asdict(export_row(each)) for each in runs]
+    return [msgspec.structs.asdict(export_row(stored_run)) for stored_run in runs]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -46,7 +46,7 @@ async def address(database: Database) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-def told(
+def command(
     address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Command]:
     """Function that runs a command and returns its status and output lines, with single spaces."""
@@ -66,7 +66,7 @@ def told(
     structlog.reset_defaults()
 
 
-async def test_each_command_shows_the_version_s_new_state(told: Command) -> None:
+async def test_each_command_shows_the_version_s_new_state(command: Command) -> None:
     for arguments, output in (
         (["register", FIRST], f"{FIRST} is registered now"),
         (["shadow", FIRST], f"{FIRST} is shadow now"),
@@ -76,10 +76,10 @@ async def test_each_command_shows_the_version_s_new_state(told: Command) -> None
         (["promote", FIRST], f"{FIRST} is active now"),
         (["rollback", FIRST], f"{BASE} is active now"),
     ):
-        assert await told(*arguments) == (0, [output])
-    _, lines = await told("list")
+        assert await command(*arguments) == (0, [output])
+    _, lines = await command("list")
     assert [line.split()[:2] for line in lines[2:]] == [[FIRST, "rolled"], [BASE, "active"]]
-    _, lines = await told("decisions", FIRST, "--after", "6")
+    _, lines = await command("decisions", FIRST, "--after", "6")
     assert [line.split()[4:6] for line in lines[2:]] == [
         ["stop", "operator"],
         ["promote", "operator"],
@@ -87,10 +87,10 @@ async def test_each_command_shows_the_version_s_new_state(told: Command) -> None
     ]
 
 
-async def test_a_trial_shows_both_versions_figures(told: Command, database: Database) -> None:
+async def test_a_trial_shows_both_versions_figures(command: Command, database: Database) -> None:
     """They are in columns next to each other; JSON has the evidence."""
-    await told("register", FIRST)
-    _, (line,) = await told("shadow", FIRST, "--json")
+    await command("register", FIRST)
+    _, (line,) = await command("shadow", FIRST, "--json")
     assert json.loads(line)["state"] == "EXECUTOR_VERSION_STATE_SHADOW"
     book = SQLVersionBook(database)
     since = (await book.versions())[0].state_at
@@ -109,10 +109,10 @@ async def test_a_trial_shows_both_versions_figures(told: Command, database: Data
             )
         )
     await book.judge("run-1", Judgement(True, False, "judge"))
-    _, lines = await told("list")
+    _, lines = await command("list")
     assert lines[2].endswith(" 2 1/0 of 1 0/1 600/1,000")
     assert any(line.strip().startswith("version/active version") for line in lines)
-    _, lines = await told("list", "--json")
+    _, lines = await command("list", "--json")
     figures = json.loads(lines[0])["figures"]
     assert (figures["trials"], figures["active_failed"], figures["evidence"][0]["measure"]) == (
         "2",
@@ -122,19 +122,22 @@ async def test_a_trial_shows_both_versions_figures(told: Command, database: Data
     assert "figures" not in json.loads(lines[1])
 
 
-async def test_a_refusal_is_one_line(told: Command) -> None:
+async def test_a_refusal_is_one_line(command: Command) -> None:
     """The status is 1."""
-    assert await told("promote", BASE) == (1, [f"rolegate: version '{BASE}': is active already."])
-    status, lines = await told("canary", FIRST, "--share", "2")
+    assert await command("promote", BASE) == (
+        1,
+        [f"rolegate: version '{BASE}': is active already."],
+    )
+    status, lines = await command("canary", FIRST, "--share", "2")
     assert (status, lines) == (
         1,
         ["rolegate: canary_share must be above 0 and at most 1, got 2."],
     )
 
 
-async def test_decisions_are_json_lines(told: Command) -> None:
+async def test_decisions_are_json_lines(command: Command) -> None:
     """The field names are those of the protocol."""
-    _, lines = await told("decisions", "--json")
+    _, lines = await command("decisions", "--json")
     assert [(json.loads(line)["number"], json.loads(line)["decision"]) for line in lines] == [
         ("1", "register"),
         ("2", "promote"),

@@ -178,9 +178,11 @@ def test_every_sentence_is_in_a_passage_in_order(embedder: MiniLM) -> None:
         f"Sentence number {number} is about the year {1000 + number}." for number in range(300)
     )
     pieces = list(Cutter(60, 60, embedder.count_tokens).cut(Document("Numbers", [TextBlock(text)])))
-    found = [passage_sentence for piece in pieces for passage_sentence in sentences(piece.text)]
-    assert list(dict.fromkeys(found)) == sentences(text)
-    assert len(found) <= 1.3 * 300
+    cut_sentences = [
+        passage_sentence for piece in pieces for passage_sentence in sentences(piece.text)
+    ]
+    assert list(dict.fromkeys(cut_sentences)) == sentences(text)
+    assert len(cut_sentences) <= 1.3 * 300
 
 
 def test_tokens_are_counted_in_batches() -> None:

@@ -124,8 +124,8 @@ def test_markdown_becomes_blocks_under_headings(tmp_path: Path) -> None:
 )
 def test_front_matter_is_no_text(tmp_path: Path, front: str, title: str) -> None:
     """Front matter may contain the title."""
-    found = document(tmp_path, f"{front}# Heading\n\ntext\n", "notes.md")
-    assert found == (title, [TextBlock("", "Heading"), TextBlock("text", "Heading")])
+    parsed = document(tmp_path, f"{front}# Heading\n\ntext\n", "notes.md")
+    assert parsed == (title, [TextBlock("", "Heading"), TextBlock("text", "Heading")])
 
 
 def test_a_rule_is_no_front_matter(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, cutter: Cutter) -
             else {}
         ),
     }
-    for name, said in cases.items():
-        with pytest.raises(BadDocument, match=f"{name}: {said}"):
+    for name, message in cases.items():
+        with pytest.raises(BadDocument, match=f"{name}: {message}"):
             list(read_passages(SourceFile(name, str(tmp_path / name), 1, 0), cutter, read_parts))
 
 

@@ -95,7 +95,8 @@ def test_a_damaged_page_is_reported(tmp_path: Path) -> None:
 def test_raised_digits_are_superscripts(tmp_path: Path) -> None:
     """Anywhere in a line, also with a sign; lowered digits and those of rotated text are not."""
     path = pdf(tmp_path / "a.pdf", "TEXT")
-    up, down = "5 Ts /F1 7 Tf", "0 Ts /F1 12 Tf"
+    up = "5 Ts /F1 7 Tf"
+    down = "0 Ts /F1 12 Tf"
     stream = (
         f"BT /F1 12 Tf 50 700 Td (About 10) Tj {up} (6) Tj {down} ( m in 1871) Tj {up} "
         f"(1) Tj {down} ( of H) Tj "

@@ -64,7 +64,7 @@ def test_rows_of_flashrag_are_read(tmp_path: Path, contents: str, title: str, te
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "error"),
     [
         (b"{not json}", "not JSON"),
         (b'["a", "first"]', "a list, not an object"),
@@ -80,7 +80,7 @@ def test_rows_of_flashrag_are_read(tmp_path: Path, contents: str, title: str, te
         (b'{"id": "b", "text": "' + b"x" * (16 << 20), "longer than 16 MB"),
     ],
 )
-def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, row: bytes, said: str) -> None:
+def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, row: bytes, error: str) -> None:
     """The message names the file and line, and says what is wrong and what to do."""
     path = written(tmp_path, GOOD + b"\n" + row + b"\n")
 
@@ -89,7 +89,7 @@ def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, row: bytes, sai
 
     message = str(raised.value).lower()
     assert message.startswith(f"{path}:3: ".lower())
-    assert said.lower() in message
+    assert error.lower() in message
     assert ";" in message
 
 

@@ -54,10 +54,10 @@ def test_other_kinds_are_passed_over(docs: Path) -> None:
     (docs / "program").write_bytes(b"\x7fELF\0\0")
     os.mkfifo(docs / "pipe")
     os.mkfifo(docs / "pipe.txt")
-    found = find_sources([docs])
-    assert [source.name for source in found.sources] == ALL
+    sources = find_sources([docs])
+    assert [source.name for source in sources.sources] == ALL
     others = ("paper.pdf.gz", "picture.png", "pipe", "pipe.txt", "program")
-    assert sorted(found.passed_over) == [f"{docs}/{name}" for name in others]
+    assert sorted(sources.passed_over) == [f"{docs}/{name}" for name in others]
     (docs / "server.log").write_text("started")
     assert names(docs / "server.log") == ["server.log"]
 
@@ -91,9 +91,9 @@ def test_other_links_are_not_followed(docs: Path, tmp_path: Path) -> None:
         ("sub/self", "self"),
     ):
         (docs / name).symlink_to(target)
-    found = find_sources([docs])
-    assert [source.name for source in found.sources] == ALL
-    left = [link.partition(":")[0].removeprefix(f"{docs}/") for link in found.links]
+    sources = find_sources([docs])
+    assert [source.name for source in sources.sources] == ALL
+    left = [link.partition(":")[0].removeprefix(f"{docs}/") for link in sources.links]
     assert left == ["a.txt", "b.txt", "c.txt", "sub/folder", "sub/loop", "sub/self"]
     with pytest.raises(
         BadDocument, match=rf"nothing here that can be read; .*\. {outside}/more: a link to no file"
@@ -119,12 +119,12 @@ def test_a_place_without_documents_is_refused(docs: Path, tmp_path: Path) -> Non
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "picture.png").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
-    for place, said in (
+    for place, message in (
         ("empty", r"empty: nothing here that can be read; .*\.pdf"),
         ("pipe", "nothing here"),
         ("absent", "absent: there is no such file or folder; correct"),
     ):
-        with pytest.raises(BadDocument, match=said):
+        with pytest.raises(BadDocument, match=message):
             find_sources([docs, tmp_path / place])
 
 

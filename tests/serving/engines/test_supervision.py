@@ -75,14 +75,14 @@ async def test_a_server_that_is_never_ready_fails_the_start(tmp_path: Path) -> N
 async def test_a_server_that_dies_is_restarted(tmp_path: Path) -> None:
     """It is restarted at the same address each time, and each change is reported."""
     async with watched(tmp_path) as server:
-        seen = set()
+        pids = set()
         for _ in range(2):
-            seen.add(server.pid)
+            pids.add(server.pid)
             os.kill(server.pid, signal.SIGKILL)
             assert await server.next() == "ended with code -9"
             assert await server.next() is None
             assert await server.process.answers(5.0)
-        assert server.pid not in seen
+        assert server.pid not in pids
 
 
 async def test_a_server_that_hangs_is_restarted(tmp_path: Path) -> None:

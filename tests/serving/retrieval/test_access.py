@@ -60,8 +60,8 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, embedder: MiniLM) -> 
 def search(
     index: Index, embedder: MiniLM, query: str, top_k: int, document: str | None
 ) -> list[Passage]:
-    (found,) = index.search(embedder.embed([query], queries=True), [query], top_k, document)
-    return found
+    (passages,) = index.search(embedder.embed([query], queries=True), [query], top_k, document)
+    return passages
 
 
 def row_of(passage: Passage) -> int:
@@ -106,10 +106,10 @@ async def test_callers_share_a_batch(opened: Index, embedder: MiniLM) -> None:
     try:
         for _ in range(2):
             places = [None, "harbour.txt", "other.txt", "rows.jsonl#ada", "no such"]
-            found = await asyncio.gather(
+            results = await asyncio.gather(
                 *(searcher.search(["painted"], 4, place) for place in places)
             )
-            documents = [{passage.document for passage in passages} for (passages,) in found]
+            documents = [{passage.document for passage in passages} for (passages,) in results]
             assert documents[0]
             assert documents[1:] == [{"harbour.txt"}, {"other.txt"}, {"rows.jsonl#ada"}, set()]
     finally:

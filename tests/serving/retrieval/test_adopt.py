@@ -92,7 +92,7 @@ def test_files_that_do_not_belong_together_are_refused(
     order = flashrag(tmp_path / "order.jsonl", ANIMALS[::-1])
     small = flat(tmp_path / "small.faiss", np.eye(5, 8, dtype=np.float32))
     broken = flat(tmp_path / "nan.faiss", np.full((5, 384), np.nan, dtype=np.float32))
-    for file, rows, said in (
+    for file, rows, message in (
         (animals_file, fewer, "5 vectors for 4 rows"),
         (animals_file, order, "gives other vectors for the passages"),
         (animals_file, folder, "contains 2 files; name the one"),
@@ -100,7 +100,7 @@ def test_files_that_do_not_belong_together_are_refused(
         (small, corpus, "dimension 8, but all-MiniLM.* gives 384"),
         (broken, corpus, "gives other vectors"),
     ):
-        with pytest.raises(BadIndex, match=said):
+        with pytest.raises(BadIndex, match=message):
             adopt_index(file, rows, tmp_path / "index", embedder)
         assert not (tmp_path / "index").exists()
 

@@ -253,7 +253,7 @@ def test_a_file_is_left_out_exactly_where_it_repeats_an_id(
                 else pytest.raises(DuplicateId, match=r"^f:\d+: the id '\d+' is given to")
             ):
                 writer.write(
-                    (f"f:{line}", Passage(each, "", each)) for line, each in enumerate(ids, 1)
+                    (f"f:{line}", Passage(row_id, "", row_id)) for line, row_id in enumerate(ids, 1)
                 )
             taken |= set(ids) if alone else set()
             kept += ids if alone else []

@@ -91,8 +91,10 @@ def test_queries_and_passages_are_embedded_alike(embedder: MiniLM) -> None:
     double precision.
     """
     texts = ["Who?", "", "Which river runs past the museum of the king of the bees?", "red " * 400]
-    one, other = (embedder.embed(texts, queries=queries) for queries in (True, False))
-    assert np.allclose(one, other, rtol=0, atol=1e-6)
+    query_vectors, passage_vectors = (
+        embedder.embed(texts, queries=queries) for queries in (True, False)
+    )
+    assert np.allclose(query_vectors, passage_vectors, rtol=0, atol=1e-6)
 
 
 @asynccontextmanager
@@ -166,12 +168,12 @@ async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
         return web.json_response({"data": data[::-1]})
 
     async with serving(answer, batch=2) as embedder:
-        found = await embed(embedder, "a", "b", "b", "a", "b")
+        embedded = await embed(embedder, "a", "b", "b", "a", "b")
         assert (await embed(embedder)).shape == (0, 2)
 
     assert sizes == [2, 2, 1]
-    assert found.dtype == np.float32
-    assert np.allclose(found, np.array([[0.6, 0.8], [0, 1], [0, 1], [0.6, 0.8], [0, 1]]))
+    assert embedded.dtype == np.float32
+    assert np.allclose(embedded, np.array([[0.6, 0.8], [0, 1], [0, 1], [0.6, 0.8], [0, 1]]))
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ NEAREST = ["cat", "mars", "bee", "whale"]
 
 
 def ids(index: Index, embedder: MiniLM, queries: Sequence[str], top_k: int) -> list[list[str]]:
-    found = index.search(embedder.embed(queries, queries=True), queries, top_k)
-    return [[passage.id for passage in passages] for passages in found]
+    results = index.search(embedder.embed(queries, queries=True), queries, top_k)
+    return [[passage.id for passage in passages] for passages in results]
 
 
 def test_the_nearest_passage_comes_first(index: Index, embedder: MiniLM) -> None:
@@ -78,8 +78,8 @@ def test_only_rows_that_share_a_word_are_found(tmp_path: Path) -> None:
     """Rows are ranked; queries of stop words or unknown words find nothing."""
     write_lexical(tmp_path, ["red planet", "the honey of bees", "red red honey"])
     index = LexicalIndex.open(tmp_path)
-    found = index.search(["bees honey", "planet", "the of", "qqq", ""], 5)
-    assert [[hit.row for hit in hits] for hits in found] == [[1, 2], [0], [], [], []]
+    results = index.search(["bees honey", "planet", "the of", "qqq", ""], 5)
+    assert [[hit.row for hit in hits] for hits in results] == [[1, 2], [0], [], [], []]
     assert index.search(["", "the"], 5) == [[], []]
 
 
@@ -95,8 +95,10 @@ def test_words_without_spaces_are_found(tmp_path: Path) -> None:
         ],
     )
     index = LexicalIndex.open(tmp_path)
-    found = index.search(["東京とは", "中国人口", "京都大学のサーバー", "首都", "gpu", "tokyo"], 4)
-    assert [[hit.row for hit in hits] for hits in found] == [[0], [1], [2], [0, 1], [2], [3]]
+    results = index.search(
+        ["東京とは", "中国人口", "京都大学のサーバー", "首都", "gpu", "tokyo"], 4
+    )
+    assert [[hit.row for hit in hits] for hits in results] == [[0], [1], [2], [0, 1], [2], [3]]
 
 
 def test_words_that_cannot_be_counted_are_refused(tmp_path: Path) -> None:
@@ -122,14 +124,16 @@ def test_words_of_one_character_are_found(tmp_path: Path) -> None:
         "Register {} of the cities",
     ]
     texts = [
-        f"{name.format(one)}. A text is here, and it is about a law."
+        f"{name.format(character)}. A text is here, and it is about a law."
         for name in names
-        for one in "ABC37"
+        for character in "ABC37"
     ]
     write_lexical(tmp_path, texts)
-    queries = [f"What does {name.format(one)} say?" for name in names for one in "ABC37"]
-    found = LexicalIndex.open(tmp_path).search(queries, 1)
-    assert [hits[0].row for hits in found] == list(range(len(texts)))
+    queries = [
+        f"What does {name.format(character)} say?" for name in names for character in "ABC37"
+    ]
+    results = LexicalIndex.open(tmp_path).search(queries, 1)
+    assert [hits[0].row for hits in results] == list(range(len(texts)))
 
 
 @pytest.mark.parametrize(

@@ -59,13 +59,13 @@ async def test_the_index_is_built_where_it_is_missing_and_brought_up_to_date(
     documents: Path,
 ) -> None:
     """Every start brings the index up to date with the documents."""
-    told: list[str] = []
+    lines: list[str] = []
     for name, text in (("cat", "The cat hunts mice."), ("bee", "The bee makes honey.")):
         (documents / f"{name}.txt").write_text(text)
-        async with open_retriever(config(documents), told.append) as retriever:
+        async with open_retriever(config(documents), lines.append) as retriever:
             ((passage,),) = await retriever.search([text], 1)
         assert passage.text == text
-    assert [line for line in told if MiniLM.identity in line] == [
+    assert [line for line in lines if MiniLM.identity in line] == [
         f"retrieval: {number} passages, {MiniLM.identity}" for number in (1, 2)
     ]
 
@@ -75,8 +75,8 @@ async def test_an_index_that_cannot_be_brought_up_to_date_is_served_as_it_was(
     documents: Path, writable: bool
 ) -> None:
     """The reason, such as an unmounted folder or a read-only index, is logged."""
-    told: list[str] = []
-    async with open_retriever(config(documents), told.append):
+    lines: list[str] = []
+    async with open_retriever(config(documents), lines.append):
         pass
     lock = documents.parent / "index" / ".lock"
     if writable:
@@ -84,10 +84,11 @@ async def test_an_index_that_cannot_be_brought_up_to_date_is_served_as_it_was(
     else:
         lock.unlink()
         lock.mkdir()
-    async with open_retriever(config(documents), told.append) as retriever:
+    async with open_retriever(config(documents), lines.append) as retriever:
         assert len((await retriever.search(["cat"], 3))[0]) == 1
     assert any(
-        "serving the old index, because it could not be brought up to date" in line for line in told
+        "serving the old index, because it could not be brought up to date" in line
+        for line in lines
     )
 
 

@@ -203,8 +203,8 @@ async def test_unknown_host_names_are_refused() -> None:
             ("evil.example", 421, "error"),
             ("search.example:1", 200, "result"),
         ):
-            asked = session.post("/retrieve", json={"queries": ["known"]}, headers={"Host": host})
-            async with asked as response:
+            request = session.post("/retrieve", json={"queries": ["known"]}, headers={"Host": host})
+            async with request as response:
                 assert (response.status, list(await response.json())) == (status, [key])
 
 
@@ -212,10 +212,10 @@ async def test_health_is_503_while_retrieval_is_down() -> None:
     """No reason is given."""
     readiness = Readiness()
     async with http(FixedRetriever({}), readiness=readiness) as session:
-        for why, status, said in (("connection refused", 503, "unavailable"), (None, 200, "ok")):
+        for why, status, health in (("connection refused", 503, "unavailable"), (None, 200, "ok")):
             readiness.report("retrieval", ["retrieval"], why)
             async with session.get("/health") as response:
-                assert (response.status, await response.json()) == (status, {"status": said})
+                assert (response.status, await response.json()) == (status, {"status": health})
 
 
 async def test_passages_come_back_unchanged() -> None:

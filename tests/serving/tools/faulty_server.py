@@ -136,10 +136,10 @@ def main(start: str = "") -> None:
     if start == "stays":
         threading.Thread(target=time.sleep, args=(3600,)).start()
     for line in sys.stdin:
-        asked = json.loads(line)
-        number = asked.get("id")
-        params = asked.get("params", {})
-        match asked["method"]:
+        request = json.loads(line)
+        number = request.get("id")
+        params = request.get("params", {})
+        match request["method"]:
             case _ if start == "silent":
                 pass
             case _ if start == "invalid":
