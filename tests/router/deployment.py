@@ -301,7 +301,7 @@ class HeldModel:
         """Yield the first delta immediately, if there is one, and hold back the others."""
         try:
             whole = await self._model.complete(prompt)
-        except RuntimeError:  # nothing is left to say
+        except RuntimeError:  # the script has ended
             await self._held()
             raise
         deltas = list[Delta]()

@@ -104,7 +104,7 @@ async def test_only_calls_since_the_start_of_the_engine_count() -> None:
     assert sums.asked == [("e", 5.0), ("e", 5.0), ("other", 6.0), ("other", 6.0)]
 
 
-async def test_what_cannot_be_compared_has_a_reason() -> None:
+async def test_an_unknown_verdict_has_a_reason() -> None:
     """This covers a provider, a missing engine, and deleted calls."""
     gone = UpstreamUnavailable("http://e/metrics cannot be read", endpoint="http://e")
     sums = FixedSums(LedgerSum(0, (), Tokens(0, 0), Tokens(0, 0), complete=False))

@@ -201,7 +201,7 @@ async def test_a_run_that_would_overrun_answers_from_its_reports() -> None:
         try:
             trajectory, _ = await run(Budget(max_total_tokens=tokens), *rounds)
         except BudgetExhausted:
-            assert not outcomes  # what suffices for an answer, suffices with more
+            assert not outcomes  # a larger budget suffices too
             continue
         assert trajectory.answer == "Michael Mann"
         outcomes.add(
@@ -247,7 +247,7 @@ async def test_a_search_cut_by_the_budget_names_it_as_the_reason() -> None:
         models = scripted(block("Who?"), block("When?"), block("Where?"))
         models["answer"] = ScriptedModel(lambda _: "<answer>not found</answer>")
         context, _, _ = limited(Budget(role_tokens={"delegation": tokens}))
-        with suppress(BudgetExhausted):  # before anything was found
+        with suppress(BudgetExhausted):  # raised before the first report
             trajectory = await searching(models).run(QUESTION, context)
             assert trajectory.answer == "not found in your documents"
             outcomes.add(trajectory.outcome)
@@ -261,7 +261,7 @@ async def test_a_budget_too_small_for_any_report_is_refused_by_its_limit() -> No
     with pytest.raises(BudgetExhausted, match=r"budget\.max_total_tokens"):
         await run(Budget(max_total_tokens=10))
     context, ledger, _ = limited(Budget(role_tokens={"answer": 10}))
-    with pytest.raises(BudgetExhausted, match="for answer"):  # which is provided for first
+    with pytest.raises(BudgetExhausted, match="for answer"):  # reserved first
         await searching(scripted(block("a?"))).run(QUESTION, context)
     assert ledger.calls == ()
 

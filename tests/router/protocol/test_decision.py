@@ -69,7 +69,7 @@ def test_a_block_is_dispatched_with_or_without_its_closing_tag(body: str, end: s
         "From the <search_results> I know the film. <search>Who directed Heat?</search>",
     ],
 )
-def test_what_stands_around_a_block_changes_nothing(text: str) -> None:
+def test_text_around_a_block_changes_nothing(text: str) -> None:
     assert asked(text) == ("Who directed Heat?",)
 
 

@@ -37,7 +37,7 @@ MANN = ReportTurn(Report("Michael Mann", ("Heat was directed by Mann.",)))
         "<search>director of Heat</search><stop/>Enough evidence<stop>",
     ],
 )
-def test_one_search(text: str) -> None:
+def test_a_search_is_read_in_any_notation(text: str) -> None:
     assert parse_turn(text) == SearchTurn("director of Heat", 0)
 
 
@@ -265,7 +265,7 @@ def test_escaped_text_in_a_report_stays_where_it_is(text: str) -> None:
         "The final answer is: Michael Mann",
     ],
 )
-def test_the_answer_is_found(text: str) -> None:
+def test_an_answer_is_read_in_any_notation(text: str) -> None:
     assert parse_answer(text) == "Michael Mann"
 
 

@@ -125,7 +125,7 @@ async def test_a_finished_question_leaves_no_reference_cycles() -> None:
     try:
         await paced(Watched(), ['<search>["a?", "b?"]</search>'], [STOP]).run(QUESTION, context)
         del context
-        await asyncio.sleep(0)  # which lets go of the tasks that have ended
+        await asyncio.sleep(0)  # release finished tasks
         assert ledger() is None
     finally:
         gc.enable()
@@ -272,7 +272,7 @@ async def test_early_dispatch_changes_nothing_for_any_text(
     )
 
 
-async def test_what_is_not_dispatched_is_cancelled_and_wasted() -> None:
+async def test_sub_queries_that_are_not_dispatched_are_cancelled_and_wasted() -> None:
     """A thought that ends late retracts the block.
 
     One of its sub-queries is running then, and one has ended.

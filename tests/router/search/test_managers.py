@@ -235,7 +235,7 @@ async def test_a_blocked_fact_is_asked_for_at_the_named_manager_only() -> None:
     }
     assert first.before.work
     assert first.before.work.delegation
-    # What the manager was shown of its workers
+    # Worker reports in the prompt of the manager
     shown = first.before.work.delegation.messages[3].content
     assert shown.count("<escalate_to>browser</escalate_to></result>") == 4
     assert len(list(by_executors(trajectory.executions))) == 12
@@ -395,7 +395,7 @@ async def test_a_budget_that_ends_within_a_manager_keeps_the_workers_findings(
         reports = [work.report for work in execution.work.executions]
         grounds = any(report.evidence for report in reports)
         assert execution.outcome == ("reported" if grounds else "budget_exhausted")
-        cut += grounds and "; " not in execution.report.answer  # which is as its manager writes
+        cut += grounds and "; " not in execution.report.answer  # the manager's form
     assert cut
 
 

@@ -190,7 +190,7 @@ async def test_rows_of_missing_runs_are_reported(
 ) -> None:
     """The database admitted them without a foreign key."""
     await conduct(journal, "run-1")
-    assert await problems_of(database) == []  # by now the database has it
+    assert await problems_of(database) == []  # wait for the database
     orphan = "UPDATE calls SET run_id = 'run-0' WHERE number = 0"
     if url.startswith("sqlite"):
         # Without foreign keys

@@ -48,7 +48,7 @@ async def test_sums_equal_the_calls_and_nothing_stays_reserved(
     await put(database, tenants=[Tenant(tenant, tokens_per_day=limit)])
 
     async def see(journal: LogJournal, ended_runs: list[Run]) -> None:
-        await journal._follower.caught_up()  # a run that was taken back stands there until then
+        await journal._follower.caught_up()  # withdrawn runs are deleted by then
         runs = await stored_runs(database, tenant)
         await agree(database, tenant, runs, ended_runs)
         if limit is not None:

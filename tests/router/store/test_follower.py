@@ -112,11 +112,11 @@ async def test_the_log_position_never_falls_behind_the_written_records(counted: 
     async with cut_short(counted) as journal:
         await journal.begin(start("run-1"))
         await counted.read(lambda _connection: None)
-        await counted.more(1)  # the place is noted now and then, the last time just now
+        await counted.more(1)  # the position is noted at intervals, and was noted just now
         before = counted.begun
         held = asyncio.create_task(counted.write(lambda _connection: may.wait(10), behind=True))
         await journal.finish(run("run-1", NOW))
-        await counted.until(lambda: counted.begun >= before + 3)  # the run, and the place
+        await counted.until(lambda: counted.begun >= before + 3)  # the run and the position
         may.set()
         await held
         await counted.until(lambda: counted.done >= before + 3)

@@ -270,7 +270,7 @@ async def test_a_trace_is_the_fold_of_its_turns(tmp_path: Path) -> None:
                 journal.note("run-1", Searched(AgentId("execution", number), search))
         await journal.finish(run("run-1", NOW))
         (frame,) = read_segment(segments(folder)[0]).frames[-1:]
-        assert frame.payload.count(b"Heat is a film") == len(EXECUTIONS)  # of the reports
+        assert frame.payload.count(b"Heat is a film") == len(EXECUTIONS)  # in the reports only
     await database.close()
 
 
@@ -287,7 +287,7 @@ async def test_a_cancel_request_reaches_the_gateway_of_the_run(
         for number in (1, 2):
             await journal.begin(start(f"run-{number}"))
         await journal.finish(run("run-1", NOW))
-        await SQLArchive(database).load("run-2")  # by now the others see them
+        await SQLArchive(database).load("run-2")  # wait for the database
         for number in (1, 2):
             await SQLArchive(beside).request_cancel(f"run-{number}")
         assert await heard.get() == "run-2"

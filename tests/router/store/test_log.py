@@ -172,7 +172,7 @@ async def test_a_segment_deleted_during_a_read_is_skipped(log: RunLog) -> None:
 
 async def test_a_partial_write_is_undone(log: RunLog) -> None:
     """The next record takes its place. Deferred records wait."""
-    before = bytes(1 << 20)  # no other file that is written to is as long
+    before = bytes(1 << 20)  # longer than any other open file
     log.append(1, 0, before)
     for more in (0, 10, 30):
         with (

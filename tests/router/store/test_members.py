@@ -141,7 +141,7 @@ async def test_runs_of_a_killed_gateway_are_closed_by_others(url: str) -> None:
             assert refused.value.contended
             await journal.open(opened(ended("run-3", 0, Amount(1000 - kept), tenant="acme")))
 
-            async with journals(url, 1):  # it takes the log that is free
+            async with journals(url, 1):  # takes the free log
                 assert (await spent(database, "acme"))[DAY] == (3, 112, 127)
                 known = await SQLArchive(database).load("run-1")
                 assert (known.status, len(known.calls), known.request_id) == (
@@ -211,7 +211,7 @@ async def test_a_failed_end_of_a_fenced_gateway_is_written_once(url: str, tmp_pa
             (Message("user", "?" * 2_000_000),),
             Completion("", "stop"),
         )
-        await asyncio.sleep(0)  # by then it is written
+        await asyncio.sleep(0)  # wait until it is written
         with no_file_beyond(log.end.offset):
             with pytest.raises(StoreFailed, match="cannot be written"):
                 await journal.finish(run("run-1", NOW))

@@ -60,7 +60,7 @@ async def ask(folder: Path, first: int, killed: bool) -> None:
                 )
                 os.write(answers_file, msgspec.msgpack.encode((run.id, trace_of(run))))
                 if chance.random() < 0.2:
-                    await archive.load(run.id)  # the database is to have it now
+                    await archive.load(run.id)  # wait for the database
                     if chance.random() < 0.5:
                         journal._log.start()
                 if killed and number == first + _QUESTIONS - _ASKED_AGAIN:

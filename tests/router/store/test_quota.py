@@ -234,7 +234,7 @@ async def test_requests_and_running_runs_are_counted(
             await journal.begin(start("run-8", "acme"))
         await refused(journal.begin(start("run-9", "acme")))
         assert await journal.begin(start("run-10", "other")) == Admitted()
-        journal.forget("run-1")  # as if it had never been asked for
+        journal.forget("run-1")  # withdraws the request
         await journal.begin(start("run-11", "acme"))
 
 

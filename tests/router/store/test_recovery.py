@@ -65,7 +65,7 @@ async def _killed(url: str, *names: str) -> None:
         sys.executable, "-c", _DYING, url, *names, stdout=pipe
     )
     assert child.stdout is not None
-    # Before that, it tells of runs that it closes
+    # It first reports the runs that it closes
     while (line := await child.stdout.readline()) != b"ready\n":
         assert line, "the gateway ended before it was ready"
     child.send_signal(signal.SIGKILL)
@@ -222,7 +222,7 @@ async def test_a_database_behind_its_log_gets_each_missing_run_once(
     async with at(url_here) as database, cut_short(database) as journal:
         for number in range(3):
             await _finish(journal, f"run-{number}", number)
-        await database.read(lambda _connection: None)  # by now it has them
+        await database.read(lambda _connection: None)  # wait for the follower
         await database.copy(tmp_path / "copy.db")
         for number in range(3, 6):
             await _finish(journal, f"run-{number}", number)
@@ -415,7 +415,7 @@ async def small(tmp_path: Path) -> Small:
             await journal.finish(over["a"])
             journal.settle(calls["b"])
             await journal.finish(over["b"])
-            await asyncio.sleep(0)  # it is said how far it is on disk
+            await asyncio.sleep(0)  # writes the synced length
             for name in "cd":
                 await journal.begin(start(f"run-{name}", request="?"))
             await journal.open(opened(calls["d"]))

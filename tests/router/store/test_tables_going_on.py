@@ -95,7 +95,7 @@ async def test_a_resumed_table_equals_an_undisturbed_one(
         run_id,
         "mine",
     )
-    # Behind the log of the gateway
+    # The command prints the log of its gateway first
     assert way != "command" or ended.out.endswith(expected.markdown)
     assert table.markdown == expected.markdown
     assert rows_of(table) == rows_of(expected)

@@ -254,7 +254,7 @@ async def test_calls_are_never_scanned(database: Database, tenant: str | None) -
             for plan in await database.read(partial(plans_of, start=whole[0], end=whole[1]))
         )
         plans = await database.read(partial(plans_of, start=unaligned[0], end=unaligned[1]))
-        # Are both edges whole, and what is it all
+        # Whether both edges are whole hours, and the query itself
         assert sum("calls_by_tenant" in plan for plan in plans) == 3
         assert not any(scan in plan for plan in plans for scan in SCANS)
 

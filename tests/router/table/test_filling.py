@@ -531,13 +531,13 @@ async def test_other_tasks_run_between_two_rows(tmp_path: Path) -> None:
             turns += 1
             await asyncio.sleep(0)
 
-    def hear(event: Event) -> None:
+    def note_turn(event: Event) -> None:
         if isinstance(event, RowChanged):
             turns_of_events.append(turns)
 
     request = TableRequest(QUESTION, WORDED, rows, closed=True)
     counting = asyncio.create_task(count())
-    await filled(tmp_path / "store", World(1), request=request, on_event=hear)
+    await filled(tmp_path / "store", World(1), request=request, on_event=note_turn)
     counting.cancel()
     assert len(turns_of_events) >= len(rows)
     assert len(set(turns_of_events)) == len(turns_of_events)

@@ -171,7 +171,7 @@ async def test_early_asks_are_taken_over_if_the_delegator_repeats_them(
         whole = await fill(undisturbed)
     played = {"delegator": HalfWritten(lead(world(), 2), reader := Telling()), "executor": reader}
     left, run_id = await killed(tmp_path, "delegator", played)
-    deciding = {} if agrees else {"delegator": lead(world(), 3, first=1)}  # which begins again
+    deciding = {} if agrees else {"delegator": lead(world(), 3, first=1)}  # starts elsewhere
     async with gateway(left, world(), **(models() | deciding), limits=LIMITS) as (second, _):
         run = await fill(second, RequestOptions(resume=run_id))
     assert table(run) == table(whole)

@@ -107,7 +107,7 @@ def test_the_median_error_of_the_estimate_is_within_15_percent() -> None:
                 "error of the count": median(without),
             }
             rows[-1]["named again"] = fmean(again)
-    assert not any(row["runs"] for row in rows[-3:])  # of parts
+    assert not any(row["runs"] for row in rows[-3:])  # rows of the parts
     show(f"|estimate - N| / N, N = {_SIZES}, {_RUNS} runs each", rows)
     assert all(
         errors[f"p = {chance}", times] <= 0.15 for chance in (0.5, 0.7, 0.9) for times in (3, 5, 8)
