@@ -1,4 +1,4 @@
-"""Databases as the store's tests have them."""
+"""Fixtures for databases, shared with the store's tests."""
 
 from tests.router.store.conftest import home, postgres, url
 

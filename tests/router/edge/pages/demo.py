@@ -1,8 +1,9 @@
-"""A gateway of scripted models with runs to look at, on a free port: `python -m
+"""A gateway of scripted models with demo runs, on a free port: `python -m
 tests.router.edge.pages.demo`.
 """
 
 import asyncio
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -76,26 +77,31 @@ def execution(
     outcome: ExecutionOutcome = "reported",
     version: str = "executor-000007",
 ) -> Execution:
-    """One that searched once and then reported."""
+    """Return an execution that searched once and then reported."""
     search = Completion(f"<search>{sub_query}</search>", "stop", usage=Usage(180, 12))
-    last = Completion(
+    report_turn = Completion(
         f"<answer>{answer}</answer>\n<evidence>{' '.join(evidence)}</evidence>",
         "stop",
         "The passages name her and her town.",
         Usage(460, 40, 128, 9),
     )
-    found = "\n\n".join(f"({each.title}) {each.text}" for each in passages)
+    documents = "\n\n".join(f"({passage.title}) {passage.text}" for passage in passages)
     messages = (
         EXECUTE,
         Message("user", sub_query),
         Message("assistant", search.text),
-        Message("user", f"<search_results>\n{found}\n</search_results>"),
-        Message("assistant", last.text),
+        Message("user", f"<search_results>\n{documents}\n</search_results>"),
+        Message("assistant", report_turn.text),
     )
-    told = NO_EVIDENCE if outcome != "reported" else Report(answer, evidence)
+    reported = NO_EVIDENCE if outcome != "reported" else Report(answer, evidence)
     searches = (SearchRecord(sub_query, tuple(passages)),)
     return Execution(
-        sub_query, told, outcome, searches, Conversation(messages, (search, last)), version
+        sub_query,
+        reported,
+        outcome,
+        searches,
+        Conversation(messages, (search, report_turn)),
+        version,
     )
 
 
@@ -107,8 +113,8 @@ def answered(
     at: float = 0.0,
     question: str = QUESTION,
 ) -> Run:
-    """A run of these rounds; in the first one, a sub-query was begun early, one call was
-    retried, and one wasted.
+    """Return a run of these rounds. In the first, a sub-query was dispatched early, a call was
+    retried, and a call was wasted.
     """
     calls = list[Call]()
     events = list[Event]()
@@ -116,16 +122,20 @@ def answered(
     outputs = []
     now = at
     number = 0
-    told = list[int]()
+    message_counts = list[int]()
 
     def book(
-        role: str, start: float, took: float, sub_query_index: int | None = None, **more: Any
+        role: str,
+        start: float,
+        duration_s: float,
+        sub_query_index: int | None = None,
+        **fields: Any,
     ) -> None:
         reasons: dict[str, Any] = {
             "role": role,
             "sub_query_index": sub_query_index,
             "started_at": start,
-            "duration_s": took,
+            "duration_s": duration_s,
         }
         reasons |= {
             "model": {"delegation": "backbone-32b", "execution": "small-1b"}.get(
@@ -134,57 +144,57 @@ def answered(
         }
         reasons |= {
             "deployment": f"http://10.0.0.{len(role)}:8000/v1",
-            "first_token_s": round(took / 4, 3),
+            "first_token_s": round(duration_s / 4, 3),
         }
         reasons |= {"executor_version": "executor-000007" if role == "execution" else None}
         usage = Usage(620, 48, 512) if role == "delegation" else Usage(460, 40, 128, 9)
         calls.append(
-            call(run_id, len(calls), **{**reasons, "usage": usage, "nano_usd": 410_000, **more})
+            call(run_id, len(calls), **{**reasons, "usage": usage, "nano_usd": 410_000, **fields})
         )
 
     for at_round, block_of in enumerate(rounds, 1):
         events.append(RoundStarted(at_round))
-        asked = Completion(
-            block(*(one.sub_query for one in block_of)), "stop", usage=Usage(620, 48, 512)
+        decision = Completion(
+            block(*(done.sub_query for done in block_of)), "stop", usage=Usage(620, 48, 512)
         )
-        outputs.append(asked)
-        messages.append(Message("assistant", asked.text))
-        told.append(len(messages))
+        outputs.append(decision)
+        messages.append(Message("assistant", decision.text))
+        message_counts.append(len(messages))
         book("delegation", now, 0.9)
         end = now + 0.9
-        for one in block_of:
-            begun = end - 0.45 if number == 0 else end + 0.02 * number
-            events.append(SubQueryDispatched(number, at_round, one.sub_query))
+        for current in block_of:
+            begins_at = end - 0.45 if number == 0 else end + 0.02 * number
+            events.append(SubQueryDispatched(number, at_round, current.sub_query))
             if number == 1:
                 book(
                     "execution",
-                    begun,
+                    begins_at,
                     0.3,
                     number,
                     outcome="unavailable",
                     usage=None,
                     nano_usd=None,
                 )
-                begun += 0.5
-                book("execution", begun, 0.5, number, purpose="retry", attempt=2)
+                begins_at += 0.5
+                book("execution", begins_at, 0.5, number, purpose="retry", attempt=2)
             else:
-                book("execution", begun, 0.5, number)
-            book("execution", begun + 0.75, 0.6 + 0.1 * number, number)
+                book("execution", begins_at, 0.5, number)
+            book("execution", begins_at + 0.75, 0.6 + 0.1 * number, number)
             if number == 0:
                 book("execution", end - 0.3, 0.5, len(rounds[0]), outcome="wasted")
-            events.append(Reported(number, one))
+            events.append(Reported(number, current))
             number += 1
-        now = max(one.started_at + one.duration_s for one in calls) + 0.05
-        reports = "\n".join(f"{one.sub_query}: {one.report.answer}" for one in block_of)
+        now = max(made.started_at + made.duration_s for made in calls) + 0.05
+        reports = "\n".join(f"{done.sub_query}: {done.report.answer}" for done in block_of)
         messages.append(Message("user", f"<results>\n{reports}\n</results>"))
     outputs.append(Completion(STOP, "stop", usage=Usage(700, 9, 640)))
     book("delegation", now, 0.4)
     book("answer", now + 0.45, 0.7)
-    executions = tuple(one for each in rounds for one in each)
+    executions = tuple(itertools.chain.from_iterable(rounds))
     pairs = "\n".join(
-        f"<sub_query>{one.sub_query}</sub_query> {one.report.answer}" for one in executions
+        f"<sub_query>{done.sub_query}</sub_query> {done.report.answer}" for done in executions
     )
-    wrote = Completion(
+    answer_turn = Completion(
         f"<answer>{answer}</answer>", "stop", "Both reports agree.", Usage(300, 14, None, 5)
     )
     result = Trajectory(
@@ -192,10 +202,10 @@ def answered(
         "answered",
         executions,
         tuple(map(len, rounds)),
-        tuple(told),
+        tuple(message_counts),
         Conversation((*messages, Message("assistant", STOP)), tuple(outputs)),
         Conversation(
-            (Message("system", "Answer from the reports."), Message("user", pairs)), (wrote,)
+            (Message("system", "Answer from the reports."), Message("user", pairs)), (answer_turn,)
         ),
     )
     result = replace(result, unsupported=not is_supported(question, result))
@@ -208,7 +218,7 @@ def answered(
 
 
 def table(run_id: str, at: float = 0.0) -> Run:
-    """A table with cells in all states but one."""
+    """Return a table with cells in all states but one."""
     krurou = "Krurou: Krurou was founded in 1200 by Ana. It is old."
     script = (
         *SCRIPT,
@@ -232,10 +242,10 @@ def table(run_id: str, at: float = 0.0) -> Run:
     )
     schema = Schema((Column("city", key=True), Column("founder"), Column("founded", "date")))
     events: list[Event] = [Planned(schema.columns)]
-    for number, (ask, one) in enumerate(script):
+    for number, (ask, ran) in enumerate(script):
         events += [
             SubQueryDispatched(number, 1, f"{ask.kind} {number}", ask),
-            Reported(number, one),
+            Reported(number, ran),
         ]
     calls = [
         call(
@@ -243,7 +253,7 @@ def table(run_id: str, at: float = 0.0) -> Run:
         )
         for n in range(len(script))
     ]
-    result = TableRun(schema, (), tuple(ask for ask, _ in script), tuple(one for _, one in script))
+    result = TableRun(schema, (), tuple(ask for ask, _ in script), tuple(ran for _, ran in script))
     return Run(
         run_id, "table", "The towns of Vorland with their founders", "finished", "", result, {},
         tuple(calls), at, 3.4,
@@ -252,9 +262,9 @@ def table(run_id: str, at: float = 0.0) -> Run:
 
 
 def runs() -> list[Run]:
-    """A right answer, one lost by each role, and a table."""
+    """Return a run with a right answer, a run lost by each role, and a table."""
     now = time.time() - 3600
-    first = execution(
+    climbed = execution(
         FIRST, (PEAK,), "Ada Brenn", "It was first climbed by Ada Brenn, a teacher from Kestrel."
     )
     born = execution(BORN, (BRENN, KESTREL), "Tarn", "She was born in Tarn.")
@@ -262,19 +272,19 @@ def runs() -> list[Run]:
         BORN, (BRENN, KESTREL), "Kestrel", "Ada Brenn taught at the school of Kestrel."
     )
     lived = execution(WHERE, (KESTREL,), "Kestrel", "Kestrel is a town of 4,000 on the river Sel.")
-    nothing = execution("Where is Mount Orrin?", (), "", outcome="no_report")
+    unreported = execution("Where is Mount Orrin?", (), "", outcome="no_report")
     return [
-        answered("run-right", [[first, nothing], [born]], "Tarn", at=now),
-        answered("run-reading", [[first, nothing], [missed]], "Kestrel", at=now + 60),
-        answered("run-answering", [[first, nothing], [born]], "Kestrel", at=now + 120),
-        answered("run-delegation", [[first, lived]], "Kestrel", at=now + 180),
-        answered("run-executor", [[first, nothing]], "Kestrel", at=now + 240),
+        answered("run-right", [[climbed, unreported], [born]], "Tarn", at=now),
+        answered("run-reading", [[climbed, unreported], [missed]], "Kestrel", at=now + 60),
+        answered("run-answering", [[climbed, unreported], [born]], "Kestrel", at=now + 120),
+        answered("run-delegation", [[climbed, lived]], "Kestrel", at=now + 180),
+        answered("run-executor", [[climbed, unreported]], "Kestrel", at=now + 240),
         table("run-table", now + 300),
     ]
 
 
 async def serve() -> None:
-    """Listen, print the address, and go on until the standard input ends."""
+    """Listen, print the address, and serve until the standard input ends."""
     passages = {FIRST: [PEAK], BORN: [BRENN, KESTREL], "Tarn": [BRENN]}
     deployment = Deployment(
         ScriptedModel(

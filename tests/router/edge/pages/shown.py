@@ -27,12 +27,12 @@ from tests.router.scripted_tables import ScriptedTables
 
 @dataclass
 class Shown:
-    """A server of pages, and what is behind it."""
+    """A server of pages, with its store and services."""
 
     address: str
     store: Kept
     keys: Mapping[str, str]
-    """By tenant; that of the operator by an empty name."""
+    """Keys by tenant; the operator's has an empty name."""
     site: Site
     tables: ScriptedTables
     accounts: KeptAccounts
@@ -47,12 +47,12 @@ async def shown(
     retriever: Retriever | None = None,
     files_not_read: Mapping[str, int] | None = None,
 ) -> AsyncIterator[Shown]:
-    """Pages that show `runs`; with `tenants`, for those who have a key."""
-    made = {
+    """Serve pages that show `runs`; with `tenants`, each of them has a key."""
+    new_keys = {
         tenant: new_key(tenant or None, ASKS if tenant else frozenset(("ask", "operate")))
         for tenant in tenants
     }
-    accounts = KeptAccounts(*(key for _, key in made.values()))
+    accounts = KeptAccounts(*(key for _, key in new_keys.values()))
     access = Access(accounts)
     store = Kept()
     live = LiveRuns()
@@ -60,23 +60,23 @@ async def shown(
         keep(store, run)
     gateway = (deployment or Deployment()).gateway(store, live=live)
     tables = ScriptedTables(RunLifecycle(store, store, live, {}, 60.0))
-    stored = Runs(store, live)
+    run_service = Runs(store, live)
     site = Site(access)
     detached = Detached(access)
-    add_runs(site, stored)
+    add_runs(site, run_service)
     add_asking(site, gateway, detached, tables)
-    RunPages(site, stored, retriever, files_not_read=lambda: files_not_read)
+    RunPages(site, run_service, retriever, files_not_read=lambda: files_not_read)
     server = HTTPServer(openai_app(gateway, access, pages=site), 0.0, access=access)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(detached.drain, 0)
         stack.push_async_callback(server.drain)
-        bound = await server.start("127.0.0.1:0", "server.http")
-        keys = {tenant: sent for tenant, (sent, _) in made.items()}
-        yield Shown(bound, store, keys, site, tables, accounts)
+        address = await server.start("127.0.0.1:0", "server.http")
+        keys = {tenant: key_text for tenant, (key_text, _) in new_keys.items()}
+        yield Shown(address, store, keys, site, tables, accounts)
 
 
 def keep(store: Kept, run: Run) -> None:
-    """Put a run into a store as if it had been made here."""
+    """Put a run into a store as if it had run there."""
     store.starts[run.id] = RunStart(
         id=run.id,
         kind=run.kind,
@@ -91,7 +91,7 @@ def keep(store: Kept, run: Run) -> None:
 
 
 async def read(session: aiohttp.ClientSession, path: str, status: int = 200) -> str:
-    """The text of a page."""
+    """Read a page and return its text."""
     async with session.get(path) as response:
         text = await response.text()
         assert response.status == status, (path, response.status, text[:2000])

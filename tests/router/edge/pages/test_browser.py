@@ -1,4 +1,4 @@
-"""Pages in a real browser: Debian's Chromium, without a window."""
+"""Pages in a real browser: Debian's Chromium, headless."""
 
 import asyncio
 import json
@@ -18,12 +18,12 @@ from tests.router.store.stored import put, run
 
 pytestmark = pytest.mark.slow
 PICTURES = os.environ.get("PAGES_PICTURES", "")
-"""A folder for pictures, to be looked at."""
+"""A folder for screenshots; empty for none."""
 
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the packages that drive the browser and look for barriers."""
+    """A folder with the packages that drive the browser and check accessibility."""
     for program in ("chromium", "node", "npm"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
@@ -44,16 +44,19 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def test_an_operator_looks_around(modules: Path, tmp_path: Path) -> None:
-    """Signs in by keyboard, filters, sees a run appear, promotes a version, and signs out; no
-    error, no barrier, and nothing from elsewhere, on any page, wide or narrow, light or dark.
+async def test_an_operator_can_use_every_page(modules: Path, tmp_path: Path) -> None:
+    """The operator signs in by keyboard, filters, sees a run appear, promotes a version, and
+    signs out. No page has an error, a serious accessibility violation or a foreign resource,
+    wide or narrow, light or dark.
     """
     async with pages(tmp_path, "", "acme", "other") as world:
         runs = await fill(world.database, ("acme", "other"))
-        wanted = [
-            each for each in runs if "painter" in each.request and outcome_of(each) == "answered"
+        matching_runs = [
+            stored_run
+            for stored_run in runs
+            if "painter" in stored_run.request and outcome_of(stored_run) == "answered"
         ]
-        asked = {
+        settings = {
             "modules": str(modules),
             "chromium": shutil.which("chromium"),
             "profile": str(tmp_path / "profile"),
@@ -65,7 +68,7 @@ async def test_an_operator_looks_around(modules: Path, tmp_path: Path) -> None:
         browser = await asyncio.create_subprocess_exec(
             "node",
             str(script),
-            json.dumps(asked),
+            json.dumps(settings),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -76,18 +79,22 @@ async def test_an_operator_looks_around(modules: Path, tmp_path: Path) -> None:
                 pytest.fail((await browser.stderr.read()).decode())
             newest = "Where is the painter of the night, the newest of all?"
             await put(world.database, run("run-new", time.time(), request=newest, tenant="acme"))
-            said, complaints = await browser.communicate()
+            output, complaints = await browser.communicate()
     assert complaints.decode() == ""
-    seen: dict[str, Any] = json.loads(said)
-    steps = seen["steps"]
-    assert (seen["errors"], seen["requests"]) == ([], [])
-    assert [each for each in seen["violations"] if each["impact"] in ("serious", "critical")] == []
+    report: dict[str, Any] = json.loads(output)
+    steps = report["steps"]
+    assert (report["errors"], report["requests"]) == ([], [])
+    assert [
+        violation
+        for violation in report["violations"]
+        if violation["impact"] in ("serious", "critical")
+    ] == []
     assert (steps["signIn"], steps["signedOut"], steps["after"]) == (
         "/sign-in",
         "/sign-in",
         "/sign-in",
     )
     assert (steps["skip"], steps["hostile"]) == ("Skip to the content", 1)
-    assert steps["filtered"] == len(wanted) > 20
+    assert steps["filtered"] == len(matching_runs) > 20
     assert steps["newest"] == f"Newest: {newest}"
     assert steps["promoted"] == "active"

@@ -1,4 +1,4 @@
-"""Figures on pages are those of the store."""
+"""Figures on pages equal those of the store."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.router.store.stored import call, put, run
 
 
 @pytest.mark.parametrize(
-    ("nano_usd", "said"),
+    ("nano_usd", "text"),
     [
         (None, "unknown"), (0, "$0.00"), (1, "$1.0e-09"), (99_000, "$9.9e-05"), (100_000,
         "$0.0001"),
@@ -20,12 +20,12 @@ from tests.router.store.stored import call, put, run
         (1_234_567 * 10**9, "$1,234,567.00"),
     ],
 )  # fmt: skip
-def test_money(nano_usd: int | None, said: str) -> None:
-    assert money(nano_usd) == said
+def test_money_is_rounded_by_its_size(nano_usd: int | None, text: str) -> None:
+    assert money(nano_usd) == text
 
 
-def test_times() -> None:
-    assert [seconds(each) for each in (None, 0.34, 2.54, 200.0)] == [
+def test_durations_and_times_are_rounded() -> None:
+    assert [seconds(duration_s) for duration_s in (None, 0.34, 2.54, 200.0)] == [
         "unknown",
         "340 ms",
         "2.5 s",
@@ -34,8 +34,8 @@ def test_times() -> None:
     assert moment(0.0) == "1970-01-01 00:00:00"
 
 
-async def test_usage(tmp_path: Path) -> None:
-    """Sums by what was chosen, over time as bars that are as high as what they show."""
+async def test_the_usage_page_sums_by_the_chosen_dimension(tmp_path: Path) -> None:
+    """Bars over time are as high as their figures."""
     async with pages(tmp_path) as world, browsing(world) as session:
         calls = (
             call(
@@ -55,15 +55,15 @@ async def test_usage(tmp_path: Path) -> None:
         )
         await put(world.database, run("run-1", 1000.0, calls))
         time = "span=week&until=1970-01-02"
-        for asked, said in (
+        for query, expected_texts in (
             ("by=role", ["1,010", "2,222", "$0.00028", "$7.0e-05 and more", "1 run<"]),
             ("by=model&tenant=nobody", ["Nothing was spent in this time.", "0 runs"]),
             ("by=model", [">big</th>", ">small</th>", 'class="number">unknown</td>']),
         ):
-            async with session.get(f"/usage?{time}&{asked}") as response:
+            async with session.get(f"/usage?{time}&{query}") as response:
                 text = await response.text()
-            assert [each for each in said if each not in text] == [], asked
-        for span in ("day", "week", "month", "year"):  # whatever hour and day it is
+            assert [expected for expected in expected_texts if expected not in text] == [], query
+        for span in ("day", "week", "month", "year"):  # at any hour and day
             for until in ("1970-01-01T00:30", "1970-01-01T23:30", "1970-01-02T00:00"):
                 async with session.get(f"/usage?span={span}&until={until}") as response:
                     text = await response.text()
@@ -73,13 +73,13 @@ async def test_usage(tmp_path: Path) -> None:
             ("execution", pytest.approx(33.3), pytest.approx(66.7)),
             ("delegation", pytest.approx(0.0), pytest.approx(33.3)),
         ]
-        for asked in ("span=x", "until=x", "by=x"):
-            async with session.get(f"/usage?{asked}") as response:
+        for query in ("span=x", "until=x", "by=x"):
+            async with session.get(f"/usage?{query}") as response:
                 assert response.status == 400
 
 
-async def test_many_groups_share_a_bar(tmp_path: Path) -> None:
-    """Else a page of a thousand tenants over a year would take seconds and megabytes."""
+async def test_the_smallest_groups_share_a_bar(tmp_path: Path) -> None:
+    """Otherwise a page of a thousand tenants over a year would take seconds and megabytes."""
     async with pages(tmp_path) as world, browsing(world) as session:
         calls = [
             call("run-1", number, model=f"m-{number}", usage=Usage(100 - number, 0), nano_usd=1)
@@ -90,14 +90,14 @@ async def test_many_groups_share_a_bar(tmp_path: Path) -> None:
             text = await response.text()
         titles = re.findall(r"<title>[^<]* (\S+): ([\d,]+)</title>", text)
         assert titles[:6] == [
-            *((f"m-{each}", f"{100 - each}") for each in range(5)),
+            *((f"m-{rank}", f"{100 - rank}") for rank in range(5)),
             ("others", "374"),
         ]
         assert ">m-8</th>" in text
 
 
-async def test_the_list_follows(tmp_path: Path) -> None:
-    """Nothing comes while nothing changes; then the list alone, with its filters."""
+async def test_the_list_of_runs_follows_the_store(tmp_path: Path) -> None:
+    """The response is empty while nothing changes, and then the list alone, with its filters."""
     async with pages(tmp_path) as world, browsing(world) as session:
         await put(world.database, run("run-1", 1.0), run("run-2", 2.0, request="Who else?"))
         async with session.get("/runs?text=heat") as response:
@@ -111,11 +111,11 @@ async def test_the_list_follows(tmp_path: Path) -> None:
         headers = {"HX-Request": "true"}
         async with session.get(address, headers=headers) as response:
             assert (response.status, await response.read()) == (204, b"")
-        others = (
+        later_runs = (
             run("run-3", 3.0, request="Who made Heat?"),
             run("run-4", 4.0, request="Who?", result=None),
         )
-        await put(world.database, *others)
+        await put(world.database, *later_runs)
         async with session.get(address, headers=headers) as response:
             text = await response.text()
         assert "<html" not in text
@@ -125,14 +125,14 @@ async def test_the_list_follows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "query",
     "since=yesterday until=2026-99-01 min_cost=x max_cost=1e400 min_cost=nan kind=x topology=x "
     "since=9999999-01-01".split(),
 )
-async def test_filters_that_are_none(tmp_path: Path, asked: str) -> None:
+async def test_an_invalid_filter_is_refused(tmp_path: Path, query: str) -> None:
     async with (
         pages(tmp_path) as world,
         browsing(world) as session,
-        session.get(f"/runs?{asked}") as response,
+        session.get(f"/runs?{query}") as response,
     ):
         assert response.status == 400

@@ -1,6 +1,4 @@
-"""Nothing of a tenant reaches another by a page or a stream, and nothing that was said becomes
-more than text.
-"""
+"""Data of a tenant reaches no other tenant by a page or a stream, and stays text."""
 
 import re
 from collections.abc import Iterator
@@ -29,12 +27,12 @@ MARK = "Rumpelstiltskin"
 
 
 def marked(value: Any, mark: str) -> Any:
-    """The value with `mark` behind each of its texts that came from outside."""
+    """Return the value with `mark` appended to each of its texts that came from outside."""
     if isinstance(value, Run):
         fields = {name: marked(getattr(value, name), mark) for name in ("result", "events")}
         return msgspec.structs.replace(value, request=value.request + mark, **fields)
     if isinstance(value, tuple):
-        return tuple(marked(one, mark) for one in value)
+        return tuple(marked(item, mark) for item in value)
     if isinstance(value, msgspec.Struct):
         texts = (
             "text",
@@ -49,9 +47,9 @@ def marked(value: Any, mark: str) -> Any:
             "name",
         )
         changed = {
-            name: each + mark if isinstance(each, str) and name in texts else marked(each, mark)
+            name: text + mark if isinstance(text, str) and name in texts else marked(text, mark)
             for name in value.__struct_fields__
-            if not isinstance(each := getattr(value, name), str) or name in texts
+            if not isinstance(text := getattr(value, name), str) or name in texts
         }
         if "evidence" in changed:
             changed["evidence"] = tuple(point + mark for point in changed["evidence"])
@@ -60,8 +58,8 @@ def marked(value: Any, mark: str) -> Any:
 
 
 def paths(site: Site, run_id: str, method: str) -> Iterator[str]:
-    """A path for each route that is about a run."""
-    known = {
+    """Yield a path for each route of a run."""
+    values = {
         "run": run_id,
         "agent": "execution-0",
         "row": "0",
@@ -70,16 +68,18 @@ def paths(site: Site, run_id: str, method: str) -> Iterator[str]:
     }
     for route in site.routes:
         if route.method == method and "{run}" in route.path:
-            yield re.sub(r"\{(\w+)\}", lambda found: known[found[1]], route.path)
+            yield re.sub(r"\{(\w+)\}", lambda match: values[match[1]], route.path)
 
 
-async def test_of_another_tenant_there_is_nothing() -> None:
-    """Whatever page, stream or form about a run, it is as if it were not there; beside one of
-    one's own, too.
-    """
-    hers = [marked(msgspec.structs.replace(each, tenant="acme"), MARK) for each in runs()]
+async def test_another_tenant_s_run_is_not_found_on_any_page() -> None:
+    """Holds for pages, streams and forms, also for a tenant with runs."""
+    owners_runs = [
+        marked(msgspec.structs.replace(demo_run, tenant="acme"), MARK) for demo_run in runs()
+    ]
     async with (
-        shown(runs=[*hers, run("run-mine", tenant="other")], tenants=["acme", "other"]) as pages,
+        shown(
+            runs=[*owners_runs, run("run-mine", tenant="other")], tenants=["acme", "other"]
+        ) as pages,
         browsing(pages, pages.keys["other"]) as session,
         browsing(pages, pages.keys["acme"]) as owner,
     ):
@@ -103,8 +103,8 @@ async def test_of_another_tenant_there_is_nothing() -> None:
         assert pages.tables.requests == []
 
 
-async def test_nobody_gets_in_without_a_key() -> None:
-    """Pages and streams lead to the door, forms are refused."""
+async def test_without_a_key_pages_lead_to_the_sign_in() -> None:
+    """Forms are refused."""
     async with shown(runs=runs(), tenants=["acme"]) as pages, browsing(pages) as session:
         for path in paths(pages.site, "run-right", "GET"):
             async with session.get(path, allow_redirects=False) as response:
@@ -114,8 +114,8 @@ async def test_nobody_gets_in_without_a_key() -> None:
                 assert response.status == 403
 
 
-async def test_forms_need_their_token() -> None:
-    """Also where there are no keys: a page of elsewhere must not ask here."""
+async def test_a_form_needs_its_token() -> None:
+    """Holds without keys too, since another site must not post here."""
     async with shown(runs=runs()) as pages, browsing(pages) as session:
         for path in (*paths(pages.site, "run-right", "POST"), "/ask"):
             async with session.post(
@@ -142,18 +142,18 @@ _OBEYED = re.compile("[\u202a-\u202e\u2066-\u2069\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Elements(HTMLParser):
-    """The elements of a page, with their attributes."""
+    """Tags, attributes and addresses of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: set[str] = set()
+        self.tags: set[str] = set()
         self.attributes: set[str] = set()
         self.loaded: set[str] = set()
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.add(tag)
+        self.tags.add(tag)
         self.attributes.update(name for name, _ in attrs)
         self.loaded.update(
             value or "" for name, value in attrs if name in ("src", "href", "action", "hx-get")
@@ -161,48 +161,52 @@ class Elements(HTMLParser):
 
 
 async def harmless(session: aiohttp.ClientSession, path: str, like: Elements) -> str:
-    """The text of a page that has the elements of a harmless one, and no others."""
+    """Read a page and check that it has the elements of a harmless one, and no others."""
     text = await read(session, path)
     page = Elements(text)
-    assert page.found <= like.found | {"li", "b", "q", "p", "em", "br", "mark"}, (
+    assert page.tags <= like.tags | {"li", "b", "q", "p", "em", "br", "mark"}, (
         path,
-        page.found - like.found,
+        page.tags - like.tags,
     )
     assert page.attributes <= like.attributes, (path, page.attributes - like.attributes)
-    assert all(re.match(r"[/#?]", each) for each in page.loaded), page.loaded
+    assert all(re.match(r"[/#?]", address) for address in page.loaded), page.loaded
     assert not _OBEYED.search(text), path
     return text
 
 
-async def test_whatever_is_said_is_shown_as_text() -> None:
-    """In questions, passages, titles, reports, answers, prompts, columns, cells, feedback and
-    what is typed.
+async def test_hostile_texts_are_shown_as_text() -> None:
+    """Holds for questions, passages, titles, reports, answers, prompts, columns, cells and
+    feedback.
     """
-    evil = [marked(each, ALL) for each in runs()]
+    hostile_runs = [marked(demo_run, ALL) for demo_run in runs()]
     async with AsyncExitStack() as stack:
-        tame = await stack.enter_async_context(shown(runs=runs(), retriever=FixedRetriever({})))
-        pages = await stack.enter_async_context(shown(runs=evil, retriever=FixedRetriever({})))
-        one = await stack.enter_async_context(browsing(tame))
-        other = await stack.enter_async_context(browsing(pages))
-        for world in (tame, pages):
-            said = ALL if world is pages else ""
-            for each in runs():
+        harmless_pages = await stack.enter_async_context(
+            shown(runs=runs(), retriever=FixedRetriever({}))
+        )
+        pages = await stack.enter_async_context(
+            shown(runs=hostile_runs, retriever=FixedRetriever({}))
+        )
+        harmless_session = await stack.enter_async_context(browsing(harmless_pages))
+        session = await stack.enter_async_context(browsing(pages))
+        for world in (harmless_pages, pages):
+            suffix = ALL if world is pages else ""
+            for demo_run in runs():
                 await world.store.add_feedback(
-                    Feedback(each.id, False, None, f"Tarn{said}", f"No{said}", None)
+                    Feedback(demo_run.id, False, None, f"Tarn{suffix}", f"No{suffix}", None)
                 )
         for run_id in ("run-right", "run-reading", "run-delegation", "run-table"):
-            for path in paths(tame.site, run_id, "GET"):
+            for path in paths(harmless_pages.site, run_id, "GET"):
                 if path.endswith(".csv") or ("cells" in path) is not (run_id == "run-table"):
                     continue
-                text = await harmless(other, path, Elements(await read(one, path)))
+                text = await harmless(session, path, Elements(await read(harmless_session, path)))
                 assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text, path
                 assert "\\u202egnp.exe" in text, path
-        await read(other, f"/runs/{'%3Cscript%3E'}", 404)
+        await read(session, f"/runs/{'%3Cscript%3E'}", 404)
 
 
 @pytest.mark.parametrize("evil", EVIL[:8])
-async def test_progress_is_text_too(evil: str) -> None:
-    """One item of a list each, whatever is in it."""
+async def test_hostile_texts_in_progress_are_shown_as_text(evil: str) -> None:
+    """Each event is one item of the list."""
     held = HeldModel(ScriptedModel([block(f"Who{evil}?"), STOP], "backbone"), free=1)
     deployment = Deployment(
         held,

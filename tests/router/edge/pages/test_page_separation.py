@@ -1,6 +1,4 @@
-"""Nobody sees on any page what is another tenant's, and what is written there by models stays
-text.
-"""
+"""No page shows data of another tenant, and texts of models stay text."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,10 +16,10 @@ from tests.router.edge.pages.world import World, browsing, pages, token
 from tests.router.store.stored import ANSWER, call, put, run
 
 MARK = "Rumpelstiltskin"
-"""Stands in everything of the first tenant's, and in nothing else."""
+"""A mark in all data of the first tenant, and in nothing else."""
 OPEN = {"/static/{name}", "/sign-in", "/sign-out", "/", "/ask"}
-"""Paths that show nothing of anybody's."""
-ASKED: dict[tuple[str, str], list[str]] = {
+"""Paths that show no tenant's data."""
+ADDRESSES: dict[tuple[str, str], list[str]] = {
     ("GET", "/runs"): [
         "/runs",
         f"/runs?text={MARK}",
@@ -45,13 +43,13 @@ ASKED: dict[tuple[str, str], list[str]] = {
     ("POST", "/versions/promote"): ["/versions/promote"],
     ("POST", "/versions/roll-back"): ["/versions/roll-back"],
 }
-"""Addresses of each route that shows or changes something, as the other tenant may ask for them."""
+"""Addresses of each route that shows or changes something, as the other tenant may request them."""
 OPERATOR_ONLY = {"/versions", "/versions/promote", "/versions/roll-back"}
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """The first tenant has asked, was answered, and has limits; the second has one run."""
+    """Pages whose first tenant has runs and limits, and whose second tenant has a run."""
     async with pages(tmp_path, "", "first", "second") as world:
         await fill(world.database, ("first",))
         marked = call(
@@ -83,21 +81,21 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
-async def test_every_route_is_asked_here(world: World) -> None:
-    """A page that is added has to be added above, with its addresses; those of one run are asked
-    elsewhere (`test_nothing_gets_out`), each of them.
+async def test_every_route_is_tested_here(world: World) -> None:
+    """A new page needs its addresses above. Pages of a run are tested in
+    `test_nothing_gets_out`.
     """
-    others = [
+    routes = [
         route for route in world.site.routes if route.path not in OPEN and "{run}" not in route.path
     ]
-    known = {(route.method, route.path) for route in others}
-    assert known == set(ASKED)
+    methods_and_paths = {(route.method, route.path) for route in routes}
+    assert methods_and_paths == set(ADDRESSES)
 
 
 async def shown(
     session: aiohttp.ClientSession, method: str, path: str, *, part: bool
 ) -> tuple[int, str]:
-    """Status and text of one address; a form has the session's own token."""
+    """Return status and text of an address; a form has the session's own token."""
     headers = {"HX-Request": "true"} if part else {}
     form = (
         {"csrf": await token(session, "/runs"), "version": "executor-000002"}
@@ -112,17 +110,15 @@ async def shown(
 
 
 @pytest.mark.parametrize("part", [False, True])
-async def test_a_tenant_sees_nothing_of_another(world: World, part: bool) -> None:
-    """At any address; its own it sees, and the operator everything, so that the marks are where
-    they are looked for.
-    """
-    told = dict[str, str]()
+async def test_a_tenant_sees_no_data_of_another_on_any_page(world: World, part: bool) -> None:
+    """It sees its own data, and the operator sees all, so the marks are effective."""
+    texts = dict[str, str]()
     for reader in ("second", "first", ""):
         async with browsing(world, world.keys[reader]) as session:
-            for (method, route), addresses in ASKED.items():
+            for (method, route), addresses in ADDRESSES.items():
                 for path in addresses if method == "GET" or reader else ():
                     status, text = await shown(session, method, path, part=part)
-                    told[reader] = told.get(reader, "") + text
+                    texts[reader] = texts.get(reader, "") + text
                     assert status == (403 if route in OPERATOR_ONLY and reader else 200), path
                     if reader == "second":
                         for sign in (
@@ -136,18 +132,16 @@ async def test_a_tenant_sees_nothing_of_another(world: World, part: bool) -> Non
                             assert sign not in text.replace(f'value="{MARK}"', "").replace(
                                 f"text={MARK}", ""
                             ).replace(f"executor_version={MARK}", ""), path
-    assert "Who am I?" in told["second"]
+    assert "Who am I?" in texts["second"]
     for reader in ("first", ""):
-        assert told[reader].count(MARK) > 5
-        assert "backbone-large" in told[reader]
-        assert "4,242" in told[reader]
-        assert ("Who am I?" in told[reader]) is (reader == "")
+        assert texts[reader].count(MARK) > 5
+        assert "backbone-large" in texts[reader]
+        assert "4,242" in texts[reader]
+        assert ("Who am I?" in texts[reader]) is (reader == "")
 
 
-async def test_what_models_write_is_text(world: World) -> None:
-    """In questions, answers, reasons and addresses: no tag of it is one, and no mark turns the
-    direction of writing.
-    """
+async def test_texts_of_models_and_addresses_stay_text(world: World) -> None:
+    """No tag takes effect, and no control character changes the direction of writing."""
     async with browsing(world, world.keys[""]) as session:
         for path, name in [
             *(("/runs", name) for name in ("", "text", "kind", "page", "tenant")),
@@ -171,7 +165,7 @@ async def test_what_models_write_is_text(world: World) -> None:
 
 
 async def test_a_version_is_promoted_and_rolled_back(world: World) -> None:
-    """By the operator, from a form of ours."""
+    """The operator does so with our own form."""
     async with browsing(world, world.keys[""]) as session:
         form = {"csrf": await token(session, "/versions"), "version": "executor-000002"}
         for path, state in (

@@ -1,4 +1,4 @@
-"""The pages of runs in headless Chromium, as somebody uses them."""
+"""The pages of runs in headless Chromium, as people use them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,15 +30,15 @@ PAGES = (
 
 @pytest.fixture
 async def tab() -> AsyncIterator[Tab]:
-    """A tab that must have had nothing to complain of."""
+    """A tab that must have no complaints at the end."""
     async with browsing_tab() as opened:
         yield opened
         assert opened.complaints == []
 
 
-async def test_asked_watched_and_judged(tab: Tab) -> None:
-    """From the box to the feedback, with what happens in between told as it happens."""
-    # The run has a delegator's decision at once, and its stop once it is let.
+async def test_a_question_is_asked_watched_and_judged(tab: Tab) -> None:
+    """Progress is shown as it happens, from the form to the feedback."""
+    # The delegator decides immediately, and stops once the test allows it.
     held = HeldModel(ScriptedModel([block("Who directed Heat?"), STOP]), free=1)
     deployment = Deployment(
         held, answerer=ScriptedModel(lambda _prompt: "<answer>Michael Mann</answer>")
@@ -71,7 +71,7 @@ async def test_asked_watched_and_judged(tab: Tab) -> None:
         assert pages.store.given == [Feedback(run_id, False, None, "Mann")]
 
 
-async def test_a_cell_is_opened_beside_its_table(tab: Tab) -> None:
+async def test_a_cell_is_opened_next_to_its_table(tab: Tab) -> None:
     async with shown(runs=runs()) as pages:
         await tab.open(f"http://{pages.address}/runs/run-table")
         await tab.evaluate("document.querySelector('td.conflict a').click()")
@@ -83,11 +83,11 @@ async def test_a_cell_is_opened_beside_its_table(tab: Tab) -> None:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-async def test_no_serious_finding_of_axe(tab: Tab, dark: bool) -> None:
-    """Wide and narrow; nor does a page scroll sideways."""
+async def test_axe_has_no_serious_findings(tab: Tab, dark: bool) -> None:
+    """Holds for wide and narrow windows. No page scrolls sideways."""
     script = await asyncio.to_thread(axe)
     if script is None:
-        pytest.skip("the npm registry is not to be reached")
+        pytest.skip("the npm registry cannot be reached")
     async with shown(runs=runs(), retriever=FixedRetriever({"Tarn": [BRENN]})) as pages:
         for run_id in ("run-reading", "run-delegation"):
             await pages.store.add_feedback(Feedback(run_id, False, None, "Tarn", "She moved."))

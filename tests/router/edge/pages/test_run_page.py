@@ -1,4 +1,4 @@
-"""The page of a run: its answer, its agents, what is done about it; live while it runs."""
+"""The page of a run: its answer, its agents and its feedback; live while the run continues."""
 
 import re
 from collections.abc import Mapping
@@ -22,23 +22,23 @@ from tests.router.edge.pages.shown import read, shown
 from tests.router.edge.pages.world import browsing, token
 from tests.router.store.stored import run, run_with_tools
 
-DEMO = {each.id: each for each in runs()}
+DEMO = {demo_run.id: demo_run for demo_run in runs()}
 HEAT = "Who directed Heat?"
 
 
 def waiting() -> HeldModel:
-    """A delegator that decides once, and then waits before it stops."""
+    """Return a delegator that decides once, and then waits before it stops."""
     return HeldModel(ScriptedModel([block(HEAT), STOP], "backbone"), free=1)
 
 
 def live() -> tuple[Deployment, HeldModel]:
-    """A deployment whose runs wait after their first round."""
+    """Return a deployment whose runs wait after their first round."""
     held = waiting()
     return Deployment(held), held
 
 
 async def begun(session: aiohttp.ClientSession, question: str = HEAT, columns: str = "") -> str:
-    """The identifier of a run that was asked for in the box."""
+    """Ask in the form and return the identifier of the run."""
     form = {"csrf": await token(session, "/ask"), "question": question, "columns": columns}
     async with session.post("/ask", data=form) as response:
         assert response.status == 200, await response.text()
@@ -46,14 +46,14 @@ async def begun(session: aiohttp.ClientSession, question: str = HEAT, columns: s
 
 
 async def posted(session: aiohttp.ClientSession, path: str, **form: str) -> tuple[int, str]:
-    """Where a form leads, or the status with which it is refused."""
+    """Post a form, and return the status and the redirect."""
     form["csrf"] = await token(session, "/ask")
     async with session.post(path, data=form, allow_redirects=False) as response:
         return response.status, response.headers.get("Location", "")
 
 
-async def test_an_answer_with_its_sources() -> None:
-    """Each source opens its passage, the sentence marked."""
+async def test_each_source_of_an_answer_opens_its_passage() -> None:
+    """The cited sentence is marked."""
     async with shown(runs=[run("run-1")]) as pages, browsing(pages) as session:
         text = await read(session, "/runs/run-1")
     assert "<b>Heat, p. 3</b>" in text
@@ -62,21 +62,21 @@ async def test_an_answer_with_its_sources() -> None:
 
 
 async def test_an_unsupported_answer_has_a_badge_and_a_filter() -> None:
-    """On its page, in the list, and where the list shows nothing else."""
+    """The badge is on its page and in the list; the filter shows such runs alone."""
     good = run("run-good")
     assert isinstance(good.result, Trajectory)
     doubtful = run("run-doubtful", result=replace(good.result, unsupported=True))
     async with shown(runs=[good, doubtful]) as pages, browsing(pages) as session:
         assert 'class="state unsupported"' in await read(session, "/runs/run-doubtful")
         assert 'class="state unsupported"' not in await read(session, "/runs/run-good")
-        whole = await read(session, "/runs")
-        chosen = await read(session, "/runs?unsupported=unsupported")
-    assert (whole.count('class="state unsupported"'), "run-good" in whole) == (1, True)
-    assert ("run-doubtful" in chosen, "run-good" in chosen) == (True, False)
+        all_runs = await read(session, "/runs")
+        filtered = await read(session, "/runs?unsupported=unsupported")
+    assert (all_runs.count('class="state unsupported"'), "run-good" in all_runs) == (1, True)
+    assert ("run-doubtful" in filtered, "run-good" in filtered) == (True, False)
 
 
-async def test_the_way_of_each_sub_query_to_its_report() -> None:
-    """With its calls as bars, by kind, and what they cost."""
+async def test_each_sub_query_has_its_calls_and_its_report() -> None:
+    """Calls are bars by kind, with their cost."""
     async with shown(runs=[DEMO["run-right"]]) as pages, browsing(pages) as session:
         text = await read(session, "/runs/run-right")
         agent = unescape(await read(session, "/runs/run-right/agents/execution-2"))
@@ -105,11 +105,11 @@ async def test_the_way_of_each_sub_query_to_its_report() -> None:
 
 
 async def test_a_shared_report_names_the_run_that_paid_for_it() -> None:
-    """Without calls of its own, it has no tokens to show, known or unknown."""
+    """It has no calls, so no tokens are shown, known or unknown."""
     paid = DEMO["run-right"]
     assert isinstance(paid.result, Trajectory)
-    first, *others = paid.result.executions
-    executions = (replace(first, shared_from=("run-earlier",)), *others)
+    first_execution, *other_executions = paid.result.executions
+    executions = (replace(first_execution, shared_from=("run-earlier",)), *other_executions)
     calls = tuple(call for call in paid.calls if call.sub_query_index != 0)
     run = replace(paid, result=replace(paid.result, executions=executions), calls=calls)
     async with shown(runs=[run]) as pages, browsing(pages) as session:
@@ -119,12 +119,14 @@ async def test_a_shared_report_names_the_run_that_paid_for_it() -> None:
     assert "0 calls ·" not in page
 
 
-@pytest.mark.parametrize("kept", [run_with_tools("run-1"), redacted(run_with_tools("run-1"))])
-async def test_calls_of_tools_are_summed(kept: Run) -> None:
-    """By server and tool, over all who called, also where texts are not kept; elsewhere nothing
-    is said of tools.
+@pytest.mark.parametrize(
+    "run_with_calls", [run_with_tools("run-1"), redacted(run_with_tools("run-1"))]
+)
+async def test_calls_of_tools_are_summed_by_server_and_tool(run_with_calls: Run) -> None:
+    """Sums are over all agents, and are shown without texts too. A run without tools has no such
+    table.
     """
-    async with shown(runs=[kept, DEMO["run-right"]]) as pages, browsing(pages) as session:
+    async with shown(runs=[run_with_calls, DEMO["run-right"]]) as pages, browsing(pages) as session:
         text = await read(session, "/runs/run-1")
         assert "Calls of tools" not in await read(session, "/runs/run-right")
     sums = text.partition('aria-label="Calls of tools"')[2].partition("</table>")[0]
@@ -132,19 +134,19 @@ async def test_calls_of_tools_are_summed(kept: Run) -> None:
     assert rows == [["files", "open", "1", "0", "250 ms"], ["web", "fetch", "2", "1", "1 min 1 s"]]
 
 
-async def test_the_newest_agents_are_shown() -> None:
-    """The earlier ones have pages of their own, as all of them would be too much for each
-    second.
+async def test_the_newest_agents_are_shown_first() -> None:
+    """Earlier agents have their own pages, since all of them would be too much for a page that
+    reloads each second.
     """
     dispatched = tuple(SubQueryDispatched(number, 1, f"query {number}") for number in range(250))
-    whole = run("run-1", result=None, status="running", events=dispatched)
-    async with shown(runs=[whole]) as pages, browsing(pages) as session:
+    large_run = run("run-1", result=None, status="running", events=dispatched)
+    async with shown(runs=[large_run]) as pages, browsing(pages) as session:
         texts = [
             await read(session, f"/runs/run-1{query}") for query in ("", "?lane=50", "?lane=0")
         ]
         await read(session, "/runs/run-1?lane=x", 400)
     lanes = [re.findall('id="lane-execution-([^"]+)"', text) for text in texts]
-    assert [(one[0], one[-1]) for one in lanes] == [("150", "249"), ("50", "149"), ("0", "99")]
+    assert [(lane[0], lane[-1]) for lane in lanes] == [("150", "249"), ("50", "149"), ("0", "99")]
     assert [("Previous agents" in text, "Next agents" in text) for text in texts] == [
         (True, False),
         (True, True),
@@ -162,9 +164,9 @@ async def test_the_newest_agents_are_shown() -> None:
         ("run-executor", "an executor, or delegation"),
     ],
 )
-async def test_who_lost_a_wrong_answer(run_id: str, lost_by: str) -> None:
-    """Once somebody has told the right one; where no passage of the run has it, the documents
-    are asked.
+async def test_a_wrong_answer_names_the_role_that_lost_it(run_id: str, lost_by: str) -> None:
+    """The right answer must be known. If no passage of the run has it, the documents are
+    searched.
     """
     async with (
         shown(runs=runs(), retriever=FixedRetriever({"Tarn": [BRENN]})) as pages,
@@ -188,7 +190,7 @@ async def test_who_lost_a_wrong_answer(run_id: str, lost_by: str) -> None:
     ]
 
 
-async def test_the_answers_told_last_are_looked_for() -> None:
+async def test_the_latest_right_answers_are_searched_for() -> None:
     async with shown(runs=runs()) as pages, browsing(pages) as session:
         for gold in ("Tarn", "Orrin", "Sel", "Wend"):
             await posted(session, "/runs/run-reading/feedback", right_answer=gold)
@@ -196,7 +198,7 @@ async def test_the_answers_told_last_are_looked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("not_read", "said"),
+    ("not_read", "message"),
     [
         (
             {".xlsx": 4, ".pptx": 3, "": 2},
@@ -208,12 +210,10 @@ async def test_the_answers_told_last_are_looked_for() -> None:
     ],
 )
 @pytest.mark.parametrize("run_id", ["run-executor", "run-delegation"])
-async def test_an_answer_that_no_document_holds(
-    run_id: str, not_read: Mapping[str, int] | None, said: str
+async def test_an_answer_in_no_document_is_lost_by_the_documents(
+    run_id: str, not_read: Mapping[str, int] | None, message: str
 ) -> None:
-    """Neither an executor without a report nor the delegator could have found it; a file not
-    read may have it.
-    """
+    """No role could have found it. An unread file may contain it."""
     retriever = FixedRetriever({"Tarn": [Passage("p9", "Sel", "Sel is a town on the coast.")]})
     async with (
         shown(runs=runs(), retriever=retriever, files_not_read=not_read) as pages,
@@ -222,10 +222,10 @@ async def test_an_answer_that_no_document_holds(
         await posted(session, f"/runs/{run_id}/feedback", right_answer="Tarn")
         text = await read(session, f"/runs/{run_id}")
     assert "Lost by <b>the documents</b>" in text
-    assert said in text
+    assert message in text
 
 
-async def test_a_failing_retriever_leaves_it_open() -> None:
+async def test_a_failing_retriever_leaves_the_cause_open() -> None:
     async with (
         shown(runs=runs(), retriever=FixedRetriever({})) as pages,
         browsing(pages) as session,
@@ -243,29 +243,29 @@ async def test_a_failing_retriever_leaves_it_open() -> None:
     ("form", "status"),
     [({}, 400), ({"verdict": "perhaps"}, 400), ({"right_answer": "x" * 5001}, 400)],
 )
-async def test_feedback_that_is_none(form: Mapping[str, str], status: int) -> None:
+async def test_invalid_feedback_is_refused(form: Mapping[str, str], status: int) -> None:
     async with shown(runs=[run("run-1")]) as pages, browsing(pages) as session:
         assert (await posted(session, "/runs/run-1/feedback", **form))[0] == status
         assert pages.store.given == []
 
 
-async def test_asked_in_the_box() -> None:
-    """The page of the answer follows the run, and then shows it."""
+async def test_the_page_of_an_answer_follows_its_run() -> None:
+    """It shows the answer once the run has ended."""
     deployment, held = live()
     async with shown(deployment) as pages, browsing(pages) as session:
         run_id = await begun(session, f"  {HEAT} ")
-        before = await read(session, f"/ask/{run_id}")
-        assert f'hx-get="/ask/{run_id}?seen=' in before
-        assert "Sources" not in before
+        running_page = await read(session, f"/ask/{run_id}")
+        assert f'hx-get="/ask/{run_id}?seen=' in running_page
+        assert "Sources" not in running_page
         held.let.set()
         assert (await pages.store.next()).id == run_id
-        after = await read(session, f"/ask/{run_id}")
-        assert "hx-get" not in after
-        assert '<p class="text full-answer">Michael Mann</p>' in after
+        finished_page = await read(session, f"/ask/{run_id}")
+        assert "hx-get" not in finished_page
+        assert '<p class="text full-answer">Michael Mann</p>' in finished_page
 
 
 @pytest.mark.parametrize(("question", "status"), [("", 400), ("x" * 4001, 400)])
-async def test_questions_that_are_none(question: str, status: int) -> None:
+async def test_an_invalid_question_is_refused(question: str, status: int) -> None:
     async with shown() as pages, browsing(pages) as session:
         assert await posted(session, "/ask", question=question) == (status, "")
 
@@ -277,9 +277,9 @@ async def test_columns_in_the_form_ask_for_a_table() -> None:
         assert [column.name for column in request.columns] == ["city", "founder", "founded"]
 
 
-async def test_a_live_run() -> None:
-    """Its page has what there is, newest first, and asks again each second: there is nothing to
-    read until something has happened, and the whole page once the run has ended.
+async def test_the_page_of_a_live_run_reloads_itself() -> None:
+    """It shows events newest first and asks again each second. The response is empty until
+    something has happened, and reloads the page once the run has ended.
     """
     deployment, held = live()
     part = {"HX-Request": "true"}
@@ -297,20 +297,20 @@ async def test_a_live_run() -> None:
         assert "→ the answer to Who directed Heat?" in page
         assert ">Stop<" in page
         assert "Feedback" not in page
-        again = page.partition('id="body" hx-get="')[2].partition('"')[0]
-        async with session.get(again, headers=part) as response:
+        reload_path = page.partition('id="body" hx-get="')[2].partition('"')[0]
+        async with session.get(reload_path, headers=part) as response:
             assert (response.status, await response.text()) == (204, "")
         async with session.get(f"/runs/{run_id}?seen=1", headers=part) as response:
             text = await response.text()
             assert "<html" not in text
-            assert f'hx-get="{again}"' in text
+            assert f'hx-get="{reload_path}"' in text
         held.let.set()
         await pages.store.next()
-        async with session.get(again, headers=part) as response:
+        async with session.get(reload_path, headers=part) as response:
             assert (response.status, response.headers["HX-Refresh"]) == (204, "true")
 
 
-async def test_stopping_a_run() -> None:
+async def test_a_run_can_be_stopped() -> None:
     deployment, _ = live()
     async with shown(deployment) as pages, browsing(pages) as session:
         run_id = await begun(session)
@@ -319,10 +319,9 @@ async def test_stopping_a_run() -> None:
         assert '<span class="state cancelled">' in await read(session, f"/runs/{run_id}")
 
 
-async def test_texts_that_are_not_kept() -> None:
-    """Leave the figures."""
-    kept = redacted(DEMO["run-right"])
-    async with shown(runs=[kept]) as pages, browsing(pages) as session:
+async def test_a_redacted_run_shows_its_figures() -> None:
+    redacted_run = redacted(DEMO["run-right"])
+    async with shown(runs=[redacted_run]) as pages, browsing(pages) as session:
         text = await read(session, "/runs/run-right")
         assert "are not kept" in text
         assert "5,540 in" in text
@@ -334,8 +333,9 @@ async def test_texts_that_are_not_kept() -> None:
     "fields",
     [{"status": "failed", "error": "UpstreamRefused: http://10.0.0.1 says no", "result": None}],
 )
-async def test_a_failed_run(fields: Mapping[str, Any]) -> None:
-    """Its error names addresses to the operator alone."""
+async def test_a_failed_run_shows_addresses_to_the_operator_alone(
+    fields: Mapping[str, Any],
+) -> None:
     async with shown(runs=[run("run-1", tenant="acme", **fields)], tenants=["", "acme"]) as pages:
         async with browsing(pages, pages.keys[""]) as session:
             assert "10.0.0.1" in await read(session, "/runs/run-1")
@@ -353,6 +353,6 @@ async def test_a_failed_run(fields: Mapping[str, Any]) -> None:
         "/runs/run-1/table.md",
     ],
 )
-async def test_pages_that_are_not_there(path: str) -> None:
+async def test_an_unknown_page_is_not_found(path: str) -> None:
     async with shown(runs=[run("run-1")]) as pages, browsing(pages) as session:
         await read(session, path, 404)

@@ -1,4 +1,4 @@
-"""The page of a large run is there soon."""
+"""The page of a large run loads quickly."""
 
 import statistics
 import time
@@ -17,7 +17,7 @@ from tests.router.edge.pages.world import browsing, pages
 from tests.router.store.stored import call, put, run
 
 ROUNDS = 4
-OF_EACH = 24
+SUB_QUERIES_PER_ROUND = 24
 MAX_S = 0.5
 SENTENCE = (
     "In the year {} the town of Kestrel on the river Sel had a school, whose teacher was "
@@ -26,27 +26,32 @@ SENTENCE = (
 
 
 def passage(number: int) -> Passage:
-    """About 1,000 characters."""
-    text = "".join(SENTENCE.format(1800 + each, number * 10 + each) for each in range(10))
+    """Return a passage of about 1,000 characters."""
+    text = "".join(SENTENCE.format(1800 + offset, number * 10 + offset) for offset in range(10))
     return Passage(f"p{number}", f"Document {number}", text, 0.9, "towns.pdf", number)
 
 
 def execution(number: int) -> Execution:
-    """Two searches of five passages each, and a report on three sentences."""
+    """Return an execution with two searches of five passages each, and a report of three
+    sentences.
+    """
     searches = tuple(
         SearchRecord(
-            f"query {number} {each}", tuple(passage(number * 10 + each * 5 + at) for at in range(5))
+            f"query {number} {search_index}",
+            tuple(passage(number * 10 + search_index * 5 + at) for at in range(5)),
         )
-        for each in range(2)
+        for search_index in range(2)
     )
-    shown = [" ".join(one.text for one in search.passages) for search in searches]
+    documents = [" ".join(found.text for found in search.passages) for search in searches]
     outputs = tuple(
-        Completion(f"<search>query {number} {each}</search>", "stop", "So.") for each in range(3)
+        Completion(f"<search>query {number} {turn}</search>", "stop", "So.") for turn in range(3)
     )
     talk = [Message("system", "Search. " * 100), Message("user", f"sub-query {number}")]
-    for output, text in zip(outputs, (*shown, ""), strict=True):
+    for output, text in zip(outputs, (*documents, ""), strict=True):
         talk += [Message("assistant", output.text), Message("user", text)]
-    evidence = tuple(SENTENCE.format(1800 + each, number * 100 + each).strip() for each in range(3))
+    evidence = tuple(
+        SENTENCE.format(1800 + offset, number * 100 + offset).strip() for offset in range(3)
+    )
     report = Report(f"teacher {number}", evidence)
     return Execution(
         f"sub-query {number}",
@@ -59,30 +64,32 @@ def execution(number: int) -> Execution:
 
 
 def large() -> Run:
-    """300 calls: 96 executors of three each, five of the delegator, some retried, and the
+    """Return a run of 300 calls: 96 executors with three each, some of the delegator, and the
     answerer's.
     """
-    executions = tuple(map(execution, range(ROUNDS * OF_EACH)))
+    executions = tuple(map(execution, range(ROUNDS * SUB_QUERIES_PER_ROUND)))
     numbers = count()
     calls = []
     events: list[Event] = []
     for number in range(len(executions)):
-        at = 1000 + 10 * (number // OF_EACH)
-        if number % OF_EACH == 0:
-            events.append(RoundStarted(number // OF_EACH + 1))
+        at = 1000 + 10 * (number // SUB_QUERIES_PER_ROUND)
+        if number % SUB_QUERIES_PER_ROUND == 0:
+            events.append(RoundStarted(number // SUB_QUERIES_PER_ROUND + 1))
             calls.append(
                 call("run-1", next(numbers), role="delegation", sub_query_index=None, started_at=at)
             )
-        events.append(SubQueryDispatched(number, number // OF_EACH + 1, f"sub-query {number}"))
+        events.append(
+            SubQueryDispatched(number, number // SUB_QUERIES_PER_ROUND + 1, f"sub-query {number}")
+        )
         calls += [
             call(
                 "run-1",
                 next(numbers),
                 sub_query_index=number,
-                started_at=at + 1 + 2 * each,
+                started_at=at + 1 + 2 * turn,
                 usage=Usage(1800, 60, 900),
             )
-            for each in range(3)
+            for turn in range(3)
         ]
     while len(calls) < 300:
         calls.append(
@@ -90,22 +97,28 @@ def large() -> Run:
         )
     talk = Conversation((Message("user", "Which teacher?" * 500),), (Completion("…", "stop"),))
     result = Trajectory(
-        "Number 7", "answered", executions, (OF_EACH,) * ROUNDS, (1,) * ROUNDS, talk, talk
+        "Number 7",
+        "answered",
+        executions,
+        (SUB_QUERIES_PER_ROUND,) * ROUNDS,
+        (1,) * ROUNDS,
+        talk,
+        talk,
     )
     return run("run-1", 1000.0, calls, result=result, events=tuple(events), duration_s=45.0)
 
 
 @pytest.mark.slow
 @pytest.mark.timing
-async def test_a_run_of_300_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Within 500 ms from the store, with the trace of a wrong answer, too; so is each of its
-    agents.
-    """
-    whole = large()
+async def test_the_page_of_a_run_of_300_calls_loads_within_500_ms(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Holds also with the trace of a wrong answer, and for each of its agents."""
+    large_run = large()
     medians = dict[str, float]()
-    assert len(whole.calls) == 300
+    assert len(large_run.calls) == 300
     async with pages(tmp_path) as world, browsing(world) as session:
-        await put(world.database, whole, run("run-2", calls=(call("run-2"),)))
+        await put(world.database, large_run, run("run-2", calls=(call("run-2"),)))
         for path in (
             "/runs/run-1",
             "/runs/run-1?wrong",
@@ -116,17 +129,19 @@ async def test_a_run_of_300_calls(tmp_path: Path, capsys: pytest.CaptureFixture[
                 await SQLArchive(world.database).add_feedback(
                     Feedback("run-1", False, None, "number 958")
                 )
-            took = list[float]()
+            times_s = list[float]()
             size = 0
-            spent = time.process_time()
+            cpu_start = time.process_time()
             for _ in range(7):
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 async with session.get(path) as response:
                     size = len(await response.read())
-                took.append(time.perf_counter() - begun)
+                times_s.append(time.perf_counter() - start)
                 assert response.status == 200
-            cpu_ms = (time.process_time() - spent) / 7 * 1000
-            medians[f"{path}, {size:,} bytes, {cpu_ms:.0f} ms of CPU"] = statistics.median(took[1:])
+            cpu_ms = (time.process_time() - cpu_start) / 7 * 1000
+            medians[f"{path}, {size:,} bytes, {cpu_ms:.0f} ms of CPU"] = statistics.median(
+                times_s[1:]
+            )
     with capsys.disabled():
         print("\nmedian of six in ms:")
         for path, median_s in medians.items():

@@ -1,4 +1,4 @@
-"""What stands around all pages: keys, headers, forms, errors."""
+"""Common parts of all pages: keys, headers, forms, errors."""
 
 import asyncio
 import html
@@ -18,7 +18,7 @@ from tests.router.edge.stalls import multipart
 from tests.router.store.stored import put, run
 
 
-async def test_without_keys_nobody_signs_in(tmp_path: Path) -> None:
+async def test_without_keys_no_sign_in_is_needed(tmp_path: Path) -> None:
     """The first page leads to the runs."""
     async with pages(tmp_path) as world, browsing(world) as session:
         await put(world.database, run("run-1", tenant="acme"))
@@ -30,7 +30,7 @@ async def test_without_keys_nobody_signs_in(tmp_path: Path) -> None:
 
 
 async def test_a_key_shows_its_tenant_s_runs(tmp_path: Path) -> None:
-    """Without one, a page leads to the sign-in, and from there to where one wanted to go, also
+    """Without a key, a page leads to the sign-in, and from there to the requested page, even
     after a wrong key.
     """
     async with pages(tmp_path, "", "acme", "other") as world:
@@ -68,7 +68,7 @@ async def test_a_key_shows_its_tenant_s_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "away", ["//evil.example", "https://evil.example", "/\\evil.example", "", "/\n/evil"]
 )
-async def test_signing_in_leads_nowhere_else(tmp_path: Path, away: str) -> None:
+async def test_signing_in_leads_to_this_site_only(tmp_path: Path, away: str) -> None:
     async with pages(tmp_path, "") as world, browsing(world) as session:
         form = {"key": world.keys[""], "csrf": await token(session, "/sign-in")}
         async with session.post(
@@ -80,8 +80,12 @@ async def test_signing_in_leads_nowhere_else(tmp_path: Path, away: str) -> None:
 @pytest.mark.parametrize(
     ("origin", "secure"), [(None, False), ("http://{}", False), ("https://{}", True)]
 )
-async def test_the_cookie(tmp_path: Path, origin: str | None, secure: bool) -> None:
-    """No script reads it, no other site sends it, it is no key, and behind TLS it stays there."""
+async def test_the_session_cookie_is_protected(
+    tmp_path: Path, origin: str | None, secure: bool
+) -> None:
+    """No script reads it, no other site sends it, it contains no key, and behind TLS it is
+    secure.
+    """
     async with pages(tmp_path, "") as world, browsing(world) as session:
         form = {"key": world.keys[""], "csrf": await token(session, "/sign-in")}
         headers = {"Origin": origin.format(world.address)} if origin else {}
@@ -101,12 +105,12 @@ async def test_the_cookie(tmp_path: Path, origin: str | None, secure: bool) -> N
 
 async def test_sessions_end_with_their_key_and_by_signing_out(tmp_path: Path) -> None:
     async with pages(tmp_path, "", "acme") as world, browsing(world, world.keys["acme"]) as session:
-        async with browsing(world, world.keys[""]) as other:
-            form = {"csrf": await token(other, "/runs")}
-            before = {cookie.key: cookie.value for cookie in other.cookie_jar}
-            async with other.post("/sign-out", data=form) as response:
+        async with browsing(world, world.keys[""]) as operator_session:
+            form = {"csrf": await token(operator_session, "/runs")}
+            cookies = {cookie.key: cookie.value for cookie in operator_session.cookie_jar}
+            async with operator_session.post("/sign-out", data=form) as response:
                 assert response.url.path == "/sign-in"
-            async with other.get("/runs", cookies=before) as response:
+            async with operator_session.get("/runs", cookies=cookies) as response:
                 assert response.url.path == "/sign-in"
         await SQLAccounts(world.database).revoke_key(world.keys["acme"].split("_")[1])
         async with asyncio.timeout(10):
@@ -116,8 +120,8 @@ async def test_sessions_end_with_their_key_and_by_signing_out(tmp_path: Path) ->
         assert response.headers["HX-Refresh"] == "true"
 
 
-async def test_wrong_keys(tmp_path: Path) -> None:
-    """Nothing repeats them, and after ten of them one waits, but not with the right one."""
+async def test_wrong_keys_are_limited(tmp_path: Path) -> None:
+    """No page repeats them. After ten, further attempts wait, except with the right key."""
     async with pages(tmp_path, "") as world, browsing(world) as session:
         form = {"key": "rg_00000000_wrong", "csrf": await token(session, "/sign-in")}
         for status, wait in [(401, None)] * 10 + [(429, "60")] * 2:
@@ -130,37 +134,41 @@ async def test_wrong_keys(tmp_path: Path) -> None:
             assert (response.status, response.url.path) == (200, "/runs")
 
 
-async def test_a_key_has_some_sessions() -> None:
-    """Its oldest ends for another one; those of other keys stay."""
-    (sent, key), (others, other) = (new_key(None, ASKS) for _ in range(2))
-    sessions = Sessions(Access(KeptAccounts(key, other)))
-    foreign = await sessions.open(others, "")
-    own = [await sessions.open(sent, "") for _ in range(21)]
+async def test_a_key_has_a_limited_number_of_sessions() -> None:
+    """Its oldest session ends for a new one; sessions of other keys stay."""
+    (key_text, key), (other_text, other_key) = (new_key(None, ASKS) for _ in range(2))
+    sessions = Sessions(Access(KeptAccounts(key, other_key)))
+    other_session = await sessions.open(other_text, "")
+    own_sessions = [await sessions.open(key_text, "") for _ in range(21)]
     with pytest.raises(NoKey):
-        await sessions.identify(own[0])
-    for name, one in ((foreign, other), (own[1], key), (own[-1], key)):
-        assert (await sessions.identify(name)).key_id == one.key_id
+        await sessions.identify(own_sessions[0])
+    for name, expected_key in (
+        (other_session, other_key),
+        (own_sessions[1], key),
+        (own_sessions[-1], key),
+    ):
+        assert (await sessions.identify(name)).key_id == expected_key.key_id
 
 
-async def test_forms_of_others_are_refused(tmp_path: Path) -> None:
-    """Without a token, with another session's, and from a page of elsewhere, whatever it has."""
+async def test_a_form_without_its_token_is_refused(tmp_path: Path) -> None:
+    """Tokens of another session, and requests from another site, are refused too."""
     async with pages(tmp_path, "") as world, browsing(world, world.keys[""]) as session:
-        good = await token(session, "/runs")
-        async with browsing(world, world.keys[""]) as other:
-            foreign = await token(other, "/runs")
+        valid_token = await token(session, "/runs")
+        async with browsing(world, world.keys[""]) as other_session:
+            other_token = await token(other_session, "/runs")
         for form, headers in (
             ({}, {}),
             ({"csrf": ""}, {}),
-            ({"csrf": foreign}, {}),
+            ({"csrf": other_token}, {}),
             ({"csrf": "é"}, {}),
-            ({"csrf": good}, {"Origin": "https://evil.example"}),
-            ({"csrf": good}, {"Origin": "null"}),
+            ({"csrf": valid_token}, {"Origin": "https://evil.example"}),
+            ({"csrf": valid_token}, {"Origin": "null"}),
         ):
             async with session.post("/sign-out", data=form, headers=headers) as response:
                 assert response.status == 403
         async with session.get("/runs") as response:
             assert response.url.path == "/runs"
-        async with session.post("/sign-out", headers={"X-CSRF-Token": good}) as response:
+        async with session.post("/sign-out", headers={"X-CSRF-Token": valid_token}) as response:
             assert response.url.path == "/sign-in"
 
 
@@ -183,22 +191,22 @@ ENCODING = "application/x-www-form-urlencoded"
         (ENCODING, "question=" + "%41" * 50_000, (413, "body size")),
     ],
 )
-async def test_forms_that_no_page_sends(
+async def test_a_form_that_no_page_sends_is_refused(
     path: str, kind: str, body: str, expected: tuple[int, str], tmp_path: Path
 ) -> None:
-    """They are refused by their kind and their size, before anybody has to show a key."""
-    status, said = expected
+    """Its type and its size are checked before any key."""
+    status, message = expected
     async with (
         pages(tmp_path, "") as world,
         browsing(world) as session,
         session.post(path, data=body, headers={"Content-Type": kind}) as response,
     ):
-        assert (response.status, said in await response.text()) == (status, True)
+        assert (response.status, message in await response.text()) == (status, True)
 
 
-async def test_each_response_says_what_a_page_may_do(tmp_path: Path) -> None:
-    """Scripts and styles of this server alone, no frame, nothing kept; of errors and of what is
-    no page, too.
+async def test_each_response_has_its_security_headers(tmp_path: Path) -> None:
+    """Scripts and styles are from this server alone, pages are in no frame, and nothing is
+    cached. Errors and files have the headers too.
     """
     paths = (
         "/",
@@ -213,15 +221,15 @@ async def test_each_response_says_what_a_page_may_do(tmp_path: Path) -> None:
     async with pages(tmp_path) as world, browsing(world) as session:
         for path in paths:
             async with session.get(path, allow_redirects=False) as response:
-                told = {name: response.headers[name] for name in HEADERS}
-            assert told == HEADERS | (
-                {"Cache-Control": told["Cache-Control"]} if path.endswith(".css") else {}
+                headers = {name: response.headers[name] for name in HEADERS}
+            assert headers == HEADERS | (
+                {"Cache-Control": headers["Cache-Control"]} if path.endswith(".css") else {}
             )
-            assert ("no-store" in told["Cache-Control"]) is not path.endswith(".css")
+            assert ("no-store" in headers["Cache-Control"]) is not path.endswith(".css")
 
 
-async def test_errors_are_pages(tmp_path: Path) -> None:
-    """And the API's stay what they were."""
+async def test_errors_of_pages_are_pages(tmp_path: Path) -> None:
+    """Errors of the API stay JSON."""
     async with pages(tmp_path) as world, browsing(world) as session:
         for path, status in (("/nothing", 404), ("/runs?kind=x", 400), ("/runs?page=x", 400)):
             async with session.get(path) as response:

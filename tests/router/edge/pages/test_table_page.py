@@ -1,4 +1,4 @@
-"""The page of a table: its cells by state, where each comes from, its exports."""
+"""The page of a table: its cells by state, their sources, its exports."""
 
 import csv
 import io
@@ -23,8 +23,8 @@ from tests.router.table.reports import discovery, executed
 TABLE = table("run-1")
 
 
-async def test_cells_tell_their_states() -> None:
-    """By words, and not by colours alone."""
+async def test_cells_have_their_states_as_words() -> None:
+    """Colours alone would not be accessible."""
     async with shown(runs=[TABLE]) as pages, browsing(pages) as session:
         text = unescape(re.sub(r"\s+", " ", await read(session, "/runs/run-1")))
     cells = re.findall(
@@ -42,41 +42,41 @@ async def test_cells_tell_their_states() -> None:
     assert "4 rows" in text
 
 
-async def test_a_cell_s_sources_and_rivals() -> None:
-    """As a part of the page, and as a page of its own."""
+async def test_a_cell_shows_its_sources_and_rivals() -> None:
+    """The cell can be read as a part of the page, and as a page."""
     async with shown(runs=[TABLE]) as pages, browsing(pages) as session:
-        whole = await read(session, "/runs/run-1/cells/1/2")
+        page = await read(session, "/runs/run-1/cells/1/2")
         async with session.get("/runs/run-1/cells/1/2", headers={"HX-Request": "true"}) as response:
             part = await response.text()
         for where in ("1/9", "9/1"):
             await read(session, f"/runs/run-1/cells/{where}", 404)
         await read(session, "/runs/run-1/cells/x/1", 400)
-    assert "<html" in whole
+    assert "<html" in page
     assert "<html" not in part
-    for text in (whole, part):
-        own, rival = text.split('<div class="turn">')[1:]
-        assert "<b>900</b>" in own
-        assert "rival" not in own
-        assert "<mark>Bel was founded in 900.</mark>" in own
+    for text in (page, part):
+        own_value, rival = text.split('<div class="turn">')[1:]
+        assert "<b>900</b>" in own_value
+        assert "rival" not in own_value
+        assert "<mark>Bel was founded in 900.</mark>" in own_value
         assert "<b>950</b>" in rival
         assert ">rival<" in rival
         assert "<mark>Bel was founded in 950.</mark>" in rival
 
 
-async def test_exports() -> None:
+async def test_a_table_is_exported_in_three_formats() -> None:
     async with shown(runs=[TABLE]) as pages, browsing(pages) as session:
-        told = {}
+        files = {}
         for kind in ("md", "csv", "json"):
             async with session.get(f"/runs/run-1/table.{kind}") as response:
-                told[kind] = await response.text()
+                files[kind] = await response.text()
                 assert (
                     response.headers["Content-Disposition"]
                     == f'attachment; filename="run-1.{kind}"'
                 )
         await read(session, "/runs/run-1/table.exe", 404)
-    assert told["md"].splitlines()[2] == "| Krurou | Ana | 1200 |"
-    assert list(csv.reader(io.StringIO(told["csv"])))[2] == ["Bel", "Bo", "900"]
-    assert json.loads(told["json"])["rows"][1]["cells"][2]["state"] == "CELL_STATE_CONFLICT"
+    assert files["md"].splitlines()[2] == "| Krurou | Ana | 1200 |"
+    assert list(csv.reader(io.StringIO(files["csv"])))[2] == ["Bel", "Bo", "900"]
+    assert json.loads(files["json"])["rows"][1]["cells"][2]["state"] == "CELL_STATE_CONFLICT"
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ async def test_exports() -> None:
     ],
 )  # fmt: skip
 async def test_an_exported_value_is_no_formula(name: str, exported: str) -> None:
-    found = TableRun(
+    result = TableRun(
         Schema((Column("city", key=True), Column("@now"))), ((name, "x"), ("Bel", name))
     )
     async with (
-        shown(runs=[replace(TABLE, result=found, events=())]) as pages,
+        shown(runs=[replace(TABLE, result=result, events=())]) as pages,
         browsing(pages) as session,
     ):
         text = await read(session, "/runs/run-1/table.csv")
@@ -104,8 +104,8 @@ async def test_an_exported_value_is_no_formula(name: str, exported: str) -> None
     ]
 
 
-async def test_exports_with_sources() -> None:
-    """As the command writes them; a workbook too."""
+async def test_an_export_may_have_sources() -> None:
+    """They are as the command writes them. A workbook is possible too."""
     async with shown(runs=[TABLE]) as pages, browsing(pages) as session:
         text = await read(session, "/runs/run-1/table.csv?sources")
         async with session.get("/runs/run-1/table.xlsx") as response:
@@ -118,25 +118,25 @@ async def test_exports_with_sources() -> None:
 
 
 async def test_an_export_in_markdown_is_text() -> None:
-    evil = "<img src=x> ![x](http://evil.example/q.png) | [click](javascript:alert(1))"
-    found = TableRun(Schema((Column("city", key=True), Column(evil))), ((evil, "x"),))
+    hostile = "<img src=x> ![x](http://evil.example/q.png) | [click](javascript:alert(1))"
+    result = TableRun(Schema((Column("city", key=True), Column(hostile))), ((hostile, "x"),))
     async with (
-        shown(runs=[replace(TABLE, result=found, events=())]) as pages,
+        shown(runs=[replace(TABLE, result=result, events=())]) as pages,
         browsing(pages) as session,
     ):
         text = await read(session, "/runs/run-1/table.md")
     tokens = MarkdownIt("gfm-like").parse(text)
     assert not {"link_open", "image", "html_inline"} & {
-        one.type for token in tokens for one in token.children or ()
+        child.type for token in tokens for child in token.children or ()
     }
     assert sum(token.type in ("th_open", "td_open") for token in tokens) == 4
 
 
 async def test_a_given_value_that_a_source_contradicts_is_marked() -> None:
     assert isinstance(TABLE.result, TableRun)
-    found = replace(TABLE.result, given=(("Bel", "", "899"), ("Krurou", "", "1200")))
+    result = replace(TABLE.result, given=(("Bel", "", "899"), ("Krurou", "", "1200")))
     async with (
-        shown(runs=[replace(TABLE, result=found, events=())]) as pages,
+        shown(runs=[replace(TABLE, result=result, events=())]) as pages,
         browsing(pages) as session,
     ):
         text = await read(session, "/runs/run-1")
@@ -147,27 +147,30 @@ async def test_a_given_value_that_a_source_contradicts_is_marked() -> None:
 
 
 async def test_a_long_table_has_pages() -> None:
-    """Rows have the same addresses on all of them."""
+    """Rows have the same addresses on all pages."""
     names = "\n".join(f"- City {number}" for number in range(250))
-    found = TableRun(
+    result = TableRun(
         Schema((Column("city", key=True), Column("founder"))),
         (),
         (discovery(1),),
         (executed(names, "Register: x"),),
     )
     async with (
-        shown(runs=[replace(TABLE, result=found, events=())]) as pages,
+        shown(runs=[replace(TABLE, result=result, events=())]) as pages,
         browsing(pages) as session,
     ):
-        for first, rows in ((0, 100), (100, 100), (200, 50)):
-            text = await read(session, f"/runs/run-1?row={first}")
+        for first_row, rows in ((0, 100), (100, 100), (200, 50)):
+            text = await read(session, f"/runs/run-1?row={first_row}")
             assert text.count("</tr>") == rows + 1
-            assert f"/cells/{first}/0" in text
-            assert ("Next rows" in text, "Previous rows" in text) == (first < 200, first > 0)
+            assert f"/cells/{first_row}/0" in text
+            assert ("Next rows" in text, "Previous rows" in text) == (
+                first_row < 200,
+                first_row > 0,
+            )
         await read(session, "/runs/run-1?row=-1", 400)
 
 
-async def test_a_table_as_it_grows() -> None:
+async def test_a_growing_table_is_shown() -> None:
     async with shown() as pages, browsing(pages) as session:
         pages.tables.let.clear()
         run_id = await begun(session, "The cities of Vorland", "city*, founder, founded")
@@ -181,7 +184,7 @@ async def test_a_table_as_it_grows() -> None:
 
 
 @pytest.mark.parametrize("path", ["/runs/run-1/cells/0/0", "/runs/run-1/table.md"])
-async def test_a_table_whose_texts_are_not_kept(path: str) -> None:
+async def test_a_redacted_table_has_no_cells_and_no_exports(path: str) -> None:
     async with shown(runs=[redacted(TABLE)]) as pages, browsing(pages) as session:
         await read(session, path, 404)
         assert "Krurou" not in await read(session, "/runs/run-1")

@@ -15,27 +15,31 @@ from router.trace.redaction import redacted
 from tests.router.edge.pages.demo import runs, table
 from tests.router.store.stored import call, run
 
-RUNS = {each.id: each for each in runs()}
+RUNS = {demo_run.id: demo_run for demo_run in runs()}
 
 
-def test_lanes_in_the_order_of_the_work() -> None:
-    """The delegator, executors by number, the answerer; executors without a call of their own,
-    too.
-    """
+def test_lanes_are_in_the_order_of_the_work() -> None:
+    """The delegator, executors by number, the answerer. Executors without calls have a lane too."""
     shared = run("run-1", calls=(call("run-1", 0, role="delegation", sub_query_index=None),))
     assert [lane.name for lane in lanes(shared)] == ["Delegator", "Executor 1", "Executor 2"]
     assert [lane.agent.path for lane in lanes(RUNS["run-right"])] == [
         "delegation", "execution-0", "execution-1", "execution-2", "answer",
     ]  # fmt: skip
-    first, second = lanes(RUNS["run-right"])[1:3]
-    assert (first.round, first.sub_query, first.execution and first.execution.report.answer) == (
-        1, "Who first climbed Mount Orrin?", "Ada Brenn",
-    )  # fmt: skip
-    assert (second.spent.attempts, second.spent.attempts_without_usage) == (3, 1)
+    first_executor, second_executor = lanes(RUNS["run-right"])[1:3]
+    assert (
+        first_executor.round,
+        first_executor.sub_query,
+        first_executor.execution and first_executor.execution.report.answer,
+    ) == (
+        1,
+        "Who first climbed Mount Orrin?",
+        "Ada Brenn",
+    )
+    assert (second_executor.spent.attempts, second_executor.spent.attempts_without_usage) == (3, 1)
 
 
-def test_what_was_begun_before_the_delegator_had_ended_is_early() -> None:
-    """Of an answer; a table's delegator works beside its executors."""
+def test_a_call_before_the_end_of_the_delegator_s_turn_is_early() -> None:
+    """Holds for answers. A table's delegator works in parallel with its executors."""
     early = [
         (lane.agent.path, bar.early)
         for lane in lanes(RUNS["run-right"])
@@ -48,18 +52,18 @@ def test_what_was_begun_before_the_delegator_had_ended_is_early() -> None:
 
 @given(st.lists(st.tuples(st.floats(-5, 50), st.floats(0, 50)), max_size=8), st.floats(0, 20))
 def test_no_bar_leaves_its_lane(times: list[tuple[float, float]], duration_s: float) -> None:
-    """Whatever clocks say, and each is wide enough to be seen."""
+    """Holds for any clocks, and each bar is wide enough to be visible."""
     calls = [
-        call("run-1", n, started_at=1000.0 + at, duration_s=took)
-        for n, (at, took) in enumerate(times)
+        call("run-1", n, started_at=1000.0 + at, duration_s=length_of_call)
+        for n, (at, length_of_call) in enumerate(times)
     ]
-    shown = run("run-1", calls=calls, duration_s=duration_s)
-    bars = [bar for lane in lanes(shown) for bar in lane.bars]
+    timed_run = run("run-1", calls=calls, duration_s=duration_s)
+    bars = [bar for lane in lanes(timed_run) for bar in lane.bars]
     assert len(bars) == len(calls)
     assert all(
         bar.start >= 0 and bar.width >= 2.9 and bar.start + bar.width <= SCALE + 0.2 for bar in bars
     )
-    assert length_s(shown) >= duration_s
+    assert length_s(timed_run) >= duration_s
 
 
 @pytest.mark.parametrize(
@@ -72,36 +76,40 @@ def test_no_bar_leaves_its_lane(times: list[tuple[float, float]], duration_s: fl
         ("One. Two.", "", ("One. Two.", "", "")),
     ],
 )
-def test_a_citation_in_its_passage(text: str, quote: str, parts: tuple[str, str, str]) -> None:
-    """Marked whatever its white space; a passage that does not hold it stays whole."""
+def test_a_citation_is_marked_in_its_passage(
+    text: str, quote: str, parts: tuple[str, str, str]
+) -> None:
+    """White space may differ. A passage without the quote is not marked."""
     passage = Passage("p1", "T", text)
-    found = source(citation(passage, quote), passage)
-    assert (found.before, found.quote, found.after) == parts
+    marked_source = source(citation(passage, quote), passage)
+    assert (marked_source.before, marked_source.quote, marked_source.after) == parts
     assert source(citation(passage, quote), None).quote == quote
 
 
 def test_a_run_without_its_texts_keeps_its_lanes() -> None:
-    kept = lanes(redacted(RUNS["run-right"]))
-    whole = lanes(RUNS["run-right"])
-    assert [(lane.name, lane.bars) for lane in kept] == [(lane.name, lane.bars) for lane in whole]
-    assert {lane.sub_query for lane in kept} == {""}
+    redacted_lanes = lanes(redacted(RUNS["run-right"]))
+    full_lanes = lanes(RUNS["run-right"])
+    assert [(lane.name, lane.bars) for lane in redacted_lanes] == [
+        (lane.name, lane.bars) for lane in full_lanes
+    ]
+    assert {lane.sub_query for lane in redacted_lanes} == {""}
 
 
-def test_a_table_s_executors() -> None:
+def test_every_executor_of_a_table_has_a_lane() -> None:
     assert len(lanes(table("run-1"))) == 9
 
 
 def managed() -> Run:
-    """A step that a manager gave to two workers, after another manager had named it, and one
-    without a manager.
+    """Return a run with a step that a manager gave to two workers, after another manager had
+    escalated it, and a step without a manager.
     """
-    said = Conversation((Message("user", "step"),), (Completion("…", "stop"),))
-    first, second = (
-        Execution(f"fact {number}", Report(answer, ("so",)), "reported", (), said, "v1")
+    conversation = Conversation((Message("user", "step"),), (Completion("…", "stop"),))
+    first_worker, second_worker = (
+        Execution(f"fact {number}", Report(answer, ("so",)), "reported", (), conversation, "v1")
         for number, answer in enumerate(("Tarn", "Kestrel"))
     )
-    work = Trajectory("", "answered", (first, second), (2,), delegation=said)
-    before = Execution(
+    work = Trajectory("", "answered", (first_worker, second_worker), (2,), delegation=conversation)
+    escalated = Execution(
         "step",
         NO_EVIDENCE,
         "escalated",
@@ -110,10 +118,19 @@ def managed() -> Run:
         manager="files",
         work=replace(work, executions=()),
     )
-    asked = Execution(
-        "step", Report("Kestrel", ()), "reported", (), Conversation(()), "", (), "web", work, before
+    managed_step = Execution(
+        "step",
+        Report("Kestrel", ()),
+        "reported",
+        (),
+        Conversation(()),
+        "",
+        (),
+        "web",
+        work,
+        escalated,
     )
-    plain = Execution("other", Report("no", ()), "reported", (), said, "v2")
+    plain_step = Execution("other", Report("no", ()), "reported", (), conversation, "v2")
     calls = [
         call(
             "run-1", 0, role="delegation", sub_query_index=None, started_at=1000.0, duration_s=1.0
@@ -141,17 +158,22 @@ def managed() -> Run:
         call("run-1", 5, sub_query_index=1, started_at=1004.0),
     ]
     result = Trajectory(
-        "Kestrel", "answered", (asked, plain), (2,), delegation=said, answering=said
+        "Kestrel",
+        "answered",
+        (managed_step, plain_step),
+        (2,),
+        delegation=conversation,
+        answering=conversation,
     )
     return run("run-1", calls=calls, result=result, events=())
 
 
 def test_managers_stand_before_their_workers() -> None:
-    """Each with its own calls and conversation; a worker is early before its manager's turn has
-    ended.
+    """Each manager has its own calls and conversation. A worker is early before the end of its
+    manager's turn.
     """
-    found = lanes(managed())
-    assert [(lane.name, lane.agent.path, len(lane.bars)) for lane in found] == [
+    manager_lanes = lanes(managed())
+    assert [(lane.name, lane.agent.path, len(lane.bars)) for lane in manager_lanes] == [
         ("Delegator", "delegation", 1),
         ("Manager 1, files", "delegation-0-files", 1),
         ("Manager 1, web", "delegation-0-web", 1),
@@ -160,14 +182,20 @@ def test_managers_stand_before_their_workers() -> None:
         ("Executor 2", "execution-1", 1),
         ("Answerer", "answer", 0),
     ]
-    assert all(lane.conversation for lane in found)
-    assert [lane.name for lane in found for bar in lane.bars if bar.early] == ["Worker 1.1, web"]
+    assert all(lane.conversation for lane in manager_lanes)
+    assert [lane.name for lane in manager_lanes for bar in lane.bars if bar.early] == [
+        "Worker 1.1, web"
+    ]
 
 
-def test_a_manager_that_loses_what_its_worker_reported() -> None:
-    found = attribute(managed(), ["Tarn"])
-    assert found is not None
-    assert (found.lost_by, [each.agent and each.agent.path for each in found.sightings]) == (
-        "management", ["execution-0-web-0"],
-    )  # fmt: skip
-    assert found.failed == ()
+def test_an_answer_that_a_manager_lost_is_attributed_to_it() -> None:
+    attribution = attribute(managed(), ["Tarn"])
+    assert attribution is not None
+    assert (
+        attribution.lost_by,
+        [sighting.agent and sighting.agent.path for sighting in attribution.sightings],
+    ) == (
+        "management",
+        ["execution-0-web-0"],
+    )
+    assert attribution.failed == ()

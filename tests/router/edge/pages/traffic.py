@@ -1,4 +1,4 @@
-"""A store with something of everything that pages show."""
+"""A store with an example of all that pages show."""
 
 import random
 import time
@@ -64,8 +64,8 @@ def _calls(run_id: str, tenant: str, at: float, luck: random.Random) -> list[Cal
 
 
 async def fill(database: Database, tenants: tuple[str, ...]) -> list[Run]:
-    """Runs of the last day, one of them hostile, with feedback, quotas, and a version on trial;
-    newest first.
+    """Store runs of the last day, with a hostile one, feedback, quotas, and a version on trial;
+    return them newest first.
     """
     luck = random.Random(0)
     now = time.time()
@@ -124,7 +124,7 @@ def _insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
 
 
 async def _try(book: SQLVersionBook, luck: random.Random, now: float) -> None:
-    """The candidate is canary, and better, which is not certain yet."""
+    """Store a candidate in the canary stage that is better, without enough evidence yet."""
     for name, state, share in ((ACTIVE, "active", 0.0), (CANDIDATE, "canary", 0.2)):
         version = ExecutorVersion(name, state, share, now - 80_000, now - 90_000)  # type: ignore[arg-type]
         await book.add(

@@ -38,7 +38,7 @@ async def _load(name: str) -> str:
 
 @dataclass
 class World:
-    """A server of pages."""
+    """A server of pages over a real store."""
 
     address: str
     database: Database
@@ -46,13 +46,14 @@ class World:
     versions: Versions
     now: float = field(default_factory=time.time)
     keys: dict[str, str] = field(default_factory=dict)
-    """By tenant; that of the operator by an empty name."""
+    """Keys by tenant; the operator's has an empty name."""
 
 
 @asynccontextmanager
 async def pages(store: Path | str, *tenants: str) -> AsyncIterator[World]:
-    """Pages; with `tenants`, for those who have a key. `store`: a folder for one, or its
-    address.
+    """Serve pages; with `tenants`, each of them has a key.
+
+    `store` is a folder for a database, or a database's address.
     """
     async with AsyncExitStack() as stack:
         database = await Database.open(
@@ -84,19 +85,19 @@ async def pages(store: Path | str, *tenants: str) -> AsyncIterator[World]:
 
 
 class Addressed(Protocol):
-    """A server of pages, whatever is behind it."""
+    """Any server of pages."""
 
     @property
     def address(self) -> str:
-        """Its address, host:port."""
+        """Return its address, host:port."""
 
 
 @asynccontextmanager
 async def browsing(
     world: Addressed, key: str | None = None
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session of a browser, signed in with a key."""
-    jar = aiohttp.CookieJar(unsafe=True)  # which keeps those of IP addresses
+    """Open a browser's session, signed in with a key."""
+    jar = aiohttp.CookieJar(unsafe=True)  # keeps cookies of IP addresses
     async with aiohttp.ClientSession(f"http://{world.address}", cookie_jar=jar) as session:
         if key:
             form = {"key": key, "csrf": await token(session, "/sign-in")}
@@ -106,6 +107,6 @@ async def browsing(
 
 
 async def token(session: aiohttp.ClientSession, path: str) -> str:
-    """The token that the forms of a page have."""
+    """Return the token of a page's forms."""
     async with session.get(path) as response:
         return str(findall('name="csrf" value="([0-9a-f]+)"', await response.text())[0])
