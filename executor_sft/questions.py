@@ -151,7 +151,7 @@ class HeldOut:
 
     Two texts are near-duplicates if their sets of letter triples have a Jaccard index of at least
     `_NEAR`. An index from triples to held-out texts gives the number of shared triples of all texts
-    at once.
+    together.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -101,16 +102,27 @@ def reached(options: GatewayOptions, progress: Console) -> Iterator[Client]:
                 print_line(progress, text, style="dim")
                 status.update(escape(text))
 
-            try:
-                gateway = running_gateway(config, "127.0.0.1:0", log, key=key)
-                address = stack.enter_context(in_background(gateway))
-                client = Client(address, api_key=sent)
-            except StoreInUse as error:
-                if not error.address:
-                    raise
-                log(f"asking the gateway at {error.address}, which uses this store")
-                client = Client(connection(options, error.address))
+            deadline = time.monotonic() + options.timeout
+            client: Client | None = None
+            while client is None:
+                try:
+                    gateway = running_gateway(config, "127.0.0.1:0", log, key=key)
+                    address = stack.enter_context(in_background(gateway))
+                    client = Client(address, api_key=sent)
+                except StoreInUse as error:
+                    if error.address:
+                        log(f"asking the gateway at {error.address}, which uses this store")
+                        client = Client(connection(options, error.address))
+                    elif time.monotonic() > deadline:
+                        raise
+                    else:
+                        status.update("waiting for a gateway with this store, which is starting")
+                        time.sleep(_STARTING_S)
         yield stack.enter_context(client)
+
+
+_STARTING_S = 0.3
+"""Pause between looks for the address of a gateway that is starting."""
 
 
 class AskOptions(TermsOptions, frozen=True, kw_only=True):
