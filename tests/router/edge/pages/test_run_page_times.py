@@ -42,7 +42,7 @@ def execution(number: int) -> Execution:
         )
         for search_index in range(2)
     )
-    documents = [" ".join(found.text for found in search.passages) for search in searches]
+    documents = [" ".join(hit.text for hit in search.passages) for search in searches]
     outputs = tuple(
         Completion(f"<search>query {number} {turn}</search>", "stop", "So.") for turn in range(3)
     )
