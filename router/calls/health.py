@@ -12,7 +12,7 @@ from router.calls.role import Role
 from router.trace import RoleName
 
 _log = structlog.get_logger("readiness")
-Need = RoleName | Literal["retrieval", "store"]
+Need = Literal[RoleName, "retrieval", "store"]
 """A role's model, the passages, or the database."""
 
 
