@@ -23,8 +23,8 @@ from tests.serving.documents.conftest import FILES, pdf
 READS = """
 import sys
 from pathlib import Path
-from serving.documents.reader import Reader
-with Reader() as reader:
+from serving.documents.reader import DocumentReader
+with DocumentReader() as reader:
     list(reader.read(Path(sys.argv[1])))
 """
 
