@@ -1,7 +1,7 @@
 """The recording, and what differs from it.
 
-`CONTRACT_RECORD=1 pytest tests/contract` records anew; the difference in git is then what callers
-notice.
+`CONTRACT_RECORD=1 pytest tests/contract` records it again; its difference in git is then what
+callers notice.
 """
 
 import json
@@ -61,7 +61,7 @@ def record(name: str, value: Any) -> None:
 
 
 def _written(value: Any, indent: str = "") -> str:
-    """JSON, with a line for whatever fits into one."""
+    """Return JSON in which each value that fits stands on one line."""
     text = json.dumps(value, ensure_ascii=False, sort_keys=True)
     if len(indent) + len(text) <= 150 or not isinstance(value, dict | list) or not value:
         return text
