@@ -32,7 +32,6 @@ from executor_sft.jsonl import JsonlFile, read_jsonl
 from executor_sft.questions import HeldOut, Question, TableReports, read_questions
 from executor_sft.runtime import BASE, Runtime, adapter_files, named_adapters, open_runtime
 from executor_sft.step import Step, config_settings
-from router.calls import Role
 from router.errors import BadConfig, OutOfTime, UpstreamError, UpstreamUnavailable
 from router.protocol import exact_match
 from router.search import Executor, FactorizedSearch, RunContext
@@ -371,22 +370,18 @@ def teacher_config(config: Config) -> RoleConfig:
     return teacher
 
 
-def rollout_worker(
-    runtime: Runtime,
-    capped: int = 3,
-    teaching: Callable[[Role], Role] = replace,
-) -> RolloutWorker:
+def rollout_worker(runtime: Runtime, capped: int = 3) -> RolloutWorker:
     """Return a worker with the config's teacher and student, which return their token ids.
 
     `capped`: tries of the teacher with one search; all but the first are sampled, so that they
-    differ. `teaching`: wraps the teacher's role. Raises `BadConfig`.
+    differ. Raises `BadConfig`.
     """
     runtime = replace(runtime, asking={"execution": {"return_token_ids": True}})
     config = teacher_config(runtime.config)
     one_search = replace(executor_limits(runtime.config.search), max_searches=1)
     warm = max(config.temperature, _TEMPERATURE)
     runtimes = [runtime, *(runtime.sampled(seed, warm) for seed in range(1, capped))]
-    roles = [teaching(sampled.role("execution", config)) for sampled in runtimes]
+    roles = [sampled.role("execution", config) for sampled in runtimes]
     teacher = runtime.executor(roles[0])
     return RolloutWorker(
         runtime.search(teacher),

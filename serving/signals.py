@@ -33,10 +33,13 @@ def tune_interpreter() -> None:
 
 
 def run_until_stopped(service: AbstractAsyncContextManager[str]) -> None:
-    """Run `until_stopped` on uvloop."""
-    import uvloop
+    """Run `until_stopped` on uvloop, which Windows does not have."""
+    if sys.platform == "win32":
+        asyncio.run(until_stopped(service))
+    else:
+        import uvloop
 
-    uvloop.run(until_stopped(service))
+        uvloop.run(until_stopped(service))
 
 
 async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:

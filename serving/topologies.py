@@ -29,9 +29,11 @@ _PROMPTS = Path(__file__).parent / "prompts" / "full"
 
 
 def manager_configs(config: Config) -> dict[str, RoleConfig]:
-    """The role of each manager: its own, or the delegator's model with a prompt for managers."""
+    """Return the role of each manager: its own, or the delegator's with a prompt for managers."""
     other = replace(config.roles.delegation, prompt=str(_PROMPTS / "manager.txt"), fallbacks=())
-    configs = {name: (one.role or other, one.prompt) for name, one in config.managers.items()}
+    configs = {
+        name: (manager.role or other, manager.prompt) for name, manager in config.managers.items()
+    }
     return {
         name: replace(role, prompt=prompt or role.prompt)
         for name, (role, prompt) in configs.items()
@@ -45,9 +47,9 @@ def new_managers(
     report: Callable[[str, bool], ExecutionTurn] = parse_turn,
     with_tools: Mapping[str, Executes] = {},
 ) -> Managers:
-    """The managers of a config. `roles`: made of `manager_configs`. `workers`: those of managers
-    without tools. `report`: reads a manager's report. `with_tools`: the workers of the others, by
-    the manager's name.
+    """Return the managers of a config. `roles`: made from `manager_configs`. `workers`: executors
+    of managers without tools. `report`: reads a manager's report. `with_tools`: executors of the
+    other managers, by name.
     """
     max_sub_queries = config.search.max_sub_queries
     return Managers(
@@ -56,10 +58,10 @@ def new_managers(
                 name,
                 Delegator(roles[name], max_sub_queries, report=report),
                 with_tools.get(name, workers),
-                one.max_rounds,
-                one.max_workers,
+                manager.max_rounds,
+                manager.max_workers,
             )
-            for name, one in config.managers.items()
+            for name, manager in config.managers.items()
         ]
     )
 
@@ -71,8 +73,8 @@ def new_host(
     workers: Executes,
     with_tools: Mapping[str, Executes] = {},
 ) -> Topology:
-    """Three layers: a delegator, managers, whose roles are `own`, and their workers, as for
-    `new_managers`.
+    """Return the topology of three layers: a delegator, managers and their workers. `own`: the
+    managers' roles. `workers` and `with_tools`: as for `new_managers`.
     """
     hosted = {**roles, "delegation": _with_managers(config, roles["delegation"])}
     own = _with_others(config, own)
@@ -88,24 +90,24 @@ def _named(managers: Mapping[str, Role]) -> dict[str, Role]:
 
 
 def _with_managers(config: Config, role: Role) -> Role:
-    """The delegator, told of the managers."""
-    listed = "\n".join(f"- {name}: {one.about}" for name, one in config.managers.items())
+    """Return the delegator's role with a list of the managers in its instructions."""
+    listed = "\n".join(f"- {name}: {manager.about}" for name, manager in config.managers.items())
     return _with_instructions(
         role, (_PROMPTS / "host.txt").read_text("utf-8").strip().replace("{managers}", listed)
     )
 
 
 def _with_others(config: Config, managers: Mapping[str, Role]) -> dict[str, Role]:
-    """Managers, each told of the others."""
+    """Return managers' roles, each with a list of the others in its instructions."""
     return {
         name: _with_instructions(role, _others(config, name)) for name, role in managers.items()
     }
 
 
 def _others(config: Config, name: str) -> str:
-    """The managers that one, or a worker of its, may name; empty where there are none."""
+    """Return the list of managers that `name` and its workers may name; empty if none."""
     listed = "\n".join(
-        f"- {other}: {one.about}" for other, one in config.managers.items() if other != name
+        f"- {other}: {manager.about}" for other, manager in config.managers.items() if other != name
     )
     return listed and (_PROMPTS / "escalate.txt").read_text("utf-8").strip().replace(
         "{managers}", listed
@@ -176,8 +178,8 @@ def new_wide_search(
     executor: Executes,
     managers: Managers | None = None,
 ) -> WideSearch:
-    """The way to fill a table by the roles of the search; `managers` stand before the executor,
-    if there are any.
+    """Return the search that fills tables. `managers`: between the delegator and the executors;
+    None without managers.
     """
     role = _in_tables(roles["delegation"], config.roles.table_delegation)
     early = config.search.early_dispatch
@@ -201,7 +203,7 @@ def new_tables(
     *,
     with_tools: Mapping[str, Executes] = {},
 ) -> tuple[WideSearch, dict[str, Role]]:
-    """The search that fills tables, with managers where there are any, and its roles."""
+    """Return the search that fills tables, with the config's managers, and its roles."""
     in_tables = (_PROMPTS / "table_manager.txt").read_text("utf-8").strip()
     managing = {
         name: _with_instructions(role, in_tables)
@@ -228,7 +230,7 @@ def new_tables(
 
 
 def _in_tables(role: Role, config: TableRoleConfig) -> Role:
-    """The role with its prompt for tables, and its fallbacks likewise."""
+    """Return a role and its fallbacks with the prompt for tables."""
     path = Path(config.prompt or _PROMPTS / f"table_{role.name}.txt")
     sampling = replace(role.sampling, max_tokens=config.max_tokens or role.sampling.max_tokens)
     fallbacks = tuple(_in_tables(other, config) for other in role.fallbacks)
@@ -237,7 +239,7 @@ def _in_tables(role: Role, config: TableRoleConfig) -> Role:
 
 
 def executor_limits(search: SearchConfig) -> ExecutorLimits:
-    """Limits of an executor, by a config."""
+    """Return the limits of an executor."""
     access_k = search.access_k if search.access else 0
     chars = search.access_chars
     return ExecutorLimits(
@@ -255,7 +257,7 @@ def new_search(
     executor: Executes,
     topology: TopologyName = "factorized",
 ) -> FactorizedSearch:
-    """The search loop of a config, with its backbone, its answerer and whichever executor."""
+    """Return the search loop of a config with this executor."""
     lead = Delegator(roles["delegation"], search.max_sub_queries)
     if topology == "host":
         lead = dataclasses.replace(lead, stop=HOST_STOP, managed=True)

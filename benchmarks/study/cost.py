@@ -7,9 +7,9 @@ is assumed to answer as well; idle machines and training are not counted.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,8 @@ from executor_sft.command import show
 from executor_sft.jsonl import read_json
 from router.errors import BadConfig
 from router.ledger import UsageQuery
-from router.ledger.usage import Instead, dollars, with_other_models
+from router.ledger.usage import dollars
+from router.models import Usage
 from router.store import SQLUsages, opened
 from router.trace import Price, RoleName
 from router.trace.call import RoleTotal
@@ -34,6 +35,58 @@ _SHOWN = (
     "completion_tokens",
     "wasted_tokens",
 )
+
+
+class _Instead(NamedTuple):
+    """Another model for a role, and the share of the tokens that it would use."""
+
+    model: str
+    token_share: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> "_Instead":
+        """Parse `MODEL` or `MODEL*SHARE`. Raises `ValueError`."""
+        model, _, share = text.partition("*")
+        instead = cls(model.strip(), float(share or 1))
+        if not instead.model or not 0 < instead.token_share <= 1000:
+            raise ValueError(
+                "write MODEL or MODEL*SHARE, with a share of the tokens above 0, at most 1000"
+            )
+        return instead
+
+
+def _with_other_models(
+    totals: Iterable[RoleTotal],
+    prices: Mapping[str, Price],
+    instead: Mapping[RoleName, _Instead] = {},
+) -> list[RoleTotal]:
+    """Price totals again: with `prices` for the models in it, and as booked for others.
+
+    `instead`: replacements by role, all of whose models are in `prices`.
+    """
+    return [
+        _priced(total, prices, instead.get(total.role, _Instead(total.model))) for total in totals
+    ]
+
+
+def _priced(total: RoleTotal, prices: Mapping[str, Price], other: _Instead) -> RoleTotal:
+    if (price := prices.get(other.model)) is None:
+        return total
+
+    share = other.token_share
+    cached = None if total.cached_tokens is None else round(share * total.cached_tokens)
+    usage = Usage(
+        round(share * total.prompt_tokens), round(share * total.completion_tokens), cached
+    )
+    return msgspec.structs.replace(
+        total,
+        model=other.model,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        attempts_without_cost=total.attempts_without_usage,
+        nano_usd=None if total.attempts_without_usage else price.cost(usage),
+    )
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
@@ -79,10 +132,10 @@ async def measure(options: Options) -> CostReport:
     instead = dict(map(_instead, options.instead))
     known = {**prices, **{other.model: _price(other.model, prices) for other in instead.values()}}
     runs, totals = await _booked(options.store)
-    booked = _costs(with_other_models(totals, prices))
+    booked = _costs(_with_other_models(totals, prices))
     if not instead:
         return CostReport(runs, booked, None, None)
-    what_if = _costs(with_other_models(totals, known, instead))
+    what_if = _costs(_with_other_models(totals, known, instead))
     saved = None
     if booked.dollars and what_if.dollars is not None:
         saved = 1 - what_if.dollars / booked.dollars
@@ -132,10 +185,10 @@ def _price(model: str, prices: Mapping[str, Price]) -> Price:
     return price
 
 
-def _instead(text: str) -> tuple[RoleName, Instead]:
+def _instead(text: str) -> tuple[RoleName, _Instead]:
     role, _, model = text.partition("=")
     try:
-        return msgspec.convert(role, RoleName), Instead.parse(model)
+        return msgspec.convert(role, RoleName), _Instead.parse(model)
     except (msgspec.ValidationError, ValueError):
         raise BadConfig(
             f"--instead {text}: write ROLE=MODEL or ROLE=MODEL*SHARE, with a role of "

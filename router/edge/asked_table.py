@@ -16,7 +16,7 @@ from router.edge.grpc.convert_table import table_request_from_proto
 from router.errors import BadRequest
 from router.runs import RequestOptions
 from router.table import TableRequest
-from router.table.schema import MAX_COLUMNS, normal_name
+from router.table.schema import MAX_COLUMNS, check_number, normal_name
 from router.trace import Run
 from router.trace.table import Column
 from router.trace.values import OnEvent
@@ -68,17 +68,14 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
     """
     if not columns:
         return TableRequest(question, _columns_named_in(question))
-    many = columns.count(",") + 1 if isinstance(columns, str) else len(columns)
-    if many > MAX_COLUMNS:
-        raise BadRequest(
-            f"columns: {many} of them, at most {MAX_COLUMNS}; ask for fewer, or twice."
-        )
-    if sum(map(len, columns)) > _MAX_COLUMNS_CHARS:
+    listed = columns.split(",") if isinstance(columns, str) else columns
+    check_number(listed)
+    if sum(map(len, listed)) > _MAX_COLUMNS_CHARS:
         raise BadRequest(
             f"columns: longer than {_MAX_COLUMNS_CHARS:,} characters; list fewer choices."
         )
     try:
-        request = FillTableRequest(question=question, columns=parse_columns(columns))
+        request = FillTableRequest(question=question, columns=parse_columns(listed))
     except ValueError as error:
         raise BadRequest(str(error)) from None
     return table_request_from_proto(request)

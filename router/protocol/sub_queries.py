@@ -168,10 +168,10 @@ def read_questions(body: str, *, partial: bool) -> list[str]:
 
 def _is_question(text: str) -> bool:
     # A number may be one, such as 978-3-16-148410-0, but not a list of numbers
-    number = sum(map(str.isdigit, text)) >= _FEWEST_DIGITS and ", " not in text
+    is_number = sum(map(str.isdigit, text)) >= _FEWEST_DIGITS and ", " not in text
     return (
         len(text) <= LONGEST_QUESTION
-        and (number or any(map(str.isalpha, text)))
+        and (is_number or any(map(str.isalpha, text)))
         and text.casefold().rstrip(".") not in _NOTHING
         and not (text.endswith(":") and _names_questions(text))
     )

@@ -343,4 +343,5 @@ def _read_chars(trajectory: Trajectory) -> int:
     """Return how many characters a run's executors were shown and its answer has."""
     searches = [search for execution in trajectory.executions for search in execution.every_search]
     shown = sum(len(passage.text) for search in searches for passage in search.shown)
+    # The words of an answer are looked up one by one, which costs several times as much
     return shown + 4 * len(trajectory.answer)

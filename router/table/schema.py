@@ -1,7 +1,7 @@
 """Checks of columns and given rows before anything is spent, and the questions for cells."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from functools import lru_cache
 
 from router.errors import BadRequest
@@ -25,14 +25,18 @@ def normal_name(name: str) -> str:
     return "".join(filter(str.isalnum, form)) or "".join(form.split())
 
 
+def check_number(columns: Sized) -> None:
+    """Raise `BadRequest` for too many columns."""
+    if len(columns) > MAX_COLUMNS:
+        raise BadRequest(
+            f"columns: {len(columns)} of them, at most {MAX_COLUMNS}; ask for fewer, or twice."
+        )
+
+
 def checked_schema(columns: Iterable[Column]) -> Schema:
     """Return the schema of columns. Raises `BadRequest` for the first defect."""
     schema = Schema(tuple(columns))
-    if len(schema.columns) > MAX_COLUMNS:
-        raise BadRequest(
-            f"columns: {len(schema.columns)} of them, at most {MAX_COLUMNS}; ask for "
-            "fewer, or twice."
-        )
+    check_number(schema.columns)
     if (choices := sum(len(column.choices) for column in schema.columns)) > _MAX_CHOICES:
         raise BadRequest(
             f"columns: {choices} choices in all, at most {_MAX_CHOICES}; leave the type a text."

@@ -1,5 +1,6 @@
 """Runs, answers, tokens and cost, for a terminal."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import UTC
 from typing import Any
@@ -264,7 +265,7 @@ def _time(timestamp: Timestamp) -> str:
     return timestamp.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M")
 
 
-class RunView:
+class RunView(ABC):
     """Shows one run, on its way and at its end."""
 
     doing = "asking"
@@ -306,9 +307,9 @@ class RunView:
         elif not self._stream:
             self.out.out(json_of(getattr(result, "message", result)), highlight=False)
 
+    @abstractmethod
     def show_result(self, result: Any) -> None:
         """Show the result for people."""
-        raise NotImplementedError
 
 
 class AnswerView(RunView):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,7 +73,7 @@ class LiveCheck(msgspec.Struct, frozen=True):
 
     @property
     def probes(self) -> dict[str, ProbeResults]:
-        """ProbeResults of roles, of retrieval, and of tools, by name."""
+        """Results of roles, of retrieval and of tools, by name."""
         return {
             **{name: role.probes for name, role in self.roles.items()},
             **self.retrieval,
@@ -82,8 +83,8 @@ class LiveCheck(msgspec.Struct, frozen=True):
     @property
     def works(self) -> bool:
         """Whether everything that is needed is good."""
-        probes = (result for found in self.probes.values() for result in found.values())
-        return all(result.good or not result.needed for result in probes)
+        results = chain.from_iterable(probes.values() for probes in self.probes.values())
+        return all(result.good or not result.needed for result in results)
 
 
 class _Probed(NamedTuple):
@@ -137,7 +138,7 @@ async def _probe_role(
     log: Log,
     limit_s: float,
 ) -> _Probed:
-    """Ask a role its turns. Of a role that fails, there is one result, which says why."""
+    """Ask a role its turns. A role that fails has a single result, which says why."""
     # Roles remember what an endpoint lacks, so each turn has another one
     new_role = partial(started.new_role, name, msgspec.structs.replace(config, attempts=1))
     role: Role = new_role()
@@ -210,7 +211,7 @@ async def _served(
 
 
 def _protocol(name: RoleName, results: Sequence[Completion | BaseException]) -> ProbeResult:
-    """Count the turns that are what was due; more than half have to be."""
+    """Count the turns that follow the protocol; more than half of them must."""
     slips = []
     for turn, result in zip(TURNS[name], results, strict=True):
         if isinstance(result, BaseException):
@@ -250,7 +251,7 @@ def _judged(
     config: RoleConfig,
     probed: _Probed,
     typical: Use,
-    most: Use,
+    at_most: Use,
     price: Price | None,
 ) -> RoleCheck:
     """Return a role's results with its budgets and its price."""
@@ -259,32 +260,32 @@ def _judged(
         context = probed.context
         if config.engine is None and config.base_url is None:
             context = context or litellm_entry(config.model).get("max_input_tokens")
-        probes["context"] = _judged_context(context, typical, most)
+        probes["context"] = _judged_context(context, typical, at_most)
         probes["price"] = ProbeResult(
-            None, "unknown", f'nobody tells its price; put it into [prices."{config.model}"]'
+            None, "unknown", f'its price is unknown; set it in [prices."{config.model}"]'
         )
         if price is not None:
             probes["price"] = ProbeResult(True, f"${price.prompt:g} / ${price.completion:g}")
-    dollars = (typical.cost(price), most.cost(price)) if price else None
+    dollars = (typical.cost(price), at_most.cost(price)) if price else None
     return RoleCheck(
         config.model,
         probes,
         typical,
-        most,
+        at_most,
         price,
         dollars,
     )
 
 
-def _judged_context(tokens: int | None, typical: Use, most: Use) -> ProbeResult:
+def _judged_context(tokens: int | None, typical: Use, at_most: Use) -> ProbeResult:
     if tokens is None:
-        calls = f"calls take {typical.longest} to {most.longest}"
-        return ProbeResult(None, "unknown", f"nobody tells its context; {calls}")
-    if tokens >= most.longest:
+        calls = f"calls take {typical.longest} to {at_most.longest}"
+        return ProbeResult(None, "unknown", f"its context is unknown; {calls}")
+    if tokens >= at_most.longest:
         return ProbeResult(True, str(tokens))
     advice = (
         f"its context is {tokens} tokens, but a call takes {typical.longest}, and "
-        f"{most.longest} where a question uses up all budgets; serve it with more, or lower "
+        f"{at_most.longest} where a question uses up all budgets; serve it with more, or lower "
         "max_tokens, search.top_k or retrieval.chunk_tokens"
     )
     return ProbeResult(False, str(tokens), advice, needed=tokens < typical.longest)

@@ -79,7 +79,7 @@ def test_shipped_models_fit_the_study(tmp_path: Path) -> None:
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
-    """Nothing has been written by then."""
+    """The error comes before anything is written."""
     missing = re.escape(str(tmp_path / "small" / "model.safetensors"))
     with pytest.raises(BadConfig, match=f"--models: {missing}: No such file"):
         write_study(Options(work=tmp_path / "work", models=tmp_path))

@@ -162,11 +162,11 @@ async def test_repeated_calls_of_resumed_runs_are_reported(tmp_path: Path) -> No
     last = stored.run(
         "run-3", 3.0, [stored.call("run-3"), stored.call("run-3", 1)], resumed_from="run-2"
     )
-    anew = (
+    made_again = (
         stored.run("run-4", 4.0, request="another", status="interrupted"),
         stored.run("run-5", 5.0, request="another"),
     )
-    await stored.put(database, cut, repeated, last, *anew)
+    await stored.put(database, cut, repeated, last, *made_again)
     shown = {
         "run-1-0": b"one",
         "run-1-1": b"two",

@@ -77,7 +77,7 @@ def test_models_take_missing_keys_from_their_role(tmp_path: Path) -> None:
 def test_an_invalid_sweep_is_refused(
     tmp_path: Path, pairs: str, models: str, head: str, why: str
 ) -> None:
-    """Nothing has been started by then."""
+    """The error comes before anything is started."""
     with pytest.raises(BadConfig, match=why):
         cells_of(read_plan(write(tmp_path, pairs, models, head)))
 

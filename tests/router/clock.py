@@ -18,7 +18,7 @@ class Clock(asyncio.SelectorEventLoop):
         return self.now
 
     async def advance(self, seconds: float) -> None:
-        """Let `seconds` pass, and everything due by then happen."""
+        """Advance by `seconds`; everything that is due meanwhile happens."""
         await self.settle()
         self.now += seconds
         await self.settle()

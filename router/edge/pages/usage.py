@@ -98,7 +98,7 @@ def _columns(
     rows: tuple[UsageRow, ...], query: UsageQuery, series: Sequence[str]
 ) -> dict[str, dict[str, tuple[int, int]]]:
     """Return tokens and billionths of a dollar by time and series, for every hour, day or month of
-    the span. What is of no series counts to the last one.
+    the span. Groups without a series are summed in the last one.
     """
     form = _LABELS[query.bucket or "hour"]
     step = _HOUR_S if query.bucket == "hour" else 24 * _HOUR_S

@@ -329,7 +329,7 @@ async def test_the_config_s_judge_is_called_once_per_column(tmp_path: Path) -> N
 
 
 async def test_a_config_without_a_judge_is_refused(folder: Path, tmp_path: Path) -> None:
-    """Nothing has been scored by then."""
+    """The error comes before anything is scored."""
     test_runtime.config(tmp_path)
     file = responses(folder, ("t1", HALF), ("t2", RIGHT))
     config = tmp_path / "config.toml"

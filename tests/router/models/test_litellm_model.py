@@ -316,7 +316,7 @@ print("litellm" in sys.modules, model.name, model.endpoint, "sk-secret" in repr(
 
 
 def test_the_first_call_imports_litellm_in_a_thread() -> None:
-    """LiteLLM's settings are in place by then. If it is missing, the error says what to install."""
+    """LiteLLM's settings are applied first. If it is missing, the error says what to install."""
     code = """
 import asyncio, os, sys, threading
 from router.errors import BadConfig

@@ -104,16 +104,16 @@ async def test_workers_spend_four_fifths_and_the_delegator_prompt_does_not_grow(
     """Compare with two layers on the same question."""
     layers = Layers()
     context = lasting()
-    beside = lasting()
+    context_of_two = lasting()
     await layers.search().run(QUESTION, context)
     alone = ScriptedModel(leads_alone, "backbone")
     models = Deployment(
         alone, ScriptedModel(works, "small"), ScriptedModel(answers, "fixed"), Pages()
     )
-    trajectory = await models.search().run(QUESTION, beside)
+    trajectory = await models.search().run(QUESTION, context_of_two)
     assert trajectory.answer == " ".join(VALUES)
     of_host = tokens(context.ledger.calls)
-    of_two = tokens(beside.ledger.calls)
+    of_two = tokens(context_of_two.ledger.calls)
     longest = [
         max(len(_text(prompt)) for prompt in model.prompts) for model in (layers.delegator, alone)
     ]

@@ -721,7 +721,7 @@ async def test_a_trial_that_waited_since_the_shadow_stage_is_dropped(tmp_path: P
 
 
 async def test_a_trial_of_traffic_that_has_changed_is_not_recorded(tmp_path: Path) -> None:
-    """The comparison is obsolete by then."""
+    """The comparison became obsolete before it ended."""
     models = Models()
     held = HeldModel(ScriptedModel(reports("Al Pacino"), NEW))
     models.executors[NEW] = held

@@ -563,10 +563,7 @@ async def test_the_table_is_followed_by_a_line_for_each_doubt(
     assert status == 1
     assert shown.count("✗ ignored") == 3
     assert shown.count("stop strings are ignored") == 1
-    assert (
-        'delegation, execution, answer: nobody tells its price; put it into [prices."tiny"]'
-        in shown
-    )
+    assert 'delegation, execution, answer: its price is unknown; set it in [prices."tiny"]' in shown
     assert "embedder: reachable ✓ 8 numbers" in shown
     assert "$" not in shown
     assert "Typical: two rounds" in shown

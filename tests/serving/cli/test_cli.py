@@ -663,7 +663,7 @@ def test_a_question_without_an_address_starts_a_gateway(
 def test_passages_with_an_impossible_length_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: str
 ) -> None:
-    """Nothing has been written by then."""
+    """The error comes before anything is written."""
     out = ("--out", str(tmp_path / "index"))
     assert main(["index", "build", str(tmp_path), *out, "--chunk-tokens", tokens]) == 1
     limit = "at most 8192" if tokens == "8193" else "at least 32"

@@ -462,7 +462,7 @@ def test_a_config_that_cannot_work_is_refused_with_key_and_remedy(
 def test_a_first_version_that_cannot_be_loaded_is_refused(
     tmp_path: Path, executor: str, message: str
 ) -> None:
-    """Nothing has been started by then."""
+    """The error comes before anything is started."""
     (tmp_path / "executor-000001").mkdir()
     (tmp_path / "executor-000001" / "manifest.json").write_text("{}")
     role = f'[roles.execution]\nmodel = "m"\nprompt = "prompt.txt"\n{executor}'
