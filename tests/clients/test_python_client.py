@@ -121,7 +121,7 @@ UNKNOWN: list[tuple[str, tuple[str, ...], str, str]] = [
     ("stream", ("Who?",), "nocache", "no_cache"),
     ("table", ("Who?", "a*"), "max_row", "max_rows"),
     ("stream_table", ("Who?", "a*"), "closd", "closed"),
-    ("begin_table", ("Who?", "a*"), "topolgy", "topology"),
+    ("begin_table", ("Who?", "a*"), "max_row", "max_rows"),
     ("search", ("Who?",), "topk", "top_k"),
     ("run", ("run-1",), "tracing", "trace"),
     ("runs", (), "knd", "kind"),
