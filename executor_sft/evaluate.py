@@ -34,6 +34,8 @@ from serving.terminal import complain, progress_bar
 
 RESULT = "evaluation.json"
 _RESAMPLES = 10_000
+_BLOCK = 1_000_000
+"""Bootstrap samples of one interval, and max values that are drawn at once."""
 _FIGURES = ("exact_match", "f1", "executor_tokens", "tokens")
 """Figures that are compared: fields of `Answered` and of `Comparison`."""
 
@@ -77,7 +79,11 @@ def paired_difference(new: Sequence[float], old: Sequence[float], seed: int = 0)
     differences = np.asarray(new, np.float64) - np.asarray(old, np.float64)
     rng = np.random.default_rng(seed)
     count = len(differences)
-    means = [differences[rng.integers(0, count, count)].mean() for _ in range(_RESAMPLES)]
+    # In blocks, as a sample at a time is slow and all at once may not fit into memory
+    block = max(1, _BLOCK // count)
+    sizes = [min(block, _RESAMPLES - start) for start in range(0, _RESAMPLES, block)]
+    samples = (differences[rng.integers(0, count, (size, count))] for size in sizes)
+    means = np.concatenate([sample.mean(axis=1) for sample in samples])
     low, high = np.quantile(means, (0.025, 0.975))
     return Difference(float(differences.mean()), float(low), float(high))
 
