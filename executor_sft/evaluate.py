@@ -35,7 +35,7 @@ from serving.terminal import complain, progress_bar
 RESULT = "evaluation.json"
 _RESAMPLES = 10_000
 _BLOCK = 1_000_000
-"""Bootstrap samples of one interval, and max values that are drawn at once."""
+"""Bootstrap samples of one interval, and max values drawn in one block."""
 _FIGURES = ("exact_match", "f1", "executor_tokens", "tokens")
 """Figures that are compared: fields of `Answered` and of `Comparison`."""
 
