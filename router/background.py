@@ -1,7 +1,7 @@
 """Background tasks, task groups, worker threads, and errors that are logged instead of raised."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
@@ -12,6 +12,8 @@ from router.errors import RolegateError
 
 _log = structlog.get_logger("gateway")
 T = TypeVar("T")
+_FREED = 50
+"""Parts that are freed in one step."""
 
 
 @asynccontextmanager
@@ -63,6 +65,19 @@ def errors_logged(
         log.warning(event, error=f"{type(error).__name__}: {error}", **known)
     except Exception:
         log.exception(event, **known)
+
+
+def free_slowly(parts: Iterable[object], after_s: float) -> None:
+    """Keep the parts of a large object for some seconds, in which its users let go of it, and then
+    free them in steps: freeing a table with all its cells in one step would hold the event loop.
+    """
+    asyncio.get_running_loop().call_later(after_s, _free, list(parts))
+
+
+def _free(parts: list[object]) -> None:
+    del parts[-_FREED:]
+    if parts:
+        asyncio.get_running_loop().call_soon(_free, parts)
 
 
 class Worker:

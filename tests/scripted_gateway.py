@@ -14,9 +14,9 @@ from router.errors import UpstreamUnavailable
 from router.models import Prompt, ScriptedModel
 from router.models.model import Answer
 from router.protocol import Passage
-from router.testing.retriever import FixedRetriever
 from tests.router.deployment import STOP, Deployment, block, report
 from tests.router.edge.wire import whole_server
+from tests.router.retriever import FixedRetriever
 
 ROOT = Path(__file__).parents[1]
 QUESTION = "When was the director of Heat born?"

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from router.background import free_slowly
 from router.errors import RunCancelled
 from router.trace import Event, Run
 from router.trace.values import OnEvent
@@ -14,6 +15,10 @@ from router.trace.values import OnEvent
 _log = structlog.get_logger("gateway")
 
 Value = TypeVar("Value")
+_LARGE = 1000
+"""Number of events from which on they are freed slowly."""
+_USED_S = 60.0
+"""Time after the end of a run in which its last watchers let go of it."""
 
 
 class LiveRun:
@@ -51,6 +56,8 @@ class LiveRun:
         """Mark the run as over."""
         if not self.ended.done():
             self.ended.set_result(run)
+            if len(self.events) > _LARGE:
+                free_slowly(self.events, _USED_S)
         self._wake()
 
     def cancel(self) -> None:

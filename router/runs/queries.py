@@ -7,6 +7,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from cachetools import TTLCache
 
+from router.background import free_slowly
 from router.errors import BadRequest, StoreFailed
 from router.runs.archive import Archive, ExportedRun, RunFilter, RunPage
 from router.runs.lifecycle import ended_run
@@ -19,10 +20,11 @@ _AFTER_EVENTS = 2
 """Messages that follow a run's own events: the tokens, and the answer."""
 
 _LARGE = 200
+"""Number of calls from which on an ended run is cached."""
 _KEPT_S = 30.0
-"""How long an ended run is cached after it was read, and the number of calls from which on it
-is.
-"""
+"""How long it is cached."""
+_USED_S = 60.0
+"""How long it may be used after that."""
 
 OnFeedback = Callable[[Feedback], Awaitable[None]]
 
@@ -54,8 +56,10 @@ class Runs:
             run = self._ended.get(run_id)
             if run is None or not identity.sees(run.tenant):
                 run = await self._archive.load(run_id, identity.tenant)
-            if len(run.calls) >= _LARGE and run.status not in ("running", "interrupted"):
-                self._ended[run_id] = run
+                if len(run.calls) >= _LARGE and run.status not in ("running", "interrupted"):
+                    self._ended[run_id] = run
+                    executions = getattr(run.result, "executions", ())
+                    free_slowly((*run.events, *executions), _KEPT_S + _USED_S)
         live = self._live.find(run_id)
         if live and run.status == "running":
             return msgspec.structs.replace(run, events=tuple(live.events))

@@ -25,6 +25,7 @@ from router.store.group_commit import GroupCommit
 from router.store.log import RunLog
 from router.store.members import Members
 from router.store.names import RequestNames
+from router.store.parts import encoded_in_parts
 from router.store.quotas import LIMITED, Period, Quotas, Tally, periods
 from router.store.records import (
     Begun,
@@ -281,12 +282,14 @@ class LogJournal:
         for call in (*run.calls, *recorded.cut()):
             self.settle(call)
 
-        brief = None
+        payload = None
         if len(run.calls) > _LARGE and not recorded.redact:
             brief = await in_worker(recorded.turns.without, run)
+            brief = await in_worker(encoded_in_parts, replace(brief, calls=()))
+            payload = await in_worker(encode, RunEnded(brief))
             recorded = self._running(run.id)
         try:
-            self._end(recorded, run, brief)
+            self._end(recorded, run, payload)
         except StoreFailed:
             self._lost[run.id] = withheld(run, "failed", "StoreFailed")
             raise
@@ -375,14 +378,15 @@ class LogJournal:
         self._log.append(run.key, run.records, encode(record), later=later)
         run.apply(record)
 
-    def _end(self, recorded: RecordedRun, run: Run, brief: Run | None = None) -> None:
-        """Write the last record of a run, whose calls are settled. `brief`: the run without what
-        its turns hold, if that is made already. Raises `StoreFailed`.
+    def _end(self, recorded: RecordedRun, run: Run, payload: bytes | None = None) -> None:
+        """Write the last record of a run, whose calls are settled. `payload`: the encoded record,
+        if it exists already. Raises `StoreFailed`.
         """
-        if recorded.redact:
-            brief = redacted(run)
-        brief = brief or recorded.turns.without(run)
-        self._append(recorded, RunEnded(replace(brief, calls=())))
+        if payload is None:
+            brief = redacted(run) if recorded.redact else recorded.turns.without(run)
+            payload = encode(RunEnded(replace(brief, calls=())))
+        self._log.append(recorded.key, recorded.records, payload)
+        recorded.records += 1
 
         del self._runs[run.id]
         self._lost.pop(run.id, None)

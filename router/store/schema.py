@@ -30,6 +30,7 @@ from router.amount import Amount
 from router.errors import StoreFailed
 from router.models.model import TOKEN_COUNTS
 from router.runs.archive import MAX_LISTED_CHARS
+from router.store.parts import decode_run, encoded_in_parts
 from router.trace import Call, Run, Trajectory
 from router.trace.call import UsageSums, sum_known
 from router.trace.export import output_of
@@ -251,7 +252,8 @@ def trace_of(run: Run) -> bytes:
     """Encode a run as MessagePack, compressed if large. Executions are left out of the events,
     because the result holds them.
     """
-    trace = msgspec.msgpack.encode(msgspec.structs.replace(run, events=brief(run.events)))
+    run = msgspec.structs.replace(run, events=brief(run.events))
+    trace = msgspec.msgpack.encode(encoded_in_parts(run))
     return zlib.compress(trace, 1) if len(trace) >= _LARGE else trace
 
 
@@ -273,7 +275,7 @@ def run_of(row: Row[Any]) -> Run:
     try:
         # MessagePack of a map never begins with "x", and zlib's output always does.
         trace = zlib.decompress(row.trace) if row.trace[:1] == b"x" else row.trace
-        run = msgspec.msgpack.decode(trace, type=Run)
+        run = decode_run(trace)
     except (zlib.error, msgspec.DecodeError) as error:
         raise StoreFailed(
             f"The trace of run {row.run_id} is damaged; see `rolegate store check`."

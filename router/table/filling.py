@@ -16,7 +16,7 @@ queue: executors at work finish, and the run ends with the table that there is.
 
 import asyncio
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain
@@ -228,10 +228,10 @@ class _Filling:
         self._at_work: dict[asyncio.Task[Execution], int] = {}
         """Sub-query numbers of running executors."""
 
-        self._asked = Counter[tuple[RowKey, str]]()
-        """Last attempt for each cell."""
-        self._looked = Counter[tuple[RowKey, str]]()
-        """Executors that looked for each cell without failing."""
+        self._asked = defaultdict[RowKey, Counter[str]](Counter)
+        """Last attempt for each cell, by row and column."""
+        self._looked = defaultdict[RowKey, Counter[str]](Counter)
+        """Executors that looked for each cell without failing, by row and column."""
         self._filled: set[RowKey] = set()
         """Keys whose fills have been queued."""
 
@@ -486,7 +486,7 @@ class _Filling:
             self._take_rows(ask, execution, reading)
             return
         if execution.looked:
-            self._looked.update((ask.row, name) for name in ask.columns)
+            self._looked[ask.row].update(ask.columns)
         lacking = [
             column.name
             for column, claim in zip(self._schema.columns, reading.rows[0].claims, strict=True)
@@ -544,17 +544,15 @@ class _Filling:
         `wanted`: the manager that the last report named.
         """
         limit = self._limits.asks_per_cell
-        holes = [
-            name
-            for name in columns
-            if self._looked[key, name] < limit and self._asked[key, name] < 2 * limit
-        ]
-        attempt = 1 + max((self._asked[key, name] for name in holes), default=0)
+        asked = self._asked[key]
+        looked = self._looked[key]
+        holes = [name for name in columns if looked[name] < limit and asked[name] < 2 * limit]
+        attempt = 1 + max((asked[name] for name in holes), default=0)
         manager = self._manager(attempt, wanted)
-        kind: AskKind = "settle" if any(self._looked[key, name] for name in holes) else "fill"
+        kind: AskKind = "settle" if any(looked[name] for name in holes) else "fill"
 
         for name in holes:
-            self._asked[key, name] = attempt
+            asked[name] = attempt
         size = self._limits.cells_per_ask or len(self._schema.columns)
         for start in range(0, len(holes), size):
             names = tuple(holes[start : start + size])

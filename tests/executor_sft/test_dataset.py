@@ -18,7 +18,6 @@ from router.models import Completion, Message, ScriptedModel
 from router.models.model import Answer, TokenIds
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
-from router.testing.retriever import FixedRetriever
 from router.trace import Conversation, Execution
 from tests.executor_sft.traces import (
     MINI,
@@ -33,6 +32,7 @@ from tests.executor_sft.traces import (
     write_lines,
 )
 from tests.router.deployment import STOP, block, lasting, role
+from tests.router.retriever import FixedRetriever
 
 QWEN3 = """\
 {%- set last = namespace(at=0) -%}

@@ -22,7 +22,7 @@ from router.protocol.tags import unescape
 from router.protocol.turns import ReportTurn, SearchTurn, parse_answer
 from router.search import Executor, RunContext, answerer, delegator, executor
 from router.search.agent import ExecutorLimits
-from router.testing.retriever import FixedRetriever
+from tests.router.retriever import FixedRetriever
 
 _DOCUMENT = re.compile(r'<document index="\d+"><title>(.*?)</title><text>(.*?)</text></document>')
 

@@ -15,10 +15,10 @@ from router.models.model import Answer, TokenIds
 from router.protocol import Passage
 from router.search import Executor
 from router.search.agent import ExecutorLimits
-from router.testing.retriever import FixedRetriever
 from router.trace import Execution, Trajectory
 from serving.config.file import load_config, preset
 from tests.router.deployment import lasting, role
+from tests.router.retriever import FixedRetriever
 
 MINI = Path(load_config(preset("mini")).engines["executor"].path)
 PAGE = Passage("1", "Heat", "Heat is a film by Michael Mann.")

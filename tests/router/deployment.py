@@ -25,10 +25,10 @@ from router.search import (
 )
 from router.search.agent import ExecutorLimits
 from router.search.executor import Executes
-from router.testing.retriever import FixedRetriever
 from router.trace import Call, Event, RoleName, Run
 from router.trace.run import Feedback, RoleSetting, RunStatus
 from router.trace.values import TopologyName
+from tests.router.retriever import FixedRetriever
 
 STOP = "<stop/>Enough evidence<stop>"
 PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9)

@@ -28,7 +28,6 @@ from router.edge.grpc.server import Server
 from router.errors import BadConfig, StoreFailed
 from router.store import Database, SQLAccounts, SQLVersionBook
 from router.testing.openai_server import MODEL, fails, says, serving
-from router.testing.retriever import FixedRetriever
 from router.trace.identity import SCOPES
 from router.versions import ExecutorVersion, VersionDecision
 from serving import composition
@@ -47,6 +46,7 @@ from serving.config.config import (
 from serving.retrieval.services import RetrievalServicer
 from tests.router.deployment import PASSAGE, report
 from tests.router.edge.wire import info_of
+from tests.router.retriever import FixedRetriever
 from tests.serving.tools.pools import faulty
 
 

@@ -20,11 +20,11 @@ from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
 from router.edge.grpc.server import Server
 from router.testing.openai_server import MODEL, fails, says, serving
-from router.testing.retriever import FixedRetriever
 from serving.composition import running_gateway
 from serving.config.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
 from serving.retrieval.services import RetrievalServicer
 from tests.router.deployment import PASSAGE
+from tests.router.retriever import FixedRetriever
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -35,13 +35,13 @@ from router.testing.openai_server import (
     streams,
     text_event,
 )
-from router.testing.retriever import FixedRetriever
 from router.trace import Price
 from serving.composition import running_gateway
 from serving.config.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
 from serving.config.file import preset, read_config
 from serving.retrieval.services import RetrievalServicer
 from tests import reading_model
+from tests.router.retriever import FixedRetriever
 
 BOUND = prompt_bound([Message("user", "hi")])
 HI = pb.CompleteRequest(

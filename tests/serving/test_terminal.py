@@ -19,12 +19,12 @@ from router.errors import UpstreamUnavailable
 from router.models import Prompt, ScriptedModel
 from router.models.model import Answer
 from router.protocol import Passage
-from router.testing.retriever import FixedRetriever
 from serving.cli.main import main
 from serving.logs import plain_tracebacks
 from serving.terminal import visible_output
 from tests.router.deployment import STOP, Deployment, block, report
 from tests.router.edge.wire import whole_server
+from tests.router.retriever import FixedRetriever
 from tests.store_config import write_config
 
 HOSTILE = "\x1b]0;owned\x07 \x1b[2J \x9b31m \u202e \u2066 \x7f [red]"

@@ -24,7 +24,6 @@ from router.models import Sampling, ScriptedModel
 from router.search import Executor
 from router.search.agent import ExecutorLimits
 from router.testing.openai_server import MODEL, OpenAIServer, says, serving
-from router.testing.retriever import FixedRetriever
 from router.trace import RoleName
 from serving.cli.ask import ask
 from serving.composition import running_gateway
@@ -40,6 +39,7 @@ from serving.config.file import preset
 from serving.retrieval.services import RetrievalServicer
 from serving.topologies import new_tables
 from tests.router.deployment import PASSAGE, STOP, block, report
+from tests.router.retriever import FixedRetriever
 from tests.scripted_gateway import running
 
 QUESTION = "Who made Heat?"

@@ -15,8 +15,6 @@ from router.search.context import Reporting
 from router.search.tools import Tool, ToolOutput
 from router.table.filling import TABLE_REPORTING
 from router.testing.openai_server import Behaviour, says, serving
-from router.testing.retriever import FixedRetriever
-from router.testing.tools import FixedTools
 from router.trace.values import ToolCall
 from serving.composition import running_gateway
 from serving.config.config import Config, SearchConfig
@@ -24,6 +22,8 @@ from serving.roles import new_role
 from serving.topologies import new_executor, new_worker
 from tests.router.deployment import STOP, block, lasting, report
 from tests.router.models.test_tool_calls import chunks
+from tests.router.retriever import FixedRetriever
+from tests.router.tools import FixedTools
 from tests.serving.retrieval.test_services import served
 from tests.serving.test_topologies import QUESTION, config_of
 

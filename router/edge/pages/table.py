@@ -18,7 +18,9 @@ from router.edge.run_table import is_contradicted, is_of, run_table
 from router.errors import BadRequest
 from router.trace import Run
 
-_PAGE = 100
+_PAGE_ROWS = 100
+_PAGE_CELLS = 2000
+"""A page has at most `_PAGE_ROWS` rows, and about `_PAGE_CELLS` cells."""
 _TYPES = {
     "md": "text/markdown",
     "csv": "text/csv",
@@ -45,12 +47,15 @@ class TablePages:
         filled = run_table(run)
         table = filled.table
         known = filled.completeness
+        columns = table.schema.columns
+        rows = min(_PAGE_ROWS, 1 + _PAGE_CELLS // max(1, len(columns)))
         first = max(0, number(query.get("row", "0")))
         return {
             "is_contradicted": is_contradicted,
-            "columns": table.schema.columns,
-            "rows": list(enumerate(table.rows))[first : first + _PAGE],
+            "columns": columns,
+            "rows": list(enumerate(table.rows))[first : first + rows],
             "first": first,
+            "previous": max(0, first - rows),
             "known": known,
         }
 

@@ -25,7 +25,7 @@ _MIN_WIDTH = 3.0
 """Min width of a bar, to be visible."""
 
 
-class Bar(msgspec.Struct, frozen=True):
+class Bar(msgspec.Struct, frozen=True, gc=False):
     """Call on a lane."""
 
     call: Call
@@ -36,7 +36,7 @@ class Bar(msgspec.Struct, frozen=True):
     """True if dispatched before the delegator (or manager) finished its turn."""
 
 
-class Lane(msgspec.Struct, frozen=True):
+class Lane(msgspec.Struct, frozen=True, gc=False):
     """Agent of the run, with its calls over time."""
 
     agent: AgentId

@@ -27,12 +27,12 @@ from router.protocol.tags import Malformed
 from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn
 from router.search import Retriever
 from router.search.agent import ExecutorLimits
-from router.testing.retriever import FixedRetriever
 from router.trace import Event, Trajectory
 from router.trace.values import NOT_FOUND, SearchDone, SearchRecord
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, lasting, role
 from tests.router.outputs import OUTPUTS
+from tests.router.retriever import FixedRetriever
 from tests.serving.test_topologies import config_of
 
 QUESTION = "Was the director of Heat born before 1950?"

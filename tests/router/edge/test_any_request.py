@@ -20,9 +20,9 @@ from rolegate.v1 import (
 
 from router.edge.status import STATUS
 from router.models import ScriptedModel
-from router.testing.retriever import FixedRetriever
 from tests.router.deployment import STOP, Deployment, block
 from tests.router.edge.wire import served, whole_server
+from tests.router.retriever import FixedRetriever
 
 _SERVICES = (
     answer_service_pb2,

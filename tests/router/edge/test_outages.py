@@ -33,11 +33,11 @@ from router.protocol import Passage
 from router.runs import RequestOptions
 from router.testing import openai_server
 from router.testing.openai_server import MODEL, Behaviour, fails, replies, says
-from router.testing.retriever import FixedRetriever
 from router.trace import Trajectory
 from router.trace.values import NOT_FOUND
 from tests.router.deployment import STOP, Deployment, Kept, block, finds, report
 from tests.router.edge.wire import info_of, served
+from tests.router.retriever import FixedRetriever
 
 if TYPE_CHECKING:
     from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub

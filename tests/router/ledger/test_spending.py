@@ -20,10 +20,10 @@ from router.ledger.journal import NoJournal
 from router.models import Completion, Delta, Model, OnDelta, Prompt, ScriptedModel, Usage
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
 from router.search.agent import ExecutorLimits
-from router.testing.retriever import FixedRetriever
 from router.trace import Call, Price, RoleName, Trajectory
 from router.trace.call import OpenedCall
 from tests.router.deployment import PASSAGE, STOP, block, finds, report, role
+from tests.router.retriever import FixedRetriever
 
 QUESTION = "Who directed Heat, and when was he born?"
 PRICES = {

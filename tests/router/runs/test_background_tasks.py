@@ -1,10 +1,11 @@
 """Background tasks and task groups."""
 
 import asyncio
+import weakref
 
 import pytest
 
-from router.background import background_tasks, task_group
+from router.background import background_tasks, free_slowly, task_group
 from router.errors import StoreFailed
 
 
@@ -50,3 +51,24 @@ async def test_a_task_group_raises_the_first_error_itself() -> None:
             group.create_task(fail())
     assert isinstance(raised.value.__cause__, OSError)
     assert cancelled.is_set()
+
+
+class _Part:
+    """What a weak reference can follow."""
+
+
+async def test_the_parts_of_a_large_object_are_freed_in_many_steps() -> None:
+    """They are all kept until then."""
+    parts = [_Part() for _ in range(1000)]
+    left = weakref.WeakSet(parts)
+    free_slowly(parts, 0.05)
+    del parts
+    await asyncio.sleep(0)
+    assert len(left) == 1000
+
+    most = 0
+    while left:
+        before = len(left)
+        await asyncio.sleep(0)
+        most = max(most, before - len(left))
+    assert most <= 100

@@ -22,9 +22,9 @@ from router.protocol import Passage, Report, prompts
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
 from router.search.agent import ExecutorLimits
 from router.testing.openai_server import MODEL, OpenAIServer
-from router.testing.retriever import FixedRetriever
 from router.trace import RoleName, Trajectory
 from tests.router.deployment import lasting
+from tests.router.retriever import FixedRetriever
 
 FOLDER = Path(__file__).parent / "recorded"
 PROMPT_FOLDER = Path(__file__).parents[3] / "serving" / "prompts" / "full"

@@ -20,11 +20,11 @@ from router.search import Executor, Retriever, RunContext
 from router.search.agent import Agent, ExecutorLimits
 from router.search.context import Reporting
 from router.search.executor import EXECUTOR
-from router.testing.retriever import FixedRetriever
 from router.trace import Event, Execution
 from router.trace.values import SearchDone, SearchRecord
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, HeldModel, lasting, report, role
+from tests.router.retriever import FixedRetriever
 
 SUB_QUERY = "Who directed Heat?"
 SEARCH = "<search>director of Heat</search>"

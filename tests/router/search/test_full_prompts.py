@@ -20,9 +20,9 @@ from router.protocol.turns import SearchTurn, parse_answer
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
 from router.testing.openai_server import MODEL, Behaviour, OpenAIServer, says
-from router.testing.retriever import FixedRetriever
 from router.trace import RoleName, Trajectory
 from tests.router.deployment import lasting
+from tests.router.retriever import FixedRetriever
 
 FOLDER = Path(__file__).parents[3] / "serving" / "prompts" / "full"
 NAMES: tuple[RoleName, ...] = ("delegation", "execution", "answer")

@@ -17,12 +17,12 @@ from router.protocol.tags import escape
 from router.search import Executor, Retriever
 from router.search.agent import ExecutorLimits
 from router.search.tools import Tool, ToolOutput, offered, passages_of
-from router.testing.retriever import FixedRetriever
-from router.testing.tools import FixedTools
 from router.trace import Execution
 from router.trace.values import SearchRecord, ToolCall
 from tests.router.deployment import lasting, report, role
 from tests.router.outputs import OUTPUTS
+from tests.router.retriever import FixedRetriever
+from tests.router.tools import FixedTools
 
 URL = {
     "type": "object",

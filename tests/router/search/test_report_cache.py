@@ -20,7 +20,6 @@ from router.runs import Gateway, RequestOptions, RunLifecycle
 from router.runs.live import LiveRuns
 from router.search import Executor, ReportCache, Retriever, RunContext, Topology
 from router.search.agent import ExecutorLimits
-from router.testing.retriever import FixedRetriever
 from router.trace import Event, Execution
 from router.trace.identity import SCOPES, Identity
 from router.trace.values import SearchDone
@@ -28,6 +27,7 @@ from router.versions import VersionRouting
 from router.versions.book import Traffic
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import PASSAGE, Deployment, HeldModel, Kept, finds, report, role
+from tests.router.retriever import FixedRetriever
 
 SUB_QUERY = "Who directed Heat?"
 RETRIEVER = FixedRetriever({SUB_QUERY: [PASSAGE]})

@@ -12,7 +12,6 @@ from router.protocol import Passage, prompts
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
 from router.search.context import Reporting
-from router.testing.retriever import FixedRetriever
 from router.trace import Event
 from router.trace.values import NOT_FOUND, Reported, RoundStarted, SearchDone, SubQueryDispatched
 from tests.router.clock import Clock, with_clock
@@ -26,6 +25,7 @@ from tests.router.deployment import (
     finds,
     lasting,
 )
+from tests.router.retriever import FixedRetriever
 
 QUESTION = "Was the director of Heat born before 1950?"
 

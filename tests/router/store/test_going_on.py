@@ -20,13 +20,13 @@ from router.search import Answerer, Delegator, Executor, FactorizedSearch, Topol
 from router.search.agent import ExecutorLimits
 from router.search.tools import Tool, ToolOutput, Tools
 from router.store import Database, LogJournal, SQLAccounts, SQLArchive
-from router.testing.retriever import FixedRetriever
-from router.testing.tools import FixedTools
 from router.trace import RoleName
 from router.trace.redaction import redacted
 from router.trace.run import RoleSetting
 from router.trace.values import RunStarted, ToolCall, Trajectory
 from tests.router.deployment import PASSAGE, STOP, HeldModel, block, finds, report, role
+from tests.router.retriever import FixedRetriever
+from tests.router.tools import FixedTools
 
 QUESTION = "Who directed Heat, and when was he born?"
 SUB_QUERIES = "Who directed Heat?", "When was he born?"

@@ -20,7 +20,7 @@ from router.testing.fault_proxy import (
     fault_proxies,
 )
 from router.testing.openai_server import Reply, serving, writes
-from router.testing.retriever import FixedRetriever
+from tests.router.retriever import FixedRetriever
 
 TEXT = "<answer>in 1943</answer>"
 PROMPT = Prompt(

@@ -20,11 +20,11 @@ from router.ledger import Ledger
 from router.models import Model, Sampling, ScriptedModel
 from router.search import Executor, RunContext
 from router.search.agent import ExecutorLimits
-from router.testing.retriever import FixedRetriever
 from router.versions import VersionRouting
 from router.versions.book import Traffic
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import HeldModel, finds, report
+from tests.router.retriever import FixedRetriever
 
 BASE = "base"
 OLD = "executor-000001"

@@ -36,7 +36,6 @@ from router.search.agent import ExecutorLimits
 from router.search.answerer import Judge
 from router.search.executor import Executes
 from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
-from router.testing.retriever import FixedRetriever
 from router.trace import RoleName, Run, Trajectory
 from router.trace.identity import LOCAL, SCOPES, Identity
 from router.trace.run import Feedback
@@ -44,6 +43,7 @@ from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, Vers
 from router.versions.book import Judgement, Side, Source, Traffic
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, HeldModel, block, lasting, report, role
+from tests.router.retriever import FixedRetriever
 
 BASE = "base"
 NEW = "executor-000001"

@@ -25,7 +25,6 @@ from router.testing.openai_server import (
     replies,
     says,
 )
-from router.testing.retriever import FixedRetriever
 from router.trace import RoleName
 from serving.cli.main import main
 from serving.config.file import load_config
@@ -34,6 +33,7 @@ from serving.live_check.turns import TURNS
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import EndpointEmbedder
 from serving.retrieval.services import RetrievalServicer
+from tests.router.retriever import FixedRetriever
 from tests.scripted_gateway import environment
 from tests.serving.tools.pools import faulty
 

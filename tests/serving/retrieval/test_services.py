@@ -30,7 +30,6 @@ from router.errors import (
 )
 from router.protocol import Passage
 from router.search import Retriever
-from router.testing.retriever import FixedRetriever
 from serving.config.config import RetrievalConfig
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.index import Index
@@ -43,6 +42,7 @@ from serving.retrieval.services import (
     checked_top_k,
     retrieval_app,
 )
+from tests.router.retriever import FixedRetriever
 
 PASSAGES = [
     Passage(str(number), f"Title {number}", f"Text {number}", 0.5 - number / 10)

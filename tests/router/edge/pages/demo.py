@@ -15,7 +15,6 @@ from router.models import Completion, Message, ScriptedModel, Usage
 from router.protocol import Passage, Report
 from router.protocol.evidence import NO_EVIDENCE
 from router.runs.support import is_supported
-from router.testing.retriever import FixedRetriever
 from router.trace import Call, Conversation, Event, Execution, Run, Trajectory
 from router.trace.run import Feedback, RoleSetting
 from router.trace.table import Column, Schema
@@ -30,6 +29,7 @@ from router.trace.values import (
 )
 from tests.router.deployment import STOP, Deployment, block, report
 from tests.router.edge.pages.shown import shown
+from tests.router.retriever import FixedRetriever
 from tests.router.scripted_tables import SCRIPT
 from tests.router.store.stored import call
 from tests.router.table.reports import discovery, executed, fill

@@ -13,7 +13,6 @@ import pytest
 from router.edge.pages import Site
 from router.models import ScriptedModel
 from router.protocol import Passage
-from router.testing.retriever import FixedRetriever
 from router.trace import Run
 from router.trace.run import Feedback
 from tests.router.deployment import STOP, Deployment, HeldModel, block, report
@@ -21,6 +20,7 @@ from tests.router.edge.pages.demo import runs
 from tests.router.edge.pages.shown import read, shown
 from tests.router.edge.pages.test_run_page import begun, posted
 from tests.router.edge.pages.world import browsing
+from tests.router.retriever import FixedRetriever
 from tests.router.store.stored import run
 
 MARK = "Rumpelstiltskin"

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from router.models import ScriptedModel
-from router.testing.retriever import FixedRetriever
 from router.trace.run import Feedback
 from tests.browser import CHROMIUM, Tab, axe, browsing_tab, findings
 from tests.router.deployment import STOP, Deployment, HeldModel, block
 from tests.router.edge.pages.demo import BRENN, runs
 from tests.router.edge.pages.shown import shown
+from tests.router.retriever import FixedRetriever
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from router.models import ScriptedModel
 from router.protocol import Passage
-from router.testing.retriever import FixedRetriever
 from router.trace import Run
 from router.trace.redaction import redacted
 from router.trace.run import Feedback
@@ -20,6 +19,7 @@ from tests.router.deployment import STOP, Deployment, HeldModel, block
 from tests.router.edge.pages.demo import BRENN, runs
 from tests.router.edge.pages.shown import read, shown
 from tests.router.edge.pages.world import browsing, token
+from tests.router.retriever import FixedRetriever
 from tests.router.store.stored import run, run_with_tools
 
 DEMO = {demo_run.id: demo_run for demo_run in runs()}

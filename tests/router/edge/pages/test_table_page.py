@@ -170,6 +170,28 @@ async def test_a_long_table_has_pages() -> None:
         await read(session, "/runs/run-1?row=-1", 400)
 
 
+async def test_a_page_of_a_wide_table_has_fewer_rows() -> None:
+    """A page is rendered every second while the run is running."""
+    names = "\n".join(f"- City {number}" for number in range(100))
+    columns = (Column("city", key=True), *(Column(f"c{at}") for at in range(63)))
+    result = TableRun(Schema(columns), (), (discovery(1),), (executed(names, "Register: x"),))
+    rows = list[int]()
+    links = list[str]()
+    async with (
+        shown(runs=[replace(TABLE, result=result, events=())]) as pages,
+        browsing(pages) as session,
+    ):
+        path = "/runs/run-1"
+        while path:
+            text = await read(session, path)
+            rows.append(text.count("</tr>") - 1)
+            links += re.findall(r'href="(\?row=\d+)">Previous', text)
+            after = re.search(r'href="(\?row=\d+)">Next', text)
+            path = f"/runs/run-1{after[1]}" if after else ""
+    assert rows == [32, 32, 32, 4]
+    assert links == ["?row=0", "?row=32", "?row=64"]
+
+
 async def test_a_growing_table_is_shown() -> None:
     async with shown() as pages, browsing(pages) as session:
         pages.tables.let.clear()

@@ -1,0 +1,66 @@
+"""Encoding and decoding of runs, part by part.
+
+msgspec never lets another thread continue while it works, and a large table takes it 100 ms. So
+the events, calls and executions of a run are encoded and decoded one at a time.
+"""
+
+from typing import Any, TypeVar, get_args, get_origin
+
+from msgspec import DecodeError, Raw, Struct, msgpack
+from msgspec.structs import fields, replace
+
+from router.trace import Run
+from router.trace.values import TableRun
+
+S = TypeVar("S", bound=Struct)
+_encode = msgpack.Encoder().encode
+_read_list = msgpack.Decoder(list[Raw]).decode
+_read_map = msgpack.Decoder(dict[str, Raw]).decode
+
+
+def encoded_in_parts(run: Run) -> Run:
+    """Return the run with parts that are encoded already."""
+    result = run.result
+    if isinstance(result, TableRun):
+        result = replace(result, executions=_encoded(result.executions))
+    return replace(run, result=result, events=_encoded(run.events), calls=_encoded(run.calls))
+
+
+def decode_run(trace: bytes) -> Run:
+    """Return the run of a trace in MessagePack. Raises `msgspec.DecodeError`."""
+    run = _read_map(trace)
+    if "result" not in run:
+        raise DecodeError("it has no result")
+    if _read_kind(run["result"]).type != TableRun.__name__:
+        return _struct(Run, run)
+    result = _struct(TableRun, _read_map(run.pop("result")))
+    return replace(_struct(Run, run | {"result": Raw(_encode(None))}), result=result)
+
+
+class _Kind(Struct):
+    type: str = ""
+
+
+def _read_kind(result: Raw) -> _Kind:
+    return msgpack.decode(result, type=_Kind | None) or _Kind()
+
+
+def _encoded(parts: tuple[Any, ...]) -> tuple[Raw, ...]:
+    return tuple(Raw(_encode(part)) for part in parts)
+
+
+def _struct(struct: type[S], given: dict[str, Raw]) -> S:
+    known = {field.name: field.type for field in fields(struct)}
+    try:
+        return struct(
+            **{name: _decoded(given[name], known[name]) for name in given if name in known}
+        )
+    except TypeError as error:  # a field is missing
+        raise DecodeError(str(error)) from error
+
+
+def _decoded(value: Raw, kind: Any) -> Any:
+    if get_origin(kind) is tuple and get_args(kind)[1:] == (...,):
+        item = msgpack.Decoder(get_args(kind)[0])
+        return tuple(item.decode(part) for part in _read_list(value))
+    return msgpack.decode(value, type=kind)
