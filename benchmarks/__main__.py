@@ -1,4 +1,6 @@
-"""`rolegate bench`, or `python -m benchmarks`: measure cost and quality of answers."""
+"""`rolegate bench`, or `python -m benchmarks`: measure the quality, cost, speed and reliability of
+answers and tables.
+"""
 
 import argparse
 import importlib
@@ -13,29 +15,35 @@ from serving.files import private_files
 from serving.terminal import complain
 
 BENCHMARKS = {
-    "mini": ("mini", "exact match on a held-out mini world, and which role loses answers"),
+    "mini": (
+        "mini",
+        "exact match on questions about an unseen mini world, and which role loses answers",
+    ),
     "retrieval": (
         "retrieval",
-        "gold evidence found by dense, lexical and fused retrieval",
+        "share of the gold evidence that dense, lexical and fused retrieval find",
     ),
-    "datasets": ("datasets.command", "describe, check, sample and convert public data sets"),
+    "datasets": ("datasets.command", "count, check, sample and convert public data sets"),
     "sweep": (
         "study.sweep",
         "run a grid of backbones, executors and topologies on one set of questions; resumable",
     ),
-    "report": ("study.report", "write the paper's tables and figures from a sweep"),
-    "cost": ("study.cost", "cost of logged traffic by role, and with other models"),
+    "report": ("study.report", "write the paper's tables and figures from a sweep's results"),
+    "cost": (
+        "study.cost",
+        "cost of logged runs by role, and an estimate of their cost with other models",
+    ),
     "mini-study": (
         "study.mini_study",
         "the paper's study in miniature: models of three sizes in every role",
     ),
     "widesearch": (
         "widesearch.command",
-        "score tables on WideSearch tasks, by its own rules and by stricter ones",
+        "score tables on WideSearch tasks, by WideSearch's rules and by stricter ones",
     ),
     "filtering": (
         "filtering",
-        "train executors with the filter, without it, and on gold",
+        "train executors on filtered, unfiltered and gold trajectories, and compare them",
     ),
     "loop": (
         "loop",
@@ -47,14 +55,14 @@ BENCHMARKS = {
     ),
     "early-dispatch": (
         "early_dispatch",
-        "time saved by dispatching sub-queries while the delegator still writes",
+        "time saved by dispatching sub-queries while the delegator is still writing",
     ),
     "reliability": (
         "reliability.command",
-        "lost, late or wrongly booked work under upstream faults and gateway kills",
+        "check that nothing is lost, late or booked wrongly while upstreams and gateways fail",
     ),
 }
-"""Module and summary of each benchmark, by command."""
+"""Module and summary of each benchmark, by its command."""
 
 
 @private_files()

@@ -1,13 +1,17 @@
-"""Time saved by early dispatch: a sub-query starts when its closing quote is written, and not when
-its block is. Measures the wall time of questions with one block, with and without early dispatch,
-by two gateways in front of the same paced models. Both get each question at the same time, so that
-other load on the machine affects both.
+"""Time saved by early dispatch. The delegator writes its sub-queries as one block, a JSON list.
+With early dispatch, an executor starts on a sub-query as soon as its closing quote is written;
+without, only when the whole block is written.
 
-Sub-queries have some 25 tokens. The delegator writes one block and then stops; executors search
-once or twice and report; the answerer writes one sentence. With early dispatch the first
-sub-queries finish sooner; the last one starts no earlier, but finds the engine free. So the gain
-depends on the engines: the executors of a question share one that serves two calls at full speed
-(`shared`), like a small or busy engine, or have one each (`alone`).
+Measures the wall time of questions with one block, by two gateways in front of the same simulated
+models, which write at a set speed. One gateway dispatches early, the other does not. Both get each
+question at the same time, so that other load on the machine affects both.
+
+A sub-query has about 25 tokens. The delegator writes one block and then stops; executors search
+once or twice and report; the answerer writes one sentence. Early dispatch cannot start the last
+sub-query of a block sooner, but the others finish sooner and leave the engine free for it. So the
+gain depends on the executors' engines. With `shared`, the executors of a question share an engine
+that serves two calls at full speed, like a small or busy one. With `alone`, every executor has full
+speed.
 """
 
 import asyncio
@@ -34,11 +38,13 @@ from router.testing.openai_server import ChatRequest, Reply, writes
 
 _EXECUTORS_PER_S = 75.0
 _ENGINES = {"shared": 2, "alone": 1000}
-"""Calls of a question that the engine serves at full speed."""
+"""Number of a question's calls that each kind of engine serves at full speed."""
 _PAIRS_AT_ONCE = 2
+"""Questions asked at the same time, each through both gateways."""
 _ANSWERS_PER_S = 100.0
 _FIRST_TOKEN_S = 0.05
 _SEARCHES_TWICE = 0.4
+"""Share of executors that search twice."""
 _ROLES = {role: {"max_tokens": 4096} for role in MODELS}
 _SETTINGS = re.compile(r"(\w+)=([\w.]+)")
 _QUERY = "<search>what is to be known of this in the passages that there are</search>"
@@ -52,9 +58,13 @@ _REPORT = (
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    questions: Annotated[int, Meta(ge=1, description="questions per setting")] = 6
-    blocks: Annotated[tuple[int, ...], Meta(description="sub-queries per block")] = (1, 2, 4, 8)
-    speeds: Annotated[tuple[float, ...], Meta(description="the delegator's tokens a second")] = (
+    questions: Annotated[int, Meta(ge=1, description="number of questions per setting")] = 6
+    blocks: Annotated[
+        tuple[int, ...], Meta(description="numbers of sub-queries in a block to measure")
+    ] = (1, 2, 4, 8)
+    speeds: Annotated[
+        tuple[float, ...], Meta(description="the delegator's speeds to measure, tokens per second")
+    ] = (
         25.0,
         50.0,
         100.0,
@@ -62,40 +72,42 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """Number of sub-queries of a question, and speed of the models."""
+    """Setting of a measurement: the number of sub-queries, and the speed of the models."""
 
     block: int
-    """Number of sub-queries."""
+    """Number of sub-queries in the question's block."""
     delegator: float
-    """Tokens per second."""
+    """Speed of the delegator, in tokens per second."""
     engine: str
-    """Engine of the executors, of `_ENGINES`."""
+    """Kind of the executors' engine: a key of `_ENGINES`."""
 
     def question(self, number: int) -> str:
-        """Return a question that tells the models this setting; no two numbers share a
-        sub-query.
+        """Return a question whose text contains this setting, so that the simulated models can
+        follow it. Questions of different numbers have no sub-query in common.
         """
         fields = {"number": number, **msgspec.structs.asdict(self)}
         return " ".join(f"{name}={value}" for name, value in fields.items())
 
 
 class SettingTimes(Setting, frozen=True, kw_only=True):
-    """Median wall time of a question in a setting, in seconds."""
+    """Median wall times of the questions in one setting."""
 
     without_s: float
+    """Seconds without early dispatch."""
     with_s: float
+    """Seconds with early dispatch."""
     gain: float
-    """Median over questions of the share of time that early dispatch saves."""
+    """Share of the time that early dispatch saves; the median over questions."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Rows of all settings; the usual case is 4 sub-queries at 50 tokens per second."""
+    """Times in all settings. Typical is a block of 4 sub-queries at 50 tokens per second."""
 
     rows: list[SettingTimes]
 
 
 async def measure(options: Options) -> Figures:
-    """Ask the questions of each setting through both gateways."""
+    """Ask the questions of each setting through both gateways, and return the times."""
     asked = [setting for setting in _settings(options) for _ in range(options.questions)]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(work_folder(None))
@@ -125,11 +137,14 @@ async def measure(options: Options) -> Figures:
 
 
 def _settings(options: Options) -> list[Setting]:
-    """Return all settings."""
+    """Return all combinations of the options' values and the kinds of engines."""
     return [Setting(*setting) for setting in product(options.blocks, options.speeds, _ENGINES)]
 
 
 def _row(setting: Setting, pairs: Sequence[Sequence[float]]) -> SettingTimes:
+    """Return the figures of a setting. `pairs`: seconds without and with early dispatch, for each
+    question.
+    """
     without_s, with_s = map(statistics.median, zip(*pairs, strict=True))
     gain = statistics.median(1 - early_s / late_s for late_s, early_s in pairs)
     fields = msgspec.structs.asdict(setting)
@@ -142,13 +157,13 @@ def _row(setting: Setting, pairs: Sequence[Sequence[float]]) -> SettingTimes:
 
 
 class _Paced:
-    """Simulated models that write at the speed given in the question; the executors of a run share
-    an engine.
+    """Simulated models that write at the speed that the question's text sets. The executors of a
+    run share the speed of their engine.
     """
 
     def __init__(self) -> None:
         self._executing = Counter[str]()
-        """Executor calls in progress, by run."""
+        """Number of executor calls in progress, by run id."""
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         runs: list[str] = []
@@ -179,13 +194,17 @@ class _Paced:
 
 
 def _written(text: str, speed: Callable[[], float]) -> Reply:
-    """Write a text in tokens, much as a tokenizer splits it. `speed`: tokens per second now."""
+    """Return a reply that streams `text` token by token, split about as a tokenizer does. `speed`:
+    returns the current tokens per second.
+    """
     tokens = re.findall(r"\s*(?:\w+|[^\w\s]+)", text)
     return Reply(tokens, _FIRST_TOKEN_S, lambda: 1 / speed())
 
 
 def _block(setting: dict[str, str]) -> str:
-    """Return sub-queries of some 25 tokens each, which pass the setting on to executors."""
+    """Return a block of sub-queries of about 25 tokens each. Their texts contain the parts of the
+    setting that executors follow.
+    """
     carried = " ".join(f"{name}={setting[name]}" for name in ("number", "engine"))
     sub_queries = [
         f"Of item={item} {carried}: what is said, and when did it begin?"

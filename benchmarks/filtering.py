@@ -1,6 +1,6 @@
-"""Effect of the filter: trains the same model on all rollouts, on filtered rollouts, and on gold
-trajectories of the same sub-queries, and compares each with the untuned executor on a held-out
-world.
+"""Effect of the filter (`rolegate sft filter`). The same untuned executor is trained three times:
+on unfiltered trajectories, on filtered ones, and on gold trajectories of the same sub-queries. The
+resulting executors are compared with the untuned one on questions about a held-out world.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,10 +33,11 @@ _CONCURRENCY = 32
 _HELD_OUT = 13
 """Seed of the held-out world."""
 _ARMS = ("unfiltered", "filtered", "gold")
+"""Arms of the experiment, by the trajectories that they are trained on."""
 _SINGLE: Mix = {"student_single": 1000, "teacher_single": 500}
 _MULTI: Mix = {"teacher_multi": 668}
-"""Max trajectories per stratum, from the paper, for all arms: they differ in the kind of data and
-hardly in its amount.
+"""Max trajectories of each stratum, as in the paper. All arms have these limits, so that they
+differ in the kind of data and hardly in its amount.
 """
 
 
@@ -49,23 +50,30 @@ class Options(harness.Options, frozen=True, kw_only=True):
         9003,
         9004,
     )
-    questions: Annotated[int, Meta(ge=1, description="questions per world")] = 300
+    questions: Annotated[int, Meta(ge=1, description="questions per training world")] = 300
     asked: Annotated[int, Meta(ge=1, description="questions about the held-out world")] = 200
     work: (
-        Annotated[Path, Meta(description="folder that keeps the steps, to resume in it")] | None
+        Annotated[
+            Path,
+            Meta(
+                description="folder to keep the results of each step in, so that the same command "
+                "can resume (default: a temporary folder)"
+            ),
+        ]
+        | None
     ) = None
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Evaluation of the arms, and of the untuned executor."""
+    """Evaluation of the untuned executor and of the executors that were trained from it."""
 
     trajectories: dict[str, int]
-    """Trajectories that an arm has learnt from."""
+    """Number of trajectories that each arm was trained on."""
     evaluation: Evaluation
 
 
 async def measure(options: Options) -> Figures:
-    """Train and evaluate three arms. Raises `RolegateError`."""
+    """Train and evaluate all arms. Raises `RolegateError`."""
     config = load_config(preset("mini"))
     with work_folder(options.work) as work:
         async with mini_deployment(config, teacher=True) as mini:
@@ -88,7 +96,7 @@ async def measure(options: Options) -> Figures:
 
 
 async def _write_trajectories(mini: MiniDeployment, work: Path, options: Options) -> None:
-    """Roll out over the training worlds and write the trajectories of each arm."""
+    """Roll out the questions of the training worlds, and write the trajectories of each arm."""
     gold: list[FilteredSample] = []
     for seed in options.worlds:
         gold += await _world(mini, work, seed, options.questions)
@@ -106,7 +114,9 @@ async def _write_trajectories(mini: MiniDeployment, work: Path, options: Options
 
 
 async def _trained(work: Path, arm: str, student: str) -> Path:
-    """Train the student on the trajectories of an arm; return the folder of its adapter."""
+    """Train the untuned executor in the folder `student` on the trajectories of an arm. Return the
+    folder of the resulting adapter.
+    """
     data = work / f"{arm}-data"
     out = work / f"{arm}-trained"
     await run_sft("dataset", work / arm, f"--model={student}", f"--out={data}")
@@ -120,7 +130,9 @@ async def _world(
     seed: int,
     count: int,
 ) -> list[FilteredSample]:
-    """Roll out over a training world; return gold trajectories of its sub-queries."""
+    """Roll out `count` questions about the training world of this seed. Return gold trajectories of
+    their gold sub-queries.
+    """
     folder = work / f"world-{seed}"
     asked = _export(folder, World(seed, "train"), count)
     await run_sft(
@@ -139,7 +151,9 @@ async def _world(
 
 
 async def _gold(bench: Runtime, question: MiniQuestion, sub_query: SubQuery) -> FilteredSample:
-    """Run a perfect executor, with real passages."""
+    """Return the trajectory of a perfect executor on a sub-query: the gold searches and the gold
+    report, with the passages that retrieval really finds.
+    """
     turns = [
         *(f"<search>{query}</search>" for query in sub_query.searches),
         report_text(sub_query.report),
@@ -152,8 +166,8 @@ async def _gold(bench: Runtime, question: MiniQuestion, sub_query: SubQuery) -> 
 
 
 def _write_gold(folder: Path, gold: Sequence[FilteredSample]) -> None:
-    """Write gold trajectories in the format of the filter. Only those are kept whose evidence
-    stands in retrieved passages.
+    """Write gold trajectories to `folder`, in the format of `rolegate sft filter`. Those whose
+    evidence is in none of the retrieved passages are left out.
     """
     step = Step.begin(folder, "gold", {}, {"trajectories": len(gold)})
     if step.finished is None:
@@ -174,7 +188,7 @@ def _bench(
 
 
 def _config(mini: MiniDeployment, folder: Path) -> Path:
-    """Write a config over the world in `folder`, with the running models, and return its file."""
+    """Write a config for the world in `folder` with the running models, and return its path."""
     file = folder / "rolegate.toml"
     of = msgspec.structs.replace(mini, of=over(mini.of, folder), retrieval="")
     of.config(file)
@@ -182,5 +196,5 @@ def _config(mini: MiniDeployment, folder: Path) -> Path:
 
 
 def _export(folder: Path, world: World, count: int) -> list[MiniQuestion]:
-    """Write a world and its questions; return the questions, each once."""
+    """Write a world with `count` questions to `folder`; return the questions, each once."""
     return list({question.text: question for question in export(world, folder, count)}.values())

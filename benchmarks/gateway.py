@@ -1,12 +1,12 @@
-"""Gateway in a separate process, in front of simulated models: `python -m benchmarks.gateway CONFIG
-DOUBLES…`.
+"""Gateway in a separate process, and the simulated models that it calls: `python -m
+benchmarks.gateway CONFIG DOUBLES…`.
 
-It listens on free loopback ports, prints its gRPC and HTTP addresses, and runs until its standard
-input is closed. Doubles: `retriever` replaces the configured retrieval by one in the process;
-`no-store` keeps nothing.
+The process listens on free loopback ports, prints its gRPC and HTTP addresses, and runs until its
+standard input is closed. DOUBLES replace parts of the gateway: `retriever` replaces the configured
+retrieval by one inside the process; `no-store` replaces the store by one that keeps nothing.
 
-The simulated models answer a two-hop question with 3 delegator calls, 2 executor runs of 2 turns
-with one search each, and 1 answerer call.
+The simulated models answer every question as if it had two hops. They need 3 calls of the
+delegator, 2 executions with 2 calls and one search each, and 1 call of the answerer.
 """
 
 import asyncio
@@ -49,8 +49,8 @@ _PASSAGE = Passage(
 
 
 def canned(asked: ChatRequest) -> str:
-    """Return the text of a role's turn. Sub-queries and queries repeat the question, so that
-    different questions share none.
+    """Return the text that the requested role writes. Sub-queries and search queries repeat the
+    question, so that different questions have none in common.
     """
     about = asked.texts[1] if len(asked.texts) > 1 else ""
     turns = len(asked.texts)
@@ -70,7 +70,7 @@ def canned(asked: ChatRequest) -> str:
 
 
 def at_once(asked: ChatRequest) -> Reply:
-    """Return a role's turn without delay."""
+    """Return the reply of the requested role, without any delay."""
     return Reply.of(canned(asked))
 
 
@@ -90,7 +90,9 @@ class OnePassage:
 @asynccontextmanager
 async def played(*behaviours: Behaviour) -> AsyncIterator[tuple[OpenAIServer, str]]:
     """Start simulated models and a retrieval service in this process. Yield the models' server and
-    the retrieval address.
+    the address of the retrieval service.
+
+    `behaviours`: how the models reply; by default, as `at_once`.
     """
     async with serving(recording=False) as models, retrieval(OnePassage()) as address:
         models.plays(*behaviours or (writes(at_once),))
@@ -99,7 +101,7 @@ async def played(*behaviours: Behaviour) -> AsyncIterator[tuple[OpenAIServer, st
 
 @asynccontextmanager
 async def retrieval(retriever: Retriever) -> AsyncIterator[str]:
-    """Start a retrieval service in this process and yield its host:port."""
+    """Start a retrieval service in this process, and yield its address as host:port."""
     server = Server(None, RetrievalServicer(retriever))
     port = await server.start(_ANY)
     try:
@@ -115,9 +117,12 @@ def canned_config(
     roles: Mapping[str, Mapping[str, Any]] | None = None,
     **sections: Mapping[str, Any],
 ) -> Path:
-    """Write the config of a gateway in front of simulated models into `folder`, which also gets its
-    store, and return the file. The report cache is off by default. `roles`: more keys by role.
-    `sections`: more keys by section.
+    """Write the config of a gateway with simulated models into `folder`, and return its path. The
+    gateway's store will be in the same folder, and its report cache is off by default.
+
+    `base_urls`: base URLs of the models; all after the first are replicas. `retrieval`: address of
+    the retrieval service. `roles`: further keys of each role. `sections`: further keys of each
+    section.
     """
     folder.mkdir(parents=True, exist_ok=True)
     by_role = roles or {}
@@ -143,10 +148,11 @@ def canned_config(
 
 
 Double = Literal["retriever", "no-store"]
+"""Replacement of a part of the gateway; see the module's docstring."""
 
 
 def gateway(config: Path, *doubles: Double) -> AbstractAsyncContextManager[Child]:
-    """Start a gateway process; its words are its gRPC and HTTP addresses."""
+    """Start a gateway in a child process. `Child.words` are its gRPC and its HTTP address."""
     return child("benchmarks.gateway", str(config), *doubles)
 
 

@@ -1,8 +1,8 @@
-"""Running a benchmark: command-line options, figures, child processes, CPU and memory meters.
+"""Running a benchmark: command-line options, figures, child processes, meters of CPU and memory.
 
-A benchmark is a module with a struct `Options`, whose fields are its command-line options, and a
-function `measure` that takes them and returns a struct of figures. Figures may have `checks`; if
-one fails, the exit status is 1.
+A benchmark is a module with a struct `Options` and a function `measure`. The fields of `Options`
+are the command-line options. `measure` takes them and returns a struct of figures. If the figures
+have a field `checks` and one of these checks fails, the exit status is 1.
 """
 
 import asyncio
@@ -33,21 +33,26 @@ _EXIT_S = 30.0
 
 
 class Check(msgspec.Struct, frozen=True):
-    """Condition that has to hold."""
+    """A condition that must hold, with the result of checking it."""
 
     check: str
+    """The condition in words."""
     held: bool
     seen: str = ""
+    """The observation that decided it, in words."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of every benchmark."""
 
-    json: Annotated[Path, Meta(description="write the figures to this file")] | None = None
+    json: Annotated[Path, Meta(description="also write the figures to this file")] | None = None
 
 
 def run(name: str, benchmark: ModuleType, arguments: Sequence[str]) -> int:
-    """Run a benchmark and return 1 if a check failed, else 0. Raises `RolegateError`."""
+    """Run a benchmark, print its figures, and return the exit status: 1 if a check failed, else 0.
+
+    `name`: the benchmark's command. `benchmark`: its module. Raises `RolegateError`.
+    """
     options = parse(benchmark.Options, f"bench {name}", arguments, benchmark.__doc__)
     errors_only()
 
@@ -64,7 +69,9 @@ def run(name: str, benchmark: ModuleType, arguments: Sequence[str]) -> int:
 
 @contextmanager
 def work_folder(kept: Path | None) -> Iterator[Path]:
-    """Open the folder `kept`; if None, a temporary folder that is deleted at the end."""
+    """Yield the folder `kept`, which is created if missing. If `kept` is None, yield a temporary
+    folder instead, which is deleted on exit.
+    """
     if kept is not None:
         kept.mkdir(parents=True, exist_ok=True)
         yield kept.resolve()
@@ -75,29 +82,33 @@ def work_folder(kept: Path | None) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """Running child process."""
+    """A running child process."""
 
     process: asyncio.subprocess.Process
     words: list[str]
-    """Words of the first line that it printed."""
+    """Words of the first line that the process printed."""
     watched: psutil.Process
-    """Handle of the process for CPU and memory meters."""
+    """Handle of the process, to measure its CPU time and memory."""
 
     async def answer(self, line: bytes) -> bytes:
-        """Send a line to its standard input and return the next line of its output. Raises
-        `RolegateError` if the process has ended.
+        """Send a line to the process's standard input, and return the next line that it prints.
+        Raises `RolegateError` if the process has ended.
         """
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(line + b"\n")
         if not (reply := await self.process.stdout.readline()):
-            raise RolegateError(f"{' '.join(self.words)}: ended before it was asked to.")
+            raise RolegateError(
+                f"{' '.join(self.words)}: the process ended before its standard input was closed."
+            )
         return reply
 
 
 @asynccontextmanager
 async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
-    """Run `python -m module arguments…`, which prints a line when it is ready and runs until its
-    standard input is closed. Raises `RolegateError` if it ends before it is ready.
+    """Run `python -m module arguments…` in a child process, and yield the process when it is ready.
+
+    The program must print a line when it is ready, and run until its standard input is closed,
+    which happens on exit. Raises `RolegateError` if the program ends before it is ready.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, *arguments),
@@ -122,7 +133,7 @@ async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
 
 
 async def run_sft(command: str, *arguments: object) -> None:
-    """Run `rolegate sft COMMAND`. Raises `RolegateError` if it fails."""
+    """Run `rolegate sft COMMAND` in a child process. Raises `RolegateError` if it fails."""
     words = map(str, (sys.executable, "-m", "executor_sft", command, *arguments))
     process = await asyncio.create_subprocess_exec(*words, stdout=sys.stderr)
     if status := await process.wait():
@@ -130,19 +141,23 @@ async def run_sft(command: str, *arguments: object) -> None:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """Return the CPU seconds that a process has used, in user mode and in the kernel."""
+    """Return the CPU time that a process has used since its start, in seconds, in user mode and in
+    the kernel.
+    """
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 def own_bytes(process: psutil.Process) -> int:
-    """Return the memory that a process shares with no other process."""
+    """Return the number of bytes of memory that a process shares with no other process."""
     return int(process.memory_full_info().uss)
 
 
 @asynccontextmanager
 async def watching(process: psutil.Process) -> AsyncIterator[list[tuple[int, int]]]:
-    """Sample the memory and the open files of a process while this context is open."""
+    """Sample a process while this context is open. Yield a list that grows by one sample at a time:
+    bytes of memory, and number of open files.
+    """
     samples = list[tuple[int, int]]()
 
     async def sample() -> None:

@@ -1,4 +1,6 @@
-"""Single model calls through the gateway's `Complete` or through LiteLLM's proxy server."""
+"""Ways to make a single model call: through the gateway's RPC `Complete`, or through LiteLLM's
+proxy server. They are compared by `benchmarks.overhead`.
+"""
 
 import asyncio
 import os
@@ -19,6 +21,7 @@ from benchmarks.load import question
 from router.errors import RolegateError
 
 Ask = Callable[[int], Awaitable[object]]
+"""Asks the question with this number."""
 _READY_S = 180
 _CONFIG = """
 model_list:
@@ -31,7 +34,9 @@ general_settings: {{dangerously_permit_weak_or_unset_master_key: true}}
 
 @asynccontextmanager
 async def completing(address: str) -> AsyncIterator[Ask]:
-    """Yield a function that asks a gateway for a completion of the answerer."""
+    """Connect to the gateway at `address`. Yield a function that asks it for a completion by the
+    answerer.
+    """
     async with grpc.aio.insecure_channel(address) as channel:
         stub = CompletionServiceStub(channel)
 
@@ -45,7 +50,9 @@ async def completing(address: str) -> AsyncIterator[Ask]:
 
 @asynccontextmanager
 async def posting(base_url: str) -> AsyncIterator[Ask]:
-    """Yield a function that asks an OpenAI-compatible server for a completion of the answerer."""
+    """Connect to the OpenAI-compatible server at `base_url`. Yield a function that asks it for a
+    completion by the answerer.
+    """
     async with aiohttp.ClientSession(raise_for_status=True) as session:
 
         async def ask(number: int) -> object:
@@ -61,9 +68,11 @@ async def posting(base_url: str) -> AsyncIterator[Ask]:
 async def litellm_proxy(
     python: Path, folder: Path, base_url: str
 ) -> AsyncIterator[tuple[psutil.Process, str]]:
-    """Start LiteLLM's proxy server with one worker; yield its process and base URL. `python`: the
-    interpreter of an environment with `litellm[proxy]`. Raises `RolegateError` if it fails
-    to start.
+    """Start LiteLLM's proxy server with one worker. Yield its process and its base URL.
+
+    `python`: interpreter of an environment with `litellm[proxy]`. `folder`: folder for its config
+    and log. `base_url`: base URL of the models behind the proxy. Raises `RolegateError` if the
+    server does not start.
     """
     config = folder / "litellm.yaml"
     config.write_text(_CONFIG.format(base_url=base_url), "utf-8")
@@ -91,7 +100,7 @@ async def litellm_proxy(
                 await asyncio.sleep(0.5)
             else:
                 raise RolegateError(
-                    f"LiteLLM's proxy server does not start; see {folder / 'litellm.log'}."
+                    f"LiteLLM's proxy server ended while starting; see {folder / 'litellm.log'}."
                 )
         yield psutil.Process(process.pid), f"http://127.0.0.1:{port}/v1"
     finally:

@@ -1,5 +1,5 @@
-"""Load generators: a fixed number of requests in flight, or a fixed rate; and questions with a
-deadline, with how they ended.
+"""Load generators, which send requests with a fixed number in flight or at a fixed rate. Also a
+client that asks with a deadline and reports how the request ended.
 """
 
 import asyncio
@@ -21,13 +21,15 @@ from serving.terminal import progress_bar
 
 ANSWERED = "answered"
 _STREAMS = 500
-"""Concurrent questions per connection; servers allow 1,000."""
+"""Max concurrent questions per connection; gateways allow 1,000."""
 _GRACE_S = 30.0
-"""Time that a client waits after the gateway's deadline, to measure how late the gateway is."""
+"""Seconds that a client waits beyond the deadline, to measure how late the gateway is."""
 
 
 def question(number: int) -> str:
-    """Return the question with this number; questions of different numbers share no sub-query."""
+    """Return the question with this number. Questions of different numbers have no sub-query in
+    common.
+    """
     return f"When was the director of film number {number} born?"
 
 
@@ -37,8 +39,8 @@ async def in_flight(
     concurrency: int,
     title: str = "asking",
 ) -> list[Result]:
-    """Call `ask` for each item, `concurrency` at a time, with a progress bar. Return the results in
-    the order of the items.
+    """Call `ask` for each item, at most `concurrency` calls at a time, and show a progress bar with
+    this title. Return the results in the order of the items.
     """
     with progress_bar() as bar:
         task = bar.add_task(title, total=len(items) if isinstance(items, Sized) else None)
@@ -51,8 +53,9 @@ async def at_rate(
     per_s: float,
     seed: int = 0,
 ) -> list[Result]:
-    """Call `ask` for each item at a mean rate per second, with exponential gaps, as independent
-    callers do.
+    """Call `ask` for each item, with a mean of `per_s` calls per second. The gaps between calls are
+    exponentially distributed, like those of independent callers. Return the results in the order of
+    the items.
     """
     chance = random.Random(seed)
     clock = asyncio.get_running_loop().time
@@ -67,7 +70,7 @@ async def at_rate(
 
 
 def timed(ask: Callable[[Item], Awaitable[object]]) -> Callable[[Item], Coroutine[Any, Any, float]]:
-    """Wrap `ask` so that it returns the seconds that it took."""
+    """Return a function that calls `ask` and returns how many seconds it took."""
 
     async def measured(item: Item) -> float:
         begun = time.perf_counter()
@@ -78,15 +81,15 @@ def timed(ask: Callable[[Item], Awaitable[object]]) -> Callable[[Item], Coroutin
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """Return the value below which `share` of the values lie; 0 if there are none."""
+    """Return the value below which this share of `values` lies; 0 if there are no values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 @asynccontextmanager
 async def clients(address: str, concurrency: int) -> AsyncIterator[Callable[[int], Awaitable[str]]]:
-    """Open as many connections as `concurrency` needs. Yield a function that asks the question of
-    a number and returns its run id.
+    """Connect to the gateway at `address`, with as many connections as `concurrency` needs. Yield a
+    function that asks the question with a number, and returns the id of its run.
     """
     async with AsyncExitStack() as stack:
         count = -(-concurrency // _STREAMS)
@@ -99,17 +102,22 @@ async def clients(address: str, concurrency: int) -> AsyncIterator[Callable[[int
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Questions to ask, at a rate or with a fixed number in flight."""
+    """A load: which questions to ask, and at which rate or with how many in flight."""
 
     first: int
+    """Number of the first question."""
     questions: int
+    """How many questions to ask."""
     per_s: float = 0.0
-    """Mean rate; 0 asks as fast as `at_once` allows."""
+    """Mean number of questions per second. With 0, a question is asked as soon as another one has
+    been answered.
+    """
     at_once: int = 1
+    """Questions in flight; used only if `per_s` is 0."""
 
 
 async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list[float]:
-    """Ask the questions of an order and return the seconds of each."""
+    """Ask the questions of a load, and return the seconds that each took."""
     numbers = range(order.first, order.first + order.questions)
     if order.per_s:
         return await at_rate(
@@ -122,27 +130,30 @@ async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """Result of one question with a deadline."""
+    """How one question or request for a table with a deadline ended."""
 
     outcome: str
-    """`answered`, the reason of a gateway error, or else the gRPC status."""
+    """`answered`, or else the gateway's reason for the error, or else the gRPC status."""
     typed: bool
-    """True for an answer, an error of the gateway other than INTERNAL, and the client's own
-    deadline.
+    """Whether the request ended in a defined way: with an answer, with an error of the gateway
+    other than INTERNAL, or by the client's own deadline.
     """
     took_s: float
     deadline_s: float
     run_id: str = ""
-    """Run of an answer; empty otherwise."""
+    """Id of the run; empty if there was no answer."""
     attempts: int = 0
-    """Upstream calls of the answer, as its usage reports them."""
+    """Number of model calls of the run, as the answer's usage reports them."""
     tokens: int = 0
+    """Tokens of these calls."""
     rows: str = ""
-    """Rows of a table, as `rows_of` writes them."""
+    """The table as text, see `rows_of`; empty for an answer."""
 
     @property
     def late_s(self) -> float:
-        """Seconds after the deadline; negative before it."""
+        """Seconds between the deadline and the end of the request; negative if it ended before the
+        deadline.
+        """
         return self.took_s - self.deadline_s
 
 
@@ -154,9 +165,11 @@ async def ask_until(
     hurried: bool = False,
     columns: str = "",
 ) -> LoadResult:
-    """Ask a question, or for a table if `columns` are given. The text is also the request id, so
-    that the same question asked again is the same request. `hurried`: `deadline_s` is the client's
-    own deadline instead of the gateway's.
+    """Ask a question, or for a table if `columns` are given, and return how that ended.
+
+    The text is also the request id. So a text that is sent again is the same request for the
+    gateway. `deadline_s`: seconds within which the gateway is configured to end the request; the
+    client waits longer, to measure a delay. `hurried`: the client itself gives up at `deadline_s`.
     """
     begun = time.perf_counter()
     wait_s = deadline_s + (0.0 if hurried else _GRACE_S)
@@ -198,8 +211,10 @@ async def ask_until(
 
 
 def rows_of(table: Table) -> str:
-    """Return all that a table says and its support as text, without its costs: a resumed run
-    reports only its own costs. Clears the costs in `table`.
+    """Return a table as text, to compare tables: outcome, columns, and rows with their support.
+
+    Costs are removed, also in `table` itself. They differ between runs, as a resumed run reports
+    only what it spent itself.
     """
     for row in table.rows:
         row.ClearField("tokens")

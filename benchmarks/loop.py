@@ -1,10 +1,11 @@
-"""The whole training loop, from logged traffic to a better executor in production, on a mini world
-whose names no model has seen.
+"""The whole training loop, from logged traffic to a better executor in production. The questions
+are about a mini world whose names no model has seen.
 
-A gateway serves the untuned executor; clients ask questions and send the right answers as feedback.
-`rolegate sft retrain` trains a version from this traffic, which starts as shadow; the gate promotes
-it to canary and to active while clients keep asking. Then a degraded version starts as canary, and
-the gate rolls it back.
+1. A gateway serves the untuned executor. Clients ask questions and send the right answers as
+   feedback.
+2. `rolegate sft retrain` trains a version from these runs. It starts as a shadow; while clients
+   keep asking, the gate promotes it to canary and then to the active version.
+3. A version that was degraded on purpose starts as a canary, and the gate rolls it back.
 """
 
 import asyncio
@@ -39,46 +40,65 @@ from serving.files import write_atomically
 from serving.terminal import complain
 
 Stage = Literal["before", "logged", "swap", "after", "degraded"]
+"""Stages in which questions are asked. `before` and `after`: the held-out questions, with the
+untuned and with the trained executor. `logged`: those that the training learns from. `swap` and
+`degraded`: while the gate decides about the trained and about the degraded version.
+"""
 ENDED = ("EXECUTOR_VERSION_STATE_ACTIVE", "EXECUTOR_VERSION_STATE_ROLLED_BACK")
-"""States of a version after the gate's decision."""
+"""States of a version after the gate's decision: promoted, or rolled back."""
 _WORLD = 31
 """Seed of the world."""
 _WEIGHTS = "adapter_model.safetensors"
 _LAST_TRIALS_S = 10.0
-"""Time that the gate gets for its last trials after the last answer."""
+"""Seconds that the gate has for its last trials after the last answer."""
 _CANARY_SHARE = 0.5
-"""Share of questions. With the default, three fifths of the questions would not be trials."""
+"""Share of the questions that the canary works on. Higher than the default, with which three fifths
+of the questions would not count as trials.
+"""
 _NOISE = 2
-"""Standard deviation of the noise, relative to that of the weights. At 1 the mini executor is as
-good as before, at 2 three quarters of its turns are right, at 3 none.
+"""Standard deviation of the noise that degrades a version, relative to that of its weights. At 1,
+the mini executor is as good as without noise; at 2, three quarters of its turns are right; at 3,
+none are.
 """
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    questions: Annotated[int, Meta(ge=1, description="questions logged for training")] = 500
-    held_out: Annotated[int, Meta(ge=1, description="questions asked before and after")] = 200
+    questions: Annotated[int, Meta(ge=1, description="questions asked to train from")] = 500
+    held_out: Annotated[
+        int, Meta(ge=1, description="held-out questions asked before and after the training")
+    ] = 200
     max_questions: Annotated[
-        int, Meta(ge=1, description="max questions until the gate decides")
+        int, Meta(ge=1, description="max questions asked until the gate decides about a version")
     ] = 1500
-    in_flight: Annotated[int, Meta(ge=1, description="concurrent questions")] = 8
-    work: Annotated[Path, Meta(description="folder that keeps the steps")] | None = None
+    in_flight: Annotated[int, Meta(ge=1, description="questions asked at the same time")] = 8
+    work: (
+        Annotated[
+            Path,
+            Meta(
+                description="folder to keep world, training steps and versions in (default: a "
+                "temporary folder)"
+            ),
+        ]
+        | None
+    ) = None
 
 
 class StageScores(msgspec.Struct, frozen=True):
-    """Results of the questions of a stage."""
+    """Results of the questions that were asked in a stage."""
 
     stage: Stage
     questions: int
     right: int
     failed: int
-    """Requests that failed."""
+    """Requests that ended with an error; malformed output of a model counts as a wrong answer."""
     exact_match: float
+    """Share of right answers."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Checks and figures of the loop."""
+    """Checks of the loop, results of its stages, and the gate's decisions."""
 
     checks: list[Check]
     asked: list[StageScores]
@@ -87,7 +107,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class QuestionRunner:
-    """Asks questions and sends the right answers as feedback."""
+    """Client that asks questions and sends their right answers as feedback."""
 
     def __init__(self, client: AsyncClient, concurrency: int) -> None:
         self._client = client
@@ -96,7 +116,9 @@ class QuestionRunner:
     async def all(
         self, stage: Stage, questions: Iterable[MiniQuestion], *, feedback: bool
     ) -> StageScores:
-        """Ask all questions of a stage and return their counts."""
+        """Ask all questions of a stage, and return their results. `feedback`: also send the right
+        answer to each question.
+        """
         right = 0
         failed = 0
 
@@ -108,7 +130,7 @@ class QuestionRunner:
                     await self._client.feedback(answer.run_id, right_answer=question.answer)
                 right += exact_match(answer.answer, [question.answer])
             except GatewayError as error:
-                complain(f"failed: {error}")
+                complain(f"a question failed: {error}")
                 # Malformed output is a wrong answer, not a failed request
                 failed += error.reason != "MALFORMED_OUTPUT"
 
@@ -127,8 +149,8 @@ class QuestionRunner:
         version: str,
         questions: Sequence[MiniQuestion],
     ) -> tuple[str, StageScores]:
-        """Ask until the gate has promoted or rolled back the version, or no question is left.
-        Return the version's state and the counts.
+        """Ask questions until the gate has promoted or rolled back the version, or no question is
+        left. Return the version's state, and the results of the questions.
         """
         decided = asyncio.Event()
 
@@ -152,7 +174,7 @@ class QuestionRunner:
 
 
 async def measure(options: Options) -> Figures:
-    """Run the loop. Raises `RolegateError`."""
+    """Run the whole loop. Raises `RolegateError`."""
     async with AsyncExitStack() as stack:
         work = stack.enter_context(work_folder(options.work))
         held_out, logged, tried, tried_degraded = _write_questions(work, options)
@@ -203,8 +225,9 @@ async def measure(options: Options) -> Figures:
 
 
 def _write_questions(work: Path, options: Options) -> list[list[MiniQuestion]]:
-    """Write the world and the held-out questions. Return the questions of the stages: held out,
-    logged, and asked while the gate decides, twice.
+    """Write the world and the held-out questions. Return four lists of questions: held-out ones,
+    those to train from, and those to ask while the gate decides about the trained and about the
+    degraded version.
     """
     counts = options.held_out, options.questions, options.max_questions, options.max_questions
     exported = export(World(_WORLD, "test"), work / "world", sum(counts))
@@ -227,7 +250,9 @@ def _config(work: Path) -> Config:
 
 
 def publish_degraded(versions: Path, version: str) -> str:
-    """Publish a copy of `version` with noise in its weights and return its name."""
+    """Publish a copy of `version` with noise added to its weights, and return the copy's name.
+    `versions`: folder of published versions.
+    """
     import torch
     from safetensors.torch import load_file, save_file
 

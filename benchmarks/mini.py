@@ -1,8 +1,9 @@
-"""Exact match on a held-out mini world, over gRPC, with real vLLM and real retrieval.
+"""Exact match on questions about an unseen mini world, over gRPC, with real vLLM and real
+retrieval; and how much of it each role loses.
 
-The exact match of whole runs is compared with two ceilings: with the gold decomposition (executor
-and answerer do their part) and with the gold reports (the answerer alone). The difference between
-two columns is lost by one role.
+Each question is answered in three ways: by a whole run; with the gold sub-queries, so that only
+executor and answerer can fail; and with the gold reports, so that only the answerer can fail. The
+difference between two of these columns is what one role loses.
 """
 
 import asyncio
@@ -43,27 +44,32 @@ _DEADLINE_S = 120.0
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    seed: Annotated[int, Meta(description="seed of the world; its names are not trained on")] = 11
-    questions: Annotated[int, Meta(ge=1, description="questions about it")] = 200
+    seed: Annotated[
+        int, Meta(description="seed of the world; no model was trained on its names")
+    ] = 11
+    questions: Annotated[int, Meta(ge=1, description="number of questions about the world")] = 200
     models: (
-        Annotated[Path, Meta(description="config with other models than those of the preset mini")]
+        Annotated[Path, Meta(description="config that names the models (default: the preset mini)")]
         | None
     ) = msgspec.field(name="config", default=None)
-    in_flight: Annotated[int, Meta(ge=1, description="concurrent questions")] = 8
+    in_flight: Annotated[int, Meta(ge=1, description="questions asked at the same time")] = 8
 
 
 class GroupScores(msgspec.Struct, frozen=True):
-    """Exact match of one group of questions, as shares of 1."""
+    """Exact match on one group of questions, as shares of 1."""
 
     group: str
     questions: int
     exact_match: float
+    """Exact match of whole runs."""
     with_gold_decomposition: float
+    """Exact match of executor and answerer, given the gold sub-queries."""
     with_gold_reports: float
+    """Exact match of the answerer, given the gold reports."""
 
 
 class RoleTokens(msgspec.Struct, frozen=True):
-    """Mean calls and tokens of a role per question, in whole runs."""
+    """Mean number of calls and tokens of a role per question, in whole runs."""
 
     role: str
     calls: float
@@ -72,35 +78,43 @@ class RoleTokens(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Exact match, and figures of the roles."""
+    """Exact match by groups of questions, and figures of each role."""
 
     rows: list[GroupScores]
     delegation_turns: int
+    """Number of the delegator's turns that were judged."""
     delegation_turns_right: float
+    """Share of these that equal the gold turn."""
     executor_runs: int
+    """Number of sub-queries that executors worked on, in whole runs."""
     searches_per_executor_run: float
     two_search_share: float
+    """Share of sub-queries with at least two searches."""
     single_search_reports_right: float
-    """Share of reports with the gold answer, among gold sub-queries that one search answers."""
+    """Share of reports with the gold answer, among those on gold sub-queries that need one search.
+    """
     tokens: list[RoleTokens]
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionRun:
-    """Question with the results of its three ways."""
+    """A question, answered in three ways."""
 
     question: MiniQuestion
     run: answer_pb.AnswerResponse
+    """The whole run."""
     rounds: tuple[tuple[str, ...], ...]
-    """Sub-queries by round."""
+    """Sub-queries of the whole run, by round."""
     gold_decomposition_answer: str
     gold_reports_answer: str
     gold_results: tuple[execution_pb.ExecuteResponse, ...]
-    """Executor runs on the gold sub-queries."""
+    """The executor's results on the gold sub-queries."""
 
     def delegation_turns(self) -> tuple[int, int]:
-        """Return the number of right delegator turns and of all judged turns. Turns are judged
-        given the reports before them; those after a wrong turn are not judged.
+        """Return the number of right delegator turns, and the number of judged ones.
+
+        A turn is right if its sub-queries follow from the reports that the delegator has seen, even
+        if these are wrong. Turns after a wrong turn are not judged.
         """
         answers = iter([result.answer for result in self.run.results])
         gold_before = ""
@@ -122,7 +136,7 @@ class QuestionRun:
 
 
 async def measure(options: Options) -> Figures:
-    """Ask all questions in all three ways."""
+    """Answer all questions in all three ways, and return the figures."""
     with tempfile.TemporaryDirectory() as folder:
         questions = export(World(options.seed, "test"), Path(folder), options.questions)
         config = over(load_config(options.models or preset("mini")), Path(folder))
@@ -139,8 +153,8 @@ async def measure(options: Options) -> Figures:
 
 
 async def _asked(channel: grpc.aio.Channel, prompt: str, question: MiniQuestion) -> QuestionRun:
-    """Ask a question as a whole run, with gold sub-queries, and with gold reports. `prompt`: the
-    answerer's system prompt.
+    """Answer a question by a whole run, with the gold sub-queries, and with the gold reports.
+    `prompt`: the answerer's system prompt.
     """
     execute = ExecutionServiceStub(channel).Execute
     complete = CompletionServiceStub(channel).Complete
@@ -185,8 +199,8 @@ async def _asked(channel: grpc.aio.Channel, prompt: str, question: MiniQuestion)
 async def _asked_run(
     channel: grpc.aio.Channel, question: MiniQuestion
 ) -> tuple[answer_pb.AnswerResponse, tuple[tuple[str, ...], ...]]:
-    """Ask a question; return its run and the sub-queries of each round. If the run fails on
-    malformed output, it has the results up to then.
+    """Answer a question by a whole run. Return the run, and the sub-queries of each round. If the
+    run fails because of malformed output, its response contains the results up to that point.
     """
     rounds: dict[int, list[str]] = {}
     results: dict[int, evidence_pb2.SubQueryResult] = {}
@@ -208,7 +222,7 @@ async def _asked_run(
 
 @contextmanager
 def _malformed_is_wrong() -> Iterator[None]:
-    """Suppress errors about malformed model output, which counts as a wrong answer."""
+    """Suppress errors about malformed output of a model, which then counts as a wrong answer."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -217,7 +231,7 @@ def _malformed_is_wrong() -> Iterator[None]:
 
 
 def figures_of(asked: Sequence[QuestionRun]) -> Figures:
-    """Compute all figures."""
+    """Return all figures of the answered questions."""
     groups: dict[str, Callable[[QuestionRun], bool]] = {
         "all": lambda _: True,
         "2-hop": lambda result: result.question.type == "2-hop",
@@ -243,7 +257,7 @@ def figures_of(asked: Sequence[QuestionRun]) -> Figures:
 
 
 def _single_search_reports(result: QuestionRun) -> Iterator[bool]:
-    """Yield whether each report on a gold sub-query that takes one search has the gold answer."""
+    """Yield, for each gold sub-query that needs one search, whether its report is right."""
     pairs = zip(result.question.sub_queries, result.gold_results, strict=True)
     for sub_query, response in pairs:
         if len(sub_query.searches) == 1:

@@ -1,5 +1,5 @@
-"""The demo's models and retrieval without a gateway, so that gateways can be started and killed in
-front of them.
+"""The demo's models and retrieval, running without a gateway. So a benchmark can start and kill
+gateways that use them, without waiting for the models.
 """
 
 from collections.abc import AsyncIterator
@@ -24,20 +24,22 @@ from serving.terminal import complain
 
 
 class MiniDeployment(msgspec.Struct, frozen=True):
-    """Running engines and retrieval of the mini models."""
+    """Running engines of the mini models, and a running retrieval service."""
 
     of: Config
-    """Config like the preset `mini`, over any world."""
+    """Config from which they were started: the preset `mini`, with the documents of any world."""
     engines: dict[str, str]
-    """Base URLs by engine name."""
+    """Base URL of each engine, by name."""
     retrieval: str
-    """host:port of the retrieval service; if empty, `config` keeps the index and documents of `of`.
+    """Address of the retrieval service, as host:port. If empty, gateways open the index themselves.
     """
 
     def config(self, file: Path, *, versions: Path | None = None) -> Config:
-        """Return the config of a gateway in front of this deployment, without a report cache, and
-        write it to `file`; its store is in the same folder. `versions`: folder of published
-        versions; the gateway then starts with the untuned model.
+        """Write the config of a gateway that uses these engines to `file`, and return it. The
+        gateway has no report cache, and its store is in the folder of `file`.
+
+        `versions`: folder of published versions. If it is given, the gateway starts with the
+        untuned executor.
         """
 
         def at(role: RoleConfig) -> RoleConfig:
@@ -82,8 +84,8 @@ class MiniDeployment(msgspec.Struct, frozen=True):
 async def mini_deployment(
     config: Config, *, teacher: bool = False
 ) -> AsyncIterator[MiniDeployment]:
-    """Start the engines and the retrieval of a config like the preset `mini`. `teacher`: start the
-    teacher's engine, too.
+    """Start the engines and the retrieval service of `config`, and stop them on exit. `config`: the
+    preset `mini` or a variant of it. `teacher`: also start the teacher's engine.
     """
     teacher_role = config.distillation.teacher
     async with AsyncExitStack() as stack:

@@ -1,18 +1,22 @@
-"""The gateway's own cost in front of simulated models, compared with bare pipelines and LiteLLM.
+"""Time, CPU and memory that the gateway itself costs, measured with simulated models and compared
+with bare pipelines and LiteLLM.
 
-paced  questions at a steady rate, with models that write one token at a time: the gateway
-       (retrieval over gRPC; in-process retrieval; in-process retrieval without a store), P1 and P2
-       (see `benchmarks.pipelines.process`)
-cpu    the same with 64 questions in flight and models that answer immediately, plus LiteLLM's SDK
-       making the same calls
-proxy  single model calls through the gateway's `Complete` and through LiteLLM's proxy server
-       (needs --litellm)
-load   CPU and memory of a question, with few and with many in flight
+paced  questions at a steady rate, with models that write one token at a time. Compared are three
+       gateways (by_address: retrieval over gRPC; in_process: retrieval inside the gateway's
+       process; no_store: in_process without a store) and two bare pipelines, P1 and P2
+cpu    the same variants except no_store, with 64 questions in flight and models that answer
+       immediately; and a third pipeline, SDK, which makes its model calls with LiteLLM's SDK
+proxy  single model calls through the gateway's RPC Complete and through LiteLLM's proxy server
+       (the latter needs --litellm)
+load   CPU time and memory per question, with few and with many questions in flight
 
-Added time is the time of an answer minus the time in which at least one of its model calls was in
-progress. Variants are measured in alternating order. Each variant runs in its own process, and so
-do the models; the client and the retrieval service run in the benchmark's process. Compare ratios,
-not absolute times.
+P1 runs on aiohttp and plain asyncio, with retrieval over gRPC. P2 runs on uvloop, parses bytes as
+they are pushed to it, and has retrieval inside its process.
+
+Added time is the time of an answer minus the time during which at least one of its model calls was
+in progress. Variants are measured in alternating order. Each variant has its own process, and so
+have the models. The client and the retrieval service run in the benchmark's process. Compare
+ratios, not absolute times.
 """
 
 import asyncio
@@ -146,7 +150,7 @@ _FIGURES: dict[Part, list[Wanted]] = {
     ],
 }
 _NUMBERS_PER_ROUND = 1_000_000
-"""Question numbers that a round may use."""
+"""Number of question numbers that are reserved for each round."""
 _PER_S = 20.0
 _CONCURRENCY = 64
 _CALLS = 256
@@ -158,39 +162,65 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
     parts: Annotated[
         tuple[Part, ...],
-        Meta(description="of paced, cpu, proxy, load (default: all)"),
+        Meta(description="parts to measure: paced, cpu, proxy, load (default: all)"),
     ] = ()
-    rounds: Annotated[int, Meta(ge=2, description="rounds per part, after one to warm up")] = 10
-    questions: Annotated[int, Meta(ge=2, description="questions per variant and round")] = 200
-    in_flight: Annotated[tuple[int, ...], Meta(description="questions in flight, of load")] = (
+    rounds: Annotated[
+        int, Meta(ge=2, description="rounds of each part, in addition to one that warms up")
+    ] = 10
+    questions: Annotated[
+        int, Meta(ge=2, description="questions for each variant in each round")
+    ] = 200
+    in_flight: Annotated[
+        tuple[int, ...], Meta(description="in the part load: numbers of questions in flight")
+    ] = (
         10,
         100,
         1000,
         3000,
     )
     token_s: Annotated[
-        float, Meta(gt=0, description="seconds per token; the first takes five times as long")
+        float,
+        Meta(
+            gt=0,
+            description="in the part paced: seconds that models take for a token; the first token "
+            "takes five times as long",
+        ),
     ] = 0.01
     folder: (
-        Annotated[Path, Meta(description="folder for stores and logs; its disk matters")] | None
+        Annotated[
+            Path,
+            Meta(
+                description="folder for stores and logs, whose disk is measured, too (default: a "
+                "temporary folder)"
+            ),
+        ]
+        | None
     ) = None
     litellm: (
-        Annotated[Path, Meta(description="the Python of an environment with litellm[proxy]")] | None
+        Annotated[
+            Path,
+            Meta(description="Python interpreter of an environment with litellm[proxy]"),
+        ]
+        | None
     ) = None
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """Measurements of one variant: milliseconds per question, call or token; for memory, kB."""
+    """Measurements of one variant over all rounds, per question or single call."""
 
     variant: str
     p50: float
-    """Added time, if model calls were measured."""
+    """Median of the added time, in milliseconds. For the variant `memory`, of the memory per
+    question in flight, in kB.
+    """
     p99: float
+    """99th percentile of the same values."""
     cpu: float
+    """Mean CPU time, in milliseconds."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Figures and variants of the parts that ran."""
+    """Results of the parts that were measured: comparisons, and the variants behind them."""
 
     figures: list[Figure]
     variants: list[Variant]
@@ -203,21 +233,23 @@ _seconds = msgspec.json.Decoder(dict[int, float]).decode
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Starts and measures processes in front of simulated models and a retrieval service."""
+    """Starts gateways and bare pipelines as processes that use the same simulated models and
+    retrieval service, and measures them.
+    """
 
     stack: AsyncExitStack
     folder: Path
     models: Child
     retrieval: str
-    """host:port of the retrieval service."""
+    """Address of the retrieval service, as host:port."""
 
     @property
     def base_url(self) -> str:
-        """Base URL of the models."""
+        """Base URL of the simulated models."""
         return self.models.words[0]
 
     async def start(self, *names: str) -> list[Child]:
-        """Start gateways and bare pipelines, concurrently."""
+        """Start the gateways and bare pipelines of these variants, concurrently."""
         return await asyncio.gather(
             *(self.stack.enter_async_context(self._process(name)) for name in names)
         )
@@ -236,8 +268,8 @@ class Bench:
         )
 
     async def compared(self, names: tuple[str, ...], order: Order, rounds: int) -> Rounds:
-        """Start processes and measure `order` at each in all rounds. No two rounds ask the same
-        question.
+        """Start the variants `names`, and measure each of them under the load `order` in all
+        rounds. No question is asked in two rounds.
         """
 
         def measured(measure: Measure) -> Callable[[int], Awaitable[Round]]:
@@ -248,15 +280,17 @@ class Bench:
         return await in_turns(dict(zip(names, map(measured, measures), strict=True)), rounds)
 
     async def measure(self, process: Child, concurrency: int) -> Measure:
-        """Return a function that measures a process, with at most `concurrency` questions in
-        flight.
+        """Return a function that measures a process under a load with at most `concurrency`
+        questions in flight.
         """
         ask = await self.stack.enter_async_context(clients(process.words[0], concurrency))
         return partial(self.measured, process.watched, ask)
 
     async def measured(self, process: psutil.Process, ask: Ask, order: Order) -> Round:
-        """Measure added times and the CPU of a process per question."""
-        await self.models.answer(b"")  # discards earlier spans
+        """Ask the questions of a load. Return the added time of each, and the CPU time that the
+        process used per question.
+        """
+        await self.models.answer(b"")  # discards the times of earlier model calls
         before_s = cpu_s(process)
         took_s = await ordered(ask, order)
         used_s = cpu_s(process) - before_s
@@ -270,7 +304,7 @@ class Bench:
 
 
 async def measure(options: Options) -> Figures:
-    """Measure the parts. Raises `RolegateError`."""
+    """Measure the chosen parts. Raises `RolegateError`."""
     figures = list[Figure]()
     variants = list[Variant]()
     for part in options.parts or get_args(Part):
@@ -305,7 +339,9 @@ async def _cpu(bench: Bench, options: Options) -> Rounds:
 
 
 async def _proxy(bench: Bench, options: Options) -> Rounds:
-    """Measure single calls, for the added time, then concurrent calls, for the CPU."""
+    """Measure calls made one after another, for the added time, and then concurrent calls, for the
+    CPU time.
+    """
     enter = bench.stack.enter_async_context
     (complete,) = await bench.start("in_process")
     ways = {"Complete": (complete.watched, await enter(completing(complete.words[0])))}

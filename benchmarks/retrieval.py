@@ -1,8 +1,8 @@
-"""Accuracy and speed of retrieval: how much of the evidence of a question is found by searching
-with the question itself.
+"""Accuracy and speed of retrieval: how much of a question's evidence is found by a search with the
+question's own text.
 
-A question is a hit at k if all of its supporting passages are among the first k (full evidence);
-recall is their share.
+A question is a hit at k if all its supporting passages are among the first k passages found. Recall
+at k is the share of its supporting passages that are among the first k.
 """
 
 import tempfile
@@ -32,35 +32,42 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
     data: Annotated[Path, Meta(description="folder with corpus.jsonl and questions.jsonl")]
     index: (
-        Annotated[Path, Meta(description="folder of its index, which is built if missing")] | None
+        Annotated[
+            Path,
+            Meta(
+                description="folder of the corpus's index, which is built if missing (default: a "
+                "temporary folder)"
+            ),
+        ]
+        | None
     ) = None
 
 
 class RankingScores(msgspec.Struct, frozen=True):
-    """Means over the questions for one ranking."""
+    """Accuracy of one ranking, over all questions."""
 
     ranking: str
     """`dense`, `lexical` or `fused`."""
     hit: dict[int, float]
-    """Share of questions with full evidence, by k."""
+    """For each k, the share of questions whose supporting passages are all among the first k."""
     recall: dict[int, float]
-    """Mean share of a question's evidence, by k."""
+    """For each k, the mean share of a question's supporting passages among the first k."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Accuracy, and the speed with which it was measured."""
+    """Accuracy of the rankings, and the speed of indexing and search."""
 
     passages: int
     questions: int
     passages_per_s: float | None
-    """Speed of embedding and indexing, BM25 included; None if the index existed."""
+    """Passages embedded and indexed per second, BM25 included; None if the index existed before."""
     queries_per_s: float
-    """Speed of embedding and ranking in one batch, with all rankings."""
+    """Queries embedded and ranked per second, in one batch, by all rankings together."""
     scores: list[RankingScores]
 
 
 def measure(options: Options) -> Figures:
-    """Measure accuracy. Raises `BadCorpus`, `BadIndex` and the embedder's errors."""
+    """Measure accuracy and speed. Raises `BadCorpus`, `BadIndex` and the embedder's errors."""
     embedder = MiniLM()
     questions = read_questions(options.data / "questions.jsonl")
     with tempfile.TemporaryDirectory() as scratch:
@@ -77,22 +84,25 @@ def measure(options: Options) -> Figures:
 
 
 def read_questions(path: Path) -> list[BenchmarkQuestion]:
-    """Read the questions of a file. Raises `BadCorpus`, with file and line, for a question without
-    supporting passages.
+    """Return the questions of the file `path`. Raises `BadCorpus`, with file and line, for a
+    question without supporting passages.
     """
     questions = []
     for entry in read_entries(path):
         if not entry.question.supporting:
             raise BadCorpus(
-                f"{entry.where}: no supporting_doc_ids, so hits cannot be measured; add some."
+                f"{entry.where}: has no supporting_doc_ids, so hits cannot be measured; add the "
+                "ids of the passages that the answer needs."
             )
         questions.append(entry.question)
     return questions
 
 
 def _indexed(corpus: Path, folder: Path, embedder: Embedder) -> tuple[Index, float | None]:
-    """Build or open an index; return it with the passages indexed per second."""
-    embedder.embed(["warm up"], queries=False)  # loads the model before the clock starts
+    """Open the index in `folder`, which is built first if it is missing. Return it with the number
+    of passages that were indexed per second, or None if it existed.
+    """
+    embedder.embed(["warm up"], queries=False)  # loads the model before the time is measured
     started = time.perf_counter()
     built = build_index([corpus], folder, embedder, lexical=True)
     elapsed_s = time.perf_counter() - started
@@ -102,7 +112,7 @@ def _indexed(corpus: Path, folder: Path, embedder: Embedder) -> tuple[Index, flo
 def _ranked(
     index: Index, embedder: Embedder, questions: Sequence[BenchmarkQuestion]
 ) -> tuple[list[RankingScores], float]:
-    """Return the accuracy of all rankings, and the queries per second."""
+    """Return the accuracy of each ranking, and the number of queries ranked per second."""
     queries = [question.question for question in questions]
     started = time.perf_counter()
     assert index.lexical is not None
@@ -121,7 +131,9 @@ def _ranked(
 def _found(
     ranking: str, questions: Sequence[BenchmarkQuestion], documents: Sequence[Sequence[str]]
 ) -> RankingScores:
-    """Return the accuracy of a ranking. `documents`: those found by each question, best first."""
+    """Return the accuracy of a ranking. `documents`: for each question, the ids of the documents
+    found, best first.
+    """
     hit = {}
     recall = {}
     for k in CUTS:
@@ -135,7 +147,7 @@ def _found(
 
 
 def _documents(index: Index, hits: Sequence[Hit]) -> list[str]:
-    """Return the corpus rows of the hits, each once; a long row may be split into several
-    passages.
+    """Return the ids of the documents that the hits belong to, best first and each once. A long
+    document may be split into several passages, and so have several hits.
     """
     return list(dict.fromkeys(index.passages[hit.row].document.partition("#")[2] for hit in hits))

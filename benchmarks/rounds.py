@@ -1,4 +1,6 @@
-"""Variants measured in alternating order, round by round, and figures with bootstrap intervals."""
+"""Measuring several variants round by round, in alternating order, and comparing them with
+bootstrap intervals.
+"""
 
 import itertools
 import math
@@ -18,17 +20,18 @@ class Round(msgspec.Struct, frozen=True):
     """Measurements of one variant in one round."""
 
     values: list[float]
-    """Mostly milliseconds, one value for each question."""
+    """A value for each question; in most cases milliseconds."""
     cpu_ms: float = 0.0
-    """CPU time per question."""
+    """CPU time per question, in milliseconds."""
 
 
 Metric = Callable[[Sequence[Round]], float]
+"""Computes a number from the rounds of a variant."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Figure to compute, with its bounds: a metric of the variant `of`, divided by the same metric
-    of the variant `to` if that is given.
+    """A figure to compute, and the bounds that it must keep. The figure is a metric of the variant
+    `of`; if a variant `to` is given, it is divided by that variant's metric.
     """
 
     figure: str
@@ -40,7 +43,9 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """Figure over all rounds, with its 95 % interval from a bootstrap over rounds."""
+    """A figure over all rounds, with a 95 % confidence interval from a bootstrap over rounds.
+    `held` is true if the value is within its bounds.
+    """
 
     figure: str
     value: float
@@ -52,17 +57,17 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 def p50(rounds: Sequence[Round]) -> float:
-    """Return the median of all values."""
+    """Return the median of the values of all rounds."""
     return _quantile(rounds, 0.5)
 
 
 def p99(rounds: Sequence[Round]) -> float:
-    """Return the 99th percentile of all values."""
+    """Return the 99th percentile of the values of all rounds."""
     return _quantile(rounds, 0.99)
 
 
 def cpu(rounds: Sequence[Round]) -> float:
-    """Return the mean CPU time."""
+    """Return the mean CPU time per question, over all rounds, in milliseconds."""
     return sum(measured.cpu_ms for measured in rounds) / len(rounds)
 
 
@@ -73,8 +78,11 @@ def _quantile(rounds: Sequence[Round], share: float) -> float:
 async def in_turns(
     variants: Mapping[str, Callable[[int], Awaitable[Round]]], rounds: int
 ) -> dict[str, list[Round]]:
-    """Measure all variants in each round, after one warm-up round. Every second round runs in
-    reverse order. Variants are called with the number of the round, from 1 (the warm-up has 0).
+    """Measure each variant once in each round, and return the rounds of each variant. A first round
+    warms up and is left out. Every second round has the variants in reverse order.
+
+    `variants`: functions that measure a variant, by name. They are called with the number of the
+    round, which is 0 for the first, warming-up round.
     """
     measured: dict[str, list[Round]] = {name: [] for name in variants}
     orders = itertools.cycle((list(variants), list(variants)[::-1]))
@@ -88,8 +96,10 @@ async def in_turns(
 
 
 def figure(wanted: Wanted, measured: Mapping[str, Sequence[Round]]) -> Figure:
-    """Compute a figure with its interval. The bootstrap draws the same rounds for both sides of a
-    ratio, so that a slow round affects both alike.
+    """Compute a figure with its interval. `measured`: the rounds of each variant.
+
+    The bootstrap draws the same rounds for both variants of a ratio, so that a slow round affects
+    both alike.
     """
     numerator = measured[wanted.of]
     denominator = measured.get(wanted.to)

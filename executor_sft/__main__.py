@@ -1,4 +1,6 @@
-"""`rolegate sft`, or `python -m executor_sft`: distil the executor in single steps or one run."""
+"""`rolegate sft`, or `python -m executor_sft`: distil the executor, step by step or all steps in
+one command (`retrain`).
+"""
 
 import importlib
 import sys
@@ -11,7 +13,7 @@ from serving.logs import errors_only
 _COMMANDS = {
     "retrain": (
         "executor_sft.retrain",
-        "run all steps, from logged runs to a shadow version",
+        "run all steps, from logged runs to a version that works as a shadow",
     ),
     "rollout": (
         "executor_sft.rollout",
@@ -19,26 +21,33 @@ _COMMANDS = {
     ),
     "mine": (
         "executor_sft.mine",
-        "roll out logged questions, with the clients' feedback",
+        "run teacher and student on logged questions, judged by the clients' feedback",
     ),
     "filter": ("executor_sft.filter", "keep the trajectories to learn from"),
-    "dataset": ("executor_sft.dataset", "turn them into the tokens that the serving engine sees"),
-    "train": ("executor_sft.train", "fine-tune an executor on them"),
+    "dataset": (
+        "executor_sft.dataset",
+        "turn filtered trajectories into the tokens that the serving engine sees",
+    ),
+    "train": ("executor_sft.train", "fine-tune an executor on a data set"),
     "evaluate": ("executor_sft.evaluate", "compare executors on held-out questions"),
     "publish": (
         "executor_sft.publish",
-        "publish a version, and register it with a gateway",
+        "publish a trained executor as an immutable version",
     ),
     "mini-world": (
         "executor_sft.miniworld.export",
-        "write a mini world: corpus, questions, gold plans, vocabulary",
+        "write a mini world, a generated corpus: pages, questions, gold plans, vocabulary",
     ),
-    "mini-model": ("executor_sft.minimodel.command", "train one of the mini models"),
+    "mini-model": ("executor_sft.minimodel.command", "train one of the mini models from scratch"),
 }
+"""Module and summary of each command, by its name."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit status. Raises `RolegateError` and `OSError`."""
+    """Run the command that the arguments name, and return its exit status.
+
+    Raises `RolegateError` for expected errors, and `OSError`.
+    """
     parser = new_parser("sft", __doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, summary) in _COMMANDS.items():
@@ -50,7 +59,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 main = run
-"""The entry point's name. `rolegate` prints expected errors in one line."""
+"""`run`, under the name that the `rolegate` command calls; it prints a `RolegateError` in one
+line.
+"""
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from router.errors import OutOfTime, RolegateError, UpstreamError, UpstreamUnava
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _HOPELESS = 5
-"""Failures before the first success after which all work stops."""
+"""Number of failed items after which all work stops if no item has succeeded yet."""
 
 
 async def in_flight(
@@ -18,8 +18,11 @@ async def in_flight(
     at_once: int,
     on_done: Callable[[], None],
 ) -> list[Result]:
-    """Call `ask` for each item, `at_once` at a time, and return the results in order. The first
-    error cancels the rest.
+    """Call `ask` for each item, at most `at_once` calls at a time, and return the results in the
+    order of the items.
+
+    `on_done` is called after each successful call. The first error cancels all other calls and is
+    raised.
     """
     results = dict[int, Result]()
     left = enumerate(items)
@@ -45,13 +48,16 @@ async def failures(
     so_far: Callable[[int], str],
     done: int = 0,
 ) -> dict[str, str]:
-    """Call `ask` for each item, and return the errors of failed items by name.
+    """Call `ask` for each item, at most `at_once` calls at a time. Return the error messages of
+    the items that failed, by the items' names.
 
     `name`: returns an item's name. `so_far`: describes the progress, given the number of finished
-    items. `done`: items that were finished before this call.
+    items. `done`: number of items that were finished before this call.
 
-    Raises `UpstreamUnavailable` when an endpoint is gone, `UpstreamError` or `OutOfTime` when every
-    item fails, and any other error of `ask`, with the progress in its message.
+    An `UpstreamError` or `OutOfTime` fails only its item. It stops all work and is raised if an
+    endpoint is unavailable (`UpstreamUnavailable`), or if the first `_HOPELESS` items have failed
+    and none has succeeded. Any other error stops all work, too. A raised `RolegateError` has the
+    progress added to its message.
     """
     errors: dict[str, str] = {}
 

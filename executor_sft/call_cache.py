@@ -1,4 +1,6 @@
-"""Cache of completed model calls in a file, by request, so that no call is paid for twice."""
+"""Cache of completed model calls in a file. Equal requests share one call, so that no call is paid
+for twice, even after an interruption.
+"""
 
 import asyncio
 import hashlib
@@ -15,30 +17,34 @@ from router.trace import Call, RoleName
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """A line of the file."""
+    """A line of the cache's file: one completed call."""
 
     key: str
+    """SHA-256 of the request."""
     role: RoleName
     model: str
     completion: Completion
 
 
 class PaidCalls(msgspec.Struct):
-    """Number and tokens of the paid calls of a role's model."""
+    """Number and tokens of the calls that were made to a model in a role. Calls answered from the
+    cache are not counted.
+    """
 
     role: RoleName
     model: str
     calls: int = 0
     calls_without_usage: int = 0
+    """Calls whose endpoint returned no token counts; they add no tokens below."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
 class CallCache:
-    """Completed calls by their request. Failed calls are not kept."""
+    """Completed model calls, by the key of their request. Failed calls are not kept."""
 
     def __init__(self, file: JsonlFile[_Entry]) -> None:
-        """Read the file. Raises `BadConfig` for an invalid line."""
+        """Load the completed calls of the file. Raises `BadConfig` for an invalid line."""
         self._file = file
         self._entries = {entry.key: entry for entry in file}
         self._hits: set[str] = set()
@@ -48,7 +54,10 @@ class CallCache:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator["CallCache"]:
-        """Open the cache of a file, which is created if missing. Raises `BadConfig`."""
+        """Open the cache that is kept in the file `path`, which is created if missing.
+
+        Raises `BadConfig` for an invalid line, and if another process has the file open.
+        """
         with closing(JsonlFile(path, _Entry, "remove this line, or name a new folder")) as file:
             yield cls(file)
 
@@ -59,8 +68,11 @@ class CallCache:
         prompt: Prompt,
         key: str,
     ) -> Completion:
-        """Return the completion kept under `key`, or else the model's. Concurrent requests with
-        one key make one call. Raises the model's errors and `StoreFailed`.
+        """Return the completion kept under `key`; if there is none, call the model and keep its
+        completion.
+
+        Concurrent requests with the same key share one call. Raises the model's errors, and
+        `StoreFailed` if the file cannot be written.
         """
         async with self._locks.setdefault(key, asyncio.Lock()):
             if (entry := self._entries.get(key)) is None:
@@ -73,18 +85,18 @@ class CallCache:
         return entry.completion
 
     def hits(self, calls: Iterable[Call]) -> int:
-        """Return the number of a ledger's calls that were answered from the cache."""
+        """Return how many of `calls` were answered from the cache."""
         return sum(call.request_id in self._hits for call in calls)
 
     def key(self, call: Call) -> str | None:
-        """Return the key of a ledger's call; calls with one key are paid for once. None if the
-        call was not made through this cache, or failed.
+        """Return the cache key of a call; calls with the same key are paid for once. Return None
+        if the call was not made through this cache, or failed.
         """
         return self._keys.get(call.request_id)
 
     @property
     def spent(self) -> list[PaidCalls]:
-        """Paid calls by role and model."""
+        """Paid calls of each model in each role."""
         groups: dict[tuple[RoleName, str], PaidCalls] = {}
         for entry in self._entries.values():
             group = groups.setdefault((entry.role, entry.model), PaidCalls(entry.role, entry.model))
@@ -97,8 +109,10 @@ class CallCache:
 
 
 class CachedModel:
-    """A model whose completed calls are cached. `variant`: request options that are sent with the
-    prompt, as JSON.
+    """A model whose completed calls are kept in a `CallCache`.
+
+    `variant`: what determines the reply in addition to prompt and model, such as request options;
+    it becomes a part of the cache key. Must be encodable as JSON.
     """
 
     def __init__(
@@ -116,24 +130,28 @@ class CachedModel:
         self._variant = msgspec.json.encode((model.name, variant), order="deterministic")
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """Return the cached completion. Raises the model's errors and `StoreFailed`."""
+        """Return the model's completion of `prompt`, from the cache if it was made before.
+
+        Raises the model's errors, and `StoreFailed` if the cache cannot be written.
+        """
         fields = msgspec.structs.asdict(msgspec.structs.replace(prompt, request_id=""))
         if not prompt.unstopped:
-            del fields["unstopped"]  # so that the keys and seeds of older caches stay valid
+            # Older caches have keys and seeds without this field; leave it out so they stay valid
+            del fields["unstopped"]
         request = msgspec.json.encode(fields)
         key = hashlib.sha256(self._variant + b"\n" + request).hexdigest()
-        # Derive a seed from each request: one seed would give all calls the same noise
+        # Derive a seed from each request: with a shared seed, all calls would get the same noise
         if prompt.sampling.seed is not None:
             sampling = msgspec.structs.replace(prompt.sampling, seed=int(key[:7], 16))
             prompt = msgspec.structs.replace(prompt, sampling=sampling)
         return await self._cache.complete(self._model, self._role, prompt, key)
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
-        """Return the completion, and report it in one piece."""
+        """Return the completion as `complete` does, and pass it to `on_delta` in one piece."""
         completion = await self.complete(prompt)
         on_delta(Delta(completion.text, completion.reasoning, completion.usage))
         return completion
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """Return the model's own count."""
+        """Return the tokens of `prompt` and `text` as the model itself counts them."""
         return await self._model.count(prompt, text)

@@ -1,5 +1,5 @@
-"""Command lines of the distillation: options are the fields of a struct, figures are printed as
-tables or as JSON.
+"""Command lines of the distillation: common options, the question whether a cost is accepted, and
+the printing of figures as tables or as JSON.
 """
 
 import sys
@@ -21,27 +21,30 @@ class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of every step."""
 
     out: Path
-    """folder of the step; the same command resumes it"""
+    """folder of this step's results; the same command with the same folder resumes the step"""
     json: bool = False
-    """print the figures as JSON"""
+    """print the step's figures as JSON (default: as tables)"""
 
     def settings(self, *names: str) -> dict[str, Any]:
-        """Return the options of these names."""
+        """Return the values of the options `names`, by name."""
         return {name: getattr(self, name) for name in names}
 
 
 def agreed(question: str, more: str = "") -> bool:
-    """Ask at the terminal whether money may be spent. Without a terminal, raise `BadRequest` with
-    `more` at its end.
+    """Ask `question` at the terminal, and return whether the user agrees to the cost.
+
+    Raises `BadRequest` if there is no terminal. `more`: text to add to that error message.
     """
     if not sys.stdin.isatty():
-        raise BadRequest(f"no terminal to confirm the cost; pass --yes.{more}")
+        raise BadRequest(f"There is no terminal to confirm the cost; pass --yes.{more}")
     return input(f"{question} [y/N] ").strip().casefold() in ("y", "yes")
 
 
 def show(figures: Mapping[str, Any], *, as_json: bool = False, stderr: bool = False) -> None:
-    """Print figures: the plain ones in one table, then a table for each group and each list of
-    rows, also for lists inside a group.
+    """Print figures as tables, or as one JSON object if `as_json`.
+
+    Single values come first, in one table. Each dict, and each list of rows, follows in a separate
+    table; so does a list of rows inside a dict.
     """
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(figures), indent=2).decode())

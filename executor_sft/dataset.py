@@ -1,13 +1,15 @@
 """`rolegate sft dataset`: turn filtered samples into the tokens that the serving engine sees.
 
-A row is one turn of the model: the prompt as the engine reads it, without loss, and the turn, with
-loss. The turn's tokens are those that the engine returned or, if it returned none of this model,
-the tokenized text. TRL trains on rows.jsonl as it is, by `input_ids` with `labels` or with
-`assistant_masks`; `messages` has the same as text.
+A row of the data set is one turn of the model: first the prompt as the engine reads it, which
+carries no loss, then the turn, which does. The turn's tokens are those that the engine returned. If
+it returned none, or tokens of another model, the turn's text is tokenized instead. TRL can train on
+rows.jsonl without any conversion, from `input_ids` with `labels` or with `assistant_masks`. The
+column `messages` has the same conversation as text.
 
-Chat templates show earlier turns in a different form than the model wrote them (thinking is
-dropped), so only a row per turn trains on what serving sees (TBSS appendix D). Passages, prompts
-and corrections carry no loss, and turns that were corrected have no row.
+Each turn has its own row, because a chat template shows earlier turns in another form than the
+model wrote them: it drops their thinking. So only the last turn of a prompt looks the same in
+training and in serving (TBSS appendix D). Prompts, passages and the gateway's requests for a
+correction carry no loss, and a malformed turn, which had to be corrected, has no row.
 """
 
 from collections import Counter
@@ -39,10 +41,11 @@ from serving.json_lines import write_json_lines
 
 RESULT = "rows.jsonl"
 NEEDED = ("transformers",)
-"""Modules that are imported late, so that `--help` works without them."""
+"""Optional packages that the step needs; imported late, so that `--help` works without them."""
 NO_LOSS = -100
+"""Label of a token that the loss ignores."""
 LEARNT = ("search", "report", "dispatch", "stop")
-"""Kinds of turns that have a row."""
+"""Kinds of turns that the model learns; each such turn becomes a row."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -52,9 +55,10 @@ TOKENIZER_FILES = (
     "merges.txt",
     "generation_config.json",
 )
-"""Files of a model's folder that determine token ids; some may be missing."""
+"""Files of a model's folder that determine token ids; a model need not have all of them."""
 _THOUGHT = "</think>"
 _TURN = "what was said"
+"""Text of a sample turn, by which the chat template is probed."""
 
 
 class Options(StepOptions, frozen=True, kw_only=True):
@@ -65,42 +69,44 @@ class Options(StepOptions, frozen=True, kw_only=True):
     model: Path
     """the student's folder, with its tokenizer"""
     role: Literal["execution", "delegation"] = "execution"
-    """role whose turns are learnt"""
+    """role whose turns the model learns"""
     thinking: bool | None = None
-    """true or false, as set for the role in the config"""
+    """whether the model thinks: the value of `thinking` that the config sets for the role"""
     system_role: bool = True
-    """true or false, as set for the role in the config"""
+    """whether prompts have a system message: the value that the config sets for the role"""
 
 
 class TrainingRow(msgspec.Struct, frozen=True):
-    """A prompt as the engine shows it to the model, and the turn that the model learns to write."""
+    """One line of `rows.jsonl`: a prompt, and the turn that the model learns to write after it."""
 
     input_ids: tuple[int, ...]
-    """Token ids of the conversation before the turn, exactly as the serving engine sees it, and of
-    the turn with its end.
+    """Token ids of the prompt, exactly as the serving engine sees it, then those of the turn with
+    its end-of-turn token.
     """
     labels: tuple[int, ...]
-    """Token ids of the turn, after a -100 (no loss) for each token before it."""
+    """-100 (no loss) for each token of the prompt, then the token ids of the turn."""
     assistant_masks: tuple[int, ...]
-    """1 for each token of the turn, 0 before it."""
+    """0 for each token of the prompt, then 1 for each token of the turn."""
     attention_mask: tuple[int, ...]
     """All ones."""
     messages: tuple[dict[str, str | bool], ...]
-    """Conversation and turn as text: `role`, `content`, and `train`, which is true for the
-    turn.
+    """The prompt's messages and the turn as text. A message has `role`, `content`, and `train`,
+    which is true for the turn only.
     """
     turn: int
-    """Number of the turn in its trajectory, from 0."""
+    """Number of the turn among the model's turns in its trajectory, from 0."""
     trajectory: int
-    """Number of the trajectory among the filtered ones, from 0."""
+    """Number of the trajectory among those that the data set is made of, from 0."""
     stratum: Stratum
     question_id: str
     as_returned: bool = False
-    """True if the engine returned these tokens; False if the text was tokenized."""
+    """True if the engine returned these token ids; False if they come from tokenizing the text."""
 
     def __post_init__(self) -> None:
         if not self.completion_ids or len(self.input_ids) != len(self.labels):
-            raise ValueError("no completion, or labels of another length than input_ids")
+            raise ValueError(
+                "the row has no turn to learn, or its labels and input_ids differ in length"
+            )
 
     @property
     def completion_ids(self) -> tuple[int, ...]:
@@ -109,16 +115,20 @@ class TrainingRow(msgspec.Struct, frozen=True):
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """Token ids before the turn."""
+        """Token ids of the prompt."""
         return self.input_ids[: -len(self.completion_ids)]
 
 
 class _Generation(msgspec.Struct):
+    """The part of a model's `generation_config.json` that is needed here."""
+
     eos_token_id: int | list[int] | None = None
 
 
 class ServedTokens:
-    """Tokenizes conversations as vLLM does for `/v1/chat/completions`."""
+    """A model's tokenizer, which gives conversations the same tokens as vLLM does in
+    `/v1/chat/completions`.
+    """
 
     def __init__(
         self,
@@ -127,18 +137,23 @@ class ServedTokens:
         thinking: bool | None = None,
         system_role: bool = True,
     ) -> None:
-        """Load the tokenizer of the folder `model`. `thinking`, `system_role`: as set for the
-        role that serves. Raises `BadConfig`.
+        """Load the tokenizer from the folder `model`.
+
+        `thinking`, `system_role`: the values that the config sets for the role in which the model
+        serves. Raises `BadConfig` if the tokenizer cannot be loaded or has no chat template.
         """
         from transformers import AutoTokenizer
 
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise BadConfig(f"{model}: its tokenizer cannot be loaded ({error}).") from None
+            raise BadConfig(
+                f"{model}: its tokenizer cannot be loaded ({error}); copy the model again."
+            ) from None
         if self._tokenizer.chat_template is None:
             raise BadConfig(
-                f"{model}: its tokenizer has no chat template; add chat_template.jinja."
+                f"{model}: its tokenizer has no chat template; add the model's chat_template.jinja "
+                "to the folder."
             )
         self._model = model
         self._system_role = system_role
@@ -146,22 +161,25 @@ class ServedTokens:
         self._thinks = "<think>" in self._tokenizer.chat_template if thinking is None else thinking
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the prompt that the engine reads before it writes the next turn."""
+        """Return the token ids that the engine reads before it writes the turn after `messages`."""
         return tuple(self._rendered(messages, tokenize=True, add_generation_prompt=True))
 
     def completion(self, output: Completion) -> tuple[int, ...]:
-        """Return the tokens of a turn: its text up to the last tag, and the template's end of turn.
+        """Return the token ids of a turn: its text up to its last tag, then the tokens with which
+        the chat template ends a turn.
 
-        Reasoning becomes a thinking block if the role thinks, and is left out if not.
+        The turn's reasoning becomes a thinking block if the role thinks; else it is left out.
         """
         written = self._tokenizer.encode(self._written(output), add_special_tokens=False)
         return tuple(written) + self._end
 
     def row(self, messages: Sequence[Message], output: Completion) -> tuple[TokenIds, bool]:
-        """Return the tokens of prompt and turn, and whether the engine returned them.
+        """Return the token ids of prompt and turn, and whether they are those that the engine
+        returned.
 
-        The engine's tokens are taken only if they decode to the expected text: it may have
-        returned none, or those of another model.
+        The engine's token ids are used only if this tokenizer decodes them to the expected text.
+        Otherwise, or if the engine returned none, the text is tokenized. The engine's token ids
+        may be those of another model, such as the teacher's.
         """
         made = TokenIds(self.prompt(messages), self.completion(output))
         if output.tokens is msgspec.UNSET:
@@ -188,7 +206,9 @@ class ServedTokens:
 
     @cached_property
     def _thinking_is_open(self) -> bool:
-        """True if the template itself opens the thinking block."""
+        """True if the chat template's prompt ends with the opening tag of a thinking block, so
+        that the model does not write that tag itself.
+        """
         prompt: str = self._rendered(
             [Message("user", _TURN)],
             tokenize=False,
@@ -198,8 +218,8 @@ class ServedTokens:
 
     @cached_property
     def _end(self) -> tuple[int, ...]:
-        """The tokens that the template puts after a turn, up to the one at which the engine
-        stops.
+        """Token ids that the chat template puts after a turn, up to the first token at which the
+        engine stops. Raises `BadConfig` if it stops at none of them.
         """
         dialogue = [Message("user", "?"), Message("assistant", _TURN)]
         after = self._rendered(dialogue, tokenize=False).rpartition(_TURN)[2]
@@ -213,7 +233,8 @@ class ServedTokens:
             if token in stops:
                 return tuple(ids[: place + 1])
         raise BadConfig(
-            f"{self._model}: its chat template ends turns with {after!r}, at which no engine stops."
+            f"{self._model}: its chat template ends turns with {after!r}, and none of these tokens "
+            "stops the engine; correct eos_token_id in generation_config.json."
         )
 
     def _rendered(self, messages: Sequence[Message], **how: bool) -> Any:
@@ -241,8 +262,9 @@ def run(options: Options) -> int:
         )
         if not rows:
             raise BadConfig(
-                "Nothing to learn: no turn that passed the filter searched or reported "
-                f"(turns: {dict(turns)}); look at the tables of `rolegate sft filter`."
+                f"Nothing to learn: {options.filtered} has no turn of the role {options.role} that "
+                f"can become a row (turns: {dict(turns)}); check --role, and the figures of "
+                "`rolegate sft filter`."
             )
         write_json_lines(options.out / RESULT, rows)
         figures = {
@@ -260,28 +282,30 @@ def run(options: Options) -> int:
 
 
 def tokenizer_files(model: Path) -> dict[str, Path]:
-    """Return the files of a model's folder that determine token ids, by name. Raises `BadConfig`
-    without a tokenizer.
+    """Return the paths of the files in a model's folder that determine token ids, by file name.
+    Raises `BadConfig` if the folder has no tokenizer.
     """
     files = {name: model / name for name in TOKENIZER_FILES if (model / name).is_file()}
     if "tokenizer_config.json" not in files:
         raise BadConfig(
-            f"{model}: has no tokenizer; name the folder of a model, with its "
+            f"{model}: has no tokenizer; name the folder of a model that contains "
             "tokenizer_config.json."
         )
     return files
 
 
 def read_samples(path: Path) -> Iterator[FilteredSample]:
-    """Yield the lines of a `filtered.jsonl`, or of the one in a folder. Raises `BadConfig` for an
-    invalid line.
+    """Yield the samples of `path`, which is a `filtered.jsonl` or the folder that contains it.
+    Raises `BadConfig` for an invalid line.
     """
     advice = "name the folder of `rolegate sft filter`"
     return (sample for _, sample in read_jsonl(path, FilteredSample, advice, SAMPLES))
 
 
 def read_rows(path: Path) -> list[TrainingRow]:
-    """Return the rows in order. Raises `BadConfig` for an invalid line, and for an empty file."""
+    """Return the rows of the data set in the file `path`, in order. Raises `BadConfig` for an
+    invalid line, and for an empty file.
+    """
     rows = [row for _, row in read_jsonl(path, TrainingRow, "make the data set again")]
     if not rows:
         raise BadConfig(f"{path}: has no rows; make the data set again.")
@@ -292,8 +316,8 @@ def rows_of(
     samples: Iterable[FilteredSample],
     tokens: ServedTokens,
 ) -> tuple[list[TrainingRow], Counter[str]]:
-    """Return a row for each turn whose kind is in `LEARNT`, and the number of turns by kind, or by
-    the reason why they have no row.
+    """Return a row for each turn whose kind is in `LEARNT`, and the number of turns by kind. The
+    kind of a turn without a row is the reason why it has none.
     """
     rows: list[TrainingRow] = []
     turns: Counter[str] = Counter()
@@ -326,7 +350,11 @@ def training_row(
     messages: Sequence[dict[str, str | bool]],
     *origin: Any,
 ) -> TrainingRow:
-    """Return the row of a prompt and a turn. `origin`: its further fields, from `turn` on."""
+    """Return the row of a prompt and a turn.
+
+    `ids`: token ids of both. `messages`: both as text. `origin`: values of the row's last fields,
+    from the field `turn` on.
+    """
     before = len(ids.prompt)
     turn = len(ids.completion)
     return TrainingRow(
@@ -342,7 +370,9 @@ def training_row(
 def _turns(
     conversation: Conversation,
 ) -> Iterator[tuple[tuple[Message, ...], Completion, Message | None]]:
-    """Yield each turn of the model, with the messages before it and the reply to it."""
+    """Yield each turn of the model with the messages before it and the message after it, if any.
+    Each item is (messages before, the model's output, message after).
+    """
     messages = conversation.messages
     places = [place for place, message in enumerate(messages) if message.role == "assistant"]
     for place, output in zip(places, conversation.outputs, strict=True):
@@ -351,7 +381,9 @@ def _turns(
 
 
 def _kind(parse: Callable[[str], ExecutionTurn], output: Completion, reply: Message | None) -> str:
-    """Return `search` or `report`, or the reason why an executor's turn is not learnt."""
+    """Return the kind of an executor's turn, `search` or `report`, or else why the turn is not
+    learnt. `reply`: the message after the turn.
+    """
     match parse(output.text):
         case SearchTurn() if reply is not None and reply.content.startswith("<documents>"):
             return "search"
@@ -364,7 +396,9 @@ def _kind(parse: Callable[[str], ExecutionTurn], output: Completion, reply: Mess
 
 
 def _decision(output: Completion, reply: Message | None) -> str:
-    """Return `dispatch` or `stop`, or the reason why a delegator's turn is not learnt."""
+    """Return the kind of a delegator's turn, `dispatch` or `stop`, or else why the turn is not
+    learnt. `reply`: the message after the turn.
+    """
     match parse_decision(output.text, limit=1):
         case Dispatch() if reply is not None and reply.content.startswith("<search_results>"):
             return "dispatch"
@@ -377,8 +411,11 @@ def _decision(output: Completion, reply: Message | None) -> str:
 
 
 def _as_served(execution: Execution, turn: int) -> bool:
-    """Return True if the trace has all that the model saw in a turn; passages that were dropped
-    later are missing from it.
+    """Return True if the trace contains everything that the model saw before the given turn.
+
+    When a conversation outgrows the model's context, passages are dropped from it, and the trace
+    keeps the shortened conversation only. Then just the first and the last turn are sure to have
+    been written after what the trace shows.
     """
     complete = not any(search.dropped_passages for search in execution.searches)
     return complete or turn in (0, len(execution.conversation.outputs) - 1)

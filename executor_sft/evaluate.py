@@ -1,8 +1,9 @@
 """`rolegate sft evaluate`: compare executors, or delegators, on the same held-out questions.
 
-Every executor answers each question several times, with other seeds. Figures are means over all
-answers (mean@k); differences have a confidence interval from a bootstrap over questions. Model
-calls are kept in the folder, so that an interrupted evaluation resumes.
+Every executor answers each question several times, each time with another seed. Figures are means
+over all answers (mean@k). Differences between executors come with a 95 % confidence interval from a
+bootstrap over questions. Completed model calls are kept in the step's folder, so that an
+interrupted evaluation resumes.
 """
 
 import asyncio
@@ -35,9 +36,9 @@ from serving.terminal import complain, progress_bar
 RESULT = "evaluation.json"
 _RESAMPLES = 10_000
 _BLOCK = 1_000_000
-"""Bootstrap samples of one interval, and max values drawn in one block."""
+"""`_RESAMPLES`: bootstrap samples of one interval. `_BLOCK`: max values drawn at a time."""
 _FIGURES = ("exact_match", "f1", "executor_tokens", "tokens")
-"""Figures that are compared: fields of `Answered` and of `Comparison`."""
+"""Figures by which executors are compared; each is a field of `Answered` and of `Comparison`."""
 
 
 class Options(StepOptions, frozen=True, kw_only=True):
@@ -45,19 +46,23 @@ class Options(StepOptions, frozen=True, kw_only=True):
 
     config: Path
     questions: Path
-    """held-out questions, JSON lines"""
+    """file of held-out questions with right answers, JSON lines"""
     executors: tuple[str, ...] = (BASE,)
-    """base (the config's model), teacher, or adapters' folders; the first is the baseline"""
+    """executors to compare: base (the config's model), teacher, or folders of adapters; the first
+    one is the baseline
+    """
     delegators: tuple[str, ...] = (BASE,)
-    """base, or adapters' folders; each works with each executor"""
+    """delegators to compare: base (the config's model), or folders of adapters; every delegator is
+    combined with every executor
+    """
     rollouts: Count = 4
-    """answers to each question"""
+    """answers to each question by each executor, each with another seed"""
     temperature: Annotated[float, Meta(ge=0)] | None = None
-    """temperature of all roles (default: the config's)"""
+    """sampling temperature of all roles but the judge (default: as in the config)"""
     limit: Count | None = None
-    """use the first questions only"""
+    """number of questions to use, from the beginning of the file (default: all)"""
     concurrency: Count = 8
-    """questions in flight"""
+    """questions that are answered at the same time"""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -69,17 +74,21 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def paired_difference(new: Sequence[float], old: Sequence[float], seed: int = 0) -> Difference:
-    """Return the difference of two means, with an interval by the percentile bootstrap.
+    """Return the mean of `new` minus the mean of `old`, with a 95 % confidence interval by the
+    percentile bootstrap over questions.
 
-    `new`, `old`: scores by question, in the same order. Raises `ValueError` if they differ in
-    length or are empty.
+    `new`, `old`: one score per question, with the questions in the same order. Raises `ValueError`
+    if the two differ in length or are empty.
     """
     if not new or len(new) != len(old):
-        raise ValueError(f"{len(new)} and {len(old)} scores cannot be paired")
+        raise ValueError(
+            f"got {len(new)} new and {len(old)} old scores; a paired difference needs the same "
+            "number of each, and at least one"
+        )
     differences = np.asarray(new, np.float64) - np.asarray(old, np.float64)
     rng = np.random.default_rng(seed)
     count = len(differences)
-    # In blocks, as a sample at a time is slow and all at once may not fit into memory
+    # Draw in blocks: one sample at a time is slow, and all together may not fit into memory
     block = max(1, _BLOCK // count)
     sizes = [min(block, _RESAMPLES - start) for start in range(0, _RESAMPLES, block)]
     samples = (differences[rng.integers(0, count, (size, count))] for size in sizes)
@@ -89,7 +98,9 @@ def paired_difference(new: Sequence[float], old: Sequence[float], seed: int = 0)
 
 
 def by_question(values: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the mean value of each question. `values`: pairs of question id and value."""
+    """Return the mean value of each question, by question id. `values`: pairs of question id and
+    value, any number per question.
+    """
     groups: dict[str, list[float]] = {}
     for question, value in values:
         groups.setdefault(question, []).append(value)
@@ -97,7 +108,7 @@ def by_question(values: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """One rollout of a question."""
+    """One answer to one question, with its scores and what it cost."""
 
     question_id: str
     answer: str
@@ -109,34 +120,42 @@ class Answered(msgspec.Struct, frozen=True):
     """Prompt and completion tokens of the executor's calls."""
     executions: tuple[Execution, ...]
     tokens: int
+    """Prompt and completion tokens of all roles but the judge."""
 
 
 class ExecutorScores(msgspec.Struct, frozen=True):
-    """Figures of an executor: means over all rollouts of all questions (mean@k)."""
+    """Figures of one executor: means over all its answers to all questions (mean@k)."""
 
     executor: str
+    """Name of the executor; followed by the delegator's name if that is an adapter."""
     exact_match: float
+    """Share of answers that are an exact match of a right answer."""
     f1: float
+    """Mean token F1 with the right answers."""
     judge: float | None
-    """Share of answers that the judge accepts; unparsed replies count as refusals. None without a
-    judge.
+    """Share of answers that the judge accepts; replies of the judge that could not be parsed count
+    as refusals. None without a judge.
     """
     searches: float
-    """Searches per executor run."""
+    """Mean number of searches per sub-query."""
     multi_search: float
-    """Share of executor runs with at least two searches."""
+    """Share of sub-queries with at least two searches."""
     failed: float
-    """Share of executor runs without a report."""
+    """Share of sub-queries that ended without a report."""
     executor_tokens: float
-    """Tokens of the executor's calls per question."""
+    """Mean tokens of the executor's calls per answer."""
     tokens_per_right_answer: float | None
-    """None if no answer was right."""
+    """Tokens of the executor's calls, all answers together, divided by the number of exact matches.
+    None if there was none.
+    """
     tokens: float
-    """Tokens of all roles per question."""
+    """Mean tokens of all roles but the judge per answer."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Differences of an executor from the first one, paired by question."""
+    """Differences between an executor and the baseline: the executor's mean minus the baseline's,
+    paired by question.
+    """
 
     executor: str
     baseline: str
@@ -155,10 +174,11 @@ class Evaluation(msgspec.Struct, frozen=True):
     max_turns: int
     max_searches: int
     temperature: float | None
-    """Temperature of all roles; None for the config's."""
+    """Temperature of all roles but the judge; None for the config's."""
     rows: tuple[ExecutorScores, ...]
+    """Figures of each executor; the baseline comes first."""
     comparisons: tuple[Comparison, ...]
-    """Comparison of every other executor with the first."""
+    """Comparison of each other executor with the baseline."""
 
 
 def evaluation_of(
@@ -167,8 +187,11 @@ def evaluation_of(
     rollouts: int,
     temperature: float | None,
 ) -> Evaluation:
-    """Return the figures of all executors, in the given order. All must have answered the same
-    questions; the number of answers may differ.
+    """Return the figures of all executors, in the given order.
+
+    `answered`: answers by executor; the first executor is the baseline. All executors must have
+    answered the same questions, but the number of answers may differ. `search`, `rollouts`,
+    `temperature`: recorded in the result.
     """
     (baseline, old), *others = answered.items()
     return Evaluation(
@@ -205,7 +228,9 @@ def _scores(executor: str, answered: Sequence[Answered]) -> ExecutorScores:
 
 
 def _difference(new: Sequence[Answered], old: Sequence[Answered], figure: str) -> Difference:
-    """Return the difference of a figure's means over the rollouts of each question."""
+    """Return the paired difference of a figure, which is first averaged over the answers to each
+    question.
+    """
     new_scores, old_scores = (
         by_question((answer.question_id, float(getattr(answer, figure))) for answer in answered)
         for answered in (new, old)
@@ -251,13 +276,16 @@ async def answers(
     temperature: float | None = None,
     concurrency: int = 8,
 ) -> dict[str, list[Answered]]:
-    """Return the answers of all executors, with all delegators, to all questions.
+    """Let every combination of executor and delegator answer every question, and return the answers
+    by executor.
 
-    `executors`, `delegators`: `base`, `teacher`, or the names of loaded adapters. The keys of the
-    result are the executors' names, with the delegator's if that is an adapter.
+    `executors`: `base`, `teacher`, or the names of loaded adapters. `delegators`: `base`, or the
+    names of loaded adapters. A key of the result is the executor's name, followed by the
+    delegator's if that is an adapter. `rollouts`: answers to each question, each with another
+    seed. `concurrency`: questions in flight.
 
-    Raises `BadConfig` without a teacher, and `UpstreamError` or `OutOfTime` if an endpoint fails,
-    which says nothing about the executor.
+    Raises `BadConfig` if `teacher` is asked for and the config has none. Raises `UpstreamError` or
+    `OutOfTime` if an endpoint fails, since such an answer says nothing about the executor.
     """
     answered: dict[str, list[Answered]] = {}
     total = len(executors) * len(delegators) * rollouts * len(questions)

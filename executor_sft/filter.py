@@ -1,16 +1,22 @@
 """`rolegate sft filter`: keep the trajectories to learn from.
 
-Three strata are kept: what the untuned student does right with one search (student_single), what
-the teacher does right with one (teacher_single), and what the teacher does right with more, where
-it fails with one (teacher_multi). So the student learns when a second search is needed, and when
-not. *Right* means that the final answer is an exact match, that the judge, if there is one, accepts
-it (TBSS 3.4), and that the report is supported by its evidence: a right answer may be a guess. All
-other trajectories are counted by the reason. Reports on tables are judged one by one
-(`TableReports`); there, "not found" is right where nothing can be found.
+A trajectory is an executor's work on one sub-query. Three groups of trajectories, called strata,
+are kept:
 
-With `--best`, the best run of each group of `rolegate sft rollout --group` is kept, by exact match,
-F1, tokens and seed, unless no run is right: the work of its delegator, and that of its executors
-where evidence supports it.
+student_single  the untuned student's, right with one search
+teacher_single  the teacher's, right with one search
+teacher_multi   the teacher's, right with more searches and wrong with one
+
+So the student learns when a second search is needed, and when it is not. *Right* means that the
+final answer is an exact match and is accepted by the judge, if there is one (TBSS 3.4), and that
+evidence supports the report, since a right answer may be a guess. All other trajectories are left
+out, and counted by the reason. A report on a part of a table is judged by itself, not by a final
+answer; there, "not found" is right if nothing can be found.
+
+With `--best`, the input is groups of runs from `rolegate sft rollout --group`. Of each group, the
+best run is kept, unless no run of the group is right. The best run is the one with an exact match;
+ties go to the higher F1, then to fewer tokens, then to the first run. Kept are the work of its
+delegator, and the work of its executors if evidence supports it.
 """
 
 import math
@@ -44,42 +50,48 @@ from serving.terminal import complain
 _Taught = Literal["student_single", "teacher_single", "teacher_multi", "student_multi"]
 _Grouped = Literal["best_executor", "best_delegator", "easy_executor", "easy_delegator"]
 Stratum = Literal[_Taught, _Grouped]
-"""Kinds of samples.
+"""Group that a sample belongs to, by whose work it is and how it came about.
 
-`student_single`, `teacher_single`: correct with one search. `teacher_multi`: the teacher's, correct
-with more, all of them needed. `student_multi`: only where nothing was filtered. `best_…`: from the
-best run of a group; `easy_…`: from a group in which all runs are right.
+`student_single`, `teacher_single`: student or teacher, right with one search. `teacher_multi`:
+teacher, right with more searches, which were needed. `student_multi`: student with more searches;
+occurs only with `--none`. `best_executor`, `best_delegator`: from the best run of a group.
+`easy_executor`, `easy_delegator`: from the best run of a group whose runs are all right.
 """
 Who = Literal["student", "teacher"]
 Work = Execution | Conversation
-"""Work of an executor, or of a delegator."""
+"""An `Execution` is an executor's work on a sub-query; a `Conversation` is a delegator's work on a
+question.
+"""
 Mix = dict[Stratum, int]
-"""Max samples of a stratum; a missing stratum is unlimited."""
+"""Max samples of each stratum; a stratum that is missing here has no limit."""
 RESULT = "filtered.jsonl"
 _UPSTREAM = frozenset({"timed_out", "model_failed", "retrieval_failed", "budget_exhausted"})
+"""Outcomes of executions that failed through no fault of the executor's."""
 
 
 class Options(StepOptions, frozen=True, kw_only=True):
     """Options of the step."""
 
     rollouts: Annotated[tuple[Path, ...], POSITIONAL]
-    """folders of `rollout` or `mine`"""
+    """result folders of `rolegate sft rollout` or `rolegate sft mine`"""
     mix: str = ""
-    """STRATUM=N,…: max samples of a stratum; the paper's:
+    """STRATUM=N,…: max samples of each stratum (default: no limits); the paper uses
     student_single=1000,teacher_single=500,teacher_multi=668
     """
     none: bool = False
-    """keep all that has a report, to measure what the filter does"""
+    """do not filter: keep all trajectories that have a report, to measure the filter's effect"""
     best: bool = False
-    """keep the best run of each group of `rollout --group`"""
+    """keep the best run of each group; for folders of `rolegate sft rollout --group`"""
     exclude: tuple[Path, ...] = ()
-    """files of held-out questions; rollouts that ask any of them are left out"""
+    """files of held-out questions; leave out rollouts of these questions, and rollouts with one of
+    them as a sub-query
+    """
     seed: int = 1
-    """seed of the draw for --mix"""
+    """seed of the random choice of samples where --mix allows fewer than there are"""
 
 
 class FilteredSample(msgspec.Struct, frozen=True):
-    """One line of `filtered.jsonl`."""
+    """One line of `filtered.jsonl`: a trajectory that passed the filter."""
 
     stratum: Stratum
     question_id: str
@@ -87,22 +99,24 @@ class FilteredSample(msgspec.Struct, frozen=True):
     """Data set of the question."""
     work: Work
     ask: Ask | None = None
-    """The part of a table that the work is about; None outside tables."""
+    """The cells or rows of a table that the executor had to find; None outside tables."""
 
     @property
     def execution(self) -> Execution:
-        """The work of an executor."""
+        """The work of an executor; only for samples whose work is an `Execution`."""
         assert isinstance(self.work, Execution)
         return self.work
 
 
 class _Candidate(NamedTuple):
-    """Work on a question, and the reason why it is not to be learnt, if any."""
+    """A trajectory before the decision whether it is kept."""
 
     stratum: Stratum
     work: Work
     flaw: str | None
+    """Reason to leave the trajectory out; None if there is none."""
     ask: Ask | None = None
+    """See `FilteredSample.ask`."""
 
 
 def run(options: Options) -> int:
@@ -125,13 +139,14 @@ def run(options: Options) -> int:
     show(manifest.figures, as_json=options.json)
     if not options.best and not manifest.figures["strata"].get("teacher_multi"):
         complain(
-            "No sample is in teacher_multi, so the executor does not learn when to search again."
+            "No sample is in the stratum teacher_multi, so the executor does not learn when to "
+            "search again; roll out more questions."
         )
     return 0
 
 
 def _rollouts(options: Options) -> Iterator[Rollout | Group]:
-    """Yield the lines of all folders. Raises `BadConfig` for an invalid one."""
+    """Yield the rollouts of all folders in `options`. Raises `BadConfig` for an invalid line."""
     advice = "remove the line, or run `rolegate sft rollout` again into another folder"
     kind: type[Any] = Group if options.best else Rollout
     for path in options.rollouts:
@@ -140,13 +155,16 @@ def _rollouts(options: Options) -> Iterator[Rollout | Group]:
 
 
 def parse_mix(text: str) -> Mix:
-    """Read `student_single=1000,…`. Raises `BadConfig`."""
+    """Convert the text of `--mix`, such as `student_single=1000,teacher_multi=668`. Raises
+    `BadConfig` for an unknown stratum or an invalid number.
+    """
     pairs = dict(part.strip().partition("=")[::2] for part in text.split(",") if text)
     try:
         return msgspec.convert(pairs, dict[Stratum, Annotated[int, Meta(ge=0)]], strict=False)
     except msgspec.ValidationError:
         raise BadConfig(
-            f"--mix {text}: give STRATUM=N; the strata are {', '.join(get_args(Stratum))}."
+            f"--mix {text}: must be a list of STRATUM=N, separated by commas; N is a whole number, "
+            f"and STRATUM is one of {', '.join(get_args(Stratum))}."
         ) from None
 
 
@@ -158,8 +176,12 @@ def filtered(
     seed: int = 1,
     held_out: HeldOut | None = None,
 ) -> tuple[list[FilteredSample], Counter[str]]:
-    """Return the samples that pass, in order, and the number of rejected ones by reason; together
-    these are all candidates.
+    """Return the samples that pass the filter, in the order of the rollouts, and the number of
+    rejected trajectories by reason. Every trajectory is counted as one or the other.
+
+    `mix`: max samples of each stratum. `none`: reject only trajectories without a report or with
+    held-out questions. `seed`: seed of the random choice for `mix`. `held_out`: questions that must
+    not be learnt.
     """
     samples: list[FilteredSample] = []
     rejected: Counter[str] = Counter()
@@ -204,7 +226,9 @@ def filtered(
 
 
 def _rollout_candidates(rollout: Rollout, *, none: bool) -> Iterator[_Candidate]:
-    """Yield the work of teacher and student on each sub-query."""
+    """Yield a candidate for the teacher's and one for the student's work on each sub-query of a
+    question or table. `none`: do not look for flaws.
+    """
     asks: Sequence[Ask] = ()
     reports = None
     if isinstance(rollout.trajectory, TableRun):
@@ -214,7 +238,7 @@ def _rollout_candidates(rollout: Rollout, *, none: bool) -> Iterator[_Candidate]
         for who in get_args(Who):
             sample: Sample = getattr(sub_query, who)
             searches = "single" if len(sample.execution.searches) == 1 else "multi"
-            stratum: Stratum = f"{who}_{searches}"  # type: ignore[assignment] # it is one
+            stratum: Stratum = f"{who}_{searches}"  # type: ignore[assignment] # a known stratum
             ask = None
             if reports:
                 ask = asks[number]
@@ -225,7 +249,9 @@ def _rollout_candidates(rollout: Rollout, *, none: bool) -> Iterator[_Candidate]
 
 
 def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
-    """Yield the work of delegator and executors in each run of a group."""
+    """Yield a candidate for the delegator's work in each run of a group, and one for each
+    executor's. `none`: accept reports that evidence does not support.
+    """
     rewards = group.rewards
     best = min(range(len(rewards)), key=lambda number: _rank(rewards[number]))
     right = sum(reward.exact_match is True for reward in rewards)
@@ -247,7 +273,7 @@ def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
 
 
 def _rank(reward: Reward) -> tuple[float, ...]:
-    """Return a sort key of a run; the best has the lowest."""
+    """Return the sort key of a run with this reward; the best run has the lowest key."""
     return (
         -bool(reward.exact_match),
         -(reward.f1 or 0.0),
@@ -256,7 +282,9 @@ def _rank(reward: Reward) -> tuple[float, ...]:
 
 
 def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[FilteredSample]:
-    """Return at most as many samples of each stratum as `mix` allows, drawn at random, in order."""
+    """Return at most as many samples of each stratum as `mix` allows. They are drawn at random, by
+    `seed`, and keep their order.
+    """
     kept: set[int] = set()
     for stratum in get_args(Stratum):
         places = [place for place, sample in enumerate(samples) if sample.stratum == stratum]
@@ -266,20 +294,26 @@ def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[Filter
 
 
 def _leaked(question: str, sub_queries: Iterable[str], held_out: HeldOut) -> str | None:
-    """Return how a rollout asks a held-out question; None if it does not."""
+    """Return the reason to reject a rollout whose question or sub-queries are held out; None if
+    none of them is.
+    """
     if likeness := held_out.likeness(question):
         return f"held out: {likeness} question"
     return "held out: as a sub-query" if any(map(held_out.likeness, sub_queries)) else None
 
 
 def _no_report(execution: Execution) -> str | None:
+    """Return the reason to reject an execution without a report; None if it has one."""
     if execution.outcome == "reported":
         return None
     return "an upstream failed" if execution.outcome in _UPSTREAM else "no report"
 
 
 def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
-    """Return why a trajectory with a report is not to be learnt; None if it is."""
+    """Return the reason to reject a trajectory that ended with a report; None to keep it.
+
+    `who`: whose work `sample` is. `sub_query`: all samples of its sub-query.
+    """
     verdict = sample.verdict
     if verdict.exact_match is False:
         return "wrong answer"
@@ -311,9 +345,10 @@ def _reason_in_table(
     sub_query: SubQueryRollout,
     flaw: Callable[[Execution], str | None],
 ) -> str | None:
-    """Return why a report on a table is not to be learnt; None if it is.
+    """Return the reason to reject a report on a part of a table; None to keep it.
 
-    `flaw`: returns the flaw of a report on the same ask.
+    `who`: whose work it is. `sub_query`: all samples of its sub-query. `flaw`: returns what is
+    wrong with an execution's report on the same part of the table, or None.
     """
     execution: Execution = getattr(sub_query, who).execution
     first = msgspec.structs.replace(execution, searches=execution.searches[:1])
@@ -334,8 +369,11 @@ def _not_needed(
     early: bool,
     stands: Callable[[Sample], bool],
 ) -> str | None:
-    """Return why a second search is not needed: the first one (`early`), or a try with one search,
-    found the answer.
+    """Return the reason to reject a trajectory whose second search was not needed; None if it made
+    one search only, or needed the second one.
+
+    `early`: the first search had already found the answer. `capped`: tries of the teacher that were
+    limited to one search. `stands`: returns True if such a try found the right answer, too.
     """
     if len(execution.searches) == 1:
         return None
@@ -350,10 +388,10 @@ def _not_needed(
 
 
 def flaw_of(execution: Execution) -> str | None:
-    """Return why evidence does not support a report; None if it does.
+    """Return why the evidence of an execution's report does not support it; None if it does.
 
-    Each point must be in a passage that the executor was shown, and the answer must be in a point,
-    word for word, unless it is yes or no.
+    Each point of the evidence must be in a passage that the executor was shown. The evidence must
+    contain the answer word for word, unless the answer is yes or no.
     """
     report = execution.report
     if says_not_found(report.answer):
@@ -364,19 +402,20 @@ def flaw_of(execution: Execution) -> str | None:
 
 
 def _says(points: Sequence[str], answer: str) -> bool:
+    """Return True if the points of evidence contain the answer, or if it is yes or no."""
     return normal_answer(answer) in ("yes", "no") or holds([" ".join(points)], answer)
 
 
 def _stands(sample: Sample) -> bool:
-    """Return True if the sample leads to the right answer, and evidence supports its report."""
+    """Return True if the sample leads to a right final answer and evidence supports its report."""
     return (
         sample.verdict.correct and not sample.execution.failed and flaw_of(sample.execution) is None
     )
 
 
 def _disagree(sub_query: SubQueryRollout) -> bool:
-    """Return True if teacher and student report different answers that both seem right, so that
-    the wrong one is unknown.
+    """Return True if teacher and student report different answers and both samples seem right. One
+    of the two must be wrong, and it is unknown which.
     """
     samples = [sub_query.teacher, sub_query.student]
     teacher, student = (sample.execution.report.answer for sample in samples)
@@ -385,7 +424,9 @@ def _disagree(sub_query: SubQueryRollout) -> bool:
 
 
 def _figures(samples: Sequence[FilteredSample], rejected: Counter[str]) -> dict[str, Any]:
-    """Return the counts of samples by stratum and data set, and of rejected ones by reason."""
+    """Return the step's figures: samples by stratum and by data set, and rejected trajectories by
+    reason.
+    """
     questions: dict[str, list[str]] = {}
     for sample in samples:
         questions.setdefault(sample.source, []).append(sample.question_id)

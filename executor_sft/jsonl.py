@@ -15,49 +15,55 @@ _Line = TypeVar("_Line")
 
 
 class JsonlFile(Generic[_Line]):
-    """An append-only file of JSON lines. A partial last line, after a kill or a full disk, is cut
-    off. The file is locked by one process at a time.
+    """An append-only file of JSON lines, open in one process at a time.
+
+    If the last line is incomplete, after a kill or on a full disk, opening the file removes that
+    line.
     """
 
     def __init__(self, path: Path, kind: type[_Line], advice: str) -> None:
-        """Open or create the file. `kind`, `advice`: see `read_jsonl`. Raises `BadConfig` if
-        another process has it open.
+        """Open the file `path`, or create it. `kind`, `advice`: see `read_jsonl`.
+
+        Raises `BadConfig` if another process has the file open.
         """
         self.path = path
         self._file = path.open("a+b", buffering=0)
         self._kind = kind
         self._advice = advice
-        os.fchmod(self._file.fileno(), 0o600)  # earlier releases created it readable
+        # Earlier releases created the file readable for all users
+        os.fchmod(self._file.fileno(), 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
             raise BadConfig(
-                f"{path}: another command is using it; wait for it, or end it."
+                f"{path}: another command is using this file; wait until that command has ended, "
+                "or stop it."
             ) from None
         with path.open("rb") as file:
             self._end = sum(len(line) for line in file if line.endswith(b"\n"))
         self._file.truncate(self._end)
 
     def __iter__(self) -> Iterator[_Line]:
-        """Yield every line, decoded. Raises `BadConfig` for an invalid line."""
+        """Yield every line of the file, decoded. Raises `BadConfig` for an invalid line."""
         return (line for _, line in read_jsonl(self.path, self._kind, self._advice))
 
     def append(self, line: _Line) -> None:
-        """Write a line to the operating system. On failure, leave the file as it was and raise
-        `StoreFailed`.
+        """Append a line. It is handed to the operating system, and so survives a kill of the
+        process. If that fails, leave the file as it was and raise `StoreFailed`.
         """
         content = msgspec.json.encode(line) + b"\n"
         try:
             written = self._file.write(content)
             if written < len(content):
-                self._file.write(content[written:])  # raises the reason for the short write
+                # The disk is full: writing the remaining bytes raises the reason
+                self._file.write(content[written:])
         except OSError as error:
             with suppress(OSError):
                 self._file.truncate(self._end)
             raise StoreFailed(
-                f"{self.path}: cannot be written ({error.strerror}); make room, and start "
-                "the same command again."
+                f"{self.path}: cannot be written ({error.strerror}); free some disk space, and "
+                "start the same command again."
             ) from error
         self._end += len(content)
 
@@ -73,8 +79,10 @@ def read_json(
     advice: str,
     decode: Callable[..., Any] = msgspec.json.decode,
 ) -> _Line:
-    """Return the content of a file, read by `decode`. Raises `BadConfig`, with `advice`, if it
-    cannot be read or is not of this kind.
+    """Return the content of the file `path` as a value of the type `kind`.
+
+    `decode`: decodes the bytes, as JSON by default. `advice`: end of the error message, which says
+    what to do. Raises `BadConfig` if the file cannot be read or has other content.
     """
     try:
         content: _Line = decode(path.read_bytes(), type=kind)
@@ -93,11 +101,15 @@ def read_jsonl(
     *,
     growing: bool = False,
 ) -> Iterator[tuple[int, _Line]]:
-    """Yield the lines of a file with their numbers, from 1; empty lines are skipped.
+    """Yield (number, value) for each line of a file of JSON lines. Numbers count from 1. Empty
+    lines are skipped.
 
-    `path`: the file, or a folder with the file `name`. `growing`: skip an incomplete last line,
-    which is still being written. Raises `BadConfig`, with file, line and `advice`, for a line that
-    is not of this kind.
+    `path`: the file, or a folder that contains the file `name`. `kind`: type of a line's value.
+    `advice`: end of the error message, which says what to do. `growing`: another process is still
+    writing the file, so skip its last line if that is incomplete.
+
+    Raises `BadConfig`, with file and line number, for a line with other content, and if the file
+    cannot be read.
     """
     file = path / name if path.is_dir() else path
     decoder = msgspec.json.Decoder(kind)

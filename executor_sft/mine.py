@@ -1,10 +1,14 @@
-"""`rolegate sft mine`: roll out logged questions again, with the teacher as executor.
+"""`rolegate sft mine`: roll out the questions of logged runs again, with the teacher as executor.
 
-Reads answers and tables from the config's store, also failed ones, except those of tenants that
-opted out and those without texts. Right answers come from feedback or from the judge; a good rating
-does not make an answer right. Tables need no right answer. Unless one tenant is named, at most a
-quarter of the questions may rest on the feedback of one tenant. Prints an estimate of the cost and
-asks for confirmation, then works as `rolegate sft rollout`.
+Reads the questions and tables of finished runs from the config's store, also of runs that failed.
+Runs of tenants that opted out of training are left out, and so are runs whose texts are not stored.
+Whether a new answer is right is decided by the right answers in clients' feedback, or else by the
+judge; a good rating alone does not make an answer right. Tables need no right answer. At most a
+quarter of the questions may have their right answers from the feedback of the same tenant, unless
+--tenant names one.
+
+Prints an estimate of the cost, asks for confirmation, and then does the same as `rolegate sft
+rollout`.
 """
 
 import asyncio
@@ -49,25 +53,31 @@ _PAGE = 100
 class Options(RolloutOptions, frozen=True, kw_only=True):
     """Options of the step."""
 
-    since: Annotated[str, Meta(description=FORMATS)] | None = None
+    since: (
+        Annotated[str, Meta(description=f"use only runs that started from this time on: {FORMATS}")]
+        | None
+    ) = None
     until: str | None = None
-    """only runs that started before"""
+    """use only runs that started before this time, in the same forms as --since"""
     tenant: str | None = None
-    """only runs of this tenant"""
+    """use only runs of this tenant"""
     evaluation: tuple[Path, ...] = ()
-    """files of questions to leave out"""
+    """files of held-out questions; leave out logged questions that equal or resemble one of them"""
     yes: bool = False
-    """do not ask to confirm the cost"""
+    """start without asking for confirmation of the cost"""
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Questions that `mine` rolls out; kept in its folder, as the store changes."""
+    """Questions that `mine` rolls out. Kept in the step's folder, so that a resumed step uses the
+    same questions although the store has changed.
+    """
 
     questions: list[Question]
-    """Questions with the ids of their runs."""
+    """Selected questions; the id of each is the id of its run."""
     counts: dict[str, int]
-    """Numbers of finished runs of tenants that let their runs train: all that were `read`, and
-    those that were left out, by the reason.
+    """Numbers of finished runs of tenants that have not opted out: under `read` all of them, under
+    `selected` those whose question was selected, and all others by the reason why they were left
+    out.
     """
 
 
@@ -81,9 +91,11 @@ async def select(
 ) -> tuple[Selection, list[Call]]:
     """Return the logged questions to roll out, newest first, and the calls of their runs.
 
-    Of equal questions, the newest is kept. `wanted` must leave out tenants that opted out.
-    `evaluation`: held-out questions. `judge`: whether a judge can replace feedback. Raises
-    `StoreFailed`.
+    If a question was asked several times, only its newest run is used. `log`: the archive of runs.
+    `wanted`: filter of the runs; it must leave out tenants that opted out. `evaluation`: held-out
+    questions, which are left out. `judge`: whether a judge decides about questions without a right
+    answer in feedback; without a judge, these are left out. `limit`: max questions. Raises
+    `StoreFailed` if the store cannot be read.
     """
     counts: Counter[str] = Counter()
     chosen: list[tuple[Question, tuple[Call, ...], str]] = []
@@ -108,7 +120,7 @@ async def select(
         by_client = question.golds and all(tenants) and wanted.tenant is None
         chosen.append((question, run.calls, run.tenant if by_client else ""))
 
-    # No more than a quarter may rest on the feedback of one tenant
+    # At most a quarter may have their right answers from the feedback of the same tenant
     kept = within_share(chosen, lambda candidate: candidate[2])
     counts["over_share"] = len(chosen) - len(kept)
     counts["selected"] = len(kept)
@@ -117,8 +129,11 @@ async def select(
 
 
 def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
-    """Return the run's question with its right answers from feedback: the operator's, if there
-    are any, else the clients'. If the last rating is bad, the run's answer is a rejected one.
+    """Return the run's question, with its right answers from feedback. These are the operator's if
+    the operator gave any, else the clients'.
+
+    If the last rating in `feedback` is bad, the run's answer becomes a rejected answer of the
+    question. A run that filled a table becomes a question for that table, without right answers.
     """
     result = run.result
     if isinstance(result, TableRun):
@@ -152,7 +167,9 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
 
 
 async def _ended(log: Archive, wanted: RunFilter, counts: Counter[str]) -> AsyncIterator[Run]:
-    """Yield the finished runs that can be read, and count all finished ones."""
+    """Yield the runs of answers and tables that have ended and can be read. Count all that have
+    ended in `counts`, under `read`, and those that cannot be read, under `unreadable`.
+    """
     page = ""
     while True:
         listed = await log.list(wanted, _PAGE, page)
@@ -163,7 +180,7 @@ async def _ended(log: Archive, wanted: RunFilter, counts: Counter[str]) -> Async
             try:
                 run = await log.load(summary.id)
             except NotFound:
-                continue  # deleted meanwhile
+                continue  # deleted since the list was made
             except StoreFailed as error:
                 if not isinstance(error.__cause__, zlib.error | msgspec.DecodeError):
                     raise
@@ -176,24 +193,27 @@ async def _ended(log: Archive, wanted: RunFilter, counts: Counter[str]) -> Async
 
 
 _TIMES: Mapping[str, tuple[RoleName, float]] = {
-    # Once, and at most once more, where other reports lead to another answer
+    # Once for the teacher's run, and about once more to continue runs from other reports
     "delegation": ("delegation", 2.0),
-    # 40 % of its runs search twice (TBSS Table 4), and are tried up to three times again
+    # 40 % of the teacher's runs search twice (TBSS Table 4); each is tried again up to three times
     "teacher": ("execution", 2.2),
     "student": ("execution", 1.0),
     "answer": ("answer", 2.0),
 }
-"""For each role of a rollout: the logged role whose tokens it needs, and the factor."""
+"""Assumptions of the estimate. For each role of a rollout: the logged role whose tokens it is
+estimated from, and how many times these tokens a rollout needs.
+"""
 
 
 def estimate(
     calls: Sequence[Call],
     prices: Mapping[str, Price | None],
 ) -> dict[str, dict[str, float | None]]:
-    """Return the expected tokens and dollars of each role.
+    """Return the expected tokens and dollars of each role of the rollout, by role name.
 
-    `calls`: those of the logged runs; calls without usage count as the mean of the others. The
-    judge, which is rarely asked, is left out.
+    `calls`: calls of the logged runs. A call without token counts is assumed to have the mean
+    counts of the other calls. `prices`: price of each role's model; without one, `dollars` is
+    None. The judge is not included, since it is rarely asked.
     """
     needed: dict[str, dict[str, float | None]] = {}
     for name, (role, times) in _TIMES.items():
@@ -212,7 +232,9 @@ def estimate(
 
 
 def run(options: Options) -> int:
-    """Run the step and return the exit status: 1 if the cost was not confirmed."""
+    """Run the step and return the exit status: 1 if the user did not confirm the cost, or if
+    questions failed.
+    """
     file = options.out / SELECTION
     known = file.exists()
     selection: Selection | None
@@ -230,8 +252,10 @@ def run(options: Options) -> int:
 
 
 async def _selected(config: Config, options: Options) -> Selection | None:
-    """Select the questions and ask to confirm the cost; None if refused. Raises `BadRequest` if no
-    question can be used, or without a terminal.
+    """Select the questions, print the estimated cost and ask for confirmation. Return None if the
+    user refuses.
+
+    Raises `BadRequest` if no logged question can be used, or if there is no terminal to ask at.
     """
     wanted = RunFilter(
         tenant=options.tenant,
@@ -257,13 +281,13 @@ async def _selected(config: Config, options: Options) -> Selection | None:
     show({"logged_runs": selection.counts}, stderr=True)
     if "unreadable" in selection.counts:
         complain(
-            "Some runs are unreadable: `rolegate store check` lists them; an older release may "
-            "read them."
+            "Some stored runs cannot be read and are left out; `rolegate store check` lists them. "
+            "An older release of rolegate may be able to read them."
         )
     if not selection.questions:
         raise BadRequest(
-            "no logged question can be used; send feedback with right answers, or set "
-            "distillation.judge."
+            "no logged question can be used; the table above counts the reasons. Send feedback "
+            "with right answers, or set distillation.judge."
         )
     named = {
         "delegation": roles.delegation,

@@ -1,8 +1,9 @@
 """`rolegate sft publish`: make an immutable version of a trained adapter or model.
 
-The version (executor-000001, …) is written to the config's `versions.folder`, with a manifest of
-what it was made of and the SHA-256 of every file. `rolegate versions register` has the gateway
-check it, load it into its running engine and record it.
+The version is a folder with the next free name, such as executor-000001, in the config's
+`versions.folder`. Its manifest records what the version was made of, and the SHA-256 of every file.
+Afterwards, `rolegate versions register` makes the gateway check the version, load it into its
+running engine and record it.
 """
 
 from contextlib import suppress
@@ -31,13 +32,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     config: Path
     trained: Annotated[Path, POSITIONAL]
-    """the folder of `rolegate sft train`"""
+    """result folder of `rolegate sft train`"""
     evaluation: Path | None = None
-    """evaluation.json of `rolegate sft evaluate`"""
+    """evaluation.json of `rolegate sft evaluate`, to keep in the version's manifest"""
 
 
 def run(options: Options) -> int:
-    """Publish and return the exit status."""
+    """Publish the version, print its folder and return the exit status."""
     version = publish(options.trained, load_config(options.config), options.evaluation)
     print(f"{version}: published")
     print(f"to register it with a running gateway: rolegate versions register {version.name}")
@@ -45,11 +46,12 @@ def run(options: Options) -> int:
 
 
 def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Path:
-    """Return the folder of the new version, or of an existing one with the same files, as after an
-    interrupted command.
+    """Write a new version, and return its folder. If a version with the same files exists, for
+    example from an interrupted command, return the folder of that version instead.
 
-    Raises `BadVersion` if a trained file is damaged, or does not fit the executor's engine, and
-    `BadConfig` if the training is not finished.
+    `trained`: result folder of the training. `evaluation`: an `evaluation.json` to keep in the
+    manifest. Raises `BadVersion` if a trained file is damaged or does not fit the executor's
+    engine, and `BadConfig` if the training is not finished.
     """
     manifest = read_manifest(trained)
     files = {}
@@ -57,7 +59,8 @@ def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Pa
         if name.startswith(f"{MODEL}/"):
             if digest_of(trained / name) != digest:
                 raise BadVersion(
-                    f"{trained / name}: was changed since; train again into another folder."
+                    f"{trained / name}: has changed since the training; train again into another "
+                    "folder."
                 )
             files[name.removeprefix(f"{MODEL}/")] = digest
     recipe = manifest.origin.settings
@@ -91,11 +94,12 @@ def check_engine(
     trained_on: str,
     rank: int | None,
 ) -> None:
-    """Raise `BadVersion`, beginning with `what`, if the executor's engine serves another model, or
-    does not take adapters of this rank.
+    """Raise `BadVersion` if the executor's engine serves another base model, or does not accept
+    adapters of this rank.
 
-    `trained_on`: SHA-256 of the base model. `rank`: None for whole weights. Models of other
-    engines are not checked.
+    `what`: beginning of the error message, which names the model or recipe. `trained_on`: SHA-256
+    of the base model. `rank`: rank of the adapter; None for whole weights. Nothing is checked if
+    the gateway does not start the executor's engine itself.
     """
     name = config.roles.execution.engine
     if name is None:
@@ -105,27 +109,30 @@ def check_engine(
     if served and served != trained_on:
         raise BadVersion(
             f"{what}: the base model is not the one that engines.{name} serves ({engine.path}); "
-            "name the config that serves it, or train on that one."
+            "train on the model that is served, or name a config that serves this base model."
         )
     if rank is not None and rank > (engine.adapter_rank or 0):
         raise BadVersion(
-            f"{what}: the adapter has rank {rank}; set engines.{name}.adapter_rank to {rank} or "
-            "more."
+            f"{what}: the adapter has rank {rank}, and engines.{name} loads adapters up to rank "
+            f"{engine.adapter_rank or 0}; set engines.{name}.adapter_rank to {rank} or more."
         )
 
 
 def try_version(client: Client, folder: Path) -> None:
-    """Register a version with a gateway and make it a shadow, unless the gate has already decided
-    on it. Raises `BadVersion` if the gateway has another version of that name, and `GatewayError`.
+    """Register the version in `folder` with a gateway, and let it work as a shadow. A version that
+    was registered and used before keeps its state.
+
+    Raises `BadVersion` if the gateway has another version of the same name, and `GatewayError` if
+    the gateway cannot be reached or refuses.
     """
     name = folder.name
     versions = {version.version: version for version in client.versions()}
     known = versions.get(name) or client.register_version(name)
     if msgspec.json.decode(known.manifest_json, type=VersionManifest) != verified(folder):
         raise BadVersion(
-            f"{folder}: the gateway has another version of that name; set versions.folder to the "
-            "gateway's folder."
+            f"{folder}: the gateway has another version with this name; set versions.folder to the "
+            "folder of versions that the gateway uses."
         )
     if known.state == ExecutorVersionState.EXECUTOR_VERSION_STATE_REGISTERED:
         client.set_version_traffic(name, "shadow")
-    print(f"{name}: registered; `rolegate versions list` shows how it does as a shadow")
+    print(f"{name}: registered; `rolegate versions list` shows its results as a shadow")

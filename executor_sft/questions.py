@@ -1,5 +1,5 @@
-"""Questions with their right answers, and the files of questions that data sets and the mini world
-write.
+"""Questions with their right answers: how they are read from files, and how held-out questions and
+reports on tables are recognized and judged.
 """
 
 import re
@@ -26,42 +26,45 @@ from router.trace.values import TableRun
 _ANSWERS = ("answers", "golden_answers", "golds", "answer")
 _ARTICLES = frozenset(("a", "an", "the"))
 _NEAR = 0.8
-"""Min Jaccard index of two questions' letter triples at which they count as one. A misspelt, moved,
-added or missing word leaves more in common; different questions in the same words hardly ever have
-as much: none of 3,000 for training with one of 4,125 of the paper's test sets, and 0.4 % of five
-mini worlds' with one of five others'.
+"""Min Jaccard index of the letter triples of two questions that count as near-duplicates.
+
+Questions that differ by a misspelt, moved, added or missing word have a higher index. Different
+questions in similar words hardly ever do: none of 3,000 training questions reached it with any of
+the 4,125 questions of the paper's test sets, and 0.4 % of the questions of five mini worlds reached
+it with a question of five other worlds.
 """
 _LOOK_ALIKES = str.maketrans(
     "аеорсухіјѕһԁԛԝѵвнмткгпαεορνυχικτβζημοսօհոսցℓıɑɡ",
     "aeopcyxijshdqwvbhmtkrnaeopvuxiktbzhmouohnugliag",
 )
-"""Lower-case letters of other alphabets that look like Latin ones, and could disguise held-out
-questions.
+"""Lower-case letters of other alphabets that look like Latin letters, with these Latin letters.
+They are replaced, as they could disguise held-out questions.
 """
 Likeness = Literal["same", "near"]
+"""How a text resembles a held-out one: equal to it, or a near-duplicate."""
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A question with its right answers, or a request for a table."""
+    """A question with its right answers, or a request for a table with its right rows."""
 
     id: str
     text: str
     golds: tuple[str, ...]
-    """Right answers, any of which will do; empty if the judge decides."""
+    """Right answers; an answer that matches any of them is right. Empty if the judge decides."""
     source: str = ""
     """Data set of the question; empty if unknown."""
     rejected: tuple[str, ...] = ()
     """Answers that feedback rated as wrong."""
     table: TableRequest | None = None
-    """The table; None if an answer is asked for."""
+    """Request for a table; None if the question asks for an answer."""
     rows: tuple[tuple[str, ...], ...] = ()
-    """Right rows of the table, a value for each column, empty where none can be found. No rows if
-    they are unknown.
+    """Right rows of the table, with a value for each column; the value is empty if it cannot be
+    found anywhere. No rows if the right rows are unknown.
     """
 
     @property
     def key(self) -> str:
-        """Key of the question; equal keys count as one question in training."""
+        """Key of the question. Questions with equal keys count as the same question in training."""
         table = self.table and msgspec.json.encode((self.table.columns, self.table.rows)).decode()
         return question_key(self.text) + (table or "")
 
@@ -71,7 +74,9 @@ class _QuestionText(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """A line of a file; unknown keys are ignored."""
+    """A line of a file of questions, with all names that a field may have; unknown keys are
+    ignored.
+    """
 
     id: str | int | None = None
     text: str = ""
@@ -85,21 +90,27 @@ class _Line(msgspec.Struct, frozen=True):
     dataset: str = ""
     sub_queries: list[str] = []
     rounds: list[list[_QuestionText]] = []
-    """Sub-queries as the mini world writes them."""
+    """Sub-queries by round, as mini worlds write them."""
 
 
 class _TableLine(_Line, frozen=True):
+    """A line that may ask for a table."""
+
     columns: tuple[Column, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
 
 
 def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question], int]:
-    """Return the questions of a file, and the number of duplicates, which are left out.
+    """Return the questions of a file of JSON lines, and the number of duplicates, which are left
+    out.
 
-    A line has `text` or `question`, and `answer`, `answers`, `golden_answers` or `golds`. `id` and
-    `source` (or `dataset`) are optional; repeated ids get a number. With `tables`, a line with
-    `columns`, which have the fields of `Column`, asks for a table; its right `rows` are optional.
-    Raises `BadConfig`, with file and line.
+    A line has the question under `text`, `question` or `query`, and the right answers under
+    `answer`, `answers`, `golden_answers` or `golds`. `id` and `source` (or `dataset`) are optional.
+    If an id occurs again, a number is added to it.
+
+    With `tables`, a line that has `columns` asks for a table. Each column has the fields of
+    `Column`; the right `rows` are optional. Raises `BadConfig`, with file and line, for an invalid
+    line and for a file without questions.
     """
     questions: dict[str, Question] = {}
     ids: Counter[str] = Counter()
@@ -114,7 +125,10 @@ def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question],
         except BadRequest as error:
             raise BadConfig(f"{path}:{number}: {error}") from None
         if not (golds or table):
-            raise BadConfig(f"{path}:{number}: no right answer; give one of {', '.join(_ANSWERS)}.")
+            raise BadConfig(
+                f"{path}:{number}: no right answer is given; add one under any of the keys "
+                f"{', '.join(_ANSWERS)}."
+            )
 
         name = str(number if line.id is None else line.id)
         question = Question(
@@ -139,7 +153,9 @@ def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question],
 
 
 def _table_of(line: _Line, text: str) -> tuple[TableRequest | None, tuple[tuple[str, ...], ...]]:
-    """Return the table that a line asks for, if any, and its right rows. Raises `BadRequest`."""
+    """Return the table that a line asks for, with its right rows; (None, ()) if the line asks for
+    no table. Raises `BadRequest` if columns or rows are invalid.
+    """
     if not (isinstance(line, _TableLine) and line.columns):
         return None, ()
     schema = checked_schema(line.columns)
@@ -147,11 +163,12 @@ def _table_of(line: _Line, text: str) -> tuple[TableRequest | None, tuple[tuple[
 
 
 class HeldOut:
-    """Questions and sub-queries that must not be trained on. Recognizes them in other words, too.
+    """Questions and sub-queries that must not be trained on. Recognizes texts with small changes,
+    too.
 
-    Two texts are near-duplicates if their sets of letter triples have a Jaccard index of at least
-    `_NEAR`. An index from triples to held-out texts gives the number of shared triples of all texts
-    together.
+    Two texts are near-duplicates if the Jaccard index of their sets of letter triples is at least
+    `_NEAR`. To compare a text with all held-out texts in one pass, an index maps each triple to the
+    held-out texts that contain it.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
@@ -170,8 +187,8 @@ class HeldOut:
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "HeldOut":
-        """Read files of questions, which need no answers. Raises `BadConfig`, with file and
-        line.
+        """Read held-out questions, with their sub-queries if there are any, from files of JSON
+        lines. They need no answers. Raises `BadConfig`, with file and line.
         """
         texts: list[str] = []
         for path in paths:
@@ -181,15 +198,18 @@ class HeldOut:
         return cls(texts)
 
     def likeness(self, text: str) -> Likeness | None:
-        """Return `same` for a held-out text, by `question_key`, `near` for a near-duplicate, else
-        None. If each of two texts has a number that the other lacks, they are different questions.
+        """Return `same` if a held-out text has the same `question_key`, `near` if it is a
+        near-duplicate, else None.
+
+        Two texts that each contain a number that the other lacks are different questions, however
+        similar their words are.
         """
         joined = _joined(text)
         if question_key(text) in self._keys or joined in self._joined:
             return "same"
         words = _words(text)
         if 2 * sum(len(word) == 1 for word in words) > len(words):
-            text = joined  # most letters are separated by spaces
+            text = joined  # most of its letters are separated by spaces
         triples = _triples(text)
         places = [self._places[triple] for triple in triples if triple in self._places]
         if not places:
@@ -205,19 +225,24 @@ class HeldOut:
 
 
 def question_key(text: str) -> str:
-    """Return the key of a question. Width, case, accents, invisible characters, punctuation,
-    symbols, articles and space make no difference.
+    """Return the key by which questions are compared. Texts that differ only in case, width of
+    letters, accents, invisible characters, punctuation, symbols, articles or spaces have the same
+    key.
     """
     return "".join(word for word in _words(text) if word not in _ARTICLES) or text
 
 
 def _joined(text: str) -> str:
-    """Return a text without spaces, to compare texts whose letters are separated by spaces."""
+    """Return the words of a text without the spaces between them, to recognize a text whose letters
+    are separated by spaces.
+    """
     return "".join(_words(text))
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text, folded as `question_key` says."""
+    """Return the words of a text without the differences that `question_key` ignores; articles are
+    kept.
+    """
     apart = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
     unaccented = "".join(letter for letter in apart if not "\u0300" <= letter <= "\u036f")
     plain = unicodedata.normalize("NFKC", unaccented).translate(_LOOK_ALIKES)
@@ -228,11 +253,14 @@ def _words(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> set[str]:
+    """Return the numbers in a text."""
     return set(re.findall(r"\d+", " ".join(_words(text))))
 
 
 def _triples(text: str) -> frozenset[str]:
-    """Return all letter triples of each word, with its ends; word order makes no difference."""
+    """Return the letter triples of all words but articles. A space marks the beginning and the end
+    of a word; the order of the words makes no difference.
+    """
     triples: set[str] = set()
     for word in _words(text):
         if word not in _ARTICLES:
@@ -241,26 +269,33 @@ def _triples(text: str) -> frozenset[str]:
 
 
 def _lines(path: Path, kind: type[_Line] = _Line) -> Iterator[tuple[int, _Line, str]]:
-    """Yield the number, content and question of each line."""
+    """Yield the line number, the decoded line and the question's text for each line of a file.
+    Raises `BadConfig` for an invalid line, and for a line without a question.
+    """
     for number, line in read_jsonl(path, kind, "name a file with one JSON object per line"):
         text = (line.text or line.question or line.query).strip()
         if not text:
-            raise BadConfig(f"{path}:{number}: no question; give it as text or question.")
+            raise BadConfig(
+                f"{path}:{number}: has no question; add it under the key text or question."
+            )
         yield number, line, text
 
 
 class TableReports:
-    """Judges reports on one table by its right rows and, for other rows, by what the table was
-    filled with.
+    """Judges the reports of executors on one table. Values are compared with the right rows of the
+    table; for rows whose right values are unknown, with the undisputed values of the filled table.
     """
 
     def __init__(self, question: Question, run: TableRun) -> None:
+        """Prepare the comparison. `question`: the table with its right rows, if known. `run`: the
+        run that filled the table.
+        """
         table = table_of(run)
         self._schema = run.schema
         self._right = {row_key(run.schema, row): self._forms(row) for row in question.rows}
         filled = {row.key: self._forms([cell.value for cell in row.cells]) for row in table.rows}
         self.right: bool | None = filled == self._right if question.rows else None
-        """Whether the table is the right one; None if that is unknown."""
+        """Whether the filled table equals the right rows; None if these are unknown."""
         self._settled: dict[RowKey, Sequence[str | None]] = {}
         for row in table.rows:
             keys = (row.key, *row.aliases)
@@ -273,11 +308,12 @@ class TableReports:
                 self._right.update(dict.fromkeys(keys, right))
 
     def flaw(self, ask: Ask, execution: Execution) -> str | None:
-        """Return why a report is not to be learnt; None if it is.
+        """Return why an execution's report must not be learnt; None if it may be learnt.
 
-        A good report has everything that was asked for and can be found. All its values are right
-        and in a passage that the executor was shown. A value that is not known to be right must be
-        stated of its row, and undisputed.
+        `ask`: the rows or cells that the executor had to find. A good report contains each value
+        that was asked for, unless it cannot be found anywhere. All its values are right, and each
+        is in a passage that the executor was shown. If the right value is unknown, a sentence must
+        state the value of that row, and no other report may contradict it.
         """
         rows = read_report(self._schema, ask, execution).rows
         if not rows:
@@ -302,4 +338,5 @@ class TableReports:
         return None
 
     def _forms(self, row: Sequence[str]) -> tuple[str, ...]:
+        """Return the canonical forms of a row's values, by which they are compared."""
         return tuple(map(canonical, self._schema.columns, row))

@@ -1,8 +1,11 @@
 """`rolegate sft retrain`: run all steps, from logged runs to a version that works as a shadow.
 
-mine → filter → dataset → train → evaluate → publish, each in its own folder under --work. If a step
-fails, the command stops there and says why. Started again, it resumes there, and no model call is
-paid for twice. The gateway's gate then decides about the version (`rolegate versions decisions`).
+The steps are mine → filter → dataset → train → evaluate → publish, each with its own folder under
+--work. If a step fails, the command stops and prints the reason. The same command then resumes at
+that step, and no model call is paid for twice.
+
+At the end, the new version is registered with a running gateway as a shadow. From then on, the
+gateway's gate decides whether it is promoted (`rolegate versions decisions`).
 """
 
 from collections.abc import Iterator
@@ -29,27 +32,33 @@ class Options(ConnectionOptions, frozen=True, kw_only=True):
 
     config: Path
     work: Path
-    """where the steps' folders go"""
+    """folder in which each step gets a folder for its results"""
     evaluation: Path
-    """held-out questions, JSON lines"""
+    """file of held-out questions with right answers, JSON lines"""
     model: Path | None = None
-    """the student's weights (default: its engine's)"""
+    """folder of the student's weights (default: the model that the executor's engine serves)"""
     recipe: str = "mini"
-    """recipe of the training, or a file; mini is for the demo's model"""
+    """settings of the training: a shipped recipe's name or a TOML file; mini is for the demo's
+    model
+    """
     mix: str = ""
-    """STRATUM=N,…, as of `rolegate sft filter`"""
+    """STRATUM=N,…: max trajectories of each stratum, as for `rolegate sft filter`
+    (default: no limits)
+    """
     min_trajectories: Count = 100
-    """min trajectories to learn from; 500 logged questions of the demo gave 1,298"""
+    """stop before the training if fewer trajectories pass the filter; 500 logged questions of the
+    demo gave 1,298
+    """
     rollouts: Count = 1
-    """answers to each held-out question"""
+    """answers to each held-out question by each executor"""
     concurrency: Count = 8
-    """questions in flight"""
+    """questions that are answered at the same time"""
     yes: bool = False
-    """do not ask to confirm the cost"""
+    """start without asking for confirmation of the cost"""
 
 
 def run(options: Options) -> int:
-    """Run all steps and return the exit status."""
+    """Run all steps and return the exit status: 1 if a step gave a reason to stop."""
     config = load_config(options.config)
     engine = config.roles.execution.engine
     student = options.model or Path(
@@ -64,13 +73,15 @@ def run(options: Options) -> int:
 
 
 def _check(options: Options, config: Config, student: Path) -> None:
-    """Raise `BadConfig` or `BadVersion` for what would stop a later step, before any cost."""
+    """Check, before anything is spent, what later steps need: packages, recipe, tokenizer, engine
+    and held-out questions. Raises `BadConfig` or `BadVersion` if a later step would fail.
+    """
     need("sft", *dataset.NEEDED, *train.NEEDED)
     recipe = load_recipe(options.recipe)
     if recipe.method != "lora":
         raise BadConfig(
-            f"--recipe {options.recipe}: trains all weights, but a running engine loads adapters "
-            'only; name a recipe with method = "lora", or run the steps one by one.'
+            f"--recipe {options.recipe}: trains all weights, but a running engine can load only "
+            'adapters; name a recipe with method = "lora", or run the steps one by one.'
         )
     dataset.tokenizer_files(student)
     what = f"--recipe {options.recipe} with {student}"
@@ -79,7 +90,9 @@ def _check(options: Options, config: Config, student: Path) -> None:
 
 
 def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[str, str]]:
-    """Run the steps in order, and yield the name of each and the reason to stop, if any."""
+    """Run the steps in order. After each, yield its name and the reason to stop, which is empty if
+    the next step can begin.
+    """
     mining = mine.Options(
         config=options.config,
         out=options.work / "mined",
@@ -88,7 +101,7 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
         concurrency=options.concurrency,
         yes=options.yes,
     )
-    yield "mine", "not finished." if mine.run(mining) else ""
+    yield "mine", "the step is not finished." if mine.run(mining) else ""
     filtering = filter_step.Options(
         rollouts=(mining.out,),
         out=options.work / "filtered",
@@ -98,9 +111,8 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
     filter_step.run(filtering)
     samples = read_manifest(filtering.out).figures["samples"]
     too_few = (
-        f"only {samples} trajectories passed the filter, "
-        f"and --min-trajectories is {options.min_trajectories}; log more "
-        "questions."
+        f"{samples} trajectories passed the filter, and --min-trajectories requires "
+        f"{options.min_trajectories}; log more questions, or lower --min-trajectories."
     )
     yield "filter", too_few if samples < options.min_trajectories else ""
     data = dataset.Options(
@@ -132,15 +144,17 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
     yield "evaluate", _worse(evaluation.out)
     version = publish.publish(training.out, config, evaluation.out / evaluate.RESULT)
     status = with_client(lambda client, _: publish.try_version(client, version), options)
-    yield "publish", "the gateway refused it." if status else ""
+    yield "publish", f"the gateway did not take {version.name}." if status else ""
 
 
 def _worse(evaluated: Path) -> str:
-    """Return the reason to stop if the new executor is worse than the old one, else nothing."""
+    """Return the reason to stop if the new executor is certainly worse than the old one, else an
+    empty text. `evaluated`: result folder of the evaluation.
+    """
     gain = read_manifest(evaluated).figures["comparisons"][0]["exact_match"]
     if gain["high"] >= 0:
         return ""
     return (
-        f"the new executor is worse than the old one: exact match {gain['mean']:+.3f}, at best "
-        f"{gain['high']:+.3f}."
+        f"the new executor is worse than the old one: its exact match is {gain['mean']:+.3f} "
+        f"different, at best {gain['high']:+.3f} (95 % confidence)."
     )

@@ -1,14 +1,15 @@
 """`rolegate sft rollout`: run teacher and student on the sub-queries of questions (TBSS 3.4).
 
-The backbone answers each question with the teacher as its executor, and the student works on every
-sub-query as well. If the student's report differs, the run continues from there to see which answer
-that leads to. What the teacher found with two searches, it searches again several times with one.
-With this, `rolegate sft filter` decides which trajectories to learn from. A question with columns
-asks for a table; each report on it is judged on its own.
+First, the delegator answers each question with the teacher as its executor. Then the student works
+on every sub-query of that run. If the student's report differs from the teacher's, the run is
+repeated from that sub-query on with the student's report, to see which answer it leads to. Where
+the teacher needed two searches, it tries the sub-query several more times with only one. From all
+this, `rolegate sft filter` decides which trajectories to learn from. A question with columns asks
+for a table; then each report is judged by the cells that it gives, not by a final answer.
 
-With `--group 8`, each question is answered eight times by sampled models instead;
-trajectories.jsonl has what each agent wrote, with the run's reward, for `rolegate sft filter
---best`.
+With `--group 8`, each question is answered eight times by sampled models instead, without a
+teacher. trajectories.jsonl then contains what each agent wrote, with the reward of its run.
+`rolegate sft filter --best` keeps the best run of each question.
 
 After an interruption, the same command resumes, and no model call is paid for twice.
 """
@@ -52,12 +53,12 @@ from serving.topologies import executor_limits
 ROLLOUTS = "rollouts.jsonl"
 CALLS = "calls.jsonl"
 TRAJECTORIES = "trajectories.jsonl"
-ADVICE = "remove this line, and it is rolled out again"
-"""Advice for an invalid line of a file of rollouts."""
+ADVICE = "remove this line; the same command then rolls out its question again"
+"""End of the error message about an invalid line in a file of rollouts."""
 _TEMPERATURE = 0.7
-"""Min temperature of repeated tries, so that they differ."""
+"""Min temperature of repeated tries; with a lower one, they would hardly differ."""
 _FAILED = ("retrieval_failed", "model_failed")
-_TIME = "time ran out; allow more with server.timeout_s, or run fewer questions with --concurrency."
+_TIME = "a run took too long; raise server.timeout_s, or run fewer questions with --concurrency."
 
 
 class RolloutOptions(StepOptions, frozen=True, kw_only=True):
@@ -65,46 +66,50 @@ class RolloutOptions(StepOptions, frozen=True, kw_only=True):
 
     config: Path
     limit: Count | None = None
-    """max questions"""
+    """max questions to roll out (default: all)"""
     leave_failed: bool = False
-    """finish without the questions that failed"""
+    """finish the step without the questions that failed (default: leave it unfinished, so that the
+    same command tries them again)
+    """
     concurrency: Count = 8
-    """questions in flight"""
+    """questions that are rolled out at the same time"""
     capped: Count = 3
-    """tries of the teacher with one search, where it made more"""
+    """tries of the teacher with only one search, for each sub-query on which it searched more often
+    """
 
 
 class Options(RolloutOptions, frozen=True, kw_only=True):
     """Options of `rollout`."""
 
     questions: Path
-    """questions with right answers, or tables, JSON lines"""
+    """file of questions with right answers, or of requests for tables, JSON lines"""
     exclude: tuple[Path, ...] = ()
-    """files of questions to leave out"""
+    """files of held-out questions; leave out questions that equal or resemble one of them"""
     group: Annotated[int, Meta(ge=2)] | None = None
-    """answer each question this often, without a teacher"""
+    """answer each question this many times, without a teacher (default: run teacher and student)"""
     temperature: Annotated[float, Meta(ge=_TEMPERATURE)] = 1.0
-    """temperature of all roles with --group"""
+    """with --group: sampling temperature of all roles"""
     executor: str = BASE
-    """with --group: base, or an adapter's folder"""
+    """with --group: the executor, which is base (the config's model) or the folder of an adapter"""
     delegator: str = BASE
-    """with --group: base, or an adapter's folder"""
+    """with --group: the delegator, which is base (the config's model) or the folder of an adapter
+    """
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Correctness of a final answer."""
+    """Correctness of a final answer, or of a report on a part of a table."""
 
     exact_match: bool | None
-    """None if no right answer is known."""
+    """Whether it matches a right answer; None if no right answer is known."""
     accepted: bool | None = None
-    """The judge's verdict; None if it was not asked, or its reply could not be parsed."""
+    """The judge's verdict; None if the judge was not asked, or its reply could not be parsed."""
     judged: bool = False
     """Whether the judge was asked."""
 
     @property
     def correct(self) -> bool:
-        """True if neither the exact match nor the judge objects, and at least one was available
-        (TBSS 3.4).
+        """True if the answer matches a right answer and is accepted by the judge (TBSS 3.4). If
+        only one of the two is available, that one decides; without both, False.
         """
         if self.judged:
             return self.accepted is True and self.exact_match is not False
@@ -112,7 +117,9 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """An executor's work on a sub-query, and the answer that it leads to in the teacher's run."""
+    """An executor's work on a sub-query, with the final answer of the teacher's run if it continues
+    from this work's report. For a part of a table, `answer` is that of the report.
+    """
 
     execution: Execution
     answer: str
@@ -120,27 +127,32 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class SubQueryRollout(msgspec.Struct, frozen=True):
-    """All samples of a sub-query."""
+    """The work of teacher and student on one sub-query."""
 
     teacher: Sample
     student: Sample
     capped: tuple[Sample, ...] = ()
-    """Tries of the teacher with one search; only if it was correct with more."""
+    """Further tries of the teacher with only one search; made only if the teacher searched more
+    often and was not wrong.
+    """
 
 
 class Rollout(msgspec.Struct, frozen=True):
-    """All samples of a question; one line of `rollouts.jsonl`."""
+    """One line of `rollouts.jsonl`: the teacher's run on a question, and all samples of its
+    sub-queries.
+    """
 
     question: Question
     trajectory: Trajectory | TableRun
     """The teacher's run."""
     verdict: Verdict
+    """Correctness of the teacher's run."""
     sub_queries: tuple[SubQueryRollout, ...] = ()
-    """In order of dispatch; for a table, in the order of its asks."""
+    """Samples of each sub-query, in the order in which the teacher's run dispatched them."""
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Several runs of a question; one line of `rollouts.jsonl` with `--group`."""
+    """Several runs of the same question: one line of `rollouts.jsonl` with `--group`."""
 
     question: Question
     runs: tuple[Run, ...]
@@ -152,9 +164,12 @@ class Group(msgspec.Struct, frozen=True):
 
 
 def check_failures(trajectory: Trajectory | TableRun, first: int, context: RunContext) -> None:
-    """Raise the failure behind a run's answer: time ran out, or an endpoint failed.
+    """Raise the error if a run could not work properly, because its time ran out or an endpoint
+    failed. Its answer then says nothing about the models.
 
-    `first`: number of the first sub-query that was worked on in `context`.
+    `context`: context of the run, which has the errors of endpoints. `first`: number of the first
+    sub-query that the run itself worked on; earlier ones were taken from another run. Raises
+    `OutOfTime` or `UpstreamError`.
     """
     for index, execution in enumerate(trajectory.executions[first:], first):
         check_execution(execution, index, context)
@@ -168,7 +183,9 @@ def check_some(
     executions: Iterable[Execution],
     failures: Mapping[int | None, UpstreamError],
 ) -> None:
-    """Raise if an endpoint is unavailable, or if all executions failed."""
+    """Raise one of the errors in `failures` if all `executions` failed, or if an endpoint is
+    unavailable. Otherwise, single failures are tolerated.
+    """
     hopeless = all(execution.outcome in _FAILED for execution in executions)
     for error in failures.values():
         if hopeless or isinstance(error, UpstreamUnavailable):
@@ -176,7 +193,9 @@ def check_some(
 
 
 def check_execution(execution: Execution, index: int, context: RunContext) -> None:
-    """Raise the failure behind an execution's report. `index`: number of its sub-query."""
+    """Raise the error if an executor could not work, because its time ran out or an endpoint
+    failed. `index`: number of its sub-query. Raises `OutOfTime` or `UpstreamError`.
+    """
     if execution.outcome == "timed_out":
         raise OutOfTime(_TIME)
     if execution.outcome in _FAILED:
@@ -185,22 +204,24 @@ def check_execution(execution: Execution, index: int, context: RunContext) -> No
 
 @dataclass(frozen=True, slots=True)
 class RolloutWorker:
-    """Rolls out questions; any number at the same time."""
+    """Runs teacher and student on questions, any number of questions concurrently."""
 
     search: FactorizedSearch
-    """Search with the teacher as executor."""
+    """Search for answers, with the teacher as executor."""
     student: Executor
     capped: Sequence[Executor]
-    """The teacher with at most one search, each with its own seed."""
+    """Executors that are the teacher with at most one search, each with another seed."""
     judge: Judge | None
     context: Callable[..., RunContext]
-    """Makes the context of one run; takes a time limit in seconds."""
+    """Makes the context of one run; takes an optional time limit in seconds."""
     wide: WideSearch | None = None
-    """Search that fills tables, with the teacher as executor; None if no tables are asked for."""
+    """Search that fills tables, with the teacher as executor; needed only for tables."""
 
     async def roll_out(self, question: Question) -> Rollout:
-        """Sample a question and its sub-queries. Raises `UpstreamError` or `OutOfTime` if an
-        executor could not work, which is no sample, and `StoreFailed`.
+        """Run the teacher on a question, and the student on its sub-queries; return all samples.
+
+        Raises `UpstreamError` or `OutOfTime` if an executor could not work, as such work must not
+        become a sample, and `StoreFailed` if the call cache cannot be written.
         """
         if question.table:
             return await self._table(question, question.table)
@@ -229,8 +250,10 @@ class RolloutWorker:
         round_: int,
         place: int,
     ) -> Sample:
-        """Let `executor` work on a sub-query, by its round and its place there, and continue the
-        run from its report.
+        """Let `executor` work on a sub-query of the teacher's run. If its report differs from the
+        teacher's, run the rest of the search again with the new report, to get its final answer.
+
+        `run`: the teacher's run. `round_`, `place`: round of the sub-query, and its place in it.
         """
         trajectory = run.trajectory
         assert isinstance(trajectory, Trajectory)
@@ -251,8 +274,11 @@ class RolloutWorker:
         return Sample(execution, continued.answer, verdict)
 
     async def _table(self, question: Question, table: TableRequest) -> Rollout:
-        """Roll out a table, with as many executors as fill it. Executions that failed stay among
-        the samples, unless all failed.
+        """Let the teacher fill a table, then let the student work on each of its sub-queries.
+
+        At most `width` executors work at a time, as in the filling of a table. A failed execution
+        becomes a sample like any other; an error is raised only if all executions fail, an endpoint
+        is unavailable or time runs out.
         """
         assert self.wide
         limits = self.wide.limits
@@ -287,8 +313,8 @@ class RolloutWorker:
         return Rollout(question, filled, Verdict(reports.right), tuple(rollouts))
 
     async def _verdict(self, question: Question, trajectory: Trajectory) -> Verdict:
-        """Return the verdict on an answer. The judge is asked only where the exact match does not
-        decide.
+        """Return the verdict on the final answer of `trajectory`. The judge, if there is one, is
+        not asked about an answer that is known to be wrong.
         """
         answer = trajectory.answer
         matched = exact_match(answer, question.golds) if question.golds else None
@@ -314,7 +340,9 @@ class RolloutWorker:
 
 @dataclass(frozen=True, slots=True)
 class GroupWorker:
-    """Answers questions several times each; any number at the same time."""
+    """Answers each question several times with sampled models, any number of questions
+    concurrently.
+    """
 
     runtime: Runtime
     size: int
@@ -322,7 +350,9 @@ class GroupWorker:
     temperature: float
 
     async def roll_out(self, question: Question) -> Group:
-        """Answer a question with all roles sampled. Raises as `RolloutWorker.roll_out`."""
+        """Answer a question `size` times, each time with another seed for all roles. Raises the
+        same errors as `RolloutWorker.roll_out`.
+        """
         runs = []
         for seed in range(self.size):
             sampled = self.runtime.sampled(seed, self.temperature)
@@ -351,30 +381,33 @@ Worker = RolloutWorker | GroupWorker
 
 
 def teacher_config(config: Config) -> RoleConfig:
-    """Return the teacher's role. Raises `BadConfig` if the config has none, or if its prompt
-    differs from the student's.
+    """Return the config of the teacher's role. Raises `BadConfig` if the config has no teacher, or
+    if the teacher's prompt differs from the student's.
     """
     teacher = config.distillation.teacher
     student = config.roles.execution
     if teacher is None:
         raise BadConfig(
             "distillation.teacher: is not set; add a table [distillation.teacher] with model, "
-            "prompt and base_url or engine, as in [roles.execution], which is the student."
+            "prompt, and base_url or engine, like the table [roles.execution] of the student."
         )
     prompts = {Path(role.prompt).read_text("utf-8").strip() for role in (teacher, student)}
     if len(prompts) > 1:
         raise BadConfig(
             f"distillation.teacher.prompt: {teacher.prompt} differs from {student.prompt}; name "
-            "the prompt of roles.execution, as the student learns with the prompt it serves with."
+            "the prompt of roles.execution, because the student must learn with the prompt with "
+            "which it serves."
         )
     return teacher
 
 
 def rollout_worker(runtime: Runtime, capped: int = 3) -> RolloutWorker:
-    """Return a worker with the config's teacher and student, which return their token ids.
+    """Return a worker with the config's teacher and student, whose endpoints are asked to return
+    token ids.
 
-    `capped`: tries of the teacher with one search; all but the first are sampled, so that they
-    differ. Raises `BadConfig`.
+    `capped`: tries of the teacher with only one search. The first is made at the config's
+    temperature; all others at a raised one, so that they differ. Raises `BadConfig` without a
+    teacher.
     """
     runtime = replace(runtime, asking={"execution": {"return_token_ids": True}})
     config = teacher_config(runtime.config)
@@ -400,13 +433,15 @@ async def roll_out_all(
     concurrency: int,
     on_done: Callable[[], None],
 ) -> dict[str, str]:
-    """Roll out the questions that are not in `path` yet, `concurrency` at a time, and return the
-    errors of failed questions by id.
+    """Roll out the questions that are not in the file `path` yet, `concurrency` at a time. Return
+    the error messages of failed questions, by question id.
 
-    The file gets a line for each rollout, at the end in the order of the questions. `on_done` is
-    called for every question that is done, before or now, or has failed.
+    Each rollout becomes a line of the file; in the end, the lines are in the order of the
+    questions. `on_done`: called once for every question that was rolled out, now or before, or
+    that failed.
 
-    Raises as `failures`, and `StoreFailed`; finished rollouts are then kept.
+    Raises the same errors as `failures`, and `StoreFailed` if the file cannot be written. Finished
+    rollouts are kept in the file.
     """
     kind: type[Any] = Group if isinstance(worker, GroupWorker) else Rollout
     with closing(JsonlFile(path, kind, ADVICE)) as file:
@@ -428,20 +463,22 @@ async def roll_out_all(
         )
         rollouts = {rollout.question.id: rollout for rollout in file}
 
-    # The file must not depend on which question was done first
+    # Order the lines, so that the file does not depend on which question was finished first
     ordered = [rollouts[question.id] for question in questions if question.id in rollouts]
     write_atomically(path, msgspec.json.Encoder().encode_lines(ordered))
     return failed
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean; 0 for no values."""
+    """Return the mean of `values`; 0 if there are none."""
     return fmean(list(values) or [0])
 
 
 def search_counts(searches: Iterable[int]) -> dict[str, float]:
-    """Return the number of executor runs, their average searches, and how many runs made none,
-    one or more (TBSS Table 4). `searches`: those of each run.
+    """Return figures about the searches of executors (TBSS Table 4): the number of executions,
+    their average searches, and how many executions made no search, one, or more.
+
+    `searches`: number of searches of each execution.
     """
     counts = list(searches)
     return {
@@ -454,9 +491,10 @@ def search_counts(searches: Iterable[int]) -> dict[str, float]:
 
 
 def figures_of(path: Path, models: Mapping[str, str]) -> dict[str, Any]:
-    """Return the figures of a file of rollouts; shares are of questions and of executor runs.
+    """Return the figures of the file of rollouts `path`.
 
-    `models`: the models of `teacher` and `student`.
+    `exact_match` and `correct` are shares of the questions, or, under `executors`, of the
+    executor's executions. `models`: names of the models of `teacher` and `student`.
     """
     rollouts = [rollout for _, rollout in read_jsonl(path, Rollout, ADVICE)]
     verdicts = [rollout.verdict for rollout in rollouts]
@@ -522,7 +560,9 @@ def begin_step(
     inputs: Mapping[str, Path],
     settings: Mapping[str, object],
 ) -> Step:
-    """Begin a step that rolls out. Raises `BadConfig` without a teacher."""
+    """Begin or resume the step `name`, which is `rollout` or `mine`. Raises `BadConfig` if the
+    config has no teacher, or if the step was begun with other inputs or settings.
+    """
     config = load_config(options.config)
     extra_roles = {"teacher": teacher_config(config), "judge": config.distillation.judge}
     all_settings = {
@@ -539,16 +579,22 @@ def roll_out_step(
     questions: Sequence[Question],
     selection: dict[str, int],
 ) -> int:
-    """Roll out unless the step is finished, print the figures and return the exit status.
+    """Roll out the questions, unless the step is already finished; print the figures and return the
+    exit status.
 
-    Where questions failed, the step stays unfinished, unless `leave_failed` is set.
+    If a question failed, the step stays unfinished and the status is 1, unless
+    `options.leave_failed` is set. `selection`: counts of the questions that were left out, for the
+    figures.
     """
     if (manifest := step.finished) is not None:
-        complain(f"{step.folder}: was finished before, at {manifest.finished_at}")
+        complain(f"{step.folder}: this step was finished before, at {manifest.finished_at}")
         show(manifest.figures, as_json=options.json)
         return 0
     if not questions:
-        raise BadConfig(f"{step.folder}: no question is left to roll out ({selection}).")
+        raise BadConfig(
+            f"{step.folder}: no question is left to roll out (counts of all questions: "
+            f"{selection}); give more questions."
+        )
     if isinstance(options, Options) and options.group:
         work = _group(options, options.group, questions)
     else:
@@ -557,7 +603,8 @@ def roll_out_step(
     show(figures, as_json=options.json)
     if figures["failed"] and not options.leave_failed:
         complain(
-            "The same command tries failed questions again; --leave-failed finishes without them."
+            "Some questions failed. The same command tries them again; with --leave-failed, it "
+            "finishes the step without them."
         )
         return 1
     files = [name for name in (ROLLOUTS, TRAJECTORIES) if (step.folder / name).exists()]
@@ -614,7 +661,9 @@ async def _rolled_out(
     questions: Sequence[Question],
     options: RolloutOptions,
 ) -> dict[str, Any]:
-    """Roll out with a progress bar, and return the errors and the paid calls."""
+    """Roll out the questions with a progress bar. Return the error messages of failed questions,
+    and the calls that were made to models.
+    """
     with progress_bar() as bar:
         task = bar.add_task("rolling out", total=len(questions))
         path = options.out / ROLLOUTS

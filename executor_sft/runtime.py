@@ -1,5 +1,5 @@
-"""Open the engines, roles and retriever of a config without a gateway, for the steps of a
-distillation.
+"""Open the engines, roles and retriever that a config names, without a gateway. The steps of the
+distillation run their searches with these.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -48,13 +48,17 @@ from serving.topologies import (
 
 BASE = "base"
 TEACHER = "teacher"
-"""Names of the config's models, where adapters may be named as well."""
+"""Names of the models of a config, in options that accept folders of adapters as well: `base` is
+the model of the role, `teacher` the model of `distillation.teacher`.
+"""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Roles, executors and searches of a config, for any number of concurrent runs."""
+    """The opened engines, endpoints and retriever of a config. Makes roles, executors and searches
+    of these; any number of runs may use them concurrently.
+    """
 
     config: Config
     retriever: IndexRetriever
@@ -63,29 +67,34 @@ class Runtime:
     engines: Mapping[str, str]
     """Base URL of each engine, by name."""
     cache: CallCache | None = None
+    """Cache of completed model calls; None to make every call."""
     seed: int | None = None
-    """Seed of all roles but the judge; None for the config's."""
+    """Seed of all roles but the judge; None for the config's seeds."""
     temperature: float | None = None
-    """Temperature of all roles but the judge; used only with `seed`, None for the config's."""
+    """Temperature of all roles but the judge; None for the config's. Ignored if `seed` is None."""
     asking: Mapping[RoleName, Mapping[str, Any]] = field(default_factory=dict)
-    """Extra request fields for endpoints, by role, such as `return_token_ids`."""
+    """Fields to add to the requests of each role, such as `return_token_ids`."""
     versions: Mapping[RoleName, str] = field(default_factory=dict)
-    """Adapters that replace the config's model, by role."""
+    """Name of the adapter that replaces the config's model, by role."""
     upstreams: Upstreams = field(default_factory=Upstreams)
-    """Health of endpoints and limits of calls in flight; shared by all runs."""
+    """Health of the endpoints, and limits on calls in flight; shared by all runs."""
 
     @property
     def judge(self) -> Judge | None:
-        """The judge of answers; None where the config names none."""
+        """The judge of answers; None if the config names no judge."""
         config = self.config.distillation.judge
         return None if config is None else Judge(self.role("judge", config))
 
     def sampled(self, seed: int, temperature: float | None = None) -> "Runtime":
-        """Return a copy with this seed and temperature for all roles but the judge."""
+        """Return a copy that uses this seed and temperature for all roles but the judge.
+        `temperature`: None for the config's temperatures.
+        """
         return replace(self, seed=seed, temperature=temperature)
 
     def with_versions(self, executor: str, delegator: str) -> "Runtime":
-        """Return a copy with these adapters; `base` and `teacher` stand for the config's models."""
+        """Return a copy that uses the adapters named `executor` and `delegator`. `base` and
+        `teacher` are no adapters; with these names, the role keeps its model.
+        """
         named: dict[RoleName, str] = {"execution": executor, "delegation": delegator}
         return replace(
             self,
@@ -93,8 +102,13 @@ class Runtime:
         )
 
     def role(self, name: RoleName, config: RoleConfig, *, version: str | None = None) -> Role:
-        """Return the role of a config. `version`: an adapter that replaces its model."""
-        # Tells the teacher's calls from the student's in the cache, if their models share a name
+        """Return a role with the model and settings of `config`, and with this runtime's seed,
+        temperature and cache.
+
+        `name`: the role's name, to which its calls are booked. `version`: name of an adapter that
+        replaces the model.
+        """
+        # Part of the cache key: teacher and student may have models of the same name
         is_teacher = config == self.config.distillation.teacher
         if version is not None:
             config = msgspec.structs.replace(config, model=version)
@@ -114,8 +128,8 @@ class Runtime:
             price=price_of(config, self.config.prices),
             upstreams=self.upstreams,
         )
-        # The student learns from these outputs, so structured outputs must not constrain them.
-        # Replies are not streamed, so the first token may take as long as the whole call.
+        # No structured outputs: they would constrain the texts from which the student learns.
+        # No streaming: so the first token may take as long as the whole call.
         timeouts = Timeouts(config.call_timeout_s, config.call_timeout_s)
         role = replace(role, streams=False, structured=False, timeouts=timeouts)
         if self.cache is None:
@@ -130,22 +144,27 @@ class Runtime:
         return replace(role, model=cached(role.model), others=others)
 
     def executor(self, role: Role | None = None, limits: ExecutorLimits | None = None) -> Executor:
-        """Return an executor with this role and these limits; by default, the config's."""
+        """Return an executor. `role`: the role that makes its calls; by default, the config's
+        executor or the adapter that replaces it. `limits`: limits of its searches and turns; by
+        default, the config's.
+        """
         version = self.versions.get("execution")
         role = role or self.role("execution", self.config.roles.execution, version=version)
         return new_executor(self.config, role, self.retriever, limits)
 
     def search(self, executor: Executor) -> FactorizedSearch:
-        """Return a search with the config's backbone and answerer."""
+        """Return a search for answers, with `executor` and the config's delegator and answerer."""
         return new_search(self.config.search, self._others, executor)
 
     def wide_search(self, executor: Executor) -> WideSearch:
-        """Return a search that fills tables, with the config's backbone."""
+        """Return a search that fills tables, with `executor` and the config's delegator."""
         return new_wide_search(self.config, self._others, executor)
 
     def topology(self, name: TopologyName, executor: Executor | None = None) -> Topology:
-        """Return a topology with its roles. `executor`: None for the config's. Raises `BadConfig`
-        if a manager has tools.
+        """Return the topology `name`, which is `factorized` or `host` (with managers).
+
+        `executor`: the executor to use; None for the config's. Raises `BadConfig` if a manager of
+        the topology `host` has tools.
         """
         executor = executor or self.executor()
         roles = self._others
@@ -155,7 +174,8 @@ class Runtime:
         for manager, section in self.config.managers.items():
             if section.tools:
                 raise BadConfig(
-                    f"managers.{manager}.tools: only a gateway runs tools; remove it here."
+                    f"managers.{manager}.tools: tools work only in a gateway, not here; remove "
+                    "this key from the config of this command."
                 )
         managers = {
             manager: self.role("delegation", config)
@@ -165,7 +185,7 @@ class Runtime:
 
     @property
     def _others(self) -> dict[RoleName, Role]:
-        """Roles of the backbone and of the answerer."""
+        """Roles of the delegator and of the answerer."""
         roles = self.config.roles
         delegation = self.role(
             "delegation", roles.delegation, version=self.versions.get("delegation")
@@ -173,10 +193,10 @@ class Runtime:
         return {"delegation": delegation, "answer": self.role("answer", roles.answer)}
 
     def context(self, time_s: float | None = None) -> RunContext:
-        """Return the context of a run that begins now and is not stored. `time_s`: its time limit;
-        by default, that of an answer.
+        """Return the context of a new run, which begins now and is not stored. `time_s`: time limit
+        of the run in seconds; by default, the config's `server.timeout_s`.
         """
-        ledger = Ledger(f"sft-{token_hex(8)}")  # engines identify calls by it
+        ledger = Ledger(f"sft-{token_hex(8)}")  # request ids at engines begin with this name
         return RunContext.lasting(
             time_s or self.config.server.timeout_s,
             lambda event: None,
@@ -185,8 +205,10 @@ class Runtime:
 
 
 def named_adapters(given: Sequence[str], others: Sequence[str] = (BASE,)) -> dict[str, Path | None]:
-    """Return the folders of adapters by the names under which engines load them; None for a name
-    in `others`. Raises `BadConfig`.
+    """Return the folder of each adapter in `given`, by the name under which engines load it.
+
+    `given`: folders of adapters, or names in `others`, which have no folder: their value is None.
+    Raises `BadConfig` if a model is named twice, or if a folder has no adapter.
     """
     folders: dict[str, Path | None] = {}
     for name in given:
@@ -195,13 +217,16 @@ def named_adapters(given: Sequence[str], others: Sequence[str] = (BASE,)) -> dic
         else:
             folders[adapter_name(Path(name))] = Path(name)
     if len(folders) < len(given):
-        raise BadConfig(f"{' '.join(given)}: names a model twice.")
+        raise BadConfig(f"{' '.join(given)}: names the same model twice; name each model once.")
     return folders
 
 
 def adapter_name(folder: Path) -> str:
-    """Return the name under which engines load an adapter: that of its version, or of its training
-    with a part of its digest, as a running engine may still hold an older one. Raises `BadConfig`.
+    """Return the name under which engines load the adapter in `folder`.
+
+    For a published version, this is the version's name. For any other adapter, it is the name of
+    the training's folder with the beginning of the weights' SHA-256, because a running engine may
+    still have an older adapter of that training loaded. Raises `BadConfig` if there are no weights.
     """
     path = folder.resolve()
     if (path / MANIFEST).exists():
@@ -210,7 +235,9 @@ def adapter_name(folder: Path) -> str:
 
 
 def adapter_files(named: Mapping[str, Path | None]) -> dict[str, Path]:
-    """Return the weights of the adapters among `named`."""
+    """Return the file of weights of each adapter, by its name. `named`: as returned by
+    `named_adapters`; names without a folder are left out.
+    """
     return {name: folder / ADAPTER_WEIGHTS for name, folder in named.items() if folder}
 
 
@@ -227,11 +254,13 @@ async def open_runtime(
 ) -> AsyncIterator[Runtime]:
     """Start the engines and the retriever of a config, and stop them on exit.
 
-    `log`: called with a line for each part that starts. `cache`: file in which completed model
-    calls are kept, so that none is repeated. `adapters`, `delegators`: as of `named_adapters`,
-    loaded into the engine of the executor or the delegator. `teacher`: whether the teacher is
-    needed. `extra_roles`: further roles, by their names in errors. Raises `BadConfig`, `BadIndex`,
-    `BadVersion` and `UpstreamUnavailable`.
+    `log`: called with a line of text for each part that starts. `cache`: file in which completed
+    model calls are kept, so that none is made again. `adapters`: adapters to load into the
+    executor's engine, as returned by `named_adapters`. `delegators`: adapters to load into the
+    delegator's engine. `teacher`: whether to start the teacher's engine, too. `extra_roles`:
+    further roles whose engines are needed, by the names that error messages give them.
+
+    Raises `BadConfig`, `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
     """
     also = dict(extra_roles)
     if config.distillation.judge:
@@ -242,7 +271,10 @@ async def open_runtime(
         raise BadConfig(problem)
     count = max(len(adapter_files(named)) for named in (adapters, delegators))
     if count > MAX_LOADED:
-        raise BadConfig(f"{count} adapters for one role; an engine loads at most {MAX_LOADED}.")
+        raise BadConfig(
+            f"{count} adapters are given for one role, and an engine loads at most {MAX_LOADED}; "
+            "give fewer."
+        )
 
     async with AsyncExitStack() as stack:
         opened_cache = stack.enter_context(CallCache.open(cache)) if cache else None
@@ -263,7 +295,8 @@ async def open_runtime(
                 base_url = engines[role.engine] if role.engine else role.base_url
                 if base_url is None:
                     raise BadConfig(
-                        f"roles.{role_name}: only vLLM loads adapters; set engine or base_url."
+                        f"roles.{role_name}: has neither engine nor base_url, and only vLLM loads "
+                        "adapters; set engine, or the base_url of a vLLM server."
                     )
                 loading = Adapters(session, base_url, api_key(role.api_key_env))
                 if await loading.load(name, weights.parent.resolve()):

@@ -1,5 +1,5 @@
-"""Steps of the distillation. Each has a folder, whose manifest names all that it was made of and
-is written last.
+"""Steps of the distillation. Each step has a folder for its results. The folder's manifest, which
+is written last, records everything that the results were made of.
 """
 
 import hashlib
@@ -22,16 +22,20 @@ _BEGUN = "begun.json"
 MANIFEST = "manifest.json"
 _ADVICE = "another release may have written it; name another folder"
 _MAX_CHANGES = 5
+"""Max differences that an error message names."""
 _MAX_VALUE = 80
-"""Differences that an error names, and characters of each value."""
+"""Max characters of each value in that message."""
 
 
 class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that determines a step's result."""
 
     step: str
+    """Name of the step, such as `filter`."""
     inputs: dict[str, str]
-    """SHA-256 of every input by its purpose; for a folder, that of its manifest."""
+    """SHA-256 of every input file, by what the input is for. If the input is the folder of another
+    step, this is the SHA-256 of that step's manifest.
+    """
     settings: dict[str, Any]
 
 
@@ -43,15 +47,17 @@ class StepManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, str]
     """SHA-256 of every result file, by its path in the folder."""
     seconds: float
-    """Duration of the last run of the step; interrupted runs are not counted."""
+    """Duration of the command that finished the step; earlier, interrupted commands are not
+    counted.
+    """
     finished_at: str
     """ISO 8601, UTC."""
     steps: dict[str, "StepManifest"] = {}
-    """Manifests of the steps that made the inputs, by the input's name."""
+    """Manifests of the steps whose results were the inputs, by what the input is for."""
 
 
 class Step:
-    """A step under way in its folder."""
+    """A step that has begun: the folder of its results, and what they are made of."""
 
     def __init__(self, folder: Path, origin: Origin, inputs: Mapping[str, Path]) -> None:
         self.folder = folder
@@ -67,8 +73,11 @@ class Step:
         inputs: Mapping[str, Path],
         settings: Mapping[str, Any],
     ) -> "Step":
-        """Begin a step, or resume it. Raises `BadConfig` if the folder holds another step, or the
-        same one with other inputs or settings.
+        """Begin a step in `folder`, or resume the step that is there.
+
+        `step`: name of the step. `inputs`: files or folders by what they are for. `settings`:
+        everything else that determines the result. Raises `BadConfig` if the folder contains
+        anything else: another step, or this step with other inputs or settings.
         """
         origin = Origin(
             step, {name: digest_of(path) for name, path in inputs.items()}, dict(settings)
@@ -79,7 +88,7 @@ class Step:
             # A killed command may have left a temporary file
             if any(not path.name.startswith(f".{_BEGUN}.") for path in folder.iterdir()):
                 raise BadConfig(
-                    f"{folder}: is not empty and not a step's folder; name another folder."
+                    f"{folder}: contains files but no step of the distillation; name a new folder."
                 )
             write_json(begun, origin)
         else:
@@ -87,23 +96,25 @@ class Step:
             now = msgspec.json.decode(msgspec.json.encode(origin))
             if changes := list(islice(_changes(before, now), _MAX_CHANGES)):
                 raise BadConfig(
-                    f"{folder}: holds a step that was begun with {', '.join(changes)}; "
-                    "go back, or name another folder."
+                    f"{folder}: contains a step that was begun with {', '.join(changes)}; use the "
+                    "old values, or name another folder."
                 )
         return cls(folder, origin, inputs)
 
     @property
     def finished(self) -> StepManifest | None:
-        """The manifest if the step is finished, else None."""
+        """The step's manifest; None if the step is not finished."""
         return read_manifest(self.folder) if (self.folder / MANIFEST).exists() else None
 
     def reopen(self) -> None:
-        """Remove the manifest, so that the step can do more."""
+        """Remove the manifest, so that the step counts as unfinished and can continue."""
         (self.folder / MANIFEST).unlink(missing_ok=True)
 
     def finish(self, figures: Any, files: list[str]) -> StepManifest:
-        """Write and return the manifest. `figures`: a struct or a dict. `files`: paths in the
-        folder.
+        """Write the manifest, which makes the step finished, and return it.
+
+        `figures`: the step's figures, a struct or a dict. `files`: paths of the result files in the
+        step's folder.
         """
         manifest = StepManifest(
             self._origin,
@@ -118,12 +129,14 @@ class Step:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a value as indented JSON, atomically."""
+    """Write a value to the file `path` as indented JSON; the file is replaced atomically."""
     write_atomically(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
 def _changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """Yield each difference with its old and new value. An absent value equals null."""
+    """Yield a text for each difference between two JSON values, with the old and the new value. An
+    absent value equals null. `name`: the dotted key of the values, for the text.
+    """
     if before == now:
         return
     if not isinstance(before, dict) or not isinstance(now, dict):
@@ -139,17 +152,21 @@ def _changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
 
 
 def read_manifest(folder: Path) -> StepManifest:
-    """Return the manifest of a finished step. Raises `BadConfig` if it is missing or invalid."""
+    """Return the manifest of the finished step in `folder`. Raises `BadConfig` if it is missing or
+    invalid.
+    """
     if not (folder / MANIFEST).exists():
         raise BadConfig(f"{folder}: has no {MANIFEST}; name the folder of a finished step.")
     return read_json(folder / MANIFEST, StepManifest, _ADVICE)
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file, or of a folder's manifest. Raises `BadConfig` if missing."""
+    """Return the SHA-256 of the file `path`; if `path` is a folder, that of its manifest. Raises
+    `BadConfig` if there is no such file.
+    """
     file = path / MANIFEST if path.is_dir() else path
     if not file.is_file():
-        raise BadConfig(f"{file}: is missing; finish the step that makes it first.")
+        raise BadConfig(f"{file}: is missing; first finish the step that writes it.")
     return sha256_of(file)
 
 
@@ -160,8 +177,8 @@ _PLACES = {
     "retrieval": "address timeout_s index embedder",
     "embedder": "engine base_url api_key_env",
 }
-"""Keys of a config that do not decide about a result, by the section: where and how its parts are
-served. A key that is not listed does.
+"""Keys of a config that cannot change a step's result, by the section. They say where and how the
+parts of the config are served. Every other key can change it.
 """
 
 
@@ -169,8 +186,11 @@ def config_settings(
     config: Config,
     extra_roles: Mapping[str, RoleConfig | None] = {},
 ) -> dict[str, Any]:
-    """Return the models, prompts, sampling, limits and retrieval of a config, as JSON. Raises
-    `OSError`.
+    """Return the parts of a config that determine results: models, prompts, sampling, limits and
+    retrieval. They are part of a step's `Origin.settings`.
+
+    `extra_roles`: further roles by name, such as the judge; None for a role that is not set. Raises
+    `OSError` if a prompt cannot be read.
     """
     roles = (*config.roles.by_name.items(), *extra_roles.items())
     embedder = _deciding("embedder", config.retrieval.embedder)
@@ -183,14 +203,16 @@ def config_settings(
 
 
 def _deciding(section: str, config: msgspec.Struct) -> dict[str, Any]:
-    """Return the keys of a section that decide about a result."""
+    """Return the keys of a section, with their values, that can change a step's result."""
     ignored = _PLACES[section].split()
     fields = msgspec.to_builtins(config)
     return {key: value for key, value in fields.items() if key not in ignored}
 
 
 def _role(role: RoleConfig) -> dict[str, Any]:
-    """Return a role's settings; `extra_body` as a digest, as it may contain a key."""
+    """Return the settings of a role that can change a step's result. `extra_body` is given as a
+    digest, since it may contain an API key.
+    """
     extra = msgspec.json.encode(role.extra_body, order="deterministic")
     return {
         **_deciding("role", role),

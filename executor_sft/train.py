@@ -1,13 +1,14 @@
 """`rolegate sft train`: fine-tune an executor on a data set of `rolegate sft dataset`.
 
-Writes an adapter or all weights (bf16) to DIR/model, and what the trainer logs of each step, such
-as its loss, to DIR/loss.jsonl.
-Checkpoints are kept during the training: after a kill, the same command resumes and ends with the
-same model.
+With --out DIR, writes an adapter or all weights (bf16) to DIR/model. DIR/loss.jsonl has a line for
+each training step, with its loss and the other values that the trainer logs.
 
-Runs on the GPU, if there is one, else on the CPU. For several GPUs, start it with `accelerate
-launch --num_processes 4 --use_fsdp --fsdp_version 2 -m executor_sft train DATASET --model …
---out …`. The recipe's batch is the total over all of them.
+Checkpoints are kept during the training. After a kill, the same command resumes from the last one,
+and the resulting model is the same as without the interruption.
+
+Runs on the GPU if there is one, else on the CPU. To use several GPUs, start the command with
+`accelerate launch --num_processes 4 --use_fsdp --fsdp_version 2 -m executor_sft train DATASET
+--model … --out …`. The recipe's batch is the total over all GPUs.
 """
 
 import shutil
@@ -34,73 +35,87 @@ from serving.files import flush, write_atomically
 MODEL = "model"
 LOSS = "loss.jsonl"
 NEEDED = ("accelerate", "datasets", "peft", "torch", "trl")
-"""Modules that are imported late, so that `--help` works without them."""
+"""Optional packages that the step needs; imported late, so that `--help` works without them."""
 _CHECKPOINTS = "checkpoints"
 _STATE = "trainer_state.json"
 _SHIPPED = Path(__file__).resolve().parent / "recipes"
 _Share = Annotated[float, Meta(ge=0, lt=1)]
 _Positive = Annotated[float, Meta(gt=0)]
 _SMOOTHED = 20
-"""Number of last steps whose mean loss is reported."""
+"""Number of training steps, at the end, over whose losses the reported mean is taken."""
 
 
 class Options(StepOptions, frozen=True, kw_only=True):
     """Options of the step."""
 
     dataset: Annotated[Path, POSITIONAL]
-    """the folder of `rolegate sft dataset`"""
+    """result folder of `rolegate sft dataset`"""
     model: Path
-    """folder of the base model"""
+    """folder of the base model, from which the training starts"""
     recipe: str = "mini"
-    """mini, paper-qwen3-1.7b, or a TOML file"""
+    """settings of the training: mini, paper-qwen3-1.7b, or a TOML file with a recipe's keys"""
     threads: Count | None = None
-    """CPU threads (default: one per core)"""
+    """number of CPU threads (default: one per core)"""
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that determines the result, with the data and the base model."""
+    """Settings of a training. Data set, base model and recipe together determine the result."""
 
     method: Literal["full", "lora"]
+    """`full` trains all weights; `lora` trains an adapter."""
     rank: Count = 32
-    """Rank of the LoRA adapter; the next three are its settings, too."""
+    """Rank of the LoRA adapter."""
     alpha: _Positive = 64.0
+    """Scaling factor of the LoRA adapter."""
     dropout: _Share = 0.0
+    """Dropout of the LoRA adapter's layers."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """Layers that are adapted, by the ends of their names."""
+    """Layers that get a LoRA adapter: all linear layers, or those with names that end in one of
+    these texts.
+    """
     epochs: _Positive = 3.0
     batch: Count = 16
-    """Rows of a step, in total over all devices."""
+    """Rows of a training step, in total over all devices."""
     device_batch: Count = 16
-    """Rows of a forward pass on one device; gradients are accumulated up to `batch`."""
+    """Rows of a forward pass on one device; gradients are accumulated until the step has `batch`
+    rows.
+    """
     learning_rate: _Positive
+    """Peak learning rate."""
     schedule: Literal["cosine", "linear"] = "cosine"
+    """How the learning rate decays."""
     warm_up_ratio: _Share = 0.03
+    """Share of the training steps in which the learning rate rises from 0 to its peak."""
     weight_decay: Annotated[float, Meta(ge=0)] = 0.01
     precision: Literal["bf16", "fp32"] = "bf16"
-    """Precision of the forward pass; weights and optimizer state are fp32."""
+    """Precision of the forward pass; weights and optimizer state are always fp32."""
     max_length: Count = 4096
-    """Max tokens of a row; a longer one is an error, never cut."""
+    """Max tokens of a row. A longer row is an error; rows are never shortened."""
     gradient_checkpointing: bool = False
-    """Needs less memory and more time."""
+    """Compute activations again in the backward pass, which needs less memory and more time."""
     seed: int = 1
     checkpoint_every: Count = 100
     """Steps between checkpoints."""
 
     def accumulation(self, devices: int) -> int:
-        """Return the forward passes per step on each device. Raises `BadConfig` if the batch cannot
-        be split evenly.
+        """Return the number of forward passes that each device makes for one training step.
+
+        `devices`: number of devices. Raises `BadConfig` if `batch` cannot be split evenly.
         """
         passes, rest = divmod(self.batch, self.device_batch * devices)
         if rest or not passes:
             raise BadConfig(
-                f"batch = {self.batch} cannot be split over {devices} devices of device_batch = "
-                f"{self.device_batch}; make it a multiple of both."
+                f"recipe: batch = {self.batch} is not a multiple of device_batch = "
+                f"{self.device_batch} times the number of devices ({devices}); change batch or "
+                "device_batch."
             )
         return passes
 
 
 def load_recipe(name: str) -> Recipe:
-    """Load a shipped recipe by name, or a TOML file by path. Raises `BadConfig`."""
+    """Load a recipe. `name`: the name of a shipped recipe, or the path of a TOML file. Raises
+    `BadConfig` if there is no such recipe, or if it is invalid.
+    """
     path = Path(name) if name.endswith(".toml") else _SHIPPED / f"{name}.toml"
     known = ", ".join(sorted(file.stem for file in _SHIPPED.glob("*.toml")))
     advice = f"name a TOML file with a recipe's keys, or one of: {known}"
@@ -134,6 +149,9 @@ def _train(
     recipe: Recipe,
     devices: int,
 ) -> None:
+    """Train the model, write it with its losses, and finish the step. Every process of a training
+    on several devices calls this.
+    """
     rows = read_rows(options.dataset / ROWS)
     base = options.model
     checkpoints = step.folder / _CHECKPOINTS
@@ -165,26 +183,32 @@ def _train(
 
 
 def base_files(model: Path, dataset: Path) -> dict[str, Path]:
-    """Return the files that determine the base model. Raises `BadConfig` if one is missing, or if
-    the data set was made for another tokenizer.
+    """Return the config and weights of the base model in the folder `model`, as inputs of the step.
+
+    Raises `BadConfig` if a file is missing, or if the data set was made for another tokenizer.
     """
     weights = next((model / name for name in WEIGHTS if (model / name).is_file()), None)
     if weights is None or not (model / "config.json").is_file():
         raise BadConfig(
-            f"{model}: is not a model; name a folder with config.json and {' or '.join(WEIGHTS)}."
+            f"{model}: is not a folder of a model; name a folder with config.json and "
+            f"{' or '.join(WEIGHTS)}."
         )
     made_for = read_manifest(dataset).origin.inputs
     for name, path in tokenizer_files(model).items():
         if made_for.get(name) != digest_of(path):
             raise BadConfig(
-                f"{dataset}: was made for another tokenizer ({path} differs); make it again with "
-                f"--model {model}."
+                f"{dataset}: this data set was made for another tokenizer ({path} differs); make "
+                f"the data set again with `rolegate sft dataset --model {model}`."
             )
     return {"config": model / "config.json", "weights": weights}
 
 
 def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
-    """Return the model in fp32. Raises `BadConfig` if it cannot be loaded, or rows do not fit."""
+    """Return the base model in the folder `model`, loaded in fp32.
+
+    Raises `BadConfig` if the model cannot be loaded, or if the rows are too long or have token ids
+    that the model does not have.
+    """
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -200,22 +224,23 @@ def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
         raise BadConfig(f"{model}: cannot be loaded ({error}); copy the model again.") from None
     if missing := loaded["missing_keys"]:
         raise BadConfig(
-            f"{model}: has no weights for {min(missing)} and {len(missing) - 1} others; "
-            "copy it again."
+            f"{model}: has no weights for {min(missing)} (missing in total: {len(missing)}); copy "
+            "the model again."
         )
     longest = max(len(row.input_ids) for row in rows)
     positions = base.config.max_position_embeddings
     if longest > min(recipe.max_length, positions):
         raise BadConfig(
-            f"{model}: the longest row has {longest} tokens; the recipe's max_length is "
-            f"{recipe.max_length} and the model's limit is {positions}; raise max_length, or show "
-            "fewer or shorter passages. Rows are never cut, as they would lose the report."
+            f"{model}: the longest row has {longest} tokens, but the recipe's max_length is "
+            f"{recipe.max_length} and the model reads at most {positions} tokens. Raise "
+            "max_length, or show the executor fewer or shorter passages. Rows are never cut off, "
+            "as they would lose the report at their end."
         )
     highest = max(max(row.input_ids) for row in rows)
     if highest >= base.config.vocab_size:
         raise BadConfig(
-            f"{model}: has {base.config.vocab_size} tokens, and the data set has token {highest}; "
-            "make it again with --model."
+            f"{model}: has a vocabulary of {base.config.vocab_size} tokens, but the data set has "
+            f"the token id {highest}; make the data set again with --model {model}."
         )
     return base
 
@@ -227,8 +252,10 @@ def _trainer(
     checkpoints: Path,
     devices: int,
 ) -> Any:
-    """Return TRL's trainer over exactly these rows. Raises `BadConfig` if base, rows and recipe do
-    not fit together.
+    """Return TRL's trainer for the base model in the folder `base`, with exactly these rows.
+
+    `checkpoints`: folder for checkpoints. `devices`: number of devices. Raises `BadConfig` if base
+    model, rows and recipe do not fit together.
     """
     import huggingface_hub.constants
     import transformers
@@ -237,7 +264,8 @@ def _trainer(
     from transformers.trainer_callback import ProgressCallback
     from trl import SFTTrainer
 
-    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # else TRL reports each training
+    # Otherwise, TRL reports each training to Hugging Face
+    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     examples = {
@@ -260,10 +288,13 @@ def _trainer(
             ),
             peft_config=adapter if recipe.method == "lora" else None,
         )
-    except ValueError as error:  # raised by PEFT for layers that do not exist
-        raise BadConfig(f"{base}: does not fit the recipe: {error}") from None
+    except ValueError as error:  # PEFT raises it if the model has no layers of these names
+        raise BadConfig(
+            f"{base}: this model does not fit the recipe ({error}); correct the recipe, for "
+            "example its target_modules."
+        ) from None
     if trainer.train_dataset.to_dict() != examples:
-        raise AssertionError("TRL changed the rows")
+        raise AssertionError("TRL changed the rows; this release of trl is not supported")
     trainer.remove_callback(transformers.PrinterCallback)
     bar = ProgressCallback()
     bar.on_log = lambda *_, **__: None  # do not print a line per step
@@ -272,6 +303,9 @@ def _trainer(
 
 
 def _settings(recipe: Recipe, checkpoints: Path, devices: int) -> Any:
+    """Return the recipe as settings of TRL's trainer. Raises `BadConfig` if the recipe's batch
+    cannot be split over the devices.
+    """
     import torch
     from trl import SFTConfig
 
@@ -295,13 +329,15 @@ def _settings(recipe: Recipe, checkpoints: Path, devices: int) -> Any:
         disable_tqdm=True,
         use_cpu=not on_gpu,
         dataloader_pin_memory=on_gpu,
-        max_length=None,  # no row is cut
+        max_length=None,  # do not shorten rows
         dataset_kwargs={"skip_prepare_dataset": True},
     )
 
 
 def _last_checkpoint(folder: Path) -> str | None:
-    """Return the last complete checkpoint, or None. Its state is written last."""
+    """Return the path of the last complete checkpoint in `folder`; None if there is none. A
+    checkpoint is complete if its state can be read, since that file is written last.
+    """
     checkpoints = folder.glob("checkpoint-*")
     for checkpoint in sorted(checkpoints, key=lambda path: -int(path.name.rpartition("-")[2])):
         with suppress(OSError, msgspec.DecodeError):
@@ -311,8 +347,11 @@ def _last_checkpoint(folder: Path) -> str | None:
 
 
 def save_trained(trainer: Any, base: Path, folder: Path) -> None:
-    """Write the trained model, or nothing. All processes of a training must call this; the main
-    one writes.
+    """Write the trained model to `folder`, replacing what is there. If this fails, no incomplete
+    model is left under that name.
+
+    All processes of a training must call this function; only the main process writes. `base`:
+    folder of the base model.
     """
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if not trainer.is_world_process_zero():
@@ -322,12 +361,12 @@ def save_trained(trainer: Any, base: Path, folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     if hasattr(model, "peft_config"):
-        # The name, not the path on this machine
+        # The base model's name instead of its path on this machine
         model.peft_config["default"].base_model_name_or_path = base.resolve().name
         model.save_pretrained(unfinished, state_dict=_halved(weights), save_embedding_layers=False)
         (unfinished / "README.md").unlink()  # an empty template
     else:
-        # Training changes the weights only; all other files are the base model's.
+        # Training changes only the weights, so all other files are copied from the base model
         model.save_pretrained(unfinished, state_dict=_halved(weights))
         for path in base.iterdir():
             if path.is_file() and ".safetensors" not in path.name:
@@ -338,7 +377,7 @@ def save_trained(trainer: Any, base: Path, folder: Path) -> None:
 
 
 def _halved(weights: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights in bf16; tied tensors stay tied."""
+    """Return the weights converted to bf16. Tensors that share memory still do so afterwards."""
     import torch
 
     halves: dict[int, torch.Tensor] = {}

@@ -1,7 +1,7 @@
 """API keys, tenants, and the scopes of a key.
 
-A key is `rg_<key_id>_<secret>`. Only the SHA-256 of its secret is stored, so that a stolen
-database opens nothing.
+A key is `rg_<key_id>_<secret>`. Only the SHA-256 of the secret is stored, so that nobody can use
+the keys of a stolen database.
 """
 
 import asyncio
@@ -21,16 +21,21 @@ from router.errors import AccessDenied, BadRequest, NoKey, StoreFailed
 from router.trace.identity import LOCAL, SHADOW_TENANT, Identity, KeyScope
 
 CALLER: ContextVar[Identity] = ContextVar("caller", default=LOCAL)
-"""Identity of the current call; set where keys are checked."""
+"""Identity of the caller of the current request. The servers set it after they have checked the
+key.
+"""
 
 
 def caller() -> Identity:
-    """Return the identity behind the current call."""
+    """Return the identity of the caller of the current request."""
     return CALLER.get()
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """Settings of a tenant; None is no limit. Days and months are in UTC."""
+    """Settings of a tenant, that is a customer or a team with its own keys and quotas.
+
+    A limit of None means no limit. Days and months are in UTC.
+    """
 
     name: str
     tokens_per_day: int | None = None
@@ -41,14 +46,17 @@ class Tenant(msgspec.Struct, frozen=True):
     requests_per_day: int | None = None
     requests_per_month: int | None = None
     runs_in_flight: int | None = None
+    """Max number of the tenant's runs that are under way at the same time."""
     redact: bool = False
-    """True stores the figures of its runs, but none of their texts."""
+    """True if the tenant's runs are stored with their figures, but without any of their texts."""
     training: bool = True
-    """True if its runs may train an executor."""
+    """True if executors may be trained on the tenant's runs."""
 
     @property
     def limited(self) -> bool:
-        """True if its tokens or its money are limited, so that calls must be reserved."""
+        """True if tokens or money are limited. Then every model call has to reserve its worst case
+        from the quota before it is made.
+        """
         limits = (
             self.tokens_per_day,
             self.tokens_per_month,
@@ -64,10 +72,11 @@ class Key(msgspec.Struct, frozen=True):
     key_id: str
     """Public part of the key."""
     tenant: str | None
-    """None for an operator's key."""
+    """Name of the tenant that the key belongs to; None for an operator's key."""
     scopes: frozenset[KeyScope]
+    """The scopes of requests that the key permits: `ask`, `train`, `operate`."""
     label: str
-    """A name for people."""
+    """Description for people, such as the name of the key's user."""
     secret_sha256: str
     created_at: float
     """Unix time, seconds."""
@@ -76,7 +85,7 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """Amounts that count against a tenant's quotas, in one day or month."""
+    """The part of a tenant's quotas that is spent, in one day or one month."""
 
     period: str
     """A day or a month in UTC: 2026-11-21 or 2026-11."""
@@ -87,48 +96,56 @@ class Spent(msgspec.Struct, frozen=True):
 
 
 class Accounts(Protocol):
-    """Stores tenants and keys. Every method raises `StoreFailed`."""
+    """Storage of tenants and keys. Every method raises `StoreFailed` if the store fails."""
 
     async def keys(self) -> list[Key]:
         """Return all keys, oldest first, including revoked ones."""
 
     async def add_key(self, key: Key) -> bool:
-        """Store a key, and its tenant if that is new. Return whether it is the first key of all."""
+        """Store a key, and also its tenant if no such tenant is stored yet. Return True if this is
+        the first key in the store.
+        """
 
     async def revoke_key(self, key_id: str) -> Key | None:
         """Revoke a key and return it; None if there is no such key."""
 
     async def tenants(self) -> list[Tenant]:
-        """Return all tenants by name."""
+        """Return all tenants, sorted by name."""
 
     async def set_tenant(self, tenant: Tenant) -> None:
-        """Store a tenant's settings, in place of earlier ones."""
+        """Store a tenant's settings. They replace the tenant's earlier settings, if any."""
 
     async def spending(self, tenant: str) -> list[Spent]:
-        """Return what the tenant has spent, newest first: one entry for each day and each month
-        with requests.
+        """Return one entry for each day and one for each month in which the tenant sent requests,
+        newest first.
         """
 
 
 _FRESH_S = 0.5
-"""Time until keys are read again. Then a revoked key is refused, and its requests are cancelled."""
+"""Seconds after which the keys are read from the store again. From then on, a revoked key is
+refused, and requests that were made with it are cancelled.
+"""
 _SENT = re.compile(r"bearer +rg_([0-9a-f]+)_([\w-]+)", re.ASCII | re.IGNORECASE)
 _ABSENT = (
-    "A key is needed: send `authorization: Bearer rg_…`, or set ROLEGATE_API_KEY for "
+    "A key is needed: send the header `authorization: Bearer rg_…`, or set ROLEGATE_API_KEY for "
     "commands and clients. "
-    "The operator makes keys (`rolegate keys`)."
+    "The operator creates keys (`rolegate keys create`)."
 )
-_UNKNOWN = "The key is unknown or revoked; ask the operator for another one (`Bearer rg_…`)."
+_UNKNOWN = (
+    "The API key is unknown or revoked; ask the operator for another key, and send it as "
+    "`Bearer rg_…`."
+)
 
 
 def new_key(tenant: str | None, scopes: Iterable[KeyScope], label: str = "") -> tuple[str, Key]:
-    """Make a key; return its text and what is stored of it. `tenant`: None for an operator's key.
-    Raises `BadRequest` for a reserved name.
+    """Create a key. Return its text, which the user sends, and the `Key` that is stored.
+
+    `tenant`: None for an operator's key. Raises `BadRequest` if the tenant's name is reserved.
     """
     if tenant == SHADOW_TENANT:
         raise BadRequest(
-            f"tenant {tenant!r}: this name is reserved for the cost of trying executors; "
-            "choose another one."
+            f"tenant {tenant!r}: this name is reserved for the costs of trials of executor "
+            "versions; choose another name."
         )
     key_id = secrets.token_hex(4)
     secret = secrets.token_urlsafe(32)
@@ -143,10 +160,12 @@ def new_key(tenant: str | None, scopes: Iterable[KeyScope], label: str = "") -> 
 
 
 class Access:
-    """Identifies callers by their keys. While there are no keys, every caller is `LOCAL`."""
+    """Identifies callers by their API keys. As long as no key was ever created, callers need no
+    key, and each of them is identified as `LOCAL`, the operator.
+    """
 
     def __init__(self, accounts: Accounts, extra: Key | None = None) -> None:
-        """`extra`: another valid key, which is not stored."""
+        """`extra`: a key that is valid in addition to the stored ones."""
         self._accounts = accounts
         self._extra = [extra] if extra else []
         self._keys: dict[str, Key] = {}
@@ -154,11 +173,14 @@ class Access:
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
         self._served: dict[asyncio.Task[Any], str] = {}
-        """Identifiers of keys by the tasks that serve them."""
+        """For each task that serves a request, the identifier of the key of that request."""
 
     async def identify(self, authorization: str | None) -> Identity:
-        """Return the identity of a key. `authorization`: the header of that name. Raises `NoKey`,
-        which never repeats the key, and `StoreFailed`.
+        """Return the identity of the key in a request's `authorization` header; None for a request
+        without that header.
+
+        Raises `NoKey` if the key is missing, unknown or revoked; the message never repeats the key.
+        Raises `StoreFailed` if the keys cannot be read.
         """
         if not await self.required():
             return LOCAL
@@ -171,8 +193,8 @@ class Access:
         return Identity(key.tenant, key.scopes, key.key_id)
 
     async def renewed(self, known: Identity) -> Identity:
-        """Return the current identity of a key that was identified before. Raises `NoKey` if it
-        was revoked, and `StoreFailed`.
+        """Return the current identity of a key that `identify` returned earlier. Raises `NoKey` if
+        the key has been revoked since, and `StoreFailed` if the keys cannot be read.
         """
         await self.required()
         if (key := self._keys.get(known.key_id)) is None:
@@ -180,8 +202,8 @@ class Access:
         return Identity(key.tenant, key.scopes, key.key_id)
 
     async def required(self) -> bool:
-        """Return whether callers need a key: once one was made, even if all are revoked. Raises
-        `StoreFailed`.
+        """Return whether callers need a key. They do from the creation of the first key on, even
+        if all keys have been revoked since. Raises `StoreFailed` if the keys cannot be read.
         """
         if not self._fresh:
             async with self._reading:
@@ -198,8 +220,8 @@ class Access:
 
     @contextmanager
     def serving(self, identity: Identity) -> Iterator[None]:
-        """Serve `identity` in the current task. If its key is revoked, the task is cancelled, and
-        the block raises `NoKey`.
+        """Mark the current task as serving a request of `identity` while the context is open. If
+        the key is revoked meanwhile, the task is cancelled, and the context raises `NoKey`.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -216,7 +238,9 @@ class Access:
             self._served.pop(task, None)
 
     async def follow(self) -> None:
-        """Read the keys again and again, while a key is being served. Never returns."""
+        """Read the keys again at short intervals while requests with keys are being served, so that
+        `serving` notices revoked keys. Never returns.
+        """
         while True:
             await asyncio.sleep(_FRESH_S)
             if self._served:
@@ -237,16 +261,19 @@ class Access:
 
 
 def check_scope(identity: Identity, scope: KeyScope) -> None:
-    """Raise `AccessDenied` if the key lacks `scope`. A tenant's key never has `operate`."""
+    """Raise `AccessDenied` if the caller's key does not have `scope`. For a tenant's key, the scope
+    `operate` is denied even if the key lists it.
+    """
     if scope not in identity.scopes:
         held = ", ".join(sorted(identity.scopes))
         raise AccessDenied(
-            f"This needs a key with the scope `{scope}`; this one has {held}. Ask the operator "
-            "for another one."
+            f"This request needs a key with the scope `{scope}`; your key has {held}. Ask the "
+            "operator for another key."
         )
     if scope == "operate" and identity.tenant is not None:
         raise AccessDenied(
-            "Only the operator may do this, and the key is a tenant's; use an operator's key."
+            "Only the operator may do this, but your key belongs to a tenant; use an operator's "
+            "key."
         )
 
 

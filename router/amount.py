@@ -1,4 +1,4 @@
-"""Tokens with their cost."""
+"""Amounts of tokens and of money, and what is left of a limit."""
 
 from typing import Literal
 
@@ -6,12 +6,14 @@ import msgspec
 
 
 class Amount(msgspec.Struct, frozen=True, gc=False):
-    """Tokens and money that are spent, reserved, or allowed."""
+    """An amount of tokens and money that is spent, reserved or allowed."""
 
     tokens: int = 0
-    """Prompt and completion together."""
+    """Prompt and completion tokens together."""
     nano_usd: int | None = 0
-    """Billionths of a dollar; None if the price is unknown, which is not zero."""
+    """Billionths of a dollar; None if the cost is unknown. An unknown cost is not a cost of
+    zero.
+    """
 
     def __add__(self, other: "Amount") -> "Amount":
         unknown = self.nano_usd is None or other.nano_usd is None
@@ -22,18 +24,22 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
 
 
 class Remaining(msgspec.Struct, frozen=True):
-    """The rest of a limit, in tokens or in money."""
+    """The rest of a limit on tokens or on money."""
 
     of: Literal["tokens", "nano_usd"]
+    """The unit of `count`."""
     count: int
+    """The number of tokens, or of billionths of a dollar, that are left; negative if the limit was
+    lowered below what is already spent.
+    """
 
     def holds(self, amount: Amount) -> bool:
-        """Return whether `amount` fits."""
+        """Return whether `amount` is at most what is left."""
         return (getattr(amount, self.of) or 0) <= self.count
 
     def against(self, amount: Amount) -> str:
-        """Describe, for an error message, how much is left and how much `amount` needs. A limit
-        that was lowered below what is spent leaves 0.
+        """Return a phrase for an error message that states how much is left and how much `amount`
+        needs. A negative rest is stated as 0.
         """
         needed = getattr(amount, self.of)
         needs = f", and {self._shown(needed)} are needed" if needed else ""
@@ -44,3 +50,4 @@ class Remaining(msgspec.Struct, frozen=True):
 
 
 NOTHING = Amount()
+"""No tokens and no money."""

@@ -13,13 +13,13 @@ from router.errors import RolegateError
 _log = structlog.get_logger("gateway")
 T = TypeVar("T")
 _FREED = 50
-"""Parts that are freed in one step."""
+"""Number of parts that `free_slowly` frees in one step of the event loop."""
 
 
 @asynccontextmanager
 async def background_tasks(*endless: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run coroutines while the context is open, then cancel them and wait for their ends. A task
-    that fails is logged.
+    """Run each coroutine in a task while the context is open. On leaving, cancel the tasks and wait
+    until they have ended. An exception that ends a task early is logged.
     """
     tasks = [asyncio.create_task(coroutine) for coroutine in endless]
     for task in tasks:
@@ -40,9 +40,10 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 
 @asynccontextmanager
 async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """Open an `asyncio.TaskGroup` that raises its first error itself, without the group around it.
+    """Open an `asyncio.TaskGroup` that raises the exception of the first failed task itself, not
+    wrapped in an `ExceptionGroup`.
 
-    The other tasks are cancelled, as in any task group; their errors are dropped.
+    As in any task group, the other tasks are then cancelled. Their exceptions are dropped.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -56,8 +57,9 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
 def errors_logged(
     log: structlog.typing.FilteringBoundLogger, event: str, **known: str
 ) -> Iterator[None]:
-    """Log an error that ends the block instead of raising it. A `RolegateError` is logged without
-    its traceback.
+    """Log an exception of the block as `event` with the fields `known`, and suppress it.
+
+    A `RolegateError` is logged as a warning without traceback, any other exception with it.
     """
     try:
         yield
@@ -68,8 +70,11 @@ def errors_logged(
 
 
 def free_slowly(parts: Iterable[object], after_s: float) -> None:
-    """Keep the parts of a large object for some seconds, in which its users let go of it, and then
-    free them in steps: freeing a table with all its cells in one step would hold the event loop.
+    """Free a large object, given as its parts, without blocking the event loop for long.
+
+    The parts are kept for `after_s` seconds, in which all other users should drop their references
+    to them. Then a few parts are released in each step of the event loop. Releasing a table with
+    all its cells in one step would block it noticeably.
     """
     asyncio.get_running_loop().call_later(after_s, _free, list(parts))
 
@@ -81,9 +86,10 @@ def _free(parts: list[object]) -> None:
 
 
 class Worker:
-    """A single thread for work that would block the event loop.
+    """A single thread for computations that would block the event loop; further work is queued.
 
-    A thread that computes holds up the event loop for 5 ms at a time, so there are only two,
+    A thread that computes holds Python's global lock for up to 5 ms at a time, in which the event
+    loop stands still. So there are only a few such threads, `in_worker` and `in_viewer` among them,
     however much work is queued.
     """
 
@@ -91,11 +97,13 @@ class Worker:
         self._thread = ThreadPoolExecutor(1, name)
 
     async def __call__(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of `work(*arguments)`, once all earlier work is done."""
+        """Run `work(*arguments)` in the thread, after all work that was queued before, and return
+        its result.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
 
 in_worker = Worker("worker")
-"""Worker for requests and for tables that are being filled."""
+"""Worker for computations of requests, and of tables that are being filled."""
 in_viewer = Worker("viewer")
-"""Worker for those who view runs."""
+"""Worker for computations of clients that look at runs: pages, exports, `GetRun`."""

@@ -1,22 +1,22 @@
 """Errors that this project raises on purpose.
 
 RolegateError                  `str(error)` is for people: what is wrong, where, what to do
-├── BadRequest                 the client's input cannot be used
-├── BadConfig                  the configuration, or a file that it names, cannot be used
-│   └── StoreInUse             another process has the store's log
+├── BadRequest                 the client's request is invalid
+├── BadConfig                  the configuration, or a file that it names, is invalid or missing
+│   └── StoreInUse             another process is using the store
 ├── BadIndex                   an index folder is incomplete, damaged, or of another embedder
-├── BadCorpus                  a row of a corpus cannot be used
-│   └── DuplicateId            another row has the same id
+├── BadCorpus                  a row of a corpus is invalid
+│   └── DuplicateId            another row of the corpus has the same id
 ├── BadDocument                a file cannot be read as a document
 │   └── DocumentTooLarge       reading it exceeds the limits on time, memory or text
 ├── BadVersion                 an executor version is incomplete, damaged, or does not fit
 ├── NotFound                   no such run is stored, or it belongs to another tenant
-├── RequestIdTaken             the request_id names another request of this tenant
+├── RequestIdTaken             the tenant has used this request_id for a different request
 ├── RunCancelled               the run was cancelled
-├── OutOfTime                  the deadline passed before anything could be answered
-├── BudgetExhausted            the request's budget is too small
-│   ├── QuotaExhausted         the tenant's quota is used up for now
-│   └── PriceUnknown           the limit is in money, and a model has no price
+├── OutOfTime                  the deadline passed before there was an answer
+├── BudgetExhausted            the rest of the request's budget is too small for the next call
+│   ├── QuotaExhausted         the tenant's quota for this day or month is used up
+│   └── PriceUnknown           the tenant's quota is in money, and a model has no price
 ├── Overloaded                 too many runs are under way or waiting
 ├── SlowReader                 the client does not read its stream
 ├── AccessDenied               the key does not allow this
@@ -27,9 +27,9 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
     ├── UpstreamRefused        the request was refused: wrong model name, wrong key
     │   ├── ContextTooLong     the prompt is longer than the model's context
     │   └── ContentRefused     the model, or a content filter, declines the prompt
-    ├── UpstreamProtocolError  the reply does not follow the protocol
+    ├── UpstreamProtocolError  the reply does not follow the endpoint's protocol
     ├── ToolFailed             a tool's server is down, timed out, or reports a failed call
-    └── MalformedOutput        the model's output cannot be parsed, even after a correction
+    └── MalformedOutput        the model's output cannot be parsed, even when asked to correct it
 """
 
 import msgspec
@@ -37,7 +37,9 @@ import msgspec
 from router.amount import Remaining
 
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Errors of decoding untrusted JSON; `RecursionError` for JSON that is nested too deeply."""
+"""Exceptions that decoding untrusted JSON can raise. JSON that is nested too deeply raises
+`RecursionError`.
+"""
 
 
 class RolegateError(Exception):
@@ -45,20 +47,22 @@ class RolegateError(Exception):
 
 
 class BadRequest(RolegateError):
-    """The client's input cannot be used."""
+    """The client's request is invalid."""
 
 
 class BadConfig(RolegateError):
-    """The configuration, or a file that it names, cannot be used."""
+    """The configuration, or a file that it names, is invalid or missing."""
 
 
 class StoreInUse(BadConfig):
-    """Another process has the store's log."""
+    """Another process is using the store; only one process at a time may write its log."""
 
     def __init__(self, message: str, *, address: str) -> None:
         super().__init__(message)
         self.address = address
-        """Address of its gRPC server; empty if there is none, or not yet."""
+        """Address of the other process's gRPC server; empty if that process serves none, or has not
+        started it yet.
+        """
 
 
 class BadIndex(RolegateError):
@@ -66,11 +70,11 @@ class BadIndex(RolegateError):
 
 
 class BadCorpus(RolegateError):
-    """A row of a corpus cannot be used."""
+    """A row of a corpus is invalid."""
 
 
 class DuplicateId(BadCorpus):
-    """Another row has the same id."""
+    """A row of a corpus has the same id as another row."""
 
 
 class BadDocument(RolegateError):
@@ -86,36 +90,38 @@ class BadVersion(RolegateError):
 
 
 class NotFound(RolegateError):
-    """No run of that identifier is stored, or it belongs to another tenant."""
+    """No run with this identifier is stored, or it belongs to another tenant."""
 
 
 class RequestIdTaken(RolegateError):
-    """The `request_id` names another request of this tenant."""
+    """The tenant has already used this `request_id` for a different request."""
 
 
 class RunCancelled(RolegateError):
-    """The run was cancelled."""
+    """The run was cancelled by `CancelRun`, or on its page."""
 
 
 class OutOfTime(RolegateError):
-    """The deadline passed before anything could be answered."""
+    """The deadline passed before there was an answer."""
 
 
 class BudgetExhausted(RolegateError):
-    """The request's budget is too small for the next step."""
+    """The rest of the request's budget is too small for the next model call."""
 
     def __init__(
         self, message: str, *, contended: bool = False, left: Remaining | None = None
     ) -> None:
         super().__init__(message)
         self.contended = contended
-        """True if only reservations for work under way are in the way, so that waiting may help."""
+        """True if the amount would fit but for reservations of calls that are under way. Then
+        waiting until these calls end may help.
+        """
         self.left = left
-        """The amount that the limit has left; None if a smaller request would fail, too."""
+        """The amount that the limit has left; None if a smaller amount would be refused too."""
 
 
 class QuotaExhausted(BudgetExhausted):
-    """The tenant's quota is too small for now."""
+    """The rest of the tenant's quota for this day or month is too small."""
 
     def __init__(
         self,
@@ -131,11 +137,11 @@ class QuotaExhausted(BudgetExhausted):
 
 
 class PriceUnknown(BudgetExhausted):
-    """The tenant's quota is in money, and the price of the next call is unknown."""
+    """The tenant's quota is in money, and the model of the next call has no known price."""
 
 
 class Overloaded(RolegateError):
-    """Too many runs are under way or waiting; nothing was begun."""
+    """Too many runs are under way or waiting; the request was refused before any work on it."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
@@ -144,19 +150,19 @@ class Overloaded(RolegateError):
 
 
 class SlowReader(RolegateError):
-    """The client does not read its stream, so the stream ends."""
+    """The client did not read its stream for too long, so the gateway ended the stream."""
 
 
 class AccessDenied(RolegateError):
-    """The key does not allow this."""
+    """The API key does not permit this request."""
 
 
 class NoKey(AccessDenied):
-    """The key is missing, unknown or revoked."""
+    """The API key is missing, unknown or revoked."""
 
 
 class StoreFailed(RolegateError):
-    """The run could not be stored, so it is not acknowledged."""
+    """The run could not be stored, so its result is not returned."""
 
 
 class UpstreamError(RolegateError):
@@ -165,18 +171,20 @@ class UpstreamError(RolegateError):
     def __init__(self, message: str, *, endpoint: str) -> None:
         super().__init__(message)
         self.endpoint = endpoint
-        """Its address."""
+        """Address of the endpoint that failed."""
         self.role: str | None = None
         """The role that called the model; None for retrieval."""
         self.passed_on = False
-        """True if output was passed on already, so that no other endpoint may be asked."""
+        """True if a part of the output was already streamed to the client. Then the call must not
+        be repeated at another endpoint.
+        """
 
     def __str__(self) -> str:
         return f"{self.role or 'retrieval'} at {self.endpoint}: {super().__str__()}"
 
 
 class UpstreamUnavailable(UpstreamError):
-    """The endpoint is unreachable, overloaded or broken for now; the call may be retried."""
+    """The endpoint is unreachable, overloaded or broken at present; the call may be retried."""
 
     def __init__(
         self,
@@ -190,22 +198,24 @@ class UpstreamUnavailable(UpstreamError):
     ) -> None:
         super().__init__(message, endpoint=endpoint)
         self.repeatable = repeatable
-        """True if the same endpoint may be asked again; otherwise only another one."""
+        """True if the call may be retried at the same endpoint; False if only at another one."""
         self.throttled = throttled
-        """True if the endpoint works, but limits the rate of calls."""
+        """True if the endpoint works, but refused the call because of a rate limit."""
         self.unspent = unspent
-        """True if the endpoint certainly did no work: it was not reached, or sent the call away."""
+        """True if the endpoint certainly did no work for the call, because it was not reached or
+        refused the call immediately.
+        """
         self.retry_after_s = retry_after_s
-        """Retry-After of the endpoint, in seconds; None if it sent none."""
+        """Seconds in the endpoint's Retry-After header; None if it sent none."""
 
 
 class UpstreamRefused(UpstreamError):
-    """The endpoint refused the request: wrong model name, wrong key."""
+    """The endpoint refused the request, for example because of a wrong model name or key."""
 
     def __init__(self, message: str, *, endpoint: str, lasting: bool = False) -> None:
         super().__init__(message, endpoint=endpoint)
         self.lasting = lasting
-        """True if the endpoint refuses every call, not just this prompt."""
+        """True if the endpoint would refuse every call, not just this prompt."""
 
 
 class ContextTooLong(UpstreamRefused):
@@ -218,11 +228,11 @@ class ContentRefused(UpstreamRefused):
     def __init__(self, message: str, *, endpoint: str, words: str = "") -> None:
         super().__init__(message, endpoint=endpoint)
         self.words = words
-        """The text with which the model declines."""
+        """The model's own text in which it declines; empty if there is none."""
 
 
 class UpstreamProtocolError(UpstreamError):
-    """The reply does not follow the protocol."""
+    """The reply does not follow the endpoint's protocol, such as OpenAI's API."""
 
 
 class ToolFailed(UpstreamError):
@@ -233,4 +243,6 @@ class ToolFailed(UpstreamError):
 
 
 class MalformedOutput(UpstreamError):
-    """The model's output cannot be parsed as a turn of its role, even after a correction."""
+    """The model's output does not have the form that its role requires, even after the model was
+    asked to correct it.
+    """

@@ -1,12 +1,13 @@
 """Folding of text for comparison: different spellings of the same words fold to the same string.
 
-A folded text is its words in lower case with one space around each, so that a text contains a
-phrase exactly if one folded string contains the other: " ann " is not in " annapolis ". In scripts
-without spaces between words, and in Korean, whose particles are attached to words, each character
-counts as a word.
+The folded form of a text is its words in lower case, separated by one space, with a space before
+the first word and after the last. A text contains a phrase exactly if its folded form contains the
+folded form of the phrase: " ann " is not in " annapolis ". In scripts without spaces between words,
+and in Korean, whose particles are attached to words, each character counts as a word.
 
-Time is linear in the text, and the folded text is bounded, although NFKC expands some characters to
-18 and sorts runs of combining marks in quadratic time.
+The time is linear in the length of the text, and the length of the folded form is bounded. Both
+hold although Unicode's normal form NFKC expands some characters to 18, and takes quadratic time to
+sort long runs of combining marks: such runs are shortened first.
 """
 
 import unicodedata
@@ -19,52 +20,68 @@ _INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
 """Soft hyphens, zero-width characters, direction marks and variation selectors."""
 _MARKS = regex.compile(r"(\p{M}{8})\p{M}+")
 _RAISED = regex.compile(r"(?<=\d)(?=[²³¹⁰⁴-⁹¼-¾⅐-⅞①-⓿])")
-"""Position before a character that NFKC turns into more digits: 1871¹ is not 18711."""
+"""Position between a digit and a character that NFKC would turn into a further digit, such as a
+footnote mark. A space is inserted there, because 1871¹ is not 18711.
+"""
 _PLAIN = str.maketrans({"İ": "i", "\ufdfa": " ", "\ufdfb": " "} | dict.fromkeys("’‘‛ʼʻʹ′´", "'"))
 _FOREIGN_DIGIT = regex.compile(r"(?![0-9])\p{Nd}")
 _UNSPACED = (
     r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}\p{Bopomofo}\p{Yi}\p{Line_Break=Complex_Context}]"
 )
 _CHARACTER = regex.compile(rf"{_UNSPACED}\p{{M}}*")
-"""A letter with its vowel signs and tone marks."""
+"""A letter of a script without spaces, or of Korean, with its vowel signs and tone marks."""
 _EAST_ASIAN = regex.compile(rf"{_UNSPACED}|[\uff01-\uff5e]")
 _INSIDE = regex.compile(r"(?<=\d)[,'](?=\d{3})|'s\b|'|(?<!\d)(?<!\w\w\w)\.(?=[^\W\d])")
-"""Characters inside a word, as in 12,000, Ann's, O'Neill, Ph.D."""
+"""Punctuation inside a word, which is removed without splitting the word: 12,000, Ann's, O'Neill,
+Ph.D.
+"""
 _BETWEEN = regex.compile(r"[^\w.\s]+|_+|\.(?!\d)|(?<=[^\W\d])\.|\b(?:an|the)\b")
 _LEADING = regex.compile(r"^ a(?= )")
 
 
 def fold(text: str) -> str:
-    """Return the words of a text between spaces, without case, punctuation, "an" and "the"."""
+    """Return the folded form of a text: its words in lower case, without punctuation and without
+    the articles "an" and "the", with one space around each word.
+    """
     words = _BETWEEN.sub(" ", _INSIDE.sub("", apart(text).casefold()))
     return f" {' '.join(words.split())} "
 
 
 def apart(text: str) -> str:
-    """Return a text in plain characters, with spaces around those that count as words."""
+    """Return a text in plain characters, like `legible`, with spaces around each character that
+    counts as a word.
+    """
     return text if text.isascii() else _CHARACTER.sub(r" \g<0> ", legible(text))
 
 
 def legible(text: str) -> str:
-    """Return a text in plain characters; case and punctuation stay."""
+    """Return a text in plain characters: without invisible characters, in Unicode's normal form
+    NFKC, and with ASCII digits. Case and punctuation stay.
+    """
     text = _RAISED.sub(" ", _MARKS.sub(r"\1", _INVISIBLE.sub("", text))).translate(_PLAIN)
     text = unicodedata.normalize("NFKC", text)[: 2 * len(text) + 64]
     return _FOREIGN_DIGIT.sub(lambda digit: str(unicodedata.digit(digit[0], digit[0])), text)
 
 
 def sought(value: str) -> str:
-    """Return a value as folded texts contain it; empty if it has no words."""
+    """Return the folded form of a value, to be looked for in folded texts. A leading "a" is
+    removed. Empty if the value has no words.
+    """
     folded = _LEADING.sub("", fold(value))
     return folded if folded.strip() else ""
 
 
 def is_east_asian(text: str) -> bool:
-    """Return whether a text has characters of a script without spaces, Korean or full width."""
+    """Return whether a text has characters of a script without spaces between words, of Korean, or
+    of full width.
+    """
     return not text.isascii() and _EAST_ASIAN.search(text) is not None
 
 
 def terms(folded: str) -> list[str]:
-    """Return the words of a folded text; in scripts without spaces, all pairs of neighbours."""
+    """Return the search terms of a folded text: its words. A run of characters that count as words
+    gives all pairs of neighbouring characters instead.
+    """
     words = folded.split()
     if folded.isascii():
         return words

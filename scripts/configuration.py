@@ -1,5 +1,5 @@
-"""Write docs/configuration.md from the types of `serving/config/config.py`; `--check` compares
-instead.
+"""Write docs/configuration.md from the types of `serving/config/config.py`. With `--check`, write
+nothing; exit with status 1 if the file is out of date.
 """
 
 import inspect
@@ -32,16 +32,16 @@ HEAD = """\
 One TOML file; `rolegate init` writes one, `rolegate check` says what is wrong in it. Without
 `--config` or `--preset`, commands take `./rolegate.toml`, or else the preset `mini`, the demo.
 Complete files: [`serving/presets`](../serving/presets). Paths are relative to the file; `~` is the
-home folder, and `shipped:` what comes with the package, as in
-`shipped:prompts/full/delegation.txt`. Unknown keys are refused. Secrets come from environment
-variables, which the file names.
+home folder. A path that begins with `shipped:`, such as `shipped:prompts/full/delegation.txt`, is a
+file that comes with the package. Unknown keys are refused. The file contains no secrets; it names
+the environment variables that contain them.
 
 This page is made by `make docs` from the types in
 [`serving/config/config.py`](../serving/config/config.py). """
 
 
 def page() -> str:
-    """The page: a table for each section of the file."""
+    """Return the page in Markdown: a table for each section of the config file."""
     keys: dict[type, list[str]] = {}
     _collect("", Config, keys)
     return "\n".join(
@@ -50,13 +50,16 @@ def page() -> str:
 
 
 def _collect(key: str, cls: type, keys: dict[type, list[str]]) -> None:
-    """Note by which keys each section is found."""
+    """Record in `keys` under which keys of the file the section `cls`, and each section inside it,
+    can occur. `key`: the key of `cls`, such as `roles.delegation`; empty for the whole file.
+    """
     keys.setdefault(cls, []).append(key)
     for name, inner in _sections(cls):
         _collect(f"{key}.{name}" if key else name, inner, keys)
 
 
 def _section(cls: type, keys: Sequence[str]) -> str:
+    """Return the table of a section. `keys`: keys under which the section can occur."""
     docs = {name: doc.replace("|", "\\|") for name, doc in field_docs(cls).items()}
     rows = [
         (
@@ -73,7 +76,7 @@ def _section(cls: type, keys: Sequence[str]) -> str:
 
 
 def _fields(cls: type, *, plain: bool = False) -> tuple[Field, ...]:
-    """Its fields; `plain` leaves out those that are sections."""
+    """Return the fields of a section. `plain`: leave out fields that are sections themselves."""
     kind = type_info(cls)
     assert isinstance(kind, StructType)
     within = {name.removesuffix(".NAME") for name, _ in _sections(cls)} if plain else ()
@@ -81,6 +84,7 @@ def _fields(cls: type, *, plain: bool = False) -> tuple[Field, ...]:
 
 
 def _sections(cls: type) -> Iterator[tuple[str, type]]:
+    """Yield the key and the type of each section directly inside `cls`."""
     for field in _fields(cls):
         match field.type:
             case StructType(cls=inner) | UnionType(types=(StructType(cls=inner), *_)):
@@ -96,11 +100,13 @@ _WORDS = {
     "BoolType": "true or false",
     "DictType": "table",
 }
+"""Words for the type of a value."""
 _MOST = 10**6
-"""A higher limit only keeps slips out."""
+"""Limits above this number only catch typing errors, so the page does not show them."""
 
 
 def _kind(kind: Type) -> str:
+    """Return the type of a value in words, with its limits."""
     text = _WORDS.get(type(kind).__name__, "")
     match kind:
         case Metadata(type=inner, extra=extra):
@@ -118,6 +124,7 @@ def _kind(kind: Type) -> str:
 
 
 def _default(field: Field) -> str:
+    """Return the default of a field for the table; empty if the default is None."""
     if field.required:
         return "required"
     default = field.default_factory() if field.default is NODEFAULT else field.default
@@ -128,4 +135,4 @@ if __name__ == "__main__":
     if "--check" not in sys.argv:
         PAGE.write_text(page(), "utf-8")
     elif PAGE.read_text("utf-8") != page():
-        sys.exit("docs/configuration.md: is not what the types say; run `make docs`.")
+        sys.exit("docs/configuration.md: is out of date; run `make docs`.")

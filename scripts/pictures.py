@@ -1,7 +1,8 @@
-"""Take pictures of the pages: `python -m scripts.pictures docs/pages [--at http://127.0.0.1:50580
---path /runs …]`.
+"""Take pictures of the gateway's pages: `python -m scripts.pictures docs/pages [--at
+http://127.0.0.1:50580 --path /runs …]`.
 
-Without `--at`, of a gateway of scripted models (`tests/router/edge/pages/demo.py`). Needs Chromium.
+Without `--at`, a gateway with scripted models is started for the pictures
+(`tests/router/edge/pages/demo.py`). Needs Chromium.
 """
 
 import argparse
@@ -24,7 +25,7 @@ WIDTHS = (1280, 390)
 
 @asynccontextmanager
 async def demo() -> AsyncIterator[str]:
-    """The address of the demo, while it runs."""
+    """Run the gateway with scripted models, and yield the URL of its pages. Stop it on exit."""
     command = (sys.executable, "-m", "tests.router.edge.pages.demo")
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
@@ -39,7 +40,9 @@ async def demo() -> AsyncIterator[str]:
 async def take(
     address: str, folder: Path, paths: Sequence[str], widths: Sequence[int], themes: Sequence[str]
 ) -> None:
-    """Write a PNG for each page, width and theme, and print what the console complains of."""
+    """Write a PNG into `folder` for each page, width and theme. Print the errors of the browser's
+    console.
+    """
     async with browsing_tab() as tab:
         for path in paths:
             for width in widths:
@@ -48,7 +51,7 @@ async def take(
                     await tab.open(address + path)
                     name = path.strip("/").replace("/", "-") or "first"
                     (folder / f"{name}-{width}-{theme}.png").write_bytes(await tab.picture())
-        print("\n".join(tab.complaints) or f"{folder}: taken, without a complaint of the console")
+        print("\n".join(tab.complaints) or f"{folder}: pictures taken; no errors in the console")
 
 
 async def main() -> None:
@@ -56,7 +59,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":", maxsplit=1)[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument(
-        "--at", default="", help="the address of a gateway's pages; by default, of the demo"
+        "--at", default="", help="URL of a gateway's pages (default: start the demo gateway)"
     )
     parser.add_argument("--path", nargs="*", default=PAGES)
     parser.add_argument("--width", nargs="*", type=int, default=WIDTHS)

@@ -1,4 +1,6 @@
-"""Write docs/errors.md, metrics.md and rpc.md from the code; `--check` compares instead."""
+"""Write docs/errors.md, docs/metrics.md and docs/rpc.md from the code and the protos. With
+`--check`, write nothing; exit with status 1 if a file is out of date.
+"""
 
 import ast
 import inspect
@@ -23,34 +25,35 @@ from router.edge.status import HTTP_STATUS, STATUS
 ROOT = Path(__file__).resolve().parents[1]
 REMEDIES: dict[type[errors.RolegateError], str] = {
     errors.BadRequest: "Correct the field that the message names.",
-    errors.BadConfig: "Run `rolegate check`, and correct what it names.",
+    errors.BadConfig: "Run `rolegate check`, and correct the keys that it names.",
     errors.StoreInUse: "Stop the other process, or give this one another store.",
-    errors.BadIndex: "Run `rolegate index build` again; it keeps what can be kept.",
+    errors.BadIndex: "Run `rolegate index build` again; it indexes only what is missing.",
     errors.BadCorpus: "Correct the row that the message names.",
     errors.DuplicateId: "Give each row an id that no other row has.",
-    errors.BadDocument: "Open the file with its own program, or leave it out.",
+    errors.BadDocument: "Check whether the file opens in its own program; repair or remove it.",
     errors.DocumentTooLarge: "Split the file, or leave it out.",
     errors.BadVersion: "Publish the version again, for the engine's base model.",
-    errors.NotFound: "Check the run's identifier, and the tenant of the key.",
+    errors.NotFound: "Check the run id, and whether the key belongs to the run's tenant.",
     errors.RequestIdTaken: "Use a new `request_id` for each request.",
-    errors.RunCancelled: "Ask again, if the answer is still wanted.",
+    errors.RunCancelled: "Send the request again if you still want the answer.",
     errors.OutOfTime: "Allow a longer deadline, or raise `server.timeout_s`.",
-    errors.BudgetExhausted: "Raise the request's budget to what the message names.",
+    errors.BudgetExhausted: "Raise the request's budget to the amount that the message names.",
     errors.QuotaExhausted: "Wait for the next period, or raise the quota (`rolegate tenants set`).",
-    errors.PriceUnknown: "State the model's price in its role, or set a limit in tokens.",
+    errors.PriceUnknown: "Set the model's price in its role, or limit tokens instead of money.",
     errors.Overloaded: "Retry after the pause that the error names.",
-    errors.SlowReader: "Read the stream while it comes, or ask for the result only.",
+    errors.SlowReader: "Read the stream as it arrives, or use the call that is not streamed.",
     errors.AccessDenied: "Use a key with the scope that the message names.",
     errors.NoKey: "Send a valid key as `authorization: Bearer …` (`rolegate keys create`).",
     errors.StoreFailed: "Free disk space or restore the database; nothing acknowledged is lost.",
-    errors.UpstreamUnavailable: "Retry later; `rolegate check --live` shows which one is down.",
+    errors.UpstreamUnavailable: "Retry later; `rolegate check --live` shows what is down.",
     errors.UpstreamRefused: "Correct the role's model name, key or parameters.",
-    errors.ContextTooLong: "Show fewer passages, or serve the model with a longer context.",
+    errors.ContextTooLong: "Lower `retrieval.top_k`, or serve the model with a longer context.",
     errors.ContentRefused: "Ask something else, or use another model for the role.",
     errors.UpstreamProtocolError: "Check that the address is an OpenAI-compatible endpoint.",
-    errors.ToolFailed: "Look at the tool's server; `rolegate check --live` lists its tools.",
+    errors.ToolFailed: "Check the tool's server; `rolegate check --live` lists its tools.",
     errors.MalformedOutput: "Use a model that follows the role's prompt, or set `structured`.",
 }
+"""Remedy of each error: the sentence in the column `remedy` of docs/errors.md."""
 _METRICS = ("serving/telemetry/metrics.py",)
 _KINDS = {
     "counter": "counter",
@@ -59,12 +62,13 @@ _KINDS = {
     "Gauge": "gauge",
     "_family": "gauge",
 }
+"""Kind of a metric by the name of the function that creates it."""
 _SECTIONS = {"message": 4, "enum": 5, "service": 6, "field": 2, "value": 2, "method": 2}
-"""Numbers of fields in descriptors, of which the paths of comments are made."""
+"""Field numbers in protobuf's descriptor messages. The path of a comment is made of them."""
 
 
 def errors_page() -> str:
-    """Return the page of errors: one row for each reason."""
+    """Return the page of errors in Markdown: one row for each reason."""
     lines = [
         "# Errors",
         "",
@@ -79,13 +83,13 @@ def errors_page() -> str:
         cause = _sentence(inspect.getdoc(kind) or "")
         status = f"{code_pb2.Code.Name(code)} | {HTTP_STATUS[code]}"
         lines.append(f"| `{reason}` | {status} | {cause} | {REMEDIES[kind]} |")
-    internal = "The gateway's log has the details; report it."
-    lines.append(f"| `INTERNAL` | INTERNAL | 500 | An error of the gateway. | {internal} |")
+    internal = "Report the error, with the details in the gateway's log."
+    lines.append(f"| `INTERNAL` | INTERNAL | 500 | A bug in the gateway. | {internal} |")
     return "\n".join([*lines, ""])
 
 
 def metrics_page() -> str:
-    """Return the page of metrics: one row for each name."""
+    """Return the page of metrics in Markdown: one row for each metric."""
     lines = [
         "# Metrics",
         "",
@@ -102,7 +106,7 @@ def metrics_page() -> str:
 
 
 def _metric(node: ast.AST) -> str | None:
-    """Return the row of a call that makes a metric; None for every other node."""
+    """Return the row for a metric if `node` is a call that creates one, else None."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         return None
     texts = [str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)]
@@ -127,7 +131,7 @@ def _metric(node: ast.AST) -> str | None:
 
 
 def rpc_page() -> str:
-    """Return the page of RPCs, messages and enums, from the comments of the protos."""
+    """Return the page of RPCs, messages and enums in Markdown, from the comments in the protos."""
     lines = [
         "# RPCs",
         "",
@@ -145,7 +149,7 @@ def rpc_page() -> str:
 
 
 def _descriptors() -> FileDescriptorSet:
-    """Compile the protos, with their comments."""
+    """Compile the protos and return their descriptors, comments included."""
     with tempfile.NamedTemporaryFile() as out:
         protos = sorted(str(path) for path in (ROOT / "protos/rolegate/v1").glob("*.proto"))
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}"]
@@ -155,7 +159,9 @@ def _descriptors() -> FileDescriptorSet:
 
 
 def _comments(file: FileDescriptorProto) -> dict[tuple[int, ...], str]:
-    """Return the comment before each definition, by the path of the definition."""
+    """Return the comment before each definition in a file. Keys are the paths by which protobuf
+    identifies definitions.
+    """
     return {
         tuple(location.path): " ".join(location.leading_comments.split())
         for location in file.source_code_info.location
@@ -211,7 +217,7 @@ def _enum(
 
 
 def _type(field: FieldDescriptorProto) -> str:
-    """Return the type of a field, as a link where it is a message or an enum."""
+    """Return the type of a field; a message or an enum is a link to its section."""
     if field.type_name:
         name = _link(field.type_name)
     else:
@@ -221,7 +227,7 @@ def _type(field: FieldDescriptorProto) -> str:
 
 
 def _link(name: str) -> str:
-    """Return the name of a type, as a link to its section where it is one of ours."""
+    """Return the name of a type; for a type of the package `rolegate.v1`, a link to its section."""
     plain = name.removeprefix(".rolegate.v1.")
     if plain == name:
         return f"`{name.removeprefix('.')}`"
@@ -229,7 +235,7 @@ def _link(name: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return the first paragraph in one line, with a full stop at its end."""
+    """Return the first paragraph of a text in one line, with a full stop at its end."""
     line = " ".join(text.partition("\n\n")[0].split())
     return line if line.endswith(".") else f"{line}."
 
@@ -238,7 +244,9 @@ PAGES = {"errors.md": errors_page, "metrics.md": metrics_page, "rpc.md": rpc_pag
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or say which one is not fresh."""
+    """Write the pages; with `--check`, compare them and name those that are out of date. Return the
+    exit status.
+    """
     stale = 0
     for name, page in PAGES.items():
         path = ROOT / "docs" / name
@@ -246,7 +254,7 @@ def main(arguments: list[str]) -> int:
         if "--check" not in arguments:
             path.write_text(text, encoding="utf-8")
         elif not path.exists() or path.read_text(encoding="utf-8") != text:
-            print(f"docs/{name} is not what the code says; run `make docs`.")
+            print(f"docs/{name} is out of date; run `make docs`.")
             stale += 1
     return int(stale > 0)
 

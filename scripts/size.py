@@ -1,8 +1,9 @@
-"""Measure the code against its limits: `python scripts/size.py [--json]`; status 1 where one is
-broken.
+"""Measure the size and density of the code, and compare them with their limits: `python
+scripts/size.py [--json]`. The exit status is 1 if a limit is exceeded.
 
-Tokens are those of Python's `tokenize`, without comments, docstrings, line ends and indentation;
-generated code is left out. The mini world and the training of its models are counted apart.
+Size is counted in tokens of Python's `tokenize`, without comments, docstrings, line ends and
+indentation. Generated code is not counted. The mini world and the training of its models are
+counted separately.
 """
 
 import argparse
@@ -20,17 +21,19 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("router", "serving", "executor_sft", "benchmarks", "protos/rolegate/client")
 APART = ("executor_sft/miniworld", "executor_sft/minimodel")
-"""Counted apart: a fictional world for tests and the demo, not a part of the gateway."""
+"""Folders that are counted separately: they generate a fictional world for tests and the demo, and
+are not a part of the gateway.
+"""
 WIDTH = 100
 MOST_TOKENS = 297_500
 MOST_DENSITY = 0.72
-"""Statements per line of code; blank lines, comments and docstrings are no lines of code."""
+"""Max statements per line of code. Blank lines, comments and docstrings are not lines of code."""
 MOST_UNDOCUMENTED = 0.08
-"""Share of public functions, methods and classes without a docstring."""
+"""Max share of public functions, methods and classes without a docstring."""
 MOST_EXCEPTIONS = 10
-"""`noqa` and `type: ignore`, tests apart."""
+"""Max number of `noqa` and `type: ignore` comments outside tests."""
 MOST_MODULES = 19
-"""Modules in one folder."""
+"""Max modules in one folder."""
 LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -40,21 +43,22 @@ LAYOUT = {
     tokenize.ENCODING,
     tokenize.ENDMARKER,
 }
+"""Types of tokens that are not counted."""
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class Module(NamedTuple):
-    """One file, parsed."""
+    """A Python file of the project, parsed."""
 
     name: str
-    """The path below the project's root."""
+    """Path of the file, relative to the project's root."""
     text: str
     tree: ast.Module
 
     @property
     def room(self) -> str:
-        """The package that it belongs to, such as `router/store`."""
+        """Package that the module belongs to, such as `router/store`."""
         if self.name.startswith("protos"):
             return "client"
         folders = self.name.split("/")[:-1]
@@ -62,7 +66,7 @@ class Module(NamedTuple):
 
 
 def modules(folders: tuple[str, ...]) -> list[Module]:
-    """Read every module below `folders` that is written by hand."""
+    """Return every module in `folders` and their subfolders, except generated ones."""
     files = (file for folder in folders for file in sorted((ROOT / folder).rglob("*.py")))
     read = []
     for file in files:
@@ -73,7 +77,9 @@ def modules(folders: tuple[str, ...]) -> list[Module]:
 
 
 def docstrings(tree: ast.AST) -> Iterator[ast.Expr]:
-    """Yield the statements that are only a string, docstrings of attributes included."""
+    """Yield every statement that is only a string. These are the docstrings, including those under
+    attributes.
+    """
     for node in ast.walk(tree):
         is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if is_constant and isinstance(node.value.value, str):
@@ -81,7 +87,7 @@ def docstrings(tree: ast.AST) -> Iterator[ast.Expr]:
 
 
 def tokens(module: Module) -> int:
-    """Count the tokens of code."""
+    """Return the number of tokens of code in a module."""
     starts = {(node.lineno, node.col_offset) for node in docstrings(module.tree)}
     count = 0
     for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
@@ -92,7 +98,7 @@ def tokens(module: Module) -> int:
 
 
 def figures(module: Module) -> Counter[str]:
-    """Count everything that is added up over modules."""
+    """Return the counts of a module that can be added up over modules."""
     lines = module.text.splitlines()
     comments = list(docstrings(module.tree))
     apart = {
@@ -117,14 +123,16 @@ def figures(module: Module) -> Counter[str]:
 
 
 def _is_nested(node: ast.AST) -> bool:
-    """Return whether this is a conditional expression with another one inside."""
+    """Return whether `node` is a conditional expression with another one inside."""
     if not isinstance(node, ast.IfExp):
         return False
     return any(isinstance(inner, ast.IfExp) for inner in ast.walk(node) if inner is not node)
 
 
 def _assigns_several(node: ast.AST) -> bool:
-    """Return whether this assigns values of which none has to do with another: a swap is none."""
+    """Return whether `node` assigns several unrelated values in one statement, such as `a, b = 1,
+    2`. A swap like `a, b = b, a` does not count.
+    """
     if not isinstance(node, ast.Assign):
         return False
     targets, value = node.targets[0], node.value
@@ -154,7 +162,9 @@ def circles(read: list[Module]) -> list[str]:
 
 
 def _imported(module: Module, by_name: dict[str, Module]) -> set[str]:
-    """Return the modules of ours that a module imports, wherever in its text."""
+    """Return the names of the project's modules that a module imports, at its top or in a function.
+    `by_name`: all modules of the project.
+    """
     found = set()
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
@@ -167,7 +177,9 @@ def _imported(module: Module, by_name: dict[str, Module]) -> set[str]:
 
 
 def _reachable(start: str, imports: dict[str, set[str]]) -> set[str]:
-    """Return every module that is reached from `start`, itself only through a circle."""
+    """Return the names of all modules that `start` imports, directly or through others. `start`
+    itself is included only if it is in an import circle. `imports`: imported modules by module.
+    """
     reached = set[str]()
     waiting = list(imports[start])
     while waiting:
@@ -179,12 +191,12 @@ def _reachable(start: str, imports: dict[str, set[str]]) -> set[str]:
 
 
 def density(counts: Counter[str]) -> float:
-    """Return the statements per line of code."""
+    """Return the number of statements per line of code."""
     return round(counts["statements"] / max(1, counts["code lines"]), 3)
 
 
 def main() -> int:
-    """Print the figures and what is over its limit."""
+    """Print the figures, and those that exceed their limits. Return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":", maxsplit=1)[0])
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON object")
     given = parser.parse_args()

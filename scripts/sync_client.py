@@ -1,6 +1,6 @@
-"""Generate the blocking client from the async one: `python scripts/sync_client.py [--check]`.
+"""Generate the blocking client from the async client: `python scripts/sync_client.py [--check]`.
 
-`--check` writes nothing; status 1 where the committed file is stale.
+With `--check`, write nothing; exit with status 1 if the committed file is out of date.
 """
 
 import argparse
@@ -23,11 +23,13 @@ RULES = (
     (r"\b__a(iter|enter|exit)__\b", r"__\1__"),
     (r"\bgrpc\.aio\b", "grpc"),
 )
-"""Patterns and their replacements, applied in order."""
+"""Regular expressions and their replacements, which turn the async client's source into that of the
+blocking client. They are applied in order.
+"""
 
 
 def blocking(source: str) -> str:
-    """Return the blocking client for the source of the async one."""
+    """Return the source of the blocking client. `source`: source of the async client."""
     for pattern, replacement in RULES:
         source = re.sub(pattern, replacement, source, flags=re.DOTALL)
     for command in (["check", "--fix", "--unsafe-fixes", "--exit-zero"], ["format"]):
@@ -48,16 +50,18 @@ def blocking(source: str) -> str:
 
 
 def main() -> int:
-    """Write the file, or compare it."""
+    """Write the blocking client; with `--check`, compare it. Return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":", maxsplit=1)[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if the file is out of date"
+    )
     given = parser.parse_args()
 
     fresh = blocking(SOURCE.read_text(encoding="utf-8"))
     if not given.check:
         TARGET.write_text(fresh, encoding="utf-8")
     elif TARGET.read_text(encoding="utf-8") != fresh:
-        print(f"{TARGET.name} is stale: python scripts/sync_client.py")
+        print(f"{TARGET.name} is out of date; run `python scripts/sync_client.py`.")
         return 1
     return 0
 

@@ -1,8 +1,8 @@
-"""Find wording that the style rules out: `python scripts/wording.py [FILE …]`; status 1 where any
-is found.
+"""Find phrases that the project's style forbids: `python scripts/wording.py [FILE …]`. The exit
+status is 1 if any is found.
 
-Looks at docstrings (of attributes and private definitions too), comments, texts in the code, proto
-comments, page templates and the docs. CONTRIBUTING.md says what to write instead.
+Without FILE, searches all docstrings, comments and string literals in the code, comments in protos,
+page templates and the docs. CONTRIBUTING.md says what to write instead.
 """
 
 import ast
@@ -24,7 +24,9 @@ TEXTS = (
     "router/edge/pages/templates/*.html",
 )
 NOT_PROSE = frozenset({"wording.py", "relations.py"})
-"""Files whose texts are data: the phrases themselves, and the sentences of the mini world."""
+"""Files that are not searched, because their texts are data: the forbidden phrases, and the
+sentences of the mini world.
+"""
 PHRASES = re.compile(
     r"""\b(?:
     who(?:ever|mever|soever) | whatever | whose\ it\ is | (?:is|are|was|were|be|been)\ told
@@ -35,11 +37,11 @@ PHRASES = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 OPENING = re.compile(r"(?:Of|What|Whoever|Whose|The same|Those|Who|Whether or not)\b")
-"""The beginnings of docstrings that are neither a verb nor a noun phrase."""
+"""Words with which a docstring must not begin. It should begin with a verb or a noun phrase."""
 
 
 def findings(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and the wording of everything that is found in a file."""
+    """Yield the line number and the forbidden wording of each finding in a file."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         yield from _in_code(text)
@@ -53,7 +55,9 @@ def findings(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _in_code(text: str) -> Iterator[tuple[int, str]]:
-    """Yield what is found in the docstrings, texts and comments of Python code."""
+    """Yield the line number and the forbidden wording of each finding in Python code: in its
+    docstrings, string literals and comments.
+    """
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -69,7 +73,10 @@ def _in_code(text: str) -> Iterator[tuple[int, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print every finding as `FILE:LINE: WORDING`."""
+    """Print each finding as `FILE:LINE: WORDING`. Return the exit status.
+
+    `arguments`: files to search; empty for all files of the project.
+    """
     if arguments:
         files = [Path(argument).resolve() for argument in arguments]
     else:

@@ -1,6 +1,6 @@
 import os
 
-# Processes are started on uvloop by fork(), and gRPC's handlers of it, which only those need who go
-# on in the new process without exec(), may crash or block that one. It reads this when it is first
-# imported.
+# uvloop starts child processes by fork() and exec(). gRPC registers fork handlers, which are only
+# needed by programs that continue in the child without exec(), and which may crash or block the
+# child. gRPC reads this variable when it is first imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -78,7 +78,7 @@ _GATE_TRIALS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Upstream:
-    """Everything that a gateway calls."""
+    """Everything that a gateway calls, opened: engines, endpoints, the retriever and tools."""
 
     readiness: Readiness
     retriever: WatchedRetriever
@@ -93,7 +93,9 @@ class _Upstream:
 
     @property
     def deployments(self) -> dict[str, str | None]:
-        """Deployments, each with the base URL of its engine; None for a provider's."""
+        """The places where roles' models are served, by their names in the ledger, each with its
+        base URL; None for a provider that LiteLLM calls.
+        """
         return deployments(self.roles, self.managers)
 
 
@@ -108,7 +110,7 @@ class ExecutorVersions:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Everything that works on runs."""
+    """The parts of a gateway that carry out, observe, store and query runs."""
 
     gateway: Gateway
     services: tuple[RetrievalServicer, RunServicer, UsageServicer, ExecutorVersionServicer]
@@ -132,9 +134,10 @@ async def running_gateway(
     """Run a gateway with its engines while the context is open; yield its address as host:port.
 
     `http`: address of the OpenAI-compatible server; None for no such server. `key`: a valid key
-    in addition to the stored ones. `retriever` and `journal`: doubles for measurements, instead of
-    the config's retriever and around the store's journal. `log` receives the steps of the start.
-    Closing drains. Raises `BadConfig` or `BadIndex`.
+    in addition to the stored keys. `log`: called with a line of text for each step of the start.
+    `retriever` and `journal` are for measurements: `retriever` replaces the config's retriever, and
+    `journal` returns a wrapper of the store's journal. When the context is left, running requests
+    get `server.grace_s` seconds to finish. Raises `BadConfig` or `BadIndex`.
     """
     judge = _judge(config)
     for problem in missing(config, {"distillation.judge": judge} if judge else {}):
@@ -174,8 +177,8 @@ async def running_gateway(
 
 
 async def _check_addresses(address: str, http: str | None, access: Access) -> None:
-    """Check that the addresses are free, and that other machines need a key. Raises `BadConfig`
-    and `StoreFailed`.
+    """Check that the gateway can listen on the addresses. An address that other machines can reach
+    is only allowed if a key exists, so that clients need one. Raises `BadConfig` and `StoreFailed`.
     """
     for setting, wanted in (("server.address", address), ("server.http", http)):
         if not wanted:
@@ -201,7 +204,9 @@ async def _check_addresses(address: str, http: str | None, access: Access) -> No
 async def _open_upstream(
     config: Config, log: Log, double: IndexRetriever | None
 ) -> AsyncIterator[_Upstream]:
-    """Start engines, and open the retriever, roles and tools. Raises `BadConfig` or `BadIndex`."""
+    """Start engines, and open the retriever, roles and tools. `double`: a retriever to use instead
+    of the config's; None for the config's. Raises `BadConfig` or `BadIndex`.
+    """
     readiness = Readiness()
     on_change = partial(readiness.report, "retrieval.embedder", ["retrieval"])
     opened = partial(
@@ -251,7 +256,8 @@ async def _open_runs(
     run_log: RunLog,
     around: Callable[[Journal], Journal],
 ) -> AsyncIterator[_Runs]:
-    """Open the gateway with its journal, its observers and the versions of its executor. Raises
+    """Open the gateway with its journal, its observers and the versions of its executor. `around`:
+    returns a wrapper of the journal for the gateway to use, or the journal itself. Raises
     `BadConfig`.
     """
     admission = Admission(config.admission)
@@ -342,7 +348,8 @@ def _gateway(
 ) -> Gateway:
     roles = upstream.roles
     vocabulary = config.search.vocabulary
-    worker = replace(roles["execution"], executor_version=None)  # not a version of the executor
+    # A worker with tools runs on the base model, so its calls belong to no executor version.
+    worker = replace(roles["execution"], executor_version=None)
     with_tools: dict[str, Executes] = {
         name: new_worker(
             config,
@@ -395,8 +402,10 @@ async def open_versions(
     lifecycle: RunLifecycle,
     retriever: Retriever,
 ) -> ExecutorVersions:
-    """Build loading, routing, versions and trials of the executor, and put the config's version on
-    record. `lifecycle`: opens the runs of trials and held-out tests. Raises `BadConfig`.
+    """Build the parts that manage versions of the executor: their loading into the engine, the
+    routing of runs to them, and their trials. Register the version that the config names.
+
+    `lifecycle`: opens the runs of trials and held-out tests. Raises `BadConfig`.
     """
     gate = config.versions.gate
     model = config.roles.execution.model
@@ -413,7 +422,8 @@ async def open_versions(
     async def traffic() -> Traffic:
         return await versions.traffic()
 
-    # Loading needs the versions in use, and routing the traffic on record, both only when called
+    # The parts refer to each other: `loading` asks `routing` for the versions in use, and `routing`
+    # asks `versions` for the stored traffic. Both do so only later, when all parts exist.
     loading = Loading(config, upstream.engines, upstream.session, in_use=lambda: routing.in_use)
     routing = VersionRouting(
         partial(_new_executor, config, upstream, retriever),
@@ -452,27 +462,29 @@ async def open_versions(
     try:
         await routing.refresh()
     except UpstreamError as error:
-        log(f"versions of the executor are not in use yet: {error}")
+        log(f"registered versions of the executor cannot be loaded yet: {error}")
     active = routing.traffic.active
     if active != configured:
         log(
-            f"executor version {active} is active; the config names {configured}, which "
-            "`versions promote` would make it"
+            f"executor version {active} is active, not {configured} as in the config; to activate "
+            f"that one, run `rolegate versions promote {configured}`"
         )
     return ExecutorVersions(versions, routing, trials)
 
 
 def _judge(config: Config) -> RoleConfig | None:
-    """Return the judge of trials; None without a judge or a gate."""
+    """Return the model that judges the answers of trials; None if the config has no judge, or if
+    the gate is not enabled.
+    """
     return config.distillation.judge if config.versions.gate.enabled else None
 
 
 def _held_out(path: str) -> list[HeldOutQuestion]:
-    """Read the questions of a file. Raises `BadConfig`."""
+    """Read the held-out questions in a file of JSON lines. Raises `BadConfig`."""
     try:
         return msgspec.json.Decoder(HeldOutQuestion).decode_lines(Path(path).read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        advice = "write lines of JSON, each with question and golden_answers"
+        advice = "write one JSON object per line, with question and golden_answers"
         raise BadConfig(f"versions.held_out: {path} cannot be read ({error}); {advice}.") from None
 
 
@@ -482,7 +494,9 @@ def _new_executor(
     retriever: Retriever,
     version: str,
 ) -> Executor:
-    """Return the executor of a version: the configured one with another model name."""
+    """Return the executor of a version: the configured executor, with the version's name as the
+    name of its model.
+    """
     execution = config.roles.execution
     role = upstream.roles["execution"]
     if version != execution.model:
@@ -494,7 +508,9 @@ def _new_executor(
 
 
 def _shares_reports(config: Config) -> bool:
-    """Return whether runs share reports: they do not if decoding is random."""
+    """Return whether runs with the same sub-query share a report. They do not if the executor
+    decodes at random, that is with a temperature and without a seed.
+    """
     execution = config.roles.execution
     random = execution.temperature > 0 and execution.seed is None
     return config.report_cache.enabled and not random
@@ -512,7 +528,9 @@ async def _listening(
     http: str | None,
     log: Log,
 ) -> AsyncIterator[str]:
-    """Serve gRPC and HTTP, and run the background tasks; yield the address of gRPC."""
+    """Serve gRPC and HTTP, and run the background tasks, while the context is open. Yield the
+    address of the gRPC server.
+    """
     gateway = runs.gateway
     readiness = upstream.readiness
     observers = runs.observers
@@ -585,7 +603,9 @@ async def _listening(
 
 
 async def _recover(config: Config, upstream: _Upstream, executors: VersionRouting) -> None:
-    """Watch for engines that are back: call them again, and reload the executor's versions."""
+    """Watch for engines that are up again after a failure. Close their circuit breakers, so that
+    they are called, and reload the versions of the executor. Never returns.
+    """
     down: set[str] = set()
     engines = {f"engines.{name}" for name in config.engines}
     async for _ in upstream.readiness.changes():

@@ -1,4 +1,4 @@
-"""Extras of rolegate that bring packages which are not there."""
+"""Find the extra of rolegate that installs a missing package."""
 
 import shlex
 import sys
@@ -24,12 +24,14 @@ _EXTRAS = {
     "widesearch": "dateparser pandas",
     "sft": "accelerate datasets ijson matplotlib peft pyarrow safetensors torch transformers trl",
 }
-"""Modules that extras bring; of several extras, the first is the smallest."""
+"""Modules that each extra installs, separated by spaces. If several extras install a module, the
+first in this order is the smallest.
+"""
 
 
 def need(command: str, *modules: str) -> None:
-    """Raise `BadConfig` where one of the modules that a command will need is missing, before it
-    has done anything.
+    """Raise `BadConfig` if one of `modules`, which `command` imports later, is not installed.
+    Called before the command has any effect.
     """
     for module in modules:
         if find_spec(module) is None:
@@ -37,8 +39,11 @@ def need(command: str, *modules: str) -> None:
 
 
 def missing_extra(module: str | None, command: str = "") -> str:
-    """Return a shell command that installs the extra which brings a missing module, that of the
-    command's name if it does; advice if none does.
+    """Return a shell command that installs a missing module, by an extra of rolegate. If no extra
+    has the module, return advice instead.
+
+    `command`: the name of the command that needs the module; an extra of the same name is preferred
+    if it has the module.
     """
     name = (module or "").partition(".")[0].replace("-", "_")
     bringing = [extra for extra, modules in _EXTRAS.items() if name in modules.split()]
@@ -46,7 +51,7 @@ def missing_extra(module: str | None, command: str = "") -> str:
         return "is rolegate installed as the README says?"
     extra = command if command in bringing else bringing[0]
     setup = Path(__file__).parents[1] / "scripts/setup.sh"
-    if setup.is_file():  # a checkout, whose script knows which build of torch this machine takes
+    if setup.is_file():  # a checkout: its script installs the build of torch for this machine
         return shlex.join(["sh", str(setup), sys.prefix, extra])
 
     source = "rolegate"

@@ -1,4 +1,6 @@
-"""Docstrings of fields, read from the source as pydantic's `use_attribute_docstrings` does."""
+"""Read the docstrings under the fields of a class from its source, as pydantic's
+`use_attribute_docstrings` does.
+"""
 
 import ast
 import inspect

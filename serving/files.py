@@ -1,4 +1,4 @@
-"""Files that are their owner's alone, and either whole or absent, also after a crash."""
+"""Write files that only their owner can read, and that a crash cannot leave half written."""
 
 import hashlib
 import os
@@ -10,11 +10,11 @@ from tempfile import mkstemp
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Make every file and folder that this process creates while this is open its owner's alone,
-    from its first byte.
+    """While the context is open, let only the owner access the files and folders that this process
+    creates.
 
-    It sets the process's umask, as PostgreSQL does, so that it holds for what libraries create too
-    (SQLite, Arrow, NumPy, trainers) and for child processes.
+    This sets the process's umask, as PostgreSQL does. So it also applies to files that libraries
+    (SQLite, Arrow, NumPy, trainers) and child processes create.
     """
     before = os.umask(0o077)
     try:
@@ -33,8 +33,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a file to write to, which becomes `path` when the context is left; an error leaves
-    `path` as it was. It is an empty file at first, its owner's alone, and stays so.
+    """Yield the path of a new, empty file to write to. When the context is left, the file is
+    flushed to disk and renamed to `path`; after an error, it is deleted and `path` stays as it was.
+    Only the owner can access the file, before and after it is renamed.
     """
     descriptor, name = mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)
@@ -49,7 +50,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Ask the system to put a file's content, or a folder's names, on disk."""
+    """Sync a file's content, or a folder's list of names, to disk by `fsync`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -58,6 +59,8 @@ def flush(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """In hexadecimal, read in pieces. Raises `OSError`."""
+    """Return the SHA-256 of a file in hexadecimal. The file is read in pieces, so that it may be
+    large. Raises `OSError`.
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,10 +1,11 @@
-"""JSON lines that `datasets.load_dataset("json", …)` reads.
+"""Write JSON lines that `datasets.load_dataset("json", …)` can read.
 
-It takes the types of all columns from the first ten megabytes: a column, or a field inside of one,
-that is null, empty or absent up to there fails at its first value, as does a column of integers at
-its first fraction. So rows that are the first with a type, behind the first megabytes, are moved to
-the top, the shortest first; all others keep their order. A text that Arrow would take for a time
-gets a space behind it, which keeps it a text.
+`load_dataset` infers the types of all columns from the first ten megabytes. If a column, or a field
+inside a column, is null, empty or absent in all rows so far, the first later row with a value
+fails. The same happens at the first fraction in a column of integers. So a row after the first
+megabytes that has a new type at some place is moved to the top of the file, the shortest such row
+first. All other rows keep their order. A text that Arrow would parse as a time gets a trailing
+space, so that it stays a text.
 """
 
 import re
@@ -26,7 +27,7 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\d([ T][\d:.]*(Z|[+-][\d:]+)?)?")
 
 @contextmanager
 def json_lines(path: Path) -> Iterator[Write]:
-    """Open an empty file to be written row by row. Each is a struct."""
+    """Create a file, or empty it, and yield a function that writes one row. A row is a struct."""
     known = set[tuple[str, type]]()
     late: list[bytes] = []
     with path.open("w+b") as file:
@@ -53,14 +54,16 @@ def json_lines(path: Path) -> Iterator[Write]:
 
 
 def write_json_lines(path: Path, rows: Iterable[object]) -> None:
-    """Write the rows, whole or not at all."""
+    """Write the rows to the file `path`. If that fails, `path` stays as it was."""
     with replacing(path) as unfinished, json_lines(unfinished) as write:
         for row in rows:
             write(row)
 
 
 def _loadable(value: Any, place: str, types: set[tuple[str, type]]) -> Any:
-    """Return the value with no text that is a time; note the type of each place in it."""
+    """Return the value with a space after each text that Arrow would parse as a time. Add the place
+    and the type of each value inside it to `types`.
+    """
     if value is not None:
         types.add((place, type(value)))
     if isinstance(value, str):

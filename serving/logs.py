@@ -1,4 +1,4 @@
-"""Form and level of the log."""
+"""Format and level of the log, which structlog writes."""
 
 import logging
 import os
@@ -12,13 +12,15 @@ from structlog.typing import EventDict, ExcInfo
 
 
 def plain_tracebacks() -> None:
-    """Log tracebacks without the values of variables: there are keys and questions among them."""
+    """Log as lines of text, with tracebacks that do not show the values of variables: these may be
+    API keys and questions.
+    """
     *others, _renderer = structlog.get_config()["processors"]
     colors = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback)
     structlog.configure(
         processors=[*(other for other in others if other is not _visible), _visible, renderer],
-        # Behind what `print` sees, as the colours are no text from outside.
+        # Write to the stream behind `visible_output`, which would escape the colours.
         logger_factory=lambda *_: structlog.PrintLogger(
             getattr(sys.stdout, "rich_proxied_file", sys.stdout)
         ),
@@ -26,7 +28,7 @@ def plain_tracebacks() -> None:
 
 
 def json_lines() -> None:
-    """Log a JSON object a line, with the run, tenant and request that it is about."""
+    """Log one JSON object per line, with the run, the tenant and the request that it is about."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -51,7 +53,7 @@ def _write_traceback(out: TextIO, error: ExcInfo) -> None:
 
 
 def errors_only() -> None:
-    """Log errors alone, to the standard error stream, for commands that show their own progress."""
+    """Log only errors, to standard error. For commands that print their own progress."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

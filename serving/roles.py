@@ -1,4 +1,4 @@
-"""Roles, as a config describes them."""
+"""Build the roles that a config describes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,13 +21,17 @@ from serving.config.secrets import api_key
 from serving.topologies import manager_configs
 
 _INTERVAL = 8
-"""Tokens that our own engines send at a time where nobody follows a stream live."""
+"""Number of tokens that the gateway's own engines send in one event, for streams that no client
+follows live.
+"""
 
 
 async def all_roles(
     config: Config, new: Callable[..., Role]
 ) -> tuple[dict[RoleName, Role], dict[str, Role]]:
-    """The three roles, and managers', which do not share the delegator's health."""
+    """Return the three roles by name, and the managers' roles by manager. `new`: `new_role` with
+    its connections. A manager has its own `RoleHealth`, not the delegator's.
+    """
     usual = config.roles.by_name
     managing = manager_configs(config)
     prices = await prices_of(usual, config.prices)
@@ -52,8 +56,10 @@ def new_role(
     price: Price | None = None,
     upstreams: Upstreams | None = None,
 ) -> Role:
-    """The role that a config describes, without its fallbacks. `engines`: base URLs by engine name.
-    `upstreams`: what it shares with other roles.
+    """Return the role that a config describes, without its fallbacks.
+
+    `engines`: base URLs by engine name. `upstreams`: load and breakers of the endpoints, which
+    roles at the same endpoint share; None for new ones.
     """
     upstreams = upstreams or Upstreams()
     base_url = engines[config.engine] if config.engine else config.base_url
@@ -85,8 +91,8 @@ def new_role(
 
 
 def deployments(*roles: Mapping[Any, Role]) -> dict[str, str | None]:
-    """Places where models are served, each with the base URL of its engine; None for a
-    provider's.
+    """Return the places where the roles' models are served, by their names in the ledger, each with
+    its base URL; None for a provider that LiteLLM calls.
     """
     return {
         replica.deployment: replica.model.endpoint if role.streams else None
@@ -97,7 +103,9 @@ def deployments(*roles: Mapping[Any, Role]) -> dict[str, str | None]:
 
 
 def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) -> list[Model]:
-    """The role's model at each of these, or a provider's where there are none."""
+    """Return the role's model at each of `base_urls`; if there are none, the model called through
+    LiteLLM.
+    """
     key = api_key(config.api_key_env)
     if not base_urls:
         return [
@@ -116,8 +124,8 @@ def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) 
 
 
 def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[RoleName, Role]:
-    """The roles, each with the models that are asked in its model's place: with its prompt and
-    sampling, and with room for what the other one may write at most.
+    """Return the roles with their fallbacks. A fallback is another role's model with this role's
+    prompt and sampling, and with the larger `max_tokens` of the two roles.
     """
 
     def stand_in(role: Role, other: Role) -> Role:

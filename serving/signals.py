@@ -1,4 +1,4 @@
-"""Running something until a signal comes."""
+"""Run a service until the process gets SIGTERM or SIGINT."""
 
 import asyncio
 import gc
@@ -11,20 +11,23 @@ import structlog
 _YOUNG = 10_000
 _MIDDLE = 5
 _OLD = 2
-"""Python's own first threshold, 700 objects, is passed by a single question. Older ones are few
-here, and soon looked through: what a question leaves behind is not to wait for thousands of others.
+"""Thresholds of the garbage collector's three generations. Python's default for the first, 700
+objects, is exceeded by a single question. The older generations are small here, and fast to
+collect, so their thresholds are low: garbage of a question does not wait for thousands of further
+questions.
 """
 _SWITCH_S = 1e-4
-"""How long a thread waits for the interpreter before it asks for it. Python's own 5 ms start again
-whenever the event loop has looked for news: one with much to do would never let go, and neither a
-search nor the database's thread would come to an end.
+"""Time for which a waiting thread lets another thread run Python code before it requests the
+interpreter lock. Python's default of 5 ms starts again whenever the event loop has polled for
+events. So a busy event loop would never release the lock, and searches and the database's thread
+would not finish.
 """
 _log = structlog.get_logger("serve")
 
 
 def tune_interpreter() -> None:
-    """Collect garbage less often, and not among the objects that exist now; let threads run
-    alongside the event loop.
+    """Tune Python for a gateway: collect garbage less often, never scan the objects that exist now,
+    and let other threads run although the event loop is busy.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
@@ -33,7 +36,7 @@ def tune_interpreter() -> None:
 
 
 def run_until_stopped(service: AbstractAsyncContextManager[str]) -> None:
-    """Run `until_stopped` on uvloop, which Windows does not have."""
+    """Run `until_stopped` on uvloop, or on Windows, where there is no uvloop, on asyncio."""
     if sys.platform == "win32":
         asyncio.run(until_stopped(service))
     else:
@@ -43,13 +46,14 @@ def run_until_stopped(service: AbstractAsyncContextManager[str]) -> None:
 
 
 async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
-    """Keep `service`, which says where it listens, open until SIGTERM or SIGINT, also while it
-    still starts. Another signal while it closes takes away its time for that.
+    """Keep `service` open until SIGTERM or SIGINT, then close it. The service yields the address at
+    which it listens. A signal while it starts stops it, too. A second signal while it closes ends
+    its grace period.
     """
     this = asyncio.current_task()
     assert this is not None
     loop = asyncio.get_running_loop()
-    with ExitStack() as stack:  # uvloop leaves its handlers where they are
+    with ExitStack() as stack:  # uvloop does not remove its signal handlers
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, this.cancel)
             stack.callback(loop.remove_signal_handler, number)
@@ -62,5 +66,5 @@ async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
 
 
 def log_step(step: str) -> None:
-    """Log a step of the start."""
+    """Log a step of the service's start."""
     _log.info("serve.starting", step=step)

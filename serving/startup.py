@@ -1,4 +1,4 @@
-"""Start of everything that takes long: engines and an index, concurrently."""
+"""Start everything that takes long, concurrently: engines, and an index or an embedder."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -23,14 +23,15 @@ _MAX_CONNECTIONS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Started(Generic[Opened]):
-    """Engines and a retriever or embedder that run, and the connections to call models with."""
+    """Running engines, an open retriever or embedder, and the connections for model calls."""
 
     engines: Mapping[str, str]
     """Base URLs by engine name."""
     retrieval: Opened
+    """The retriever or embedder."""
     session: aiohttp.ClientSession
     new_role: Callable[..., Role]
-    """`serving.roles.new_role` with these engines and connections."""
+    """`serving.roles.new_role`, with the arguments `pool` and `engines` already given."""
 
 
 @asynccontextmanager
@@ -42,8 +43,8 @@ async def open_upstreams(
     *,
     readiness: Readiness | None = None,
 ) -> AsyncIterator[Started[Opened]]:
-    """Start what `start_engines` starts, and open connections to all models. Raises `BadConfig` or
-    `BadIndex`.
+    """Start engines and a retriever or embedder by `start_engines`, which has the same parameters,
+    and open connections to all models. Raises `BadConfig` or `BadIndex`.
     """
     async with AsyncExitStack() as stack:
         engines, retrieval = await start_engines(
@@ -70,11 +71,12 @@ async def start_engines(
     *,
     readiness: Readiness | None = None,
 ) -> tuple[dict[str, str], Opened]:
-    """Start the engines of all roles and of `also`, and open a retriever or an embedder
-    concurrently; return base URLs by engine name, and what `opened` yields.
+    """Start the engines of all roles and of `also`, and concurrently, open a retriever or an
+    embedder. Return base URLs by engine name, and the retriever or embedder.
 
-    `opened` takes `cpu_threads`, as `engine` does. `readiness` is notified of engines that die.
-    Raises `BadConfig` or `BadIndex`.
+    `stack`: closes all of them. `opened`: returns the context manager of the retriever or embedder;
+    called with `cpu_threads`, as `engine` is. `also`: further roles, such as a judge. `readiness`:
+    is notified when an engine fails, and when it is up again. Raises `BadConfig` or `BadIndex`.
     """
     served: dict[str, dict[str, None]] = {}
     for role in (*config.called_roles.values(), *also):
@@ -102,7 +104,9 @@ async def start_engines(
 
 
 def _needed_by(config: Config, engine: str) -> list[Need]:
-    """Return the needs of roles that have no other endpoint than this engine."""
+    """Return the roles that can only be served by this engine, because neither the role nor its
+    fallbacks have another endpoint. Without the engine, the gateway is not ready for them.
+    """
     roles = config.roles.by_name
 
     def only_here(role: RoleConfig) -> bool:

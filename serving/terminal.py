@@ -1,5 +1,5 @@
-"""Text on a terminal: what came from outside is shown with its control characters, which the
-terminal does not obey.
+"""Print text on a terminal. Control characters in text from outside are shown as visible
+characters, so that the terminal does not execute them.
 """
 
 import sys
@@ -22,14 +22,14 @@ from rolegate.client.text import SHOWN, visible
 
 
 def complain(text: str) -> None:
-    """Print one line to the standard error stream."""
+    """Print a line to standard error, with its control characters made visible."""
     print(visible(text), file=sys.stderr)
 
 
 def progress_bar(*columns: ProgressColumn) -> Progress:
-    """Bars on the standard error stream while this is open; nothing at all where that is no
-    terminal. Without `columns`: what it is about, the bar, how much is done, and the time that is
-    left.
+    """Return progress bars for standard error, which are shown while the object is open as a
+    context manager. If standard error is not a terminal, nothing is shown. Without `columns`, a bar
+    has a description, the count of finished items, and the remaining time.
     """
     console = Console(stderr=True)
     console.quiet = not console.is_interactive
@@ -43,8 +43,8 @@ def progress_bar(*columns: ProgressColumn) -> Progress:
 
 
 class _Visible(FileProxy):
-    """The standard output as `print` sees it; rich, whose styles are sequences too, writes to
-    the stream behind it.
+    """Standard output for `print`, with control characters made visible. rich writes to the stream
+    behind it, because rich's own styles are control sequences that must stay.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -71,11 +71,11 @@ class _Visible(FileProxy):
 
 @contextmanager
 def visible_output() -> Iterator[None]:
-    """Make everything that is printed inside, by `print` or by rich, visible; rich's own styles
-    stay.
+    """While the context is open, make the control characters visible in everything that `print` and
+    rich write. The styles that rich itself adds still work.
     """
     before = dict(_CONTROL_STRIP_TRANSLATE)
-    # By which rich drops five of them from all text; nothing else sets it
+    # rich removes the five control characters in this table from all text. Show them instead.
     _CONTROL_STRIP_TRANSLATE.update(SHOWN)
     try:
         with redirect_stdout(cast(TextIO, _Visible(sys.stdout))):

@@ -1,4 +1,6 @@
-"""Topologies of a config: the three roles, with managers between them or without."""
+"""Build the searches that a config describes: the three roles, with or without managers between
+the delegator and the executors; for answers and for tables.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -29,7 +31,9 @@ _PROMPTS = Path(__file__).parent / "prompts" / "full"
 
 
 def manager_configs(config: Config) -> dict[str, RoleConfig]:
-    """Return the role of each manager: its own, or the delegator's with a prompt for managers."""
+    """Return the role config of each manager, by name: the manager's own, or the delegator's with a
+    prompt for managers.
+    """
     other = replace(config.roles.delegation, prompt=str(_PROMPTS / "manager.txt"), fallbacks=())
     configs = {
         name: (manager.role or other, manager.prompt) for name, manager in config.managers.items()
@@ -47,9 +51,11 @@ def new_managers(
     report: Callable[[str, bool], ExecutionTurn] = parse_turn,
     with_tools: Mapping[str, Executes] = {},
 ) -> Managers:
-    """Return the managers of a config. `roles`: made from `manager_configs`. `workers`: executors
-    of managers without tools. `report`: reads a manager's report. `with_tools`: executors of the
-    other managers, by name.
+    """Return the managers of a config.
+
+    `roles`: the managers' roles by name, made from `manager_configs`. `workers`: the executor for
+    managers without tools. `report`: parses a manager's report. `with_tools`: the executors for
+    managers with tools, by manager.
     """
     max_sub_queries = config.search.max_sub_queries
     return Managers(
@@ -73,8 +79,8 @@ def new_host(
     workers: Executes,
     with_tools: Mapping[str, Executes] = {},
 ) -> Topology:
-    """Return the topology of three layers: a delegator, managers and their workers. `own`: the
-    managers' roles. `workers` and `with_tools`: as for `new_managers`.
+    """Return the topology `host`, which has three layers: a delegator, managers and their workers.
+    `own`: the managers' roles by name. `workers` and `with_tools`: as for `new_managers`.
     """
     hosted = {**roles, "delegation": _with_managers(config, roles["delegation"])}
     own = _with_others(config, own)
@@ -85,7 +91,7 @@ def new_host(
 
 
 def _named(managers: Mapping[str, Role]) -> dict[str, Role]:
-    """Return managers' roles by their names among all roles."""
+    """Return managers' roles by their keys among all roles, such as `managers.web`."""
     return {f"managers.{name}": role for name, role in managers.items()}
 
 
@@ -98,14 +104,16 @@ def _with_managers(config: Config, role: Role) -> Role:
 
 
 def _with_others(config: Config, managers: Mapping[str, Role]) -> dict[str, Role]:
-    """Return managers' roles, each with a list of the others in its instructions."""
+    """Return managers' roles, each with a list of the other managers in its instructions."""
     return {
         name: _with_instructions(role, _others(config, name)) for name, role in managers.items()
     }
 
 
 def _others(config: Config, name: str) -> str:
-    """Return the list of managers that `name` and its workers may name; empty if none."""
+    """Return instructions with a list of all managers but `name`, so that `name` and its workers
+    can refer a question to another manager. Empty if there is no other manager.
+    """
     listed = "\n".join(
         f"- {other}: {manager.about}" for other, manager in config.managers.items() if other != name
     )
@@ -127,7 +135,9 @@ def new_executor(
     retriever: Retriever,
     limits: ExecutorLimits | None = None,
 ) -> Executor:
-    """Return a role's executor, for questions and tables. `limits`: by default the config's."""
+    """Return an executor with a role's model, for questions and tables, that searches by
+    `retriever`. `limits`: None for the config's.
+    """
     return new_worker(
         config,
         role,
@@ -146,8 +156,10 @@ def new_worker(
     *,
     manager: str = "",
 ) -> Executor:
-    """Return an executor with tools, with a search, or with both. `manager`: its manager, if it
-    may name other managers.
+    """Return an executor that searches by `retriever`, calls `tools`, or both.
+
+    `limits`: None for the config's. `manager`: the manager that it works for, so that its
+    instructions list the other managers; empty for none.
     """
     others = _others(config, manager) if manager else ""
     limits = limits or executor_limits(config.search)
@@ -178,8 +190,8 @@ def new_wide_search(
     executor: Executes,
     managers: Managers | None = None,
 ) -> WideSearch:
-    """Return the search that fills tables. `managers`: between the delegator and the executors;
-    None without managers.
+    """Return the search that fills tables. `managers`: the managers between the delegator and the
+    executors; None if the delegator leads the executors itself.
     """
     role = _in_tables(roles["delegation"], config.roles.table_delegation)
     early = config.search.early_dispatch
@@ -203,7 +215,10 @@ def new_tables(
     *,
     with_tools: Mapping[str, Executes] = {},
 ) -> tuple[WideSearch, dict[str, Role]]:
-    """Return the search that fills tables, with the config's managers, and its roles."""
+    """Return the search that fills tables, and its roles by name. `managing`: the managers' roles
+    by name; empty to fill tables without managers. `with_tools`: the executors for managers with
+    tools, by manager.
+    """
     in_tables = (_PROMPTS / "table_manager.txt").read_text("utf-8").strip()
     managing = {
         name: _with_instructions(role, in_tables)
@@ -230,7 +245,7 @@ def new_tables(
 
 
 def _in_tables(role: Role, config: TableRoleConfig) -> Role:
-    """Return a role and its fallbacks with the prompt for tables."""
+    """Return a role with the prompt and the `max_tokens` for tables, also in its fallbacks."""
     path = Path(config.prompt or _PROMPTS / f"table_{role.name}.txt")
     sampling = replace(role.sampling, max_tokens=config.max_tokens or role.sampling.max_tokens)
     fallbacks = tuple(_in_tables(other, config) for other in role.fallbacks)
@@ -239,7 +254,7 @@ def _in_tables(role: Role, config: TableRoleConfig) -> Role:
 
 
 def executor_limits(search: SearchConfig) -> ExecutorLimits:
-    """Return the limits of an executor."""
+    """Return the limits of an executor that `[search]` configures."""
     access_k = search.access_k if search.access else 0
     chars = search.access_chars
     return ExecutorLimits(
@@ -257,7 +272,7 @@ def new_search(
     executor: Executes,
     topology: TopologyName = "factorized",
 ) -> FactorizedSearch:
-    """Return the search loop of a config with this executor."""
+    """Return the loop that answers questions, with these roles and this executor."""
     lead = Delegator(roles["delegation"], search.max_sub_queries)
     if topology == "host":
         lead = dataclasses.replace(lead, stop=HOST_STOP, managed=True)

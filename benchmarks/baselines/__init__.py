@@ -1,1 +1,3 @@
-"""Ways to answer and to fill tables that the search is compared with."""
+"""Baselines: simpler ways to answer questions and to fill tables, with which role-factorized search
+is compared.
+"""

@@ -1,5 +1,5 @@
-"""One model that searches and answers in one context (TBSS 4.1), or answers from what it knows
-(TBSS, app. A).
+"""Baselines with a single model: it searches and answers in one context (TBSS 4.1), or answers
+without any search, from what it knows (TBSS, appendix A).
 """
 
 import asyncio
@@ -29,12 +29,12 @@ CORRECTION = (
     "as <answer>…</answer>."
 )
 _MAX_MALFORMED = 2
-"""Malformed turns in a row after which the model is asked for its answer."""
+"""Number of malformed turns in a row after which the model is asked for its final answer."""
 
 
 def role_alone(config: Config, prompt: str) -> RoleConfig:
-    """Return the delegator's role with the prompt file `prompt`; it may write as much as the
-    delegator or the answerer.
+    """Return the role of a model that works alone: the delegator's model with the prompt file
+    `prompt`. Its `max_tokens` is the larger one of the delegator's and the answerer's.
     """
     roles = config.roles
     max_tokens = max(roles.delegation.max_tokens, roles.answer.max_tokens)
@@ -44,8 +44,11 @@ def role_alone(config: Config, prompt: str) -> RoleConfig:
 
 
 def limits_alone(config: Config, max_rounds: int, max_sub_queries: int) -> ExecutorLimits:
-    """Return the limits of all executors of a factorized run together: the searches of every
-    executor that may be dispatched, and the turns of the delegator and its executors.
+    """Return limits for a model that works alone, so that it may do as much as all roles of a
+    factorized run together.
+
+    It may make as many searches as all executors that could be dispatched, and write as many turns
+    as these executors and the delegator.
     """
     executor = executor_limits(config.search)
     dispatched = max_rounds * max_sub_queries
@@ -57,8 +60,10 @@ def limits_alone(config: Config, max_rounds: int, max_sub_queries: int) -> Execu
 
 
 def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
-    """Parse the turn of a model that answers instead of reporting; its report has no evidence. Of a
-    search and an answer in one turn, the first complete one counts.
+    """Parse a turn of a model that works alone. An answer is returned as a report without evidence.
+
+    If a turn has both a search and an answer, the first complete one counts. `cut`: the turn was
+    cut off at the token limit.
     """
     own, cut = own_text(text, cut=cut)
     searches, search = first_search(own, cut)
@@ -74,7 +79,9 @@ def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
 
 
 def agent_documents(passages: Sequence[Passage], last: bool) -> str:
-    """Return a single agent's view of one search; `last` asks for the answer."""
+    """Return the passages of a search as they are shown to a single agent. `last`: no searches are
+    left, so ask for the answer.
+    """
     return prompts.documents(passages, last=False) + (f"\n{LAST_ANSWER}" if last else "")
 
 
@@ -89,24 +96,26 @@ SINGLE_AGENT = Form(
 
 @dataclass(frozen=True, slots=True)
 class SingleAgent:
-    """The reference configuration "Direct Tool" (TBSS 4.1), for runs without a budget.
+    """Answers questions with one model that searches by itself: "Direct Tool" of the paper (TBSS
+    4.1). For runs without a budget.
 
-    The paper does not state the limits of its single agent. Here it has those of all roles of a
-    factorized run together, in one context: see `limits_alone`.
+    The paper does not state the limits of its single agent. Here, the agent may do as much as all
+    roles of a factorized run together (`limits_alone`).
     """
 
     role: Role
     retriever: Retriever
     limits: ExecutorLimits
     require_evidence: bool = True
-    """Whether to return `NOT_FOUND` if no passage was found, as `FactorizedSearch` does."""
+    """Whether to answer `NOT_FOUND` if no search found a passage, as `FactorizedSearch` does."""
     form: Form = SINGLE_AGENT
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
-        """Answer `question`. The trajectory has one execution, with all searches.
+        """Answer `question`, and return the trajectory. It has one execution, with all searches.
 
-        If time or context run out during the search, one turn is left to answer from what was
-        found. Raises `UpstreamError` and `OutOfTime`.
+        If the time for searching or the model's context runs out, the model gets one more turn, to
+        answer from what it has found. Raises `UpstreamError`, and `OutOfTime` if the run's deadline
+        passes.
         """
         agent = Agent(self.role, self.retriever, self.limits, self.form)
         work = agent.begin(question)
@@ -147,14 +156,16 @@ def _trajectory(question: str, work: ContextWindow, outcome: AnswerOutcome) -> T
 
 
 async def _answer_now(agent: Agent, work: ContextWindow, context: RunContext) -> str:
-    """Ask for the answer now; return an empty one if even that does not fit into the context."""
+    """Ask the model for its answer without further searches, and return it. Return an empty answer
+    if the model searches instead, or if the request does not fit into its context.
+    """
     work.close(agent.form.no_searches)
     try:
         async with asyncio.timeout_at(context.deadline):
             output = await agent.ask(work, context, until=context.deadline, index=0)
     except TimeoutError:
         raise OutOfTime(
-            "Time ran out before the answer was written; allow a longer deadline."
+            "The deadline passed before the answer was written; allow a longer deadline."
         ) from None
     except ContextTooLong:
         return ""
@@ -163,17 +174,19 @@ async def _answer_now(agent: Agent, work: ContextWindow, context: RunContext) ->
 
 @dataclass(frozen=True, slots=True)
 class NoRetrieval:
-    """Answers from what a model knows (TBSS, app. A)."""
+    """Answers questions with one model that does not search (TBSS, appendix A)."""
 
     role: Role
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
-        """Answer `question`. Raises `UpstreamError` and `OutOfTime`."""
+        """Answer `question`, and return the trajectory. Raises `UpstreamError` and `OutOfTime`."""
         messages = self.role.opening(prompts.request(question))
         try:
             async with asyncio.timeout_at(context.deadline):
                 output = await self.role.ask(messages, ("</answer>",), context.ledger)
         except TimeoutError:
-            raise OutOfTime("Time ran out before the answer was written.") from None
+            raise OutOfTime(
+                "The deadline passed before the answer was written; allow a longer deadline."
+            ) from None
         trajectory = Trajectory("", "answered", answering=Conversation(messages, (output,)))
         return trajectory.answered(parse_answer(output.text))

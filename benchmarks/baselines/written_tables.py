@@ -1,4 +1,6 @@
-"""Tables that a model writes: the papers' ways (WideSeek-R1 3; WideSearch)."""
+"""Baselines in which a model writes a whole table, as in the papers WideSeek-R1 (section 3) and
+WideSearch. In the gateway, no model writes tables.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,15 +28,17 @@ from router.trace.table import Column
 from serving.config.config import RoleConfig
 
 Writing = Literal["wide_written", "wide_single"]
-"""Whether the answerer writes the table from the reports, or the delegator's model from what it
-searched.
+"""Way to write the table. `wide_written`: the answerer writes it from the executors' reports.
+`wide_single`: the delegator's model works alone, searches by itself and writes it.
 """
 SINGLE_WRITER = replace(SINGLE_AGENT, parse=parse_table_turn, stop=("</search>",))
-"""Form of a single agent's turns; `</answer>` in a cell does not end a turn."""
+"""Form of the turns in `wide_single`. `</answer>` is not a stop text, as a cell may contain it."""
 
 
 def writing(runtime: Runtime, topology: Writing) -> Loop:
-    """Return a loop whose answer is a table. It has the limits of a table's run."""
+    """Return a search whose answer is a whole table. It has the same limits as a run that fills a
+    table.
+    """
     config = runtime.config
     limits = config.table
     rounds = min(limits.max_rounds, limits.max_tasks)
@@ -70,8 +74,8 @@ async def written_table(
     columns: Sequence[Column],
     context: RunContext,
 ) -> str | None:
-    """Return the table as Markdown; None if no model wrote one, or time ran out. Raises
-    `UpstreamError`.
+    """Run `loop`, and return the table that it writes, as Markdown. Return None if no table was
+    written, or if time ran out. Raises `UpstreamError`.
     """
     context = replace(context, reporting=TABLE_REPORTING)
     names = ", ".join(map(described, columns))

@@ -1,5 +1,5 @@
-"""Read published data sets, describe their content, and write it in the plain format of all other
-commands.
+"""Read published data sets of questions, count their content, and check their supporting passages.
+Write a sample of the questions in the plain format that all other commands read.
 """
 
 import random
@@ -26,41 +26,59 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the command."""
 
     paths: Annotated[
-        tuple[Path, ...], POSITIONAL, Meta(description="files, or folders with questions.jsonl")
+        tuple[Path, ...],
+        POSITIONAL,
+        Meta(description="files of questions, or folders with questions.jsonl"),
     ]
     sample: (
-        Annotated[int, Meta(ge=1, description="draw up to N questions of each data set")] | None
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                description="draw up to N questions of each data set at random (default: all)",
+            ),
+        ]
+        | None
     ) = None
-    seed: Annotated[int, Meta(description="seed of the sample")] = 42
-    out: Annotated[Path, Meta(description="write the sample to this file")] | None = None
-    corpus: Annotated[Path, Meta(description="write the paragraphs to this file")] | None = None
+    seed: Annotated[int, Meta(description="seed of the random sample")] = 42
+    out: Annotated[Path, Meta(description="write the drawn questions to this file")] | None = None
+    corpus: (
+        Annotated[
+            Path,
+            Meta(description="write the paragraphs that rows contain to this file, as a corpus"),
+        ]
+        | None
+    ) = None
 
 
 class QuestionCounts(msgspec.Struct, frozen=True):
-    """Number of questions of a data set."""
+    """Numbers of questions of a data set's split."""
 
     dataset: str
     split: str
+    """`train`, `dev` or `test`."""
     read: int
+    """Questions in the files."""
     sampled: int
+    """Questions that were drawn."""
     evidence: int
-    """Questions with supporting passages."""
+    """Questions that name their supporting passages."""
 
 
 class Overview(msgspec.Struct, frozen=True):
     """Figures of the command."""
 
     files: dict[str, int]
-    """Rows by file."""
+    """Number of rows in each file."""
     counts: list[QuestionCounts]
     passages: dict[str, int]
-    """Passages of `corpus.jsonl`, by folder."""
+    """For each folder with a `corpus.jsonl`, the number of passages in it."""
     missing: dict[str, int]
-    """Supporting passages that are not in `corpus.jsonl`, by folder."""
+    """For the same folders, the number of supporting passages that `corpus.jsonl` lacks."""
 
 
 def measure(options: Options) -> Overview:
-    """Read, count, draw and write. Raises `RolegateError`."""
+    """Read and count questions, draw the sample, and write the files. Raises `RolegateError`."""
     with _corpus(options.corpus) as pool:
         read = {path: list(_questions(path, pool)) for path in options.paths}
     questions = list(chain.from_iterable(read.values()))
@@ -80,8 +98,8 @@ def measure(options: Options) -> Overview:
 def sample(
     questions: Sequence[BenchmarkQuestion], limit: int, seed: int
 ) -> list[BenchmarkQuestion]:
-    """Draw up to `limit` questions of each data set, independently of other data sets. Return them
-    in their order.
+    """Draw up to `limit` questions of each data set at random, and return them in their original
+    order. What is drawn from a data set does not depend on the other data sets.
     """
     positions: dict[str, list[int]] = {}
     for position, question in enumerate(questions):
@@ -95,7 +113,7 @@ def sample(
 def _counted(
     questions: Sequence[BenchmarkQuestion], drawn: Sequence[BenchmarkQuestion]
 ) -> list[QuestionCounts]:
-    """Count by data set and split, in the order of the questions."""
+    """Return the counts of each data set and split, in the order of their first questions."""
     with_evidence = [question for question in questions if question.supporting]
     columns = [
         Counter((question.dataset, question.split) for question in chosen)
@@ -108,8 +126,9 @@ def _counted(
 
 @contextmanager
 def _corpus(path: Path | None) -> Iterator[Callable[[Passage], None]]:
-    """Yield a function that writes each passage to the file once; it remembers about 8 bytes of
-    each.
+    """Open the corpus file `path`, and yield a function that writes a passage to it, unless that
+    passage was written before. It needs only a few bytes of memory per passage. If `path` is None,
+    the function does nothing.
     """
     if path is None:
         yield lambda _passage: None
@@ -127,6 +146,7 @@ def _corpus(path: Path | None) -> Iterator[Callable[[Passage], None]]:
 
 
 def _questions(path: Path, pool: Callable[[Passage], None]) -> Iterator[BenchmarkQuestion]:
+    """Yield the questions of a file or folder. `pool`: called with each paragraph in the rows."""
     for entry in read_entries(path):
         for passage in entry.passages:
             pool(passage)
@@ -134,7 +154,9 @@ def _questions(path: Path, pool: Callable[[Passage], None]) -> Iterator[Benchmar
 
 
 def _checked(corpus: Path, questions: Sequence[BenchmarkQuestion]) -> tuple[int, int]:
-    """Return the number of passages, and of supporting passages that are missing."""
+    """Return the number of passages in a corpus file, and the number of supporting passages of
+    `questions` that it lacks.
+    """
     wanted = {passage for question in questions for passage in question.supporting}
     passages = 0
     for _, passage in read_rows(corpus):

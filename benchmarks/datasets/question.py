@@ -1,18 +1,20 @@
-"""Questions of any data set."""
+"""Questions in a plain format, to which the questions of all data sets are converted."""
 
 import msgspec
 
 
 class BenchmarkQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Question with its right answers; encoded, a line of `questions.jsonl` in the plain format."""
+    """A question with its right answers. Encoded as JSON, it is a line of `questions.jsonl`."""
 
     id: str
     question: str
     answers: tuple[str, ...]
-    """Right answers, at least one."""
+    """Right answers, at least one; an answer that matches any of them is right."""
     dataset: str
+    """Name of the data set."""
     split: str
+    """`train`, `dev` or `test`."""
     supporting: tuple[str, ...] = msgspec.field(default=(), name="supporting_doc_ids")
-    """Ids of the passages needed for the answer; empty if unknown."""
+    """Ids of the passages that are needed for the answer; empty if unknown."""
     type: str = ""
-    """Type in the data set, such as `bridge` or `comparison`."""
+    """Type of the question in its data set, such as `bridge` or `comparison`."""

@@ -1,5 +1,5 @@
-"""Reader of question files in the formats of published data sets: a JSON array or JSON lines, also
-with `.gz`. Unknown fields are ignored.
+"""Reader of question files in the formats of published data sets. A file is a JSON array or JSON
+lines, and may be compressed (`.gz`). Unknown fields are ignored.
 """
 
 import codecs
@@ -23,24 +23,29 @@ from serving.documents.document import open_content
 
 _FETCH = "the file is incomplete or damaged; fetch it again"
 _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
+"""Split of a file, by the words in its name."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Row of a question file."""
+    """One row of a question file."""
 
     where: str
-    """`file:line`, or `file, item 7`."""
+    """Place of the row, for error messages: `FILE:LINE`, or `FILE, item 7` in an array."""
     question: BenchmarkQuestion
     passages: tuple[Passage, ...]
-    """Paragraphs in the row, as in HotpotQA; mostly none."""
+    """Paragraphs that the row contains, as in HotpotQA; none in most formats."""
 
 
 def read_entries(path: Path) -> Iterator[Entry]:
-    """Read the rows of a file, or of `questions.jsonl` in a folder, one at a time, each in the
-    format that its fields tell. Rows that do not name their data set or split have those of
-    format, file and folder.
+    """Yield the rows of the file `path`, or of `questions.jsonl` in the folder `path`, one at a
+    time.
 
-    Raises `BadCorpus` with file and line for the first unusable row, and for a file without rows.
+    The format of each row is recognized by its fields (`FORMATS`). If a row does not name its data
+    set, the name of the format or of the folder is used. If it does not name its split, the split
+    is taken from the file's name, or else is `test`.
+
+    Raises `BadCorpus`, with file and line, for the first row that cannot be used, and for a file
+    without rows.
     """
     file = path / "questions.jsonl" if path.is_dir() else path
     named = {
@@ -55,7 +60,10 @@ def read_entries(path: Path) -> Iterator[Entry]:
         try:
             plain, passages = FORMATS[known][1](row)
         except msgspec.DecodeError as error:
-            raise BadCorpus(f"{where}: {error}; the row was read as {known}.") from None
+            raise BadCorpus(
+                f"{where}: {error}; the row was read as {known}, the format that its fields "
+                "suggest."
+            ) from None
         name = file.absolute().parent.name if known in ("flashrag", "plain") else known
         question = BenchmarkQuestion(
             f"{plain.dataset or name}-{number}" if plain.id is None else str(plain.id),
@@ -68,17 +76,18 @@ def read_entries(path: Path) -> Iterator[Entry]:
         )
         if not question.answers:
             raise BadCorpus(
-                f"{where}: no answer, so it cannot be scored; remove it or use another split."
+                f"{where}: no answer is given, so the question cannot be scored; remove the row, "
+                "or use a split with answers."
             )
         if not question.question:
-            raise BadCorpus(f"{where}: no question; add one or remove the row.")
+            raise BadCorpus(f"{where}: no question is given; add it or remove the row.")
         yield Entry(where, question, passages)
     if not number:
         raise BadCorpus(f"{file}: has no questions; write one JSON object per line.")
 
 
 class _CommonFields(msgspec.Struct, frozen=True):
-    """Fields common to all formats."""
+    """Fields of the plain format. The fields of other formats are renamed to these."""
 
     question: str
     id: str | int | None = None
@@ -114,18 +123,21 @@ class _MiniWorld(msgspec.Struct, frozen=True):
 
 
 _Read = tuple[_CommonFields, tuple[Passage, ...]]
+"""A row that was read: its question, and the paragraphs that it contains."""
 
 
 def _flat(row: Mapping[str, Any], **renamed: str) -> _Read:
-    """Read a row without paragraphs. `renamed`: fields of the plain format by the row's names."""
+    """Read a row of a format without paragraphs. `renamed`: the plain format's names of fields, by
+    the names in the row.
+    """
     return msgspec.convert(
         {renamed.get(name, name): value for name, value in row.items()}, _CommonFields
     ), ()
 
 
 def _by_row(field: Any) -> Any:
-    """Return the rows of a field that hubs publish by column, as in `{"title": […], "sentences":
-    […]}`; other fields unchanged.
+    """Return the value of a field as a list of rows. Some sites publish such lists by column, as in
+    `{"title": […], "sentences": […]}`. Other values are returned unchanged.
     """
     if not isinstance(field, dict):
         return field
@@ -138,8 +150,9 @@ def _pairs(field: Any) -> Any:
 
 
 def _hotpotqa(row: Mapping[str, Any]) -> _Read:
-    """Read HotpotQA (Yang et al., 2018), or 2WikiMultihopQA (Ho et al., 2020) without the aliases
-    of its version 1.1, as published or by hubs. A paragraph is its sentences.
+    """Read a row of HotpotQA (Yang et al., 2018) or 2WikiMultihopQA (Ho et al., 2020; without the
+    aliases of version 1.1). Rows may be as originally published, or by column (`_by_row`). Each
+    paragraph is a list of sentences.
     """
     fields = {name: _pairs(row[name]) for name in ("supporting_facts", "context") if name in row}
     paragraphs = msgspec.convert(fields, _Paragraphs)
@@ -153,7 +166,9 @@ def _hotpotqa(row: Mapping[str, Any]) -> _Read:
 
 
 def _musique(row: Mapping[str, Any]) -> _Read:
-    """Read MuSiQue (Trivedi et al., 2022). Unanswerable rows of MuSiQue-Full have no answers."""
+    """Read a row of MuSiQue (Trivedi et al., 2022). The unanswerable rows of MuSiQue-Full get no
+    answers.
+    """
     fields = msgspec.convert({name: _by_row(field) for name, field in row.items()}, _Musique)
     passages = [
         _paragraph(paragraph.title, paragraph.paragraph_text) for paragraph in fields.paragraphs
@@ -173,14 +188,14 @@ def _musique(row: Mapping[str, Any]) -> _Read:
 
 
 def _popqa(row: Mapping[str, Any]) -> _Read:
-    """Read PopQA (Mallen et al., 2023), whose answers are JSON in a string."""
+    """Read a row of PopQA (Mallen et al., 2023), in which the answers are JSON in a string."""
     return _flat(
         {**row, "answers": msgspec.json.decode(msgspec.convert(row.get("possible_answers"), str))}
     )
 
 
 def _mini_world(row: Mapping[str, Any]) -> _Read:
-    """Read an exported question of the mini world."""
+    """Read a question about a mini world, as `rolegate sft mini-world` writes it."""
     sub_queries = chain.from_iterable(msgspec.convert(row, _MiniWorld).rounds)
     gold = dict.fromkeys(chain.from_iterable(sub_query.gold_passages for sub_query in sub_queries))
     plain, _ = _flat(row, text="question")
@@ -188,7 +203,7 @@ def _mini_world(row: Mapping[str, Any]) -> _Read:
 
 
 def _paragraph(title: str, text: str) -> Passage:
-    """Return a passage with an id from its text, as paragraphs have no ids."""
+    """Return a paragraph as a passage, whose id is made from its text."""
     name = hashlib.sha1(f"{title}\n{text}".encode(), usedforsecurity=False).hexdigest()[:16]
     return Passage(name, title, text, document=name)
 
@@ -198,7 +213,7 @@ FORMATS: dict[str, tuple[str, Callable[[Mapping[str, Any]], _Read]]] = {
     "2wikimultihopqa": ("evidences", _hotpotqa),
     "hotpotqa": ("context", _hotpotqa),
     "popqa": ("possible_answers", _popqa),
-    # Press et al., 2023; without ids
+    # Press et al., 2023; its rows have no ids
     "bamboogle": ("Question", partial(_flat, Question="question", Answer="answer")),
     "flashrag": ("golden_answers", partial(_flat, golden_answers="answers")),
     # Released with TBSS
@@ -206,11 +221,15 @@ FORMATS: dict[str, tuple[str, Callable[[Mapping[str, Any]], _Read]]] = {
     "miniworld": ("rounds", _mini_world),
     "plain": ("", _flat),
 }
-"""Reader of each format, and a field that no later format has, which detects it."""
+"""For each format, a field by which its rows are recognized, and the function that reads a row. The
+first format in this order whose field is in the row is chosen; the last one fits every row.
+"""
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each row with its place in the file, one at a time. Raises `BadCorpus`."""
+    """Yield the place and the content of each row of a file, one at a time. Raises `BadCorpus` if
+    the file cannot be read or is not JSON.
+    """
     try:
         with open_content(path) as file:
             if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
@@ -225,6 +244,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _array(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a JSON array."""
     import ijson
 
     number = 0
@@ -241,6 +261,7 @@ def _array(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, Any]]:
 
 
 def _lines(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of JSON lines."""
     for number, line in enumerate(file, 1):
         if line.strip():
             try:

@@ -1,3 +1,3 @@
-"""Bare pipelines that make the gateway's calls and nothing else: baselines of
-`benchmarks.overhead`.
+"""Bare pipelines: programs that answer questions with the same model calls and searches as the
+gateway, and do nothing else. `benchmarks.overhead` compares the gateway with them.
 """

@@ -1,11 +1,13 @@
-"""Simulated models in a separate process, with little CPU: `python -m benchmarks.pipelines.models
-TOKEN_S`. They write the turns of a question (`benchmarks.gateway.canned`), one token at a time.
-TOKEN_S are the seconds between tokens; the first token takes five times as long. With 0, they write
-without delay, in two pieces.
+"""Simulated models in a separate process, which need little CPU: `python -m
+benchmarks.pipelines.models TOKEN_S`.
 
-It prints its base URL. For each line of standard input it prints the seconds since the last line
-during which at least one call was in progress, by question number. It runs until its standard input
-is closed.
+They write the turns of `benchmarks.gateway.canned`, one token at a time. TOKEN_S is the number of
+seconds between tokens; the first token takes five times as long. If it is 0, they write without
+delay, in two pieces.
+
+The process first prints its base URL. Then, for each line on its standard input, it prints a JSON
+object: for each question number, the seconds since the previous line during which at least one call
+was in progress. It runs until its standard input is closed.
 """
 
 import asyncio
@@ -25,6 +27,7 @@ from router.testing.openai_server import ChatRequest, complete_reply, events
 from serving.signals import tune_interpreter
 
 _FIRST = 5
+"""How many times longer the first token takes than others."""
 _STREAM = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
@@ -35,7 +38,9 @@ _NUMBER = re.compile(rb"film number (\d+)")
 
 
 def together_s(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the time covered by at least one of the spans, each a start and an end."""
+    """Return the number of seconds that are covered by at least one span. A span is a pair of start
+    and end.
+    """
     sum_s = 0.0
     until = 0.0
     for begin, end in sorted(spans):
@@ -48,12 +53,16 @@ _asked = msgspec.json.Decoder(ChatRequest).decode
 
 
 class _Connection(asyncio.Protocol):
-    """HTTP connection with one request at a time; a stream is a chain of timers, without a task."""
+    """An HTTP connection to the simulated models, with one request at a time. It streams tokens by
+    a chain of timers, which costs less CPU than a task.
+    """
 
     _transport: asyncio.Transport
 
     def __init__(self, token_s: float, spans: defaultdict[int, list[tuple[float, float]]]) -> None:
-        """`spans`: start and end of each call, by question number."""
+        """`token_s`: seconds per token. `spans`: gets the start and the end of each call, by
+        question number.
+        """
         self._token_s = token_s
         self._spans = spans
         self._parser = httptools.HttpRequestParser(self)
@@ -78,7 +87,7 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self._begun = time.perf_counter()
         body = b"".join(self._body)
-        if not body:  # LiteLLM lists the models
+        if not body:  # LiteLLM requests the list of models
             self._transport.write(_NOTHING)
             return
         number = _NUMBER.search(body)
@@ -102,11 +111,12 @@ class _Connection(asyncio.Protocol):
         self._after(_FIRST, self._loop.time())
 
     def _after(self, tokens: int, last: float) -> None:
+        """Schedule the next token for the time that this number of tokens takes after `last`."""
         due = last + tokens * self._token_s
         self._loop.call_at(due, self._next, due)
 
     def _next(self, due: float) -> None:
-        """Write the next token; after the last one, write the end immediately."""
+        """Write the next token. If it was the last one, immediately write the end of the stream."""
         self._transport.write(self._pieces.popleft())
         if len(self._pieces) == 1 or self._transport.is_closing():
             self._last(self._pieces[-1])

@@ -1,13 +1,13 @@
-"""Baselines in separate processes: `python -m benchmarks.pipelines.process KIND BASE_URL RETRIEVAL
-FOLDER`.
+"""A bare pipeline in a separate process: `python -m benchmarks.pipelines.process KIND BASE_URL
+RETRIEVAL FOLDER`. There are three kinds:
 
-P1   pipeline on aiohttp and plain asyncio, retrieval over gRPC
-P2   pipeline on uvloop that parses pushed bytes, retrieval in the process
-SDK  pipeline on LiteLLM's SDK and plain asyncio, retrieval in the process
+P1   reads model replies with aiohttp on plain asyncio; retrieval over gRPC
+P2   parses replies as their bytes are pushed, on uvloop; retrieval inside the process
+SDK  makes model calls with LiteLLM's SDK on plain asyncio; retrieval inside the process
 
-They log each call before it is made and after it has ended, and each run; they sync the log before
-they answer. They print the address of their `AnswerService` and run until their standard input is
-closed.
+A pipeline logs each model call before and after it is made, and each run. It syncs the log to disk
+before it answers. The process prints the address of its `AnswerService`, and runs until its
+standard input is closed.
 """
 
 import asyncio
@@ -34,13 +34,15 @@ _TOP_K = 3
 
 
 async def in_process(query: str) -> Sequence[Passage]:
-    """Search with a retriever in the process."""
+    """Return the passages for a query, from a retriever inside this process."""
     return (await OnePassage().search([query], _TOP_K))[0]
 
 
 @asynccontextmanager
 async def calls(kind: str, base_url: str) -> AsyncIterator[Call]:
-    """Open the client of a kind, which makes model calls."""
+    """Open the client with which this kind of pipeline makes model calls. `base_url`: base URL of
+    the models.
+    """
     match kind:
         case "P1":
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:

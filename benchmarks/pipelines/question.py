@@ -1,6 +1,6 @@
-"""Pipeline that answers questions without a gateway: the same prompts, calls and searches, with
-simple parsing and an append-only log. It has no ledger, budgets, retries or citations; a model that
-breaks the protocol fails the question.
+"""A pipeline that answers questions without a gateway. It makes the same calls with the same
+prompts, and the same searches; it parses replies in the simplest way, and has an append-only log.
+It has no ledger, budgets, retries or citations. If a model breaks the protocol, the question fails.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ _TAGS = {
     for tag in ("search", "answer", "evidence")
 }
 _MAX_SEARCHES = 2
-"""Searches of an executor, after which it reports."""
+"""Number of searches after which an executor must report."""
 
 
 class PipelineCompletion(msgspec.Struct):
-    """Output of a model call."""
+    """Result of a model call."""
 
     text: str
     finish_reason: str | None
@@ -49,13 +49,14 @@ class PipelineCompletion(msgspec.Struct):
 
 
 Call = Callable[[dict[str, Any], str], Awaitable[PipelineCompletion]]
-"""Makes a model call from its body and its request id."""
+"""Makes a model call; takes the body of the request and its request id."""
 Search = Callable[[str], Awaitable[Sequence[Passage]]]
+"""Returns the passages for a query."""
 
 
 class PipelineLog:
-    """Append-only log. A record is one write on the event loop; a sync runs in a thread and serves
-    all waiting callers.
+    """Append-only log of a pipeline. Writing a record is one system call, made on the event loop.
+    Syncing to disk runs in a thread; one sync serves all callers that wait for it.
     """
 
     def __init__(self, file: Path) -> None:
@@ -64,11 +65,13 @@ class PipelineLog:
         self._syncing: asyncio.Task[None] | None = None
 
     def write(self, *record: object) -> None:
-        """Append a record, which then survives a kill of the process."""
+        """Append a record to the file. It then survives a kill of the process."""
         os.write(self._fd, msgspec.json.encode(record) + b"\n")
 
     async def sync(self) -> None:
-        """Wait for a sync that begins after this call; records then survive a power failure."""
+        """Wait for a sync to disk that begins after this call. Records written before the call then
+        survive a power failure.
+        """
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         self._waiting.append(done)
@@ -88,7 +91,7 @@ class PipelineLog:
 
 
 class Pipeline:
-    """Answers any number of questions concurrently."""
+    """Answers questions, any number of them concurrently."""
 
     def __init__(self, call: Call, search: Search, log: PipelineLog) -> None:
         self._call = call
@@ -100,8 +103,8 @@ class Pipeline:
         }
 
     async def answer(self, question: str) -> AnswerResponse:
-        """Delegate, search, and answer from the reports; the run is on disk when this returns.
-        Raises `RolegateError`.
+        """Answer a question as the gateway does: delegate, let executors search, and answer from
+        their reports. The run is on disk when this returns. Raises `RolegateError`.
         """
         begun = time.monotonic_ns()
         run = AnswerResponse(run_id=f"run-{next(self._numbers):016x}")
@@ -155,7 +158,7 @@ class Pipeline:
         ]
 
     async def _ask(self, run: AnswerResponse, role: str, messages: list[dict[str, str]]) -> str:
-        """Make one call, logged before and after."""
+        """Make one model call, which is logged before and after, and return its text."""
         usage = run.usage[list(MODELS).index(role)]
         usage.attempts += 1
         name = f"{run.run_id}-{sum(role_usage.attempts for role_usage in run.usage)}"
@@ -182,13 +185,15 @@ def _turn(text: str, reply: str) -> list[dict[str, str]]:
 
 
 def _inside(tag: str, text: str) -> str:
+    """Return the text inside the first element with this tag; empty if there is none."""
     match = _TAGS[tag].search(text)
     return unescape(match[1]).strip() if match else ""
 
 
 def _required(tag: str, text: str) -> str:
+    """Return the text inside the element with this tag. Raises `RolegateError` if there is none."""
     if not (content := _inside(tag, text)):
-        raise RolegateError(f"expected a search or <{tag}>, got {text!r}")
+        raise RolegateError(f"a model must write <search> or <{tag}>, but wrote {text!r}")
     return content
 
 

@@ -1,5 +1,5 @@
-"""Clients that make a model call: with aiohttp, as most people would write it; with a protocol
-that parses pushed bytes; with LiteLLM's SDK.
+"""Three clients that make model calls: one with aiohttp, as most programs have it; one that parses
+bytes as the event loop pushes them; and one with LiteLLM's SDK.
 """
 
 import asyncio
@@ -70,7 +70,9 @@ def _completion(chunks: Iterable[_Chunk]) -> PipelineCompletion:
 
 
 def aiohttp_calls(session: aiohttp.ClientSession, base_url: str) -> Call:
-    """Return a client that reads a stream in a task, which wakes for each piece."""
+    """Return a client that reads a streamed reply with aiohttp. Its task wakes for each piece of
+    the stream.
+    """
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
 
     async def call(body: dict[str, Any], name: str) -> PipelineCompletion:
@@ -92,7 +94,9 @@ def aiohttp_calls(session: aiohttp.ClientSession, base_url: str) -> Call:
 
 
 class _Connection(asyncio.Protocol):
-    """HTTP connection with one call at a time; the caller wakes when the reply is complete."""
+    """An HTTP connection with one call at a time. The caller's task wakes only once, when the reply
+    is complete.
+    """
 
     transport: asyncio.Transport
 
@@ -102,7 +106,9 @@ class _Connection(asyncio.Protocol):
         self._reply: asyncio.Future[bytes] | None = None
 
     async def send(self, request: bytes) -> bytes:
-        """Send a request and return the body of the reply. Raises `RolegateError`."""
+        """Send a request and return the body of the reply. Raises `RolegateError` if the connection
+        breaks, or if the status is not 200.
+        """
         loop = asyncio.get_running_loop()
         self._reply = loop.create_future()
         self._body = []
@@ -121,7 +127,9 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, _error: Exception | None) -> None:
         if self._reply and not self._reply.done():
-            self._reply.set_exception(RolegateError("the connection broke"))
+            self._reply.set_exception(
+                RolegateError("the connection to the model broke before the reply was complete")
+            )
 
     def on_body(self, body: bytes) -> None:
         self._body.append(body)
@@ -137,7 +145,9 @@ class _Connection(asyncio.Protocol):
 
 
 class PushCalls:
-    """Client that parses a stream's events after all have arrived. Keeps its connections."""
+    """A client that collects a streamed reply as its bytes arrive, and parses the events when the
+    reply is complete. It keeps its connections for later calls.
+    """
 
     def __init__(self, base_url: str) -> None:
         url = urlsplit(base_url)
@@ -150,7 +160,9 @@ class PushCalls:
         )
 
     async def __call__(self, body: dict[str, Any], name: str) -> PipelineCompletion:
-        """Make a call. Raises `RolegateError` and `OSError`."""
+        """Make a model call. `body`: body of the request. `name`: its request id. Raises
+        `RolegateError` and `OSError`.
+        """
         data = msgspec.json.encode(body | _STREAMED)
         while self._idle and self._idle[-1].transport.is_closing():
             self._idle.pop()
@@ -167,13 +179,13 @@ class PushCalls:
         return _completion(_chunks(reply.split(b"\n\n")))
 
     def close(self) -> None:
-        """Close idle connections."""
+        """Close all idle connections."""
         for connection in self._idle:
             connection.transport.close()
 
 
 def litellm_calls(base_url: str) -> Call:
-    """Return a client based on LiteLLM's SDK, which is not streamed."""
+    """Return a client that makes calls with LiteLLM's SDK. Its replies are not streamed."""
     litellm = load_litellm()
 
     async def call(body: dict[str, Any], _name: str) -> PipelineCompletion:

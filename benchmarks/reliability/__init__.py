@@ -1,1 +1,3 @@
-"""Whether anything is lost, late or booked wrongly while upstreams fail and gateways are killed."""
+"""Tests whether anything is lost, late or booked wrongly while upstreams fail and gateways are
+killed.
+"""

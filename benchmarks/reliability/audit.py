@@ -1,4 +1,6 @@
-"""Comparison of what clients, upstreams and the store saw of the same work."""
+"""Comparison of three records of the same work: what clients received, which calls arrived at
+upstreams, and what the gateway stored.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,26 +17,32 @@ from router.trace import Run
 from router.trace.call import COMPLETE_OUTCOMES
 
 _REACHED = {*COMPLETE_OUTCOMES, "refused", "content_refused", "protocol_error"}
-"""Outcomes of calls that have reached an upstream."""
+"""Outcomes of calls that certainly reached an upstream."""
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """Content of the store, and its differences from what clients and upstreams saw."""
+    """Figures about the content of the store, and the conditions that it breaks."""
 
     rows: dict[str, int]
-    """Rows of the ledger by outcome."""
+    """Number of calls in the ledger, by outcome."""
     resumed: int
-    """Runs that resumed an interrupted one."""
+    """Number of runs that resumed an interrupted run."""
     in_flight: int
-    """Calls repeated in resumed runs because they were in flight at a kill."""
+    """Number of calls that a resumed run had to repeat, because they were in flight when the
+    gateway was killed.
+    """
     wrong: dict[str, list[str]]
-    """Runs and calls that break a condition, by condition."""
+    """For each condition, the runs and calls that break it; empty if all keep it."""
 
 
 def compared(
     connection: Connection, ended: Iterable[LoadResult], attempts: Sequence[Attempt]
 ) -> Audit:
-    """Compare the store with the results of clients and the attempts at upstreams."""
+    """Compare the store with what clients and upstreams saw.
+
+    `connection`: connection to the store's database. `ended`: results that clients received.
+    `attempts`: calls that arrived at upstreams.
+    """
     arrived = Counter(attempt.request_id for attempt in attempts)
     counted = {attempt.request_id: attempt.counted for attempt in attempts if attempt.counted}
     shown = {attempt.request_id: attempt.conversation for attempt in attempts}
@@ -72,7 +80,7 @@ def compared(
                 *(name for name, row in rows.items() if row.outcome == "open"),
             ],
             "no completed call is made again": [name for name, completed in again if completed],
-            "who asks again goes on": [
+            "a repeated question resumes its interrupted run": [
                 later.id
                 for earlier, later in pairwise(sorted(runs.values(), key=lambda run: run.request))
                 if earlier.request == later.request
@@ -84,7 +92,9 @@ def compared(
 
 
 def _lost(connection: Connection, ended: Iterable[LoadResult]) -> list[str]:
-    """Return the runs of answers whose status or usage in the store differs from the answer's."""
+    """Return the ids of the runs whose answer a client received, but which the store does not have
+    as finished with the same number of calls and tokens.
+    """
     tokens = func.coalesce(func.sum(CALLS.c.prompt_tokens + CALLS.c.completion_tokens), 0)
     summed = select(
         RUNS.c.run_id, RUNS.c.status, func.count(CALLS.c.number), tokens
@@ -104,8 +114,9 @@ def _lost(connection: Connection, ended: Iterable[LoadResult]) -> list[str]:
 def _made_again(
     run: Run, runs: Mapping[str, Run], shown: Mapping[str, bytes]
 ) -> Iterator[tuple[str, bool]]:
-    """Yield each call of a resumed run whose conversation was already sent in an earlier run, and
-    whether the earlier call had completed.
+    """Yield the calls of a resumed run that repeat a call of the runs that it resumes, each with
+    whether the earlier call had completed. Two calls are the same if they send the same
+    conversation. `shown`: conversation of each call, by request id.
     """
     completed = dict[bytes, bool]()
     earlier = runs.get(run.resumed_from)
@@ -123,20 +134,28 @@ def _made_again(
 def checks_of(
     ended: Sequence[LoadResult], late_s: float, wrong: Mapping[str, Sequence[str]]
 ) -> Iterator[Check]:
-    """Yield the checks of all parts. `late_s`: seconds after its deadline that a result may take.
-    `wrong`: see `Audit`.
+    """Yield the checks that every part must pass.
+
+    `ended`: results that clients received. `late_s`: seconds by which a result may miss its
+    deadline. `wrong`: see `Audit`.
     """
     late = [result for result in ended if result.late_s > late_s]
     untyped = [result.outcome for result in ended if not result.typed]
     answered = sum(result.outcome == ANSWERED for result in ended)
-    yield Check("none ends 100 ms after its deadline", not late, f"{len(late)} of {len(ended)}")
-    yield Check("each ends in an answer or a typed error", not untyped, named(untyped))
-    yield Check("some are answered", answered > 0, f"{answered} of {len(ended)}")
+    yield Check(
+        "no request ends more than 100 ms after its deadline",
+        not late,
+        f"{len(late)} of {len(ended)}",
+    )
+    yield Check("each request ends in an answer or a typed error", not untyped, named(untyped))
+    yield Check("some requests are answered", answered > 0, f"{answered} of {len(ended)}")
     for condition, names in wrong.items():
         yield Check(condition, not names, named(names))
 
 
 def named(names: Sequence[str]) -> str:
-    """Return the first three names and the number of the others."""
+    """Return a text with the first three names and the number of further ones; `none` if there are
+    no names.
+    """
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more}" if names else "none"

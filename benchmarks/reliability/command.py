@@ -1,19 +1,20 @@
 """Checks that nothing is lost and everything is booked exactly while upstreams fail and the gateway
 is killed.
 
-All upstreams are behind fault proxies, whose faults are drawn from a seed.
+All upstreams are behind proxies that make a share of the calls fail. A seed decides which calls
+fail, and how. There are four parts:
 
-faults    simulated models, a share of whose calls fails: connection resets, storms of 429 and 503,
-          calls that are never answered, streams that drip or are cut, wrong usage, invalid UTF-8,
-          duplicated chunks, hanging health endpoints
-kills     slow simulated models, and a gateway that is killed (SIGKILL) and restarted many times at
-          random moments; half of the interrupted questions are asked again with the same request
-          id and are resumed
-tables    the same with tables, each asked for again until it is complete, and then compared with
-          the table of an undisturbed run
-vllm      the same as kills, with the demo's models on real vLLM
+faults    simulated models with many kinds of faults: connection resets, series of 429 and 503,
+          calls that are never answered, streams that are very slow or end early, wrong usage,
+          invalid UTF-8, duplicated chunks, health endpoints that hang
+kills     slow simulated models. The gateway is killed (SIGKILL) at random moments and restarted,
+          many times. Half of the interrupted questions are asked again, with the same request id,
+          and must resume their runs
+tables    as kills, but with tables. Each table is asked for again until it is complete, and then
+          compared with the table of a run that was not disturbed
+vllm      as kills, but with the demo's models on real vLLM
 
-The exit status is 1 if a check fails; failed checks are named.
+The exit status is 1 if a check fails. Every check is printed with its result.
 """
 
 import asyncio
@@ -60,19 +61,33 @@ _AGREE = {
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    parts: Annotated[tuple[Part, ...], Meta(description="parts to run; all by default")] = get_args(
-        Part
+    parts: Annotated[tuple[Part, ...], Meta(description="parts of the benchmark to run")] = (
+        get_args(Part)
     )
-    questions: Annotated[int, Meta(ge=4, description="questions of faults")] = 2000
-    in_flight: Annotated[int, Meta(ge=1, description="concurrent questions")] = 32
-    share: Annotated[float, Meta(ge=0, le=1, description="share of calls that fail")] = 0.05
-    kills: Annotated[int, Meta(ge=1, description="number of kills")] = 30
-    longest: Annotated[float, Meta(gt=0, description="max seconds between kills")] = 2.0
-    store: Annotated[Literal["sqlite", "postgres"], Meta(description="database of the runs")] = (
-        "sqlite"
-    )
-    seed: Annotated[int, Meta(description="seed of the faults")] = 0
-    folder: Annotated[Path, Meta(description="folder that keeps the stores")] | None = None
+    questions: Annotated[
+        int, Meta(ge=4, description="in the part faults: number of questions to ask")
+    ] = 2000
+    in_flight: Annotated[int, Meta(ge=1, description="questions asked at the same time")] = 32
+    share: Annotated[
+        float, Meta(ge=0, le=1, description="share of model calls that are made to fail")
+    ] = 0.05
+    kills: Annotated[
+        int, Meta(ge=1, description="in all other parts: how often the gateway is killed")
+    ] = 30
+    longest: Annotated[
+        float, Meta(gt=0, description="max seconds from a start of the gateway to its kill")
+    ] = 2.0
+    store: Annotated[
+        Literal["sqlite", "postgres"], Meta(description="database in which runs are stored")
+    ] = "sqlite"
+    seed: Annotated[int, Meta(description="seed of the faults and of the kills")] = 0
+    folder: (
+        Annotated[
+            Path,
+            Meta(description="folder to keep the stores in (default: a temporary folder)"),
+        ]
+        | None
+    ) = None
 
 
 class PartFigures(msgspec.Struct, frozen=True):
@@ -80,30 +95,35 @@ class PartFigures(msgspec.Struct, frozen=True):
 
     part: Part
     ended: dict[str, int]
-    """Results of clients by outcome."""
+    """Number of requests of clients, by how they ended."""
     latest_ms: float
-    """Largest delay after a deadline; negative if all ended before theirs."""
+    """Max milliseconds by which a request ended after its deadline; negative if all ended before.
+    """
     lag_ms: float
-    """Max delay of this process's event loop, which runs clients, proxies and simulated models."""
+    """Max delay of this process's event loop, in milliseconds. Clients, proxies and simulated
+    models run in it, so it adds to the delays that are measured.
+    """
     faults: dict[str, int]
+    """Number of calls that were made to fail, by the kind of fault."""
     attempts: int
-    """Attempts that reached an upstream."""
+    """Number of calls that reached an upstream."""
     rows: dict[str, int]
-    """Rows of the ledger by outcome."""
+    """See `Audit.rows`."""
     resumed: int
+    """See `Audit.resumed`."""
     in_flight: int
-    """Calls repeated in resumed runs because they were in flight at a kill."""
+    """See `Audit.in_flight`."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Checks, and the figures behind them."""
+    """Checks of all parts, and their figures."""
 
     checks: list[Check]
     parts: list[PartFigures]
 
 
 async def measure(options: Options) -> Figures:
-    """Run the parts. Raises `RolegateError`."""
+    """Run the chosen parts. Raises `RolegateError`."""
     checks = list[Check]()
     parts = list[PartFigures]()
     for part in options.parts:
@@ -123,7 +143,7 @@ async def _part(
     store: str,
     options: Options,
 ) -> tuple[PartFigures, list[Check]]:
-    """Run a part. `store`: URL of an empty database."""
+    """Run a part, and return its figures and its checks. `store`: URL of an empty database."""
     async with opened_bed(_PARTS[part], folder, store, options.seed) as bed:
         checks = await (_failing if part == "faults" else _killed)(bed, options)
         if part == "tables":
@@ -149,7 +169,9 @@ async def _part(
 
 
 async def _failing(bed: TestBed, options: Options) -> list[Check]:
-    """Ask one gateway while upstreams fail; its memory and open files must not grow."""
+    """Ask a gateway while upstreams fail. Return checks that its memory and its number of open
+    files do not grow.
+    """
     bed.fail(options.share)
     async with gateway(bed.config) as process, watching(process.watched) as samples:
         texts = islice(bed.questions, options.questions)
@@ -159,7 +181,9 @@ async def _failing(bed: TestBed, options: Options) -> list[Check]:
 
 
 def _growth(name: str, samples: Sequence[float]) -> Check:
-    """Compare the second quarter of the samples, after the warm-up, with the last one."""
+    """Return a check that a value does not grow by more than 10 %. It compares the second quarter
+    of the samples with the last quarter; the first quarter is the warm-up.
+    """
     quarter = len(samples) // 4
     first = statistics.median(samples[quarter : 2 * quarter + 1])
     last = statistics.median(samples[-quarter - 1 :])
@@ -168,8 +192,8 @@ def _growth(name: str, samples: Sequence[float]) -> Check:
 
 
 async def _killed(bed: TestBed, options: Options) -> list[Check]:
-    """Ask gateways that are killed at random moments; the ledger of the last one has to agree with
-    the upstreams' counters.
+    """Ask gateways that are killed at random moments. Then let a last gateway finish the
+    interrupted questions, and return a check that its ledger agrees with the upstreams' counters.
     """
     texts = (bed.cut.pop(0) if bed.cut else text for text in bed.questions)
     bed.fail(options.share)
@@ -191,7 +215,9 @@ async def _killed(bed: TestBed, options: Options) -> list[Check]:
 
 
 async def _compared_tables(bed: TestBed, options: Options) -> Check:
-    """Compare each table with that of an undisturbed run."""
+    """Fill each table again without disturbance. Return a check that all tables are the same as
+    before.
+    """
     async with gateway(bed.config) as process, AsyncClient(process.words[0]) as client:
 
         async def undisturbed(text: str) -> str:
@@ -201,7 +227,7 @@ async def _compared_tables(bed: TestBed, options: Options) -> Check:
     pairs = zip(bed.tables.items(), expected, strict=True)
     different = [text for (text, rows), expected_rows in pairs if rows != expected_rows]
     return Check(
-        "each table is what an undisturbed run makes of it",
+        "each table equals the table of an undisturbed run",
         bool(expected) and not different,
         named(different),
     )

@@ -1,4 +1,6 @@
-"""Gateway under test with failing upstreams, simulated or real, and its clients."""
+"""Test bed: the config of a gateway under test, its failing upstreams (simulated or real), and the
+clients that ask it.
+"""
 
 import asyncio
 import json
@@ -36,73 +38,82 @@ from router.testing.openai_server import ChatRequest, Reply, serving, writes
 from serving.config.file import load_config, preset
 
 COLUMNS = "part*, maker, made:integer"
-"""Columns of the tables to ask for."""
+"""Columns of the tables that clients ask for."""
 _BACKBONES = 2
 _EXECUTORS = 3
 _CUT: tuple[Fault, ...] = ("cut",)
-"""Fault after which the upstream's own token count is still comparable with the ledger."""
+"""The kind of fault that ends a stream early. It is the only one in parts that compare the ledger
+with the upstreams' own token counts, which stay comparable with it.
+"""
 _AGAIN_SHARE = 0.5
 """Share of the interrupted questions that are asked again."""
 _HURRIED_SHARE = 0.2
+"""Share of the questions for which the client sets a shorter deadline."""
 _MIN_S = 0.5
+"""Min seconds of such a deadline."""
 _PAUSE_S = 0.5
+"""Seconds that a client waits after an error."""
 _WORLD = 31
 _WORLD_QUESTIONS = 20_000
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """Conditions of a part."""
+    """Conditions of a part of the benchmark."""
 
     timeout_s: float
-    """Deadline of a question."""
+    """The gateway's deadline for a request, in seconds."""
     faults: tuple[Fault, ...] = _CUT
+    """Kinds of faults."""
     pace: float = 0.0
-    """Tokens per second of simulated models; 0 without delay."""
+    """Tokens per second that simulated models write; with 0, they write without delay."""
     columns: str = ""
-    """Columns of the tables to ask for; empty to ask for answers."""
+    """Columns of the tables that clients ask for; empty if they ask for answers."""
     real: bool = False
-    """True for the demo's models on vLLM instead of simulated models."""
+    """Whether the models are the demo's models on vLLM, not simulated ones."""
 
 
 @dataclass(slots=True)
 class TestBed:
-    """Config of the gateway under test, the proxies in front of its upstreams, and its clients."""
+    """Config of the gateway under test, the proxies in front of its upstreams, and the questions
+    and results of its clients.
+    """
 
     config: Path
     conditions: Conditions
     proxies: Sequence[FaultProxy]
     plans: Sequence[FaultPlan]
     questions: Iterator[str]
-    """Unused questions; each is different."""
+    """Questions that were not asked yet; all are different."""
     chance: random.Random
     ended: list[LoadResult] = field(default_factory=list)
+    """Results that clients received."""
     cut: list[str] = field(default_factory=list)
-    """Questions to ask again, as the gateway ended before they did."""
+    """Questions to ask again, because the gateway was killed while it worked on them."""
     tables: dict[str, str] = field(default_factory=dict)
-    """Rows of received tables, by question."""
+    """Tables that clients received, as text (`rows_of`), by question."""
     lag_s: float = 0.0
-    """Max delay of this process's event loop, which runs clients, proxies and simulated models."""
+    """Max delay of this process's event loop in seconds, see `PartFigures.lag_ms`."""
 
     @property
     def faults(self) -> Counter[str]:
-        """Number of calls by fault."""
+        """Number of calls that were made to fail, by the kind of fault."""
         return sum((plan.seen for plan in self.plans), Counter[str]())
 
     def fail(self, share: float) -> None:
-        """Set the share of calls that fail."""
+        """Set the share of calls that are made to fail."""
         for plan in self.plans:
             plan.share = share
 
     async def watch(self) -> None:
-        """Measure the delay of this process's event loop, forever."""
+        """Measure the delay of this process's event loop until cancelled."""
         while True:
             due = time.perf_counter() + 0.05
             await asyncio.sleep(0.05)
             self.lag_s = max(self.lag_s, time.perf_counter() - due)
 
     async def ask(self, client: AsyncClient, text: str) -> LoadResult | None:
-        """Ask a question, sometimes with a shorter deadline than the gateway's. Return None if the
-        gateway is gone.
+        """Ask a question, and record the result. Some questions have a shorter deadline than the
+        gateway's. Return None if the gateway ended before it answered.
         """
         columns = self.conditions.columns
         deadline_s = self.conditions.timeout_s
@@ -126,7 +137,9 @@ class TestBed:
         return ended
 
     async def keep_asking(self, address: str, texts: Iterator[str], concurrency: int) -> None:
-        """Ask until no question is left or the gateway is gone."""
+        """Ask the gateway at `address` the questions `texts`, with `concurrency` in flight, until
+        none is left or the gateway has ended.
+        """
 
         async def work(client: AsyncClient) -> None:
             for text in texts:
@@ -147,8 +160,8 @@ async def opened_bed(
     store: str,
     seed: int,
 ) -> AsyncIterator[TestBed]:
-    """Start upstreams behind fault proxies, and write the gateway's config into `folder`. `store`:
-    URL of the database.
+    """Start upstreams behind fault proxies, and write the gateway's config into `folder`. Stop the
+    upstreams on exit. `store`: URL of the gateway's database. `seed`: seed of the faults.
     """
     server = {"timeout_s": conditions.timeout_s, "store": store}
     if not store.startswith("sqlite"):
@@ -176,6 +189,7 @@ async def opened_bed(
 
 
 _Upstreams = tuple[Path, list[FaultProxy], list[FaultPlan], Iterator[str]]
+"""Config of the gateway, proxies of its models, fault plans of its retrieval, and questions."""
 
 
 async def _canned(
@@ -185,7 +199,7 @@ async def _canned(
     server: dict[str, Any],
     seed: int,
 ) -> _Upstreams:
-    """Start simulated models with replicas, and a retrieval service."""
+    """Start simulated models, with replicas, and a retrieval service."""
     enter = stack.enter_async_context
     pace = conditions.pace
     columns = conditions.columns
@@ -207,7 +221,7 @@ async def _canned(
     waits: dict[str, Any] = {
         "first_token_timeout_s": timeout_s / 8,
         "call_timeout_s": timeout_s / 2,
-        # More attempts, as a table in which a call failed permanently would differ
+        # More attempts for tables: a call that fails for the last time would change the table
         "attempts": 6 if columns else 3,
     }
     executors = {
@@ -234,7 +248,7 @@ async def _deployed(
     server: dict[str, Any],
     seed: int,
 ) -> _Upstreams:
-    """Start the demo's models on real vLLM, over an unseen world."""
+    """Start the demo's models on real vLLM, with questions about an unseen world."""
     world = folder / "world"
     questions = export(World(_WORLD, "test"), world, _WORLD_QUESTIONS)
     mini = await stack.enter_async_context(
@@ -254,8 +268,8 @@ _ASKS = '<ask column="maker">Who made {part}?</ask><ask column="made">When was {
 
 
 def tabular(asked: ChatRequest) -> str:
-    """Return the text of a turn on a table of `COLUMNS`. Names and values repeat the numbers in the
-    question.
+    """Return the text that a simulated model writes to fill a table with `COLUMNS`. Names and
+    values repeat the numbers in the question, so that different tables have different content.
     """
     about = asked.texts[1]
     turns = len(asked.texts)

@@ -1,4 +1,4 @@
-"""Cells of a sweep: configurations with their models and limits."""
+"""Cells of a sweep. A cell is one configuration: a topology with its models and limits."""
 
 import hashlib
 import re
@@ -20,43 +20,45 @@ from serving.config.file import load_config
 from serving.topologies import manager_configs
 
 _ENDPOINT = ("engine", "base_url", "api_key_env", "replicas", "fallbacks", "extra_body")
-"""Keys that belong to a model's endpoint and not to its role."""
+"""Keys of a role that say where its model is served, not how the role works."""
 
 
 class SweepCell(msgspec.Struct, frozen=True):
-    """Configuration of a sweep."""
+    """One configuration of a sweep."""
 
     name: str
     pairs: Pairs
-    """Pairs that it is one of."""
+    """Entry of the plan that the cell comes from."""
     backbone: str
-    """Name of a model of the plan, like `executor`."""
+    """Name of the backbone's model in the plan."""
     executor: str | None
+    """Name of the executor's model in the plan; None if the backbone's model works alone."""
     config: Config
     """Config with the cell's models."""
     adapter: Path | None
-    """Adapter on the model of `roles.execution`; None for that model without one."""
+    """Folder of the executor's adapter on the model of `roles.execution`; None without an adapter.
+    """
 
     @property
     def topology(self) -> str:
-        """Return the way to answer."""
+        """Return the name of the topology: who searches and who answers."""
         return self.pairs.topology
 
     @property
     def folder(self) -> str:
-        """Return a unique folder name."""
+        """Return the name of the cell's folder, which no other cell has."""
         plain = re.sub(r"[^\w.+-]+", "-", self.name)
         return f"{plain}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
 
     @property
     def version(self) -> str | None:
-        """Return the name under which the adapter is loaded."""
+        """Return the name under which the engine loads the adapter; None without an adapter."""
         return None if self.adapter is None else adapter_name(self.adapter)
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
-        """Return the roles that work in the cell, in the order of their work; managers come last,
-        as `managers.NAME`.
+        """Return the roles that work in the cell, by name: delegation, execution and answer, then
+        managers as `managers.NAME`. A model that works alone has the role delegation.
         """
         if self.executor is None:
             prompt = self.pairs.prompt or str(PROMPTS / f"{self.topology}.txt")
@@ -74,7 +76,7 @@ class SweepCell(msgspec.Struct, frozen=True):
 
     @property
     def settings(self) -> dict[str, object]:
-        """Return everything that its calls depend on, as JSON."""
+        """Return everything that the cell's model calls depend on, as JSON values."""
         in_cell = {f"{name}, here": role for name, role in self.roles.items()}
         judge = self.config.distillation.judge
         return {
@@ -86,11 +88,11 @@ class SweepCell(msgspec.Struct, frozen=True):
 
 
 def cells_of(plan: Plan) -> list[SweepCell]:
-    """Return all cells, each once, in the order of the plan. Raises `BadConfig` if a model does not
-    fit its role.
+    """Return all cells of a plan, in its order and each once. Raises `BadConfig` if a model does
+    not fit its role.
     """
     config = load_config(Path(plan.config))
-    # The plan names the adapters
+    # Adapters are named by the plan, so the config's version is not used
     versions = msgspec.structs.replace(config.versions, start=None)
     config = msgspec.structs.replace(config, versions=versions)
 
@@ -98,7 +100,8 @@ def cells_of(plan: Plan) -> list[SweepCell]:
     for pairs in plan.pairs:
         if pairs.topology == "host" and not config.managers:
             raise BadConfig(
-                "pairs: topology host: the config has no managers; add [managers.NAME]."
+                f"pairs: the topology host needs managers, and {plan.config} has none; add a table "
+                "[managers.NAME] there."
             )
         for backbone, executor in product(pairs.backbone, pairs.executor or (None,)):
             name = f"{backbone} + {executor}" if executor else backbone
@@ -131,7 +134,9 @@ def _with_models(
     backbone: str,
     executor: str | None,
 ) -> Config:
-    """Return the config with the models of a cell."""
+    """Return the config with the models of a cell. `executor`: None to keep the config's executor.
+    Raises `BadConfig`, with the name of the cell, if the result is not valid.
+    """
     models = {"delegation": backbone} | ({"execution": executor} if executor else {})
     roles = {
         role: _in_role(getattr(config.roles, role), plan.models[name], name)
@@ -148,7 +153,9 @@ def _in_role(
     model: StudyModel,
     name: str,
 ) -> RoleConfig:
-    """Return the role with this model."""
+    """Return the role with the settings of a model of the plan. `name`: the model's name. Raises
+    `BadConfig` for settings that a role does not have.
+    """
     described: dict[str, Any] = msgspec.to_builtins(role)
     if model.settings.get("model", role.model) != role.model:
         described = {key: value for key, value in described.items() if key not in _ENDPOINT}
@@ -159,8 +166,11 @@ def _in_role(
 
 
 def engine_groups(cells: Sequence[SweepCell], at_once: int) -> list[list[SweepCell]]:
-    """Group cells that share engines, because engines start slowly. Each cell joins the first group
-    that then needs at most `at_once` engines, or else starts a new group.
+    """Return groups of cells. The engines of a group run at the same time, so that cells of a group
+    share engines, which start slowly.
+
+    Each cell joins the first group that then needs at most `at_once` engines; if there is none, it
+    starts a new group.
     """
     groups: list[list[SweepCell]] = []
     for cell in cells:

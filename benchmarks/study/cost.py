@@ -1,9 +1,12 @@
-"""Tokens and money of logged traffic by role, and its estimated cost with other models.
+"""Tokens and money that the runs of a gateway cost, by role, and an estimate of what they would
+cost with other models.
 
-`--instead execution=MODEL` prices the same tokens with another model; `--instead
-execution=MODEL*0.628` also scales them, because a distilled executor needs fewer (0.628 of a
-frontier model's, 4,758 of 7,577, in TBSS Fig. 3). Other roles spend the same, and the other model
-is assumed to answer as well; idle machines and training are not counted.
+`--instead execution=MODEL` estimates the cost if another model had used the same tokens as
+executor. `--instead execution=MODEL*0.628` also assumes that it uses 0.628 times as many tokens: a
+distilled executor needs fewer than a frontier model (4,758 instead of 7,577 in TBSS, Fig. 3).
+
+The estimate assumes that answers stay equally good and that the other roles spend the same. Idle
+machines and training are not counted.
 """
 
 from collections import Counter
@@ -38,14 +41,14 @@ _SHOWN = (
 
 
 class _Instead(NamedTuple):
-    """Another model for a role, and the share of the tokens that it would use."""
+    """Another model for a role. `token_share`: how many times as many tokens it would use."""
 
     model: str
     token_share: float = 1.0
 
     @classmethod
     def parse(cls, text: str) -> "_Instead":
-        """Parse `MODEL` or `MODEL*SHARE`. Raises `ValueError`."""
+        """Parse `MODEL` or `MODEL*SHARE`. Raises `ValueError` if the text has another form."""
         model, _, share = text.partition("*")
         instead = cls(model.strip(), float(share or 1))
         if not instead.model or not 0 < instead.token_share <= 1000:
@@ -60,9 +63,10 @@ def _with_other_models(
     prices: Mapping[str, Price],
     instead: Mapping[RoleName, _Instead] = {},
 ) -> list[RoleTotal]:
-    """Price totals again: with `prices` for the models in it, and as booked for others.
+    """Return the totals with new prices. Totals of models that are not in `prices` keep the cost
+    that was booked.
 
-    `instead`: replacements by role, all of whose models are in `prices`.
+    `instead`: models that replace those of a role, by role; `prices` must have all of them.
     """
     return [
         _priced(total, prices, instead.get(total.role, _Instead(total.model))) for total in totals
@@ -92,39 +96,52 @@ def _priced(total: RoleTotal, prices: Mapping[str, Price], other: _Instead) -> R
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the command."""
 
-    store: Annotated[str, Meta(description="store of a gateway, such as sqlite:///rolegate.db")]
+    store: Annotated[
+        str, Meta(description="URL of a gateway's store, such as sqlite:///rolegate.db")
+    ]
     prices: (
         Annotated[
-            Path, Meta(description="TOML file: prompt, completion, cached by model; $ per million")
+            Path,
+            Meta(
+                description="TOML file with a table for each model: prompt, completion and cached, "
+                "in dollars per million tokens (default: prices as booked)"
+            ),
         ]
         | None
     ) = None
     instead: Annotated[
         tuple[str, ...],
-        Meta(description="ROLE=MODEL[*SHARE]: estimate with this model in that role"),
+        Meta(
+            description="ROLE=MODEL[*SHARE]: estimate the cost with this model in this role, using "
+            "SHARE times as many tokens (default: 1)"
+        ),
     ] = ()
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """Cost by role and model."""
+    """Cost of all runs, by role and model."""
 
     rows: list[RoleTotal]
     dollars: float | None
-    """None if price or usage of any call is unknown."""
+    """Total cost; None if the price or the token count of any call is unknown."""
     execution_token_share: float
+    """Share of all tokens that executors used."""
 
 
 class CostReport(msgspec.Struct, frozen=True):
-    """Booked cost, and the estimate with other models."""
+    """Cost as booked, and the estimate with other models."""
 
     runs: int
+    """Number of runs."""
     booked: Costs
     what_if: Costs | None
+    """Estimated cost with other models; None without `--instead`."""
     saved_share: float | None
+    """Share of the booked cost that the other models would save; None if unknown."""
 
 
 async def measure(options: Options) -> CostReport:
-    """Compute the cost. Raises `BadConfig` and `StoreFailed`."""
+    """Return the cost, and the estimate. Raises `BadConfig` and `StoreFailed`."""
     prices: dict[str, Price] = {}
     if options.prices:
         advice = "write a table for each model, with prompt and completion"
@@ -143,7 +160,7 @@ async def measure(options: Options) -> CostReport:
 
 
 def shown(figures: dict[str, Any]) -> None:
-    """Print the cost, with dollars in each row."""
+    """Print the cost as tables, with dollars in each row."""
     for name in ("booked", "what_if"):
         if costs := figures.pop(name):
             rows = [
@@ -166,10 +183,12 @@ def _costs(rows: list[RoleTotal]) -> Costs:
 
 
 async def _booked(url: str) -> tuple[int, list[RoleTotal]]:
-    """Return the number of runs of a store and their totals, deleted runs included."""
+    """Return the number of runs of a store, and their totals by role, model and manager. Runs that
+    have been deleted are included.
+    """
     file = url.removeprefix("sqlite:///")
     if file != url and not Path(file).expanduser().exists():
-        raise BadConfig(f"--store {url}: no such file; name the store of a gateway.")
+        raise BadConfig(f"--store {url}: there is no such file; name the store of a gateway.")
     async with opened(url) as database:
         report = await SQLUsages(database).usage(UsageQuery(by=("role", "model", "manager")))
     return report.runs, msgspec.convert(report.rows, list[RoleTotal], from_attributes=True)
@@ -179,8 +198,8 @@ def _price(model: str, prices: Mapping[str, Price]) -> Price:
     price = prices.get(model) or listed_price(model)
     if price is None:
         raise BadConfig(
-            f"{model}: unknown price; give it with --prices, or install the extra litellm, "
-            "which has a price table."
+            f"{model}: unknown price; add the model to the file of --prices, or install the extra "
+            "litellm, which has a price table."
         )
     return price
 
@@ -191,6 +210,6 @@ def _instead(text: str) -> tuple[RoleName, _Instead]:
         return msgspec.convert(role, RoleName), _Instead.parse(model)
     except (msgspec.ValidationError, ValueError):
         raise BadConfig(
-            f"--instead {text}: write ROLE=MODEL or ROLE=MODEL*SHARE, with a role of "
-            f"{', '.join(get_args(RoleName))} and a share of the tokens above 0."
+            f"--instead {text}: write ROLE=MODEL or ROLE=MODEL*SHARE. ROLE is one of "
+            f"{', '.join(get_args(RoleName))}; SHARE is a number above 0 and at most 1000."
         ) from None

@@ -1,8 +1,9 @@
-"""The paper's study in miniature: models of three sizes as backbones, as executors and as single
-agents, on two unseen mini worlds, with real vLLM and real retrieval (TBSS 4.2 to 4.4).
+"""The paper's study in miniature (TBSS 4.2 to 4.4). Models of three sizes work as backbones, as
+executors and as single agents, on questions about two unseen mini worlds, with real vLLM and real
+retrieval.
 
-The models are part of the project; docs/LOG.md describes their training. The same command resumes a
-study in its folder.
+The models are part of the project; docs/LOG.md describes their training. After an interruption, the
+same command with the same folder resumes the study.
 """
 
 from pathlib import Path
@@ -22,28 +23,36 @@ from serving.config.config import EngineConfig
 from serving.config.file import load_config, preset
 
 SIZES = ("small", "medium", "large")
-"""From the smallest to the largest."""
+"""Names of the models, from the smallest to the largest."""
 MODELS = Path(__file__).resolve().parent / "models"
 _WEIGHTS = "model.safetensors"
 _ALONE = "shipped:prompts/mini/agent.txt"
-"""Prompt with which the models learned to work alone."""
+"""Prompt with which the models were trained to work alone."""
 _BYTES = 2
-"""Bytes per parameter in a file."""
+"""Bytes per parameter in a file of weights."""
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the study."""
 
-    work: Annotated[Path, Meta(description="folder of the study")]
+    work: Annotated[
+        Path, Meta(description="folder for worlds, results and report; a study in it is resumed")
+    ]
     worlds: Annotated[tuple[int, ...], Meta(description="seeds of the worlds")] = (21, 22)
     questions: Annotated[int, Meta(ge=1, description="questions per world")] = 75
-    rollouts: Annotated[int, Meta(ge=1, description="rollouts per question")] = 4
-    world: Annotated[Kind, Meta(description="kind of world; shipped models know mini")] = "mini"
-    models: Annotated[Path, Meta(description="folder with small, medium and large")] = MODELS
+    rollouts: Annotated[
+        int, Meta(ge=1, description="answers to each question by each configuration")
+    ] = 4
+    world: Annotated[
+        Kind, Meta(description="kind of the worlds; the shipped models were trained on mini")
+    ] = "mini"
+    models: Annotated[
+        Path, Meta(description="folder with the models, in the folders small, medium and large")
+    ] = MODELS
 
 
 async def measure(options: Options) -> sweep.Figures:
-    """Write worlds and plan, run the sweep, and write the report."""
+    """Write worlds and plan, run the sweep, and write the report. Raises `RolegateError`."""
     plan = write_study(options)
     results = plan.parent / "results"
     figures = await sweep.measure(sweep.Options(plan=plan, out=results))
@@ -52,8 +61,11 @@ async def measure(options: Options) -> sweep.Figures:
 
 
 def write_study(options: Options) -> Path:
-    """Write worlds, the config over them and the plan; return the plan's file. All worlds share one
-    index, because their names differ. Raises `BadConfig` if a model is missing.
+    """Write the worlds, a config with their documents, and the plan of the sweep. Return the path
+    of the plan.
+
+    All worlds share one index. That is possible because they have no names in common. Raises
+    `BadConfig` if a model is missing.
     """
     config = load_config(preset("mini"))
     models = options.models.resolve()
@@ -61,7 +73,7 @@ def write_study(options: Options) -> Path:
     parameters = {size: _parameters(models / size) for size in SIZES}
     work = options.work.resolve()
     folders = [work / f"world-{seed}" for seed in options.worlds]
-    # Files of one index need different names
+    # Files in the same index need different names
     corpora = [folder / f"{folder.name}.jsonl" for folder in folders]
     for seed, folder, corpus in zip(options.worlds, folders, corpora, strict=True):
         if options.world == "compositional":
@@ -115,6 +127,9 @@ def write_study(options: Options) -> Path:
 
 
 def _parameters(model: Path) -> float:
+    """Return the number of parameters of a model, by the size of its weights. Raises `BadConfig` if
+    there are none.
+    """
     try:
         return float((model / _WEIGHTS).stat().st_size // _BYTES)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Figures of a report: Fig. 2 and Fig. 3 of the paper (TBSS 4.5), from our own rows."""
+"""Pictures of a report: Fig. 2 and Fig. 3 of the paper (TBSS 4.5), drawn from a sweep's results."""
 
 from collections.abc import Iterator, Sequence
 from math import nan
@@ -18,17 +18,17 @@ _DELEGATION = "#b2182b"
 _INTERVAL = 1.96
 """Half-width of a 95 % interval, in standard errors."""
 Picture = tuple[Path, str]
-"""PNG file and its caption."""
+"""Path of a PNG file, and the picture's caption."""
 
 
 def pictures(study: Study, folder: Path) -> list[Picture]:
-    """Draw all figures that have rows, into `folder`."""
+    """Draw all figures for which the sweep has results into `folder`, and return them."""
     return [*_sensitivity(study, folder), *_frontiers(study, folder)]
 
 
 def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
-    """Draw Fig. 2: scores while one role grows and the other is fixed. Backbones grow with the
-    smallest executor, executors with the largest backbone.
+    """Draw Fig. 2: how scores change if the model of one role grows and that of the other role
+    stays the same. Backbones grow with the smallest executor, executors with the largest backbone.
     """
     lines = [
         (role, color, *sweep)
@@ -85,8 +85,9 @@ def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
 
 
 def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
-    """Draw Fig. 3 for each backbone with several executors: scores against tokens, with the Pareto
-    front. Executors that score zero are not on the front, however cheap.
+    """Draw Fig. 3 for each backbone that has several executors: the score of each executor against
+    its tokens, and the Pareto front. Executors that score zero are not on the front, however cheap
+    they are.
     """
     metric = "Judge" if all("Judge" in metrics_of(cell.rows) for cell in study.cells) else "EM"
     for number, (backbone, cells) in enumerate(study.sweeps(backbones=False), 1):
@@ -131,7 +132,7 @@ def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
 
 
 def _figure(width: float, height: float) -> Figure:
-    """Return an empty figure, sized in inches, which needs no display."""
+    """Return an empty figure that can be drawn without a display. `width`, `height`: in inches."""
     figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -144,7 +145,9 @@ def _plot(
     metric: str,
     **style: Any,
 ) -> None:
-    """Plot scores with 95 % intervals, clipped to 0 and 100."""
+    """Plot the score of each cell with its 95 % interval; intervals do not go below 0 or above 100.
+    `places`: positions on the horizontal axis.
+    """
     scores = [micro(cell.rows, metric) for cell in cells]
     means = [100 * score.mean for score in scores]
     errors = [nan if score.error is None else 100 * _INTERVAL * score.error for score in scores]
@@ -155,7 +158,7 @@ def _plot(
 
 
 def _saved(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG, atomically, and return its path."""
+    """Write a figure as PNG to `path`, atomically, and return the path."""
     with replacing(path) as unfinished:
         figure.savefig(unfinished, format="png")
     return path

@@ -1,4 +1,4 @@
-"""Plan of a sweep, read from TOML: models, their roles, and questions."""
+"""Plan of a sweep, read from a TOML file: models, the roles that they work in, and questions."""
 
 from collections import Counter
 from functools import partial
@@ -19,59 +19,69 @@ ModelName = Annotated[str, Meta(pattern=r"^[\w.:/-]+$")]
 
 
 class StudyModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Model that can work in several roles. Missing keys are those of the config's role, except for
-    the endpoint: a model with another name is hosted, or gives `engine` or `base_url`.
+    """A model that can work in several roles.
+
+    Keys that `settings` does not have are taken from the config's role. The endpoint is an
+    exception: if `settings` names another model than the role, it must also give `engine` or
+    `base_url`, unless the model is a hosted one.
     """
 
     settings: dict[str, Any] = {}
-    """Keys of `[roles.*]` in every role; a model whose roles differ has a name for each."""
+    """Keys of `[roles.*]`, used in every role that the model works in. A model that needs different
+    keys in two roles is listed twice, with two names.
+    """
     adapter: str | None = None
-    """Folder of a LoRA adapter on the model of the config's `[roles.execution]`."""
+    """Folder of a LoRA adapter for the model of the config's `[roles.execution]`."""
     parameters: float | None = None
-    """Number of parameters, for the axis of Fig. 2; without it, models are in the order of the
-    file.
+    """Number of parameters, for the horizontal axis of Fig. 2. If it is missing, models are placed
+    in the order of the plan.
     """
 
 
 class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All combinations of backbones and executors."""
+    """Configurations to run: every backbone with every executor."""
 
     backbone: Annotated[tuple[str, ...], Meta(min_length=1)]
+    """Names of models of the plan."""
     executor: tuple[str, ...] = ()
-    """Empty where the backbone's model works alone."""
+    """Names of models of the plan; empty if the backbone's model works alone."""
     topology: Literal["factorized", "host", "single_agent", "no_retrieval"] = "factorized"
+    """Topology, which sets who searches and who answers. In `single_agent` and `no_retrieval`, the
+    backbone's model works alone.
+    """
     prompt: str | None = None
-    """File with the system prompt of a model that works alone; absent for the shipped one."""
+    """File with the system prompt of a model that works alone; None for the shipped prompt."""
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Content of `sweep.toml`. Paths are relative to the file."""
+    """Content of a plan's file, such as `sweep.toml`. Paths in it are relative to the file."""
 
     questions: tuple[str, ...]
     """Files of questions, in any format that `rolegate bench datasets` reads."""
     models: dict[ModelName, StudyModel]
     pairs: Annotated[tuple[Pairs, ...], Meta(min_length=1)]
     config: str
-    """Config of everything that does not vary: answerer, judge, retrieval, limits, engines, prices;
-    such as `shipped:presets/mini.toml`.
+    """File of the config, such as `shipped:presets/mini.toml`. It sets everything that is the same
+    in all cells: answerer, judge, retrieval, limits, engines and prices.
     """
     title: str = ""
+    """Title of the report."""
     rollouts: Count = 4
-    """Rollouts per question (mean@k)."""
+    """Answers to each question in each cell (mean@k)."""
     limit: Count | None = None
-    """Max questions of each data set; the first ones are taken."""
+    """Max questions of each data set, from its beginning; None for all."""
     seed: int = 0
-    """Seed of the first rollout; each next rollout adds 1."""
+    """Seed of the first rollout of a question; the seed of each further one is higher by 1."""
     temperature: float | None = None
     """Temperature of all roles but the judge; None for the config's."""
     concurrency: Count = 8
-    """Concurrent questions."""
+    """Questions that are answered at the same time."""
     engines_at_once: Count = 3
     """Max engines that run at the same time."""
 
 
 def read_plan(path: Path) -> Plan:
-    """Read and check a plan; return it with absolute paths. Raises `BadConfig`."""
+    """Return the plan in the file `path`, with absolute paths. Raises `BadConfig`."""
     try:
         plan = msgspec.toml.decode(path.read_bytes(), type=Plan)
     except OSError as error:
@@ -80,12 +90,12 @@ def read_plan(path: Path) -> Plan:
         text, _, where = str(error).partition(" - at `$")
         raise BadConfig(f"{path}: {where.strip('`').lstrip('.') or 'the file'}: {text}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: not TOML: {error}") from None
+        raise BadConfig(f"{path}: this file is not TOML: {error}") from None
     for name, model in plan.models.items():
         if model.adapter and model.settings:
             raise BadConfig(
-                f"{path}: models.{name}: an adapter uses the model of [roles.execution]; "
-                "remove its settings."
+                f"{path}: models.{name}: has both adapter and settings, but an adapter always uses "
+                "the model and the settings of [roles.execution]; remove settings."
             )
     for number, pairs in enumerate(plan.pairs):
         if problem := _problem(pairs, plan):
@@ -94,19 +104,21 @@ def read_plan(path: Path) -> Plan:
 
 
 def _problem(pairs: Pairs, plan: Plan) -> str | None:
+    """Return what is wrong with a plan's entry, beginning with the key; None if it is valid."""
     for role, names in (("backbone", pairs.backbone), ("executor", pairs.executor)):
         for name in names:
             if name not in plan.models:
-                return f"{role}: unknown model {name!r}; add [models.{name}]."
+                return f"{role}: unknown model {name!r}; add a table [models.{name}]."
     if any(plan.models[name].adapter for name in pairs.backbone):
-        return "backbone: an adapter cannot delegate; name a model."
+        return "backbone: an adapter cannot delegate; name a model without adapter."
     if (pairs.topology in ("factorized", "host")) == bool(pairs.executor):
         return None
-    remedy = "has no executors; remove them" if pairs.executor else "needs executors; name some"
+    remedy = "has no executors; remove this key" if pairs.executor else "needs executors; name some"
     return f"executor: topology {pairs.topology!r} {remedy}."
 
 
 def _resolved(plan: Plan, base: Path) -> Plan:
+    """Return the plan with absolute paths. `base`: folder of the plan's file."""
     absolute = partial(located, base)
 
     def resolved(model: StudyModel) -> StudyModel:
@@ -129,8 +141,9 @@ def _resolved(plan: Plan, base: Path) -> Plan:
 
 
 def questions_of(plan: Plan) -> list[BenchmarkQuestion]:
-    """Read the questions of all files, each once, the first `limit` of each data set. Their ids are
-    made unique. Raises `BadCorpus` with file and line.
+    """Return the questions of all files of the plan, without duplicates, and at most `limit` of
+    each data set. If an id occurs again, a number is added to it. Raises `BadCorpus`, with file
+    and line.
     """
     seen = set[tuple[str, str]]()
     ids = Counter[str]()
@@ -142,7 +155,7 @@ def questions_of(plan: Plan) -> list[BenchmarkQuestion]:
         if key in seen:
             continue
         seen.add(key)
-        ids[question.id] += 1  # before the limit, so that ids do not depend on it
+        ids[question.id] += 1  # also for questions over the limit, so that ids do not depend on it
         if plan.limit is not None and of_dataset[question.dataset] >= plan.limit:
             continue
         of_dataset[question.dataset] += 1

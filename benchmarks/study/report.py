@@ -1,7 +1,8 @@
-"""The paper's tables and figures (TBSS 4) from a sweep, with costs and losses by role.
+"""Report about a sweep: the paper's tables and figures (TBSS 4), made from the sweep's results,
+with costs and losses by role.
 
-The report is written as Markdown with PNG figures, and as JSON. The paper's own figures follow
-ours, in separate tables.
+The report is written as Markdown with PNG pictures, and as JSON. The numbers that the paper
+published follow at the end, in separate tables.
 """
 
 from pathlib import Path
@@ -17,8 +18,8 @@ from serving.cli.command import POSITIONAL
 from serving.files import write_atomically
 
 _FEW = 50
-"""Questions below which the report warns: the 95 % interval of a share is then wider than 28
-points.
+"""The report warns if a sweep has fewer questions than this. The 95 % interval of a share can then
+be wider than 28 points.
 """
 _PUBLISHED = (
     'From the paper "Think Big, Search Small" (TBSS). Other models, other questions and '
@@ -30,18 +31,21 @@ _PUBLISHED = (
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the report."""
 
-    results: Annotated[Path, POSITIONAL, Meta(description="folder of a sweep, finished or not")]
-    out: Annotated[Path, Meta(description="folder of the report")]
+    results: Annotated[
+        Path, POSITIONAL, Meta(description="result folder of a sweep, finished or not")
+    ]
+    out: Annotated[Path, Meta(description="folder to write the report to")]
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Path of the report."""
+    """Where the report was written."""
 
     report: str
+    """Path of the Markdown file."""
 
 
 def measure(options: Options) -> Figures:
-    """Write the report."""
+    """Write the report. Raises `BadConfig` if the folder has no results of a sweep."""
     from benchmarks.study.pictures import pictures  # needs matplotlib
     from benchmarks.study.tables import published_tables, tables_of
 
@@ -70,6 +74,7 @@ def measure(options: Options) -> Figures:
 
 
 def _lead(study: Study) -> str:
+    """Return the first paragraph: what was run, and what limits the conclusions."""
     count = len(study.plan.question_ids)
     rows = sum(len(cell.rows) for cell in study.cells)
     configurations = (
@@ -77,11 +82,12 @@ def _lead(study: Study) -> str:
     )
     text = [f"{configurations}: {rows:,} rollouts in all."]
     if not any(row.judged for cell in study.cells for row in cell.rows[:1]):
-        text.append("No judge was asked: exact match decides what is right.")
+        text.append("No judge was asked: exact match decides whether an answer is right.")
     if not study.complete:
         text.append(
-            "**This sweep is not finished: rows are missing, and not the same ones everywhere.**"
+            "**This sweep is not finished: some results are missing, and configurations may lack "
+            "different questions.**"
         )
     if count < _FEW:
-        text.append(f"**Only {count:,} questions: most differences here may be chance.**")
+        text.append(f"**There are only {count:,} questions: most differences may be chance.**")
     return " ".join(text)

@@ -1,4 +1,4 @@
-"""Tables of a report: their values, and how they are shown in Markdown."""
+"""Tables of a report: the values in their cells, and how these are written in Markdown."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,23 +14,24 @@ MICRO = (
     "question; ours."
 )
 ReportValue = str | int | float | Score | Difference | None
-"""Value of one table cell. Scores and differences are shares of 1 and are shown in points of 100,
-as in the paper; None is shown as a dash.
+"""Value in a cell of a table. Scores and differences are shares of 1; they are shown in points of
+100, as in the paper. None is shown as a dash.
 """
 
 
 class ReportTable(msgspec.Struct, frozen=True):
-    """Table with a title, named columns and rows."""
+    """A table of a report."""
 
     key: str
     """Name of the table in `report.json`."""
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
-    """A `ReportValue` for each column."""
+    """Rows with a `ReportValue` for each column."""
     note: str = ""
+    """Text between the title and the table."""
     digits: int = 2
-    """Decimals of floats below 100; larger floats have none."""
+    """Decimals of floats below 100; larger floats are shown without decimals."""
 
     @classmethod
     def of(
@@ -42,7 +43,9 @@ class ReportTable(msgspec.Struct, frozen=True):
         note: str = MICRO,
         digits: int = 2,
     ) -> "ReportTable":
-        """Return a table of rows by column; all rows have the columns of the first."""
+        """Return a table whose rows are given as mappings from column to value. The first row sets
+        the columns and their order; all rows must have these columns.
+        """
         lines = list(rows)
         columns = tuple(lines[0]) if lines else ()
         values = tuple(tuple(line[name] for name in columns) for line in lines)
@@ -56,7 +59,7 @@ class ReportTable(msgspec.Struct, frozen=True):
         )
 
     def markdown(self) -> str:
-        """Return the table in Markdown, under its title as a heading."""
+        """Return the table in Markdown, with its title as a heading."""
         alignment = [
             "---" if all(isinstance(value, str) for value in column) else "---:"
             for column in zip(*self.rows, strict=True)
@@ -67,7 +70,7 @@ class ReportTable(msgspec.Struct, frozen=True):
         return "\n".join([f"### {self.title}", "", *note, table])
 
     def text(self, value: ReportValue) -> str:
-        """Return a value as text for readers."""
+        """Return the text of a value in the Markdown table."""
         match value:
             case None:
                 return "–"

@@ -1,4 +1,4 @@
-"""Results of a sweep: rows in a file that survives kills, and what a report reads of them."""
+"""Results of a sweep: a file that survives kills, and what a report reads from it."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -17,46 +17,47 @@ from router.trace.call import RoleTotal, added
 
 RESULTS = "results.jsonl"
 PLAN = "plan.json"
-ADVICE = "remove this line; the same sweep makes it again"
+ADVICE = "remove this line; the same sweep then makes it again"
 
 
 class QuestionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Line of `results.jsonl`."""
+    """One line of `results.jsonl`: one answer to one question in one cell."""
 
     cell: str
     topology: str
     backbone: str
     executor: str
-    """Empty for a model that works alone."""
+    """Name of the executor's model in the plan; empty if the backbone's model worked alone."""
     dataset: str
     question_id: str
     question: str
     golds: tuple[str, ...]
     rollout: int
-    """Number of the rollout, from 0."""
+    """Number of this answer among those to the same question in the same cell, from 0."""
     answer: str
     outcome: str
     exact_match: bool
     f1: float
     judged: bool
+    """Whether the judge was asked."""
     accepted: bool | None
-    """Verdict of the judge; None if it was not asked or its reply was unreadable."""
+    """The judge's verdict; None if the judge was not asked, or its reply could not be parsed."""
     searches: tuple[int, ...]
-    """Searches of each executor run; a single agent counts as one run."""
+    """Number of searches for each sub-query; a single agent counts as one sub-query."""
     spent: tuple[RoleTotal, ...]
-    """Cost of the answer, by role and model."""
+    """Calls and cost of the answer, by role and model."""
     latency_s: float | None
-    """Latency of the whole run, at the sweep's concurrency; None if any of its calls came from the
-    call cache.
+    """Seconds that the run took, with other questions answered at the same time. None if any of its
+    calls was answered from the call cache.
     """
     lost_by: Loss | None
-    """Role that lost a wrong answer; None for right answers, and if unknown."""
+    """Role that lost a wrong answer; None if the answer is right, or if the role is unknown."""
     index: str | None
-    """Id of the retriever's index; None if unknown."""
+    """Id of the index that was searched; None if unknown."""
 
     @property
     def right(self) -> bool:
-        """Return the judge's verdict, or exact match without one."""
+        """Return whether the answer is right, by the judge or else by exact match."""
         return self.exact_match if self.accepted is None else self.accepted
 
 
@@ -68,7 +69,9 @@ class KeptPlan(msgspec.Struct, frozen=True):
     rollouts: int
     cells: tuple[str, ...]
     parameters: dict[str, float | None]
-    """Parameters by model, in the order of the plan, from the smallest to the largest."""
+    """Number of parameters of each model, None if unknown. Models are in the order of the plan,
+    from the smallest to the largest.
+    """
 
 
 def write_plan(
@@ -77,7 +80,9 @@ def write_plan(
     cells: Sequence[str],
     questions: Sequence[BenchmarkQuestion],
 ) -> None:
-    """Write `plan.json` into the folder of a sweep."""
+    """Write `plan.json` into the folder of a sweep. `cells`: names of all cells. `questions`: all
+    questions of the plan.
+    """
     parameters = {name: model.parameters for name, model in plan.models.items()}
     question_ids = tuple(question.id for question in questions)
     kept = KeptPlan(
@@ -91,7 +96,7 @@ def write_plan(
 
 
 class CellRows(msgspec.Struct, frozen=True, dict=True):
-    """Rows of one cell."""
+    """All results of one cell."""
 
     name: str
     topology: str
@@ -101,8 +106,8 @@ class CellRows(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def spent(self) -> list[RoleTotal]:
-        """Return the totals of all rows by role, model and manager, in the order of their first
-        appearance.
+        """Return what all answers of the cell cost together, by role, model and manager, in the
+        order in which these first occur.
         """
         groups: dict[tuple[str, ...], list[RoleTotal]] = {}
         for row in self.rows:
@@ -111,7 +116,9 @@ class CellRows(msgspec.Struct, frozen=True, dict=True):
         return [msgspec.structs.replace(group[0], **added(group)) for group in groups.values()]
 
     def tokens(self, role: RoleName | None = None) -> float:
-        """Return the mean prompt and completion tokens per question, of one role or of all."""
+        """Return the mean number of prompt and completion tokens per answer. `role`: only tokens of
+        this role; None for all roles.
+        """
         spent = (
             total.prompt_tokens + total.completion_tokens
             for total in self.spent
@@ -125,11 +132,11 @@ class Study(msgspec.Struct, frozen=True):
 
     plan: KeptPlan
     cells: tuple[CellRows, ...]
-    """Cells with rows, in the order of the plan."""
+    """Cells that have results, in the order of the plan."""
 
     @property
     def complete(self) -> bool:
-        """Return whether every cell has all rollouts."""
+        """Return whether no result of the plan is missing."""
         wanted = len(self.plan.question_ids) * self.plan.rollouts
         return len(self.cells) == len(self.plan.cells) and all(
             len(cell.rows) == wanted for cell in self.cells
@@ -137,17 +144,21 @@ class Study(msgspec.Struct, frozen=True):
 
     @property
     def pairs(self) -> list[CellRows]:
-        """Return the cells in which a backbone delegates to executors, without managers, in the
-        order of their models.
+        """Return the cells in which a backbone delegates to executors without managers, ordered by
+        backbone and then by executor, each from the smallest to the largest.
         """
         places = {name: number for number, name in enumerate(self.plan.parameters)}
         pairs = [cell for cell in self.cells if cell.topology == "factorized"]
         return sorted(pairs, key=lambda cell: (places[cell.backbone], places[cell.executor]))
 
     def sweeps(self, *, backbones: bool) -> list[tuple[str, dict[str, CellRows]]]:
-        """Return the backbones of each executor, or else the executors of each backbone: the fixed
-        model, and at least two cells by the model that varies. Sweeps with the most models come
-        first; among equals, the smallest executor or the largest backbone.
+        """Return series of cells in which the model of one role varies and that of the other stays
+        the same. Each item is the name of the fixed model, and at least two cells by the name of
+        the model that varies.
+
+        `backbones`: True to vary the backbone for each executor, False to vary the executor for
+        each backbone. Series with the most models come first; of equally long ones, that with the
+        smallest executor or with the largest backbone.
         """
         groups: dict[str, dict[str, CellRows]] = {name: {} for name in self.plan.parameters}
         for cell in self.pairs:
@@ -162,22 +173,26 @@ class Study(msgspec.Struct, frozen=True):
 
 
 def read_study(folder: Path) -> Study:
-    """Read the sweep in a folder. Raises `BadConfig`."""
+    """Return the results of the sweep in a folder. Raises `BadConfig` if there are none, or if a
+    file is invalid.
+    """
     plan = read_json(folder / PLAN, KeptPlan, "name the folder of a sweep made by this release")
     asked = frozenset(plan.question_ids)
     rows: dict[str, list[QuestionResult]] = {name: [] for name in plan.cells}
     for _, row in read_jsonl(folder / RESULTS, QuestionResult, ADVICE, growing=True):
-        # The plan may have become smaller
+        # Skip results that belong to an earlier, larger plan
         if row.cell in rows and row.rollout < plan.rollouts and row.question_id in asked:
             rows[row.cell].append(row)
     cells = tuple(_cell(name, own) for name, own in rows.items() if own)
     if not cells:
-        raise BadConfig(f"{folder / RESULTS}: has no rows yet; run the sweep first.")
+        raise BadConfig(f"{folder / RESULTS}: has no results yet; run the sweep first.")
     return Study(plan, cells)
 
 
 def _cell(name: str, rows: Iterable[QuestionResult]) -> CellRows:
-    """Return the rows of a cell, in an order that does not depend on their speed."""
+    """Return the cell with these results. They are ordered by question, so that the order does not
+    depend on which answer was finished first.
+    """
     ordered = sorted(rows, key=lambda row: (row.dataset, row.question_id, row.rollout))
     first = ordered[0]
     return CellRows(

@@ -1,4 +1,6 @@
-"""Scores of a cell: means over questions of means over rollouts (mean@k), with standard errors."""
+"""Scores of a cell, with standard errors. A score is first averaged over the answers to a question,
+then over questions (mean@k).
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -13,29 +15,31 @@ METRICS: Mapping[str, Callable[[QuestionResult], float]] = {
     "F1": lambda row: row.f1,
     "Judge": lambda row: row.accepted is True,
 }
-"""Metrics of the paper. EM and F1 are computed as by the official SQuAD and HotpotQA scripts;
-unreadable replies of the judge count as wrong.
+"""Metrics of the paper, by name. EM and F1 are computed as in the official scripts of SQuAD and
+HotpotQA. An answer counts as wrong if the judge's reply could not be parsed.
 """
 
 
 class Score(NamedTuple):
-    """Mean and standard error, as shares of 1."""
+    """A mean with its standard error, both as shares of 1."""
 
     mean: float
     error: float | None
-    """Standard error clustered by question, as rollouts of one question are not independent. None
-    for a single question.
+    """Standard error, clustered by question, because answers to the same question are not
+    independent. None if there is only one question.
     """
 
 
 def metrics_of(rows: Iterable[QuestionResult]) -> list[str]:
-    """Return the metrics of rows; `Judge` only if a judge was asked."""
+    """Return the names of the results' metrics: `Judge` only if a judge was asked."""
     judged = any(row.judged for row in rows)
     return [name for name in METRICS if judged or name != "Judge"]
 
 
 def micro(rows: Iterable[QuestionResult], metric: str) -> Score:
-    """Return the mean over all questions, equally weighted as in the paper."""
+    """Return the mean of a metric over all questions. As in the paper, the questions of all data
+    sets have the same weight.
+    """
     means = list(_by_question(rows, metric).values())
     error = stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
     return Score(fmean(means), error)
@@ -44,7 +48,9 @@ def micro(rows: Iterable[QuestionResult], metric: str) -> Score:
 def compared(
     new: Iterable[QuestionResult], old: Iterable[QuestionResult], metric: str
 ) -> Difference | None:
-    """Compare two cells over the questions that both have answered; None without any."""
+    """Return how much better the cell with the results `new` is than that with `old`, over the
+    questions that both have answered. Return None if there are no such questions.
+    """
     new_scores = _by_question(new, metric)
     old_scores = _by_question(old, metric)
     both = [question for question in new_scores if question in old_scores]
@@ -56,7 +62,9 @@ def compared(
 
 
 def pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the Pareto-optimal `(cost, score)` points, each once, in the order of cost."""
+    """Return the points `(cost, score)` that are Pareto-optimal: no cheaper point has an equal or
+    higher score. They are ordered by cost, and each occurs once.
+    """
     front: list[tuple[float, float]] = []
     for cost, score in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or score > front[-1][1]:
@@ -65,4 +73,5 @@ def pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, flo
 
 
 def _by_question(rows: Iterable[QuestionResult], metric: str) -> dict[str, float]:
+    """Return the mean of a metric over the answers to each question, by question id."""
     return by_question((row.question_id, float(METRICS[metric](row))) for row in rows)

@@ -1,8 +1,9 @@
-"""Sweep over a grid of backbones, executors and topologies on the same questions (TBSS 4.1).
+"""Sweep: let a grid of backbones, executors and topologies answer the same questions (TBSS 4.1).
 
-After a kill or an interruption the same command resumes: no rollout runs twice, and no completed
-call is paid for again. A sweep may grow: with more rollouts, a higher limit or more pairs in the
-plan, it runs what is missing. So a low limit shows what an answer costs before many are asked for.
+After a kill or an interruption, the same command resumes. No rollout, that is one answer to one
+question, runs twice, and no completed model call is paid for again. A sweep may also grow: if its
+plan gets more rollouts, a higher limit or more pairs, the same command runs what is missing. So one
+can begin with a low limit, to learn what an answer costs.
 """
 
 import time
@@ -45,9 +46,9 @@ CELLS = "cells"
 CALLS = "calls.jsonl"
 JUDGEMENTS = "judgements.jsonl"
 _LOOKED_AT = 20
-"""Passages in which a right answer is looked for, by query."""
+"""Passages per query in which the right answer is looked for, to find the role that lost it."""
 Task = tuple[BenchmarkQuestion, int]
-"""Question and number of the rollout."""
+"""A rollout to run: the question, and the number of the rollout from 0."""
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
@@ -56,17 +57,17 @@ class Options(harness.Options, frozen=True, kw_only=True):
     plan: Annotated[Path, Meta(description="plan of the sweep (TOML)")] = msgspec.field(
         name="config"
     )
-    out: Annotated[Path, Meta(description="folder of the results")]
+    out: Annotated[Path, Meta(description="folder for the results; a sweep in it is resumed")]
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Check that no rollout failed; the same command retries failed ones."""
+    """Check that no rollout failed. The same command tries failed rollouts again."""
 
     checks: list[Check]
 
 
 async def measure(options: Options) -> Figures:
-    """Run the sweep. Raises `RolegateError`."""
+    """Run all rollouts of the plan that are not done yet. Raises `RolegateError`."""
     plan = read_plan(options.plan)
     cells = cells_of(plan)
     step = begin(options.out, plan, cells)
@@ -109,8 +110,9 @@ async def measure(options: Options) -> Figures:
 
 
 def begin(folder: Path, plan: Plan, cells: Sequence[SweepCell]) -> Step:
-    """Start or resume a sweep, to which rollouts, questions and pairs may have been added. Raises
-    `BadConfig` if the folder holds another sweep, or if a cell has changed.
+    """Begin a sweep in `folder`, or resume the sweep that is there. The plan may have got more
+    rollouts, questions or pairs since. Raises `BadConfig` if the folder contains another sweep, or
+    if a cell has changed.
     """
     inputs = {f"questions {number}": Path(path) for number, path in enumerate(plan.questions, 1)}
     step = Step.begin(folder, "sweep", inputs, {"seed": plan.seed, "temperature": plan.temperature})
@@ -121,38 +123,41 @@ def begin(folder: Path, plan: Plan, cells: Sequence[SweepCell]) -> Step:
 
 
 def begin_cell(folder: Path, cell: SweepCell) -> Path:
-    """Start or resume a cell and return its folder. Raises `BadConfig` if the cell has changed
-    since it was started.
+    """Begin or resume a cell of the sweep in `folder`, and return the cell's folder. Raises
+    `BadConfig` if the cell has changed since it was begun.
     """
     try:
         return Step.begin(folder / CELLS / cell.folder, cell.name, {}, cell.settings).folder
     except BadConfig as error:
         raise BadConfig(
-            f"{cell.name} has changed, so its rows cannot be combined: {error}"
+            f"the cell {cell.name} has changed, so its old and new results cannot be combined: "
+            f"{error}"
         ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Runs the remaining rollouts of a plan, with results in a folder."""
+    """Runs the remaining rollouts of a plan, and appends their results to a file."""
 
     plan: Plan
     folder: Path
     rows: JsonlFile[QuestionResult]
     log: Log
     on_rollout: Callable[[], None]
-    """Called after each rollout, also a failed one."""
+    """Called after each rollout, also after a failed one."""
 
     async def run(
         self, cells: Sequence[SweepCell], tasks: Mapping[str, list[Task]]
     ) -> dict[str, str]:
-        """Run tasks by cell, of cells whose engines run together. Return the errors of failed
-        rollouts by cell, question and rollout; the same command retries them.
+        """Start the engines of a group of cells, and run the cells' rollouts. Return the error
+        messages of failed rollouts, by a text that names cell, question and rollout.
 
-        Raises `BadConfig` and `BadIndex`, `UpstreamUnavailable` if an endpoint is gone,
-        `UpstreamError` or `OutOfTime` if every question fails, and `StoreFailed`.
+        `tasks`: rollouts to run, by cell. Raises `BadConfig`, `BadIndex` and `StoreFailed`;
+        `UpstreamUnavailable` if an endpoint is unavailable; and `UpstreamError` or `OutOfTime` if
+        the first rollouts of a cell all fail.
         """
-        # Adapters are loaded into the executor's engine, which only cells with adapters surely have
+        # The runtime needs a config with the executor's engine, into which adapters are loaded; a
+        # cell with an adapter has one
         first = next((cell for cell in cells if cell.adapter), cells[0])
         roles = {
             f"{cell.name}: roles.{name}": role
@@ -164,7 +169,7 @@ class Sweep:
         async with open_runtime(
             first.config, self.log, adapters=adapters, extra_roles=roles
         ) as bench:
-            # A remote retriever reports its index only after a search
+            # A remote retriever knows the id of its index only after a search
             await bench.retriever.search(["warm up"], 1)
             self.check_index(bench.retriever.index_id)
             with CallCache.open(self.folder / JUDGEMENTS) as judgements:
@@ -177,11 +182,11 @@ class Sweep:
         return failed
 
     def check_index(self, index: str | None) -> None:
-        """Raise `BadConfig` if rows were made with another index."""
+        """Raise `BadConfig` if earlier results were made with another index than `index`."""
         if others := {row.index for row in self.rows} - {index}:
             raise BadConfig(
-                f"{self.rows.path}: its rows come from index {others.pop()!r}, but the index is "
-                f"now {index!r}; use the former index, or start in a new folder."
+                f"{self.rows.path}: its results were made with the index {others.pop()!r}, but the "
+                f"index is now {index!r}; use the former index, or name a new folder."
             )
 
     async def _run_cell(
@@ -191,6 +196,8 @@ class Sweep:
         judge: Judge | None,
         tasks: Sequence[Task],
     ) -> dict[str, str]:
+        """Run the rollouts of one cell. See `run`."""
+
         async def roll_out(task: Task) -> None:
             question, rollout = task
             seeded = runtime.sampled(self.plan.seed + rollout, self.plan.temperature)
@@ -221,8 +228,11 @@ async def ask(
     question: BenchmarkQuestion,
     rollout: int,
 ) -> QuestionResult:
-    """Ask once and judge the answer. `runtime`: with the cell's config. Raises `UpstreamError`,
-    `OutOfTime` and `StoreFailed`, because a failing endpoint is no fault of the model.
+    """Let a cell answer a question once, and return the judged result.
+
+    `runtime`: runtime with the cell's config and with the rollout's seed. `rollout`: number of the
+    rollout. Raises `UpstreamError` and `OutOfTime` if an endpoint fails, since this is not the
+    model's fault, and `StoreFailed` if the call cache cannot be written.
     """
     context = runtime.context()
     begun = time.monotonic()
@@ -264,7 +274,7 @@ async def ask(
 
 
 def _loop(cell: SweepCell, runtime: Runtime) -> Loop:
-    """Return the cell's way to answer."""
+    """Return the search by which the cell answers questions."""
     search = cell.config.search
     match cell.topology:
         case "factorized" | "host" as topology:
@@ -283,7 +293,10 @@ def _loop(cell: SweepCell, runtime: Runtime) -> Loop:
 async def _lost_by(
     runtime: Runtime, question: BenchmarkQuestion, result: Trajectory
 ) -> Loss | None:
-    """Return the role that lost a wrong answer; None if the run does not show it."""
+    """Return the role that lost a wrong answer; None if the run does not show which role it was.
+
+    The corpus is searched for the right answers, to know whether an executor could have found them.
+    """
     run = Run(
         "",
         "answer",

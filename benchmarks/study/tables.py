@@ -1,5 +1,6 @@
-"""Tables of a report: the paper's Tables 1 to 5 from our own rows (TBSS 4), with scores, costs,
-losses and intervals of differences. Published figures are in separate tables.
+"""Tables of a report: the paper's Tables 1 to 5 (TBSS 4), made from a sweep's results, and further
+ones with scores, costs, losses and differences. The numbers that the paper published are in
+separate tables.
 """
 
 from collections import Counter
@@ -20,37 +21,40 @@ from router.trace.attribution import Loss
 from router.trace.call import layer_of
 
 _SCORES = (
-    "Ours. EM and F1 as the official SQuAD and HotpotQA scripts compute them. Micro: all "
-    "questions weigh the same."
+    "Our results. EM and F1 are computed as in the official scripts of SQuAD and HotpotQA. Micro: "
+    "all questions have the same weight."
 )
 _COSTS = (
-    "Ours, per question, without judging. Wasted: share of all tokens in calls without a "
-    "used result. A dash is unknown, not zero. Latency at the sweep's concurrency, without "
-    "rollouts that used the call cache."
+    "Our results, per answer, without the judge's cost. Wasted: share of all tokens that were "
+    "spent in calls whose result was not used. A dash means unknown, not zero. Latencies are those "
+    "at the sweep's concurrency, without answers that used the call cache."
 )
-_TOKENS = "Ours, per question, without judging."
+_TOKENS = "Our results, per answer, without the judge's tokens."
 _LOSSES = (
-    "Ours. The role that lost a wrong answer, by where in the run the right one occurs. Shares are "
-    "of the wrong answers for which that shows it."
+    "Our results. The role that lost a wrong answer is found by where in the run the right answer "
+    "still occurs. Percentages are shares of the traced wrong answers, for which this is known."
 )
 _DIFFERENCES = (
-    "Ours, in points of 100; intervals from a bootstrap over questions, paired by question."
+    "Our results, in points of 100. Intervals are from a bootstrap over questions, paired by "
+    "question."
 )
 _Row = dict[str, ReportValue]
 
 
 class _Published(msgspec.Struct, frozen=True):
+    """Content of `published.toml`."""
+
     tables: tuple[ReportTable, ...]
 
 
 def published_tables() -> tuple[ReportTable, ...]:
-    """Return the paper's own figures."""
+    """Return the tables with the numbers that the paper published."""
     content = Path(__file__).with_name("published.toml").read_bytes()
     return msgspec.toml.decode(content, type=_Published).tables
 
 
 def tables_of(study: Study) -> list[ReportTable]:
-    """Return all tables with rows, the most important ones first."""
+    """Return all tables that have rows, the most important ones first."""
     of = ReportTable.of
     title_1 = "Table 1: from a single agent to main and sub-agent of the same model"
     title_4 = "Table 4: searches of each executor run"
@@ -71,7 +75,7 @@ def tables_of(study: Study) -> list[ReportTable]:
             "table-4",
             title_4,
             _table_4(study),
-            note="Ours.",
+            note="Our results.",
             digits=3,
         ),
         of("table-5", title_5, _table_5(study)),
@@ -95,8 +99,9 @@ def tables_of(study: Study) -> list[ReportTable]:
 
 
 def _score_columns(cell: CellRows, cells: Iterable[CellRows]) -> _Row:
-    """Return a score for each data set of `cells` if there are several, by the judge, as in the
-    paper, or else by exact match; then micro averages.
+    """Return the columns with a cell's scores: one for each data set, if `cells` have several, and
+    then micro averages. As in the paper, scores of data sets are by the judge; without a judge, by
+    exact match. `cells`: all cells of the table.
     """
     rows = [row for other in cells for row in other.rows]
     names = metrics_of(rows)
@@ -112,6 +117,7 @@ def _score_columns(cell: CellRows, cells: Iterable[CellRows]) -> _Row:
 
 
 def _scores(study: Study) -> Iterator[_Row]:
+    """Yield rows with the scores of each cell on each data set, and on all of them."""
     names = metrics_of(row for cell in study.cells for row in cell.rows)
     for cell in study.cells:
         groups: dict[str, list[QuestionResult]] = {}
@@ -129,7 +135,7 @@ def _scores(study: Study) -> Iterator[_Row]:
 
 
 def _costs(study: Study) -> Iterator[_Row]:
-    """Yield money, tokens and time per question."""
+    """Yield a row for each cell with money, tokens and time per answer."""
     for cell in study.cells:
         money = dollars(cell.spent)
         wasted = sum(total.wasted_tokens for total in cell.spent) / len(cell.rows)
@@ -149,7 +155,7 @@ def _costs(study: Study) -> Iterator[_Row]:
 
 
 def _table_1(study: Study) -> Iterator[_Row]:
-    """Yield a single agent and a factorized pair of the same model."""
+    """Yield a row for each model that works both as a single agent and in all roles."""
     alone = {cell.backbone: cell for cell in study.cells if cell.topology == "single_agent"}
     both = [
         (alone[pair.backbone], pair)
@@ -171,6 +177,7 @@ def _table_1(study: Study) -> Iterator[_Row]:
 
 
 def _tables_2_and_3(study: Study) -> Iterator[ReportTable]:
+    """Yield a table for each series in which only the backbone or only the executor varies."""
     for table, capacity, varied, constant in (
         (2, "delegation", "backbone", "executor"),
         (3, "execution", "executor", "backbone"),
@@ -186,6 +193,7 @@ def _tables_2_and_3(study: Study) -> Iterator[ReportTable]:
 
 
 def _table_4(study: Study) -> Iterator[_Row]:
+    """Yield a row for each cell with the searches of its executors."""
     for cell in filter(lambda cell: cell.executor, study.cells):
         counts = search_counts(searches for row in cell.rows for searches in row.searches)
         yield {
@@ -201,7 +209,7 @@ def _table_4(study: Study) -> Iterator[_Row]:
 
 
 def _table_5(study: Study) -> Iterator[_Row]:
-    """Yield executors that have several backbones."""
+    """Yield a row for each cell whose executor works with several backbones."""
     backbones = Counter(cell.executor for cell in study.pairs)
     shown = [cell for cell in study.pairs if backbones[cell.executor] > 1]
     for cell in shown if len({cell.executor for cell in shown}) > 1 else ():
@@ -210,6 +218,7 @@ def _table_5(study: Study) -> Iterator[_Row]:
 
 
 def _tokens(study: Study) -> Iterator[_Row]:
+    """Yield a row for each role of each cell, with its calls, tokens and cost per answer."""
     for cell in study.cells:
         count = len(cell.rows)
         for total in cell.spent:
@@ -229,6 +238,7 @@ def _tokens(study: Study) -> Iterator[_Row]:
 
 
 def _losses(study: Study) -> Iterator[_Row]:
+    """Yield a row for each cell with the shares of wrong answers that each role lost."""
     for cell in study.cells:
         wrong = [row for row in cell.rows if not row.right]
         lost = Counter(row.lost_by for row in wrong if row.lost_by)
@@ -243,6 +253,7 @@ def _losses(study: Study) -> Iterator[_Row]:
 
 
 def _differences(study: Study) -> Iterator[_Row]:
+    """Yield a row for each pair of cells with the difference between their scores."""
     for old, new in combinations(study.cells, 2):
         for metric in ("EM", "Judge"):
             both = all(metric in metrics_of(cell.rows) for cell in (old, new))

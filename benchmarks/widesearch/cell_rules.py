@@ -1,5 +1,5 @@
-"""Rules for cells: WideSearch's own preprocessing and metrics, and stricter ones that depend on the
-type of the column.
+"""Rules by which two cells are compared: WideSearch's own preprocessing and metrics, and stricter
+rules, which depend on the type of the column.
 """
 
 import re
@@ -13,24 +13,28 @@ from urllib.parse import urlparse
 Preprocess = Literal["norm_str", "extract_number", "norm_date"]
 Metric = Literal["exact_match", "number_near", "date_near", "url_match", "in_match", "llm_judge"]
 Criterion = float | str | None
-"""Tolerance of `number_near`, as a share of the gold value, or instruction of the judge."""
+"""For `number_near`, the tolerance as a share of the gold value; for `llm_judge`, the instruction
+for the judge.
+"""
 Value = str | float | int | date | frozenset[str]
-"""Value of a cell: a text, a number, a year, a day, or the hosts of its URLs."""
+"""Value of a cell by the strict rules: a text, a number, a year, a day, or the hosts of its URLs.
+"""
 _NUMBERS = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?\d*)%?")
 _URL = re.compile(r"https?://[!$-_a-z]+")
 _HOST = re.compile(r"https?://(?:www\.)?([^\s/?#]+)", re.IGNORECASE)
 _YEAR = re.compile(r"\s*(\d{4}) ?年?\s*")
 _LONGEST_DATE = 100
-"""Max characters of a date; the parser's time grows with them."""
+"""Max characters of a text that is parsed as a date; long texts would take too much time."""
 _MAX_DAYS = 31
+"""Max difference of two dates that count as equal, in days."""
 
 
 @lru_cache(maxsize=1 << 14)
 def _parsed(text: str) -> datetime | None:
-    import dateparser  # takes seconds
+    import dateparser  # slow to import
 
     day: datetime | None = None
-    with suppress(Exception):  # the parser raises many kinds for texts that are no dates
+    with suppress(Exception):  # for texts that are no dates, the parser raises all kinds of errors
         if len(text) <= _LONGEST_DATE:
             day = dateparser.parse(text, settings={"PREFER_DAY_OF_MONTH": "first"})
     return day
@@ -55,8 +59,10 @@ def official_score(
     target: str,
     criterion: Criterion,
 ) -> float:
-    """Score two prepared cells by WideSearch's metric. Raises `ValueError` and `TypeError` like the
-    original.
+    """Return the score of a cell, 0 or 1, by one of WideSearch's metrics.
+
+    `response`, `target`: the cell and the gold cell, both after preprocessing. Raises `ValueError`
+    and `TypeError` in the same cases as WideSearch's evaluator.
     """
     match metric:
         case "number_near":
@@ -83,13 +89,13 @@ def official_score(
 
 
 def normal_text(text: str) -> str:
-    """Return a text without case, blanks and asterisks."""
+    """Return a text in lower case, without white space and asterisks."""
     return "".join(text.casefold().split()).replace("*", "")
 
 
 def strict_value(metric: Metric, text: str) -> Value:
-    """Return the value of a cell by the type of its column; its normal text if it has another
-    type.
+    """Return the value of a cell. The metric of its column sets the type of the value; if the text
+    is not of that type, return its normal text (`normal_text`).
     """
     value: Value | None = None
     if metric == "number_near":
@@ -110,7 +116,9 @@ def strict_same(
     target: str,
     criterion: Criterion,
 ) -> bool:
-    """Compare two cells by their values; a day equals its year if the other cell is only a year."""
+    """Return whether two cells have the same value by the strict rules. A day and a year are the
+    same if the day is in that year.
+    """
     match strict_value(metric, response), strict_value(metric, target):
         case float(number), float(gold_number):
             return abs(number - gold_number) <= abs(gold_number) * float(criterion or 0)

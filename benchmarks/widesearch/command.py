@@ -1,9 +1,10 @@
-"""Scores of tables on WideSearch tasks, or tasks in their format, by the benchmark's own rules and
-by stricter ones.
+"""Scores of tables on the tasks of WideSearch, or on tasks in its format, by WideSearch's own rules
+and by stricter ones.
 
-Responses come from a file. A gateway with --address, or the models of --config with --topology
-wide_written or wide_single, are asked for those that the file lacks. Over N responses to a task,
-Avg@N is the mean, Max@N the best score, and Pass@N whether any is fully right.
+Responses are read from a file. With --address, a gateway is asked for responses that the file does
+not have yet; with --topology wide_written or wide_single, the models of --config are asked. Each
+task gets --runs responses. If these are N, Avg@N is the mean of their scores, and Max@N the best
+score. So the Max@N of the metric success says whether any response is fully right (Pass@N).
 """
 
 from collections import Counter
@@ -49,11 +50,14 @@ from serving.files import write_atomically
 from serving.terminal import complain
 
 _NO_TABLE = {"MALFORMED_OUTPUT", "OUT_OF_TIME", "BUDGET_EXHAUSTED"}
-"""Reasons of gateway errors that count as a response without a table; a retry would be unfair."""
+"""Reasons of gateway errors that count as a response without a table. Asking again would give the
+task more responses than others.
+"""
 _FENCED = "```markdown\n{}```"
 PAGE = "report.md"
 _METRICS = [name for name in TableScores.__struct_fields__ if name != "why"]
 _FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {"Avg": fmean, "Max": max}
+"""How the scores of the responses to a task are combined, by name."""
 _NOTE = "Means over tasks, in points of 100, with 95 % intervals by a bootstrap over tasks."
 
 
@@ -62,59 +66,87 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
     tasks: Annotated[Path, Meta(description="folder with tasks.jsonl and gold/*.csv")]
     responses: (
-        Annotated[Path, Meta(description="file of responses (JSON lines); --address adds to it")]
+        Annotated[
+            Path,
+            Meta(
+                description="file of responses (JSON lines); responses that are asked for are "
+                "added to it (default: a file in --out)"
+            ),
+        ]
         | None
     ) = None
-    address: Annotated[str, Meta(description="HOST:PORT of a gateway to ask")] | None = None
+    address: (
+        Annotated[str, Meta(description="HOST:PORT of a gateway to ask for responses")] | None
+    ) = None
     topology: Annotated[
-        Literal["wide", Writing], Meta(description="who fills tables; all but wide need --config")
+        Literal["wide", Writing],
+        Meta(
+            description="who fills tables: wide (a gateway, cell by cell), wide_written (the "
+            "answerer writes the table), wide_single (one model searches and writes); the last two "
+            "need --config"
+        ),
     ] = "wide"
-    against: Annotated[Path, Meta(description="other responses to compare with")] | None = None
-    runs: Annotated[int, Meta(ge=1, description="responses per task")]
-    judge: Annotated[bool, Meta(description="ask distillation.judge of --config")] = False
-    no_judge: Annotated[bool, Meta(description="compare by equality what a judge would judge")] = (
-        False
-    )
-    models: Annotated[Path, Meta(description="config of the judge and the models")] | None = (
-        msgspec.field(name="config", default=None)
-    )
-    out: Annotated[Path, Meta(description="folder of the report")] = Path("widesearch")
-    in_flight: Annotated[int, Meta(ge=1, description="concurrent tables or judged responses")] = 4
-    timeout: Annotated[float, Meta(gt=0, description="max seconds per table")] = TABLE_S
+    against: (
+        Annotated[Path, Meta(description="file of other responses to compare the scores with")]
+        | None
+    ) = None
+    runs: Annotated[int, Meta(ge=1, description="number of responses to each task")]
+    judge: Annotated[
+        bool, Meta(description="let distillation.judge of --config compare cells and names")
+    ] = False
+    no_judge: Annotated[
+        bool, Meta(description="ask no judge; instead, compare cells and names by equality")
+    ] = False
+    models: (
+        Annotated[Path, Meta(description="config of the judge, and of models that write tables")]
+        | None
+    ) = msgspec.field(name="config", default=None)
+    out: Annotated[Path, Meta(description="folder to write the report to")] = Path("widesearch")
+    in_flight: Annotated[
+        int, Meta(ge=1, description="tables filled, and responses scored, at the same time")
+    ] = 4
+    timeout: Annotated[float, Meta(gt=0, description="max seconds for a table")] = TABLE_S
 
 
 class ScoredResponse(msgspec.Struct, frozen=True):
-    """Response with its scores by each set of rules."""
+    """A response with its scores by each set of rules."""
 
     task: Task
     run: int
+    """Number of the response among those to the task, from 0."""
     scores: dict[RuleSet, TableScores]
     tokens: dict[str, int] = {}
+    """See `Response.tokens`."""
 
     @property
     def right_cells(self) -> float:
-        """Return the approximate number of right cells by strict rules, keys included."""
+        """Return the approximate number of right cells by strict rules, cells of key columns
+        included.
+        """
         return self.scores["strict"].item_recall * self.task.rows * len(self.task.rules)
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Tables of the report, and its file."""
+    """Tables of the report, and where it was written."""
 
     page: str
+    """Path of the Markdown file."""
     tables: list[ReportTable]
 
 
 async def measure(options: Options) -> Figures:
-    """Ask, score, and write the report. Raises `RolegateError` and `GatewayError`."""
+    """Ask for missing responses, score all, and write the report. Raises `RolegateError` and
+    `GatewayError`.
+    """
     written = options.topology != "wide"
     if options.judge == options.no_judge or (options.judge or written) != bool(options.models):
         raise BadRequest(
-            "give --no-judge, or --judge with --config, whose distillation.judge is asked; "
-            "wide_written and wide_single need --config, too."
+            "give --no-judge, or --judge with --config, whose distillation.judge is asked. "
+            "The topologies wide_written and wide_single also need --config."
         )
     if written and options.address:
         raise BadRequest(
-            "a gateway fills tables as wide only; give no --topology, or no --address."
+            "a gateway fills tables only with the topology wide; leave out --topology or --address."
         )
     if not (options.address or options.responses or written):
         raise BadRequest("nothing to score; give --responses FILE, or --address HOST:PORT.")
@@ -159,8 +191,8 @@ async def measure(options: Options) -> Figures:
         )
     if judge.unreadable:
         complain(
-            f"{judge.unreadable:,} replies of the judge could not be read; "
-            "their cells count as wrong."
+            f"{judge.unreadable:,} replies of the judge could not be parsed; "
+            "the cells that they were about count as wrong."
         )
     how = "with a judge" if options.judge else "without a judge: equal cells are right"
     tables = [*tables_of(scored, options.runs, others), *token_tables(scored)]
@@ -172,7 +204,7 @@ async def measure(options: Options) -> Figures:
 
 
 def shown(figures: dict[str, Any]) -> None:
-    """Print the page."""
+    """Print the report."""
     print(Path(figures["page"]).read_text("utf-8"))
 
 
@@ -182,8 +214,10 @@ async def _ask(
     file: Path,
     options: Options,
 ) -> None:
-    """Ask for the responses that the file lacks, by task and number of the run, and append them.
-    Raises `BadRequest` if questions failed, and `GatewayError` if no gateway answers.
+    """Ask for the responses that `file` does not have yet, and append them to it.
+
+    `ask`: returns a response to a task; its second argument is the number of the response, from 0.
+    Raises `BadRequest` if tasks failed, and `GatewayError` if the gateway cannot be reached.
     """
     failed: list[str] = []
 
@@ -209,7 +243,7 @@ async def _ask(
     if failed:
         raise BadRequest(
             f"{len(failed):,} of {len(left):,} questions failed; "
-            "run the same command to ask them again."
+            "run the same command again to ask only these."
         )
 
 
@@ -219,6 +253,7 @@ async def _from_gateway(
     task: Task,
     _run: int,
 ) -> Response:
+    """Return a gateway's response to a task. It has no table if the gateway could not make one."""
     columns = [
         pb.Column(name=column.name, key=column.key, type=f"COLUMN_TYPE_{column.type.upper()}")
         for column in columns_of(task)
@@ -244,6 +279,7 @@ async def _from_models(
     task: Task,
     run: int,
 ) -> Response:
+    """Return a response from models that write a whole table. `run`: the models' seed."""
     loop = writing(runtime.sampled(run), topology)
     context = runtime.context(timeout_s)
     text = await written_table(loop, task.query, columns_of(task), context)
@@ -256,9 +292,11 @@ async def _from_models(
 def tables_of(
     scored: Sequence[ScoredResponse], runs: int, others: Sequence[ScoredResponse] = ()
 ) -> list[ReportTable]:
-    """Return a table for each set of rules and each fold over the runs of a task, with means over
-    tasks and their intervals. With `others`, responses to the same tasks, add a table for each set
-    of rules with the differences to their scores.
+    """Return the report's tables of scores: one for each set of rules and each of Avg@N and Max@N,
+    with means over tasks and their intervals.
+
+    `runs`: number of responses to each task. `others`: other responses to the same tasks; if given,
+    there is also a table with the differences between the two for each set of rules.
     """
     none: _Group = {}
     folds = [(name, name, fold, none) for name, fold in _FOLDS.items()]
@@ -267,7 +305,7 @@ def tables_of(
     return [
         ReportTable.of(
             f"{rules}-{key}",
-            f"{rules.capitalize()}, {name}@{runs}" + ", less that of the others" * bool(old),
+            f"{rules.capitalize()}, {name}@{runs}" + ", minus that of --against" * bool(old),
             [
                 _line(
                     group,
@@ -290,7 +328,9 @@ _Group = Mapping[str, Sequence[ScoredResponse]]
 
 
 def _grouped(scored: Sequence[ScoredResponse]) -> dict[str, dict[str, list[ScoredResponse]]]:
-    """Group responses: all tasks, tasks by language, and tasks by size, from small to large."""
+    """Return the responses to all tasks, to those of each language, and to those of each size, from
+    small to large. Each group has its responses by task id.
+    """
     groups: dict[str, dict[str, list[ScoredResponse]]] = {}
     for kind in ("", "language", "size"):
         for response in sorted(scored, key=lambda response: response.task.rows):
@@ -306,7 +346,9 @@ def _line(
     fold: Callable[[Sequence[float]], float],
     less: _Group,
 ) -> dict[str, ReportValue]:
-    """Return the means of a group of tasks; with `less`, of the differences to its scores."""
+    """Return the row of a group of tasks, with the mean of each metric. `less`: other responses to
+    these tasks, whose scores are subtracted; empty for none.
+    """
     line: dict[str, ReportValue] = {"tasks": group, "number": len(tasks)}
     for metric in _METRICS:
         new = [_folded(responses, rules, metric, fold) for responses in tasks.values()]
@@ -327,8 +369,8 @@ def _folded(
 
 
 def token_tables(scored: Sequence[ScoredResponse]) -> list[ReportTable]:
-    """Return a table of tokens per response, by role, and per right cell; none if all tokens are
-    unknown.
+    """Return a table with the tokens per response, by role, and the tokens per right cell. Return
+    no table if no response has token counts.
     """
     known = [response for response in scored if response.tokens]
     roles = sorted(set[str]().union(*(response.tokens for response in known)))
@@ -352,7 +394,9 @@ def write_report(
     tables: Sequence[ReportTable],
     scored: Sequence[ScoredResponse],
 ) -> None:
-    """Write the tables as Markdown, and the scores of each response as CSV."""
+    """Write the report into `folder`: the tables as Markdown, and the scores of each response as
+    CSV.
+    """
     page = [f"# {title}", *(table.markdown() for table in tables)]
     write_atomically(folder / PAGE, "\n\n".join(page).encode())
     lines: list[Sequence[object]] = [

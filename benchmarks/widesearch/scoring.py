@@ -1,5 +1,5 @@
-"""Scores of one response: `official`, as WideSearch's evaluator computes them, bugs included, and
-`strict`.
+"""Scores of one response by two sets of rules: `official`, exactly as in WideSearch's evaluator,
+with its bugs, and `strict`.
 """
 
 from collections import defaultdict
@@ -28,29 +28,36 @@ from router.ledger import Ledger
 
 RuleSet = Literal["official", "strict"]
 Row = dict[str, str]
-"""Cells by column."""
+"""Cells of a row, by column."""
 _MIN_SCORE = 1e-9
 _SHOWN = 500
+"""Max characters of a list of columns or keys in a message."""
 
 
 @dataclass(slots=True)
 class CellJudge:
-    """Asks a model about a whole column at a time. Without a role no model is asked: only cells
-    with equal normal texts are the same. Methods raise `UpstreamError`.
+    """Compares cells with a model, a whole column with one call. Without a role, no model is asked,
+    and two cells are the same only if their normal texts are equal. Methods raise `UpstreamError`.
     """
 
     role: Role | None = None
     unreadable: int = 0
-    """Number of replies without a JSON block; these align nothing, or make a whole column wrong."""
+    """Number of the model's replies without a JSON block. Such a reply matches no names, or makes
+    all cells of a column wrong.
+    """
     _ledger: Ledger = field(default_factory=lambda: Ledger("widesearch"))
 
     async def aligned(self, values: Sequence[str], references: Sequence[str]) -> Mapping[str, str]:
-        """Return the reference that means the same, by value."""
+        """Return, for each of `values` that means the same as one of `references`, that reference.
+        Values that mean the same as no reference are missing.
+        """
         reply = await self._asked("align.txt", {"values": values, "references": references})
         return {value: str(reference) for value, reference in reply.items()}
 
     async def scores(self, pairs: Sequence[tuple[str, str]], criterion: str) -> list[float]:
-        """Return a score, 0 or 1, for each pair of response and target."""
+        """Return a score, 0 or 1, for each pair of a response's cell and its gold cell.
+        `criterion`: instruction that says when a cell is right.
+        """
         if self.role is None or not pairs:
             return [
                 float(normal_text(response) == normal_text(target)) for response, target in pairs
@@ -66,13 +73,16 @@ class CellJudge:
         ]
 
     async def _asked(self, prompt: str, shown: object) -> dict[str, object]:
+        """Return the JSON block of the model's reply; empty if there is none. `prompt`: file with
+        the system prompt. `shown`: value to show to the model as JSON.
+        """
         if self.role is None:
             return {}
         system = Path(__file__).with_name(prompt).read_text("utf-8").strip()
         role = replace(self.role, system=system)
         messages = role.opening(msgspec.json.encode(shown).decode())
         text = ""
-        with suppress(ContextTooLong):  # because of the response
+        with suppress(ContextTooLong):  # if the response is too long, its cells are wrong
             text = (await role.ask(messages, (), self._ledger)).text
         with suppress(*JSON_ERRORS, IndexError):
             return msgspec.json.decode(
@@ -83,9 +93,10 @@ class CellJudge:
 
 
 class TableScores(msgspec.Struct, frozen=True):
-    """Scores of one response, shares of 1; official ones may be higher."""
+    """Scores of one response, as shares of 1. By the official rules, they can exceed 1."""
 
     success: float = 0.0
+    """1 if the whole table is right, else 0."""
     row_precision: float = 0.0
     row_recall: float = 0.0
     row_f1: float = 0.0
@@ -93,7 +104,7 @@ class TableScores(msgspec.Struct, frozen=True):
     item_recall: float = 0.0
     item_f1: float = 0.0
     why: str = ""
-    """Reason why the response scores nothing; empty otherwise."""
+    """Reason why all scores are 0; empty otherwise."""
 
 
 async def scores_of(
@@ -102,13 +113,15 @@ async def scores_of(
     judge: CellJudge,
     rules: RuleSet,
 ) -> TableScores:
-    """Score a response; an unreadable one scores zero. Under strict rules, rows with the same key
-    count once, extra columns are ignored, and cells of missing columns are wrong. Raises
-    `UpstreamError`.
+    """Return the scores of a response by a set of rules. A response without a readable table gets
+    zeros.
+
+    By strict rules, rows with the same key count once, columns that the task does not have are
+    ignored, and all cells of a missing column are wrong. Raises `UpstreamError` if the judge fails.
     """
     try:
         return await _scores_of(task, response, judge, strict=rules == "strict")
-    except (TypeError, ValueError) as error:  # as in the original
+    except (TypeError, ValueError) as error:  # WideSearch's evaluator gives zeros here, too
         return TableScores(why=str(error) or type(error).__name__)
 
 
@@ -119,8 +132,10 @@ async def _scores_of(
     *,
     strict: bool,
 ) -> TableScores:
-    """Score a response: read both tables, align columns and keys, pair rows by key, then score the
-    cells of the paired rows column by column. Raises `Unreadable` and errors of the metrics.
+    """Return the scores of a response: read both tables, match their columns and keys, pair rows
+    with the same key, and score the cells of these pairs column by column.
+
+    Raises `Unreadable` if no table can be scored, and the errors of the metrics.
     """
     table, gold = await _tables(task, response, judge, strict=strict)
     ours, theirs = await _keyed_rows(
@@ -164,8 +179,8 @@ async def _tables(
     *,
     strict: bool,
 ) -> tuple[Table, Table]:
-    """Return the table of a response, with its columns renamed to those of the task, and the gold
-    table. Raises `Unreadable`.
+    """Return the table of a response, with its columns renamed to those of the task, and the task's
+    gold table. Raises `Unreadable` if there is no table, or if its columns are other ones.
     """
     table = (plain_table if strict else official_table)(response)
     gold = {
@@ -193,8 +208,8 @@ async def _keyed_rows(
     *,
     strict: bool,
 ) -> tuple[list[Row], list[Row]]:
-    """Return the rows of both tables, each key once; keys of the response that mean the same as
-    gold keys are replaced by these.
+    """Return the rows of the response's table and of the gold table, at most one for each key. Keys
+    of the response that mean the same as a gold key are replaced by that key.
     """
     tables = (
         [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -211,7 +226,7 @@ async def _keyed_rows(
 
 
 def _key(task: Task, row: Row, *, strict: bool) -> Hashable:
-    """Return the key of a row, as it is compared."""
+    """Return the key of a row, in the form in which keys are compared."""
     rules = [(task.rules[name], row[name]) for name in task.keys]
     if strict:
         return tuple(strict_value((*rule.metric, "exact_match")[0], cell) for rule, cell in rules)
@@ -219,12 +234,14 @@ def _key(task: Task, row: Row, *, strict: bool) -> Hashable:
 
 
 def _aligned_keys(task: Task) -> list[str]:
-    """Return the key columns in which a judge aligns values."""
+    """Return the key columns in which a judge may find values with the same meaning."""
     return [name for name in task.keys if {"llm_judge", "exact_match"} & {*task.rules[name].metric}]
 
 
 def _equal_when_sorted(task: Task, ours: Sequence[Row], theirs: Sequence[Row]) -> bool:
-    """Compare all prepared rows in sorted order, which is the original's second way to success."""
+    """Return whether both tables have the same rows after preprocessing, in any order. For
+    WideSearch's evaluator, the whole table is right in this case, too.
+    """
     prepared = [
         sorted([rule.prepared(row[name]) for name, rule in task.rules.items()] for row in rows)
         for rows in (ours, theirs)
@@ -233,10 +250,10 @@ def _equal_when_sorted(task: Task, ours: Sequence[Row], theirs: Sequence[Row]) -
 
 
 def _nothing_scored(ours: Sequence[Hashable]) -> str:
-    """Return why a readable table scores nothing, from the keys of its rows."""
+    """Return why a table that could be read scores nothing. `ours`: keys of its rows."""
     if not ours:
         return "its table has no rows"
-    return f"none of its {len(ours)} rows has the key of a right one; its first is {ours[0]}"[
+    return f"none of its {len(ours)} rows has the key of a gold row; its first key is {ours[0]}"[
         :_SHOWN
     ]
 
@@ -248,7 +265,11 @@ async def _column(
     *,
     strict: bool,
 ) -> list[list[float]]:
-    """Return the scores of a column's cells by each metric; under strict rules, by all together."""
+    """Return the scores of a column's cells: one list for each metric of the column. By strict
+    rules there is one list, in which a cell is right if all metrics, or the judge, accept it.
+
+    `cells`: pairs of a response's cell and its gold cell.
+    """
     prepared = [(rule.prepared(response), rule.prepared(target)) for response, target in cells]
     judged = (
         await judge.scores(prepared, str(rule.criterion))
@@ -270,12 +291,14 @@ async def _column(
 
 
 def _unique(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> list[Row]:
-    """Return the first row of each key."""
+    """Return the first row with each key."""
     return [*reversed({key(row): row for row in reversed(rows)}.values())]
 
 
 def _ratios(right: float, ours: int, theirs: int) -> tuple[float, float, float]:
-    """Return precision, recall and F1."""
+    """Return precision, recall and F1. `right`: number of right rows or cells. `ours`, `theirs`:
+    number of rows or cells in the response and in the gold table.
+    """
     precision = right / ours if ours else 0.0
     recall = right / theirs if theirs else 0.0
     both = precision + recall

@@ -1,5 +1,5 @@
-"""Readers of tables in text, as columns of cells: one like WideSearch's evaluator, with pandas'
-behaviour, and a plain one.
+"""Two readers of tables in text. One reads tables exactly as WideSearch's evaluator does, with the
+behaviour of pandas; the other is a plain reader of Markdown.
 """
 
 import csv
@@ -8,28 +8,30 @@ from io import StringIO
 from itertools import takewhile
 
 Table = dict[str, list[str]]
-"""Cells by column; all columns have the same length."""
+"""Cells of a table, by column; all columns have the same length."""
 _MAX_CELLS = 1_000_000
 _MAX_COLUMNS = 1_000
-"""Limits of a table with missing cells filled in: a megabyte of text can name many columns and
-start as many rows.
+"""Limits of a table. They count missing cells, too, because a short text can name many columns and
+begin many rows.
 """
 
 
 class Unreadable(ValueError):
-    """No table can be scored; the message says why."""
+    """Raised if a response has no table that can be scored; the message says why."""
 
 
 def norm_column(name: str) -> str:
-    """Return a column's name as WideSearch compares it."""
+    """Return the form of a column's name in which WideSearch compares names."""
     return name.strip().lower().replace(" ", "")
 
 
 def read_csv(text: str, delimiter: str) -> Table:
-    """Read delimited text like pandas, without types. A first row with more fields than the header
-    shifts all columns to the right; a field without a name is `Unnamed`. Raises `Unreadable`.
+    """Read delimited text as pandas does, with all cells as text.
+
+    As in pandas, columns are shifted to the right if the first row has more fields than the header,
+    and a column without a name is called `Unnamed`. Raises `Unreadable`.
     """
-    import pandas  # takes a second
+    import pandas  # slow to import
 
     lines = text.split("\n")
     _check_size(len(lines), 1 + max(line.count(delimiter) for line in lines))
@@ -41,6 +43,7 @@ def read_csv(text: str, delimiter: str) -> Table:
 
 
 def _check_size(rows: int, columns: int) -> None:
+    """Raise `Unreadable` if a table of this size exceeds the limits."""
     if columns > _MAX_COLUMNS or rows * columns > _MAX_CELLS:
         raise Unreadable(
             f"its table has more than {_MAX_COLUMNS:,} columns or more than {_MAX_CELLS:,} cells"
@@ -48,7 +51,9 @@ def _check_size(rows: int, columns: int) -> None:
 
 
 def _columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return the columns of rows; missing cells at the end are empty."""
+    """Return a table with these names of columns and these rows. Cells that are missing at the end
+    of a row are empty.
+    """
     _check_size(1 + len(rows), len(names))
     return {
         name: [row[at] if at < len(row) else "" for row in rows] for at, name in enumerate(names)
@@ -56,7 +61,9 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def typed(values: Sequence[str]) -> list[str]:
-    """Return a column with the type that pandas infers, converted back to text."""
+    """Return the cells of a column as texts, after pandas has inferred a type for the column and
+    converted them.
+    """
     import pandas
 
     file = StringIO(newline="")
@@ -93,8 +100,11 @@ def official_table(response: str) -> Table:
 
 
 def plain_table(response: str) -> Table:
-    r"""Return the first Markdown table of a response, in its fence or anywhere. `\|` is no border,
-    `<br>` is a line break. Of columns with the same name, the last is taken. Raises `Unreadable`.
+    r"""Return the first Markdown table of a response: in its block that begins with three backticks
+    and `markdown`, or else anywhere.
+
+    `\|` does not separate cells, and `<br>` is a line break. If columns have the same name, the
+    last one is used. Raises `Unreadable` if there is no table.
     """
     lines = (response.partition("```markdown")[2].partition("```")[0] or response).split("\n")
     for header, border, at in zip(lines, lines[1:], range(2, len(lines) + 1), strict=False):
@@ -108,14 +118,15 @@ def plain_table(response: str) -> Table:
             return _columns(
                 names, [_cells(line) for line in takewhile(lambda line: "|" in line, lines[at:])]
             )
-    raise Unreadable("there is no table with a line of dashes under its header")
+    raise Unreadable("there is no Markdown table with a line of dashes under its header")
 
 
 def _cells(line: str) -> list[str]:
+    """Return the cells of a line of a Markdown table."""
     inner = line.strip().replace("\\|", "\0").removeprefix("|").removesuffix("|")
     return [plain(cell.replace("\0", "|")) for cell in inner.split("|")]
 
 
 def plain(cell: str) -> str:
-    """Return the text of a Markdown or CSV cell, with line breaks."""
+    """Return the text of a Markdown or CSV cell, with `<br>` converted to line breaks."""
     return cell.replace("<br/>", "\n").replace("<br>", "\n").strip()

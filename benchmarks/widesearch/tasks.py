@@ -1,4 +1,4 @@
-"""Tasks in WideSearch's format with their gold tables, and responses to them, read from files."""
+"""Reading tasks in WideSearch's format with their gold tables, and responses to the tasks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,35 +16,38 @@ _TASK = "a task has instance_id, query, language and evaluation, which is JSON i
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """Preprocessing and metrics of one column."""
+    """How the cells of a column are compared: their preprocessing and their metrics."""
 
     preprocess: tuple[Preprocess, ...] = ()
     metric: tuple[Metric, ...] = ()
     criterion: Criterion = None
 
     def prepared(self, cell: str) -> str:
-        """Return the cell after all preprocessing."""
+        """Return the text of a cell after all preprocessing."""
         for name in self.preprocess:
             cell = PREPROCESS[name](cell)
         return cell
 
 
 class _Evaluation(msgspec.Struct, frozen=True):
+    """Content of a task's `evaluation`, which is JSON in a string."""
+
     unique_columns: tuple[str, ...]
     required: tuple[str, ...]
     eval_pipeline: dict[str, Rule]
 
 
 class Task(msgspec.Struct, frozen=True):
-    """Line of `tasks.jsonl`, with its parsed evaluation and its gold table."""
+    """A line of `tasks.jsonl`, with its parsed evaluation and its gold table."""
 
     instance_id: str
     query: str
     language: str
     evaluation: str
     keys: tuple[str, ...] = ()
+    """Names of the key columns."""
     rules: dict[str, Rule] = {}
-    """Rules by column, in the order of the gold table, keys included."""
+    """Rule of each column, key columns included, in the order of the gold table."""
     gold: Table = {}
 
     @property
@@ -54,24 +57,29 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> str:
-        """Return the size class of the task."""
+        """Return the name of the task's size, by the number of its rows."""
         if self.rows <= 12:
             return "up to 12 rows"
         return "13 to 40 rows" if self.rows <= 40 else "over 40 rows"
 
 
 class Response(msgspec.Struct, frozen=True):
-    """Line of a file of responses; the first N responses to a task are its runs."""
+    """A line of a file of responses. If N responses to each task are scored, they are the first N
+    lines with the task's id.
+    """
 
     instance_id: str
+    """Id of the task."""
     response: str | None
-    """Text with a table; None if there was no response."""
+    """Text that contains a table; None if nothing was answered."""
     tokens: dict[str, int] = {}
-    """Prompt and completion tokens by role; empty if unknown."""
+    """Number of prompt and completion tokens of each role; empty if unknown."""
 
 
 def read_tasks(folder: Path) -> list[Task]:
-    """Read the tasks of a folder. Raises `BadConfig` and `BadCorpus`."""
+    """Return the tasks in a folder. Raises `BadConfig` if a file cannot be read, and `BadCorpus` if
+    a task or its gold table is invalid.
+    """
     path = folder / "tasks.jsonl"
     tasks = {
         line.instance_id: _with_gold(line, f"{path}:{number}", folder)
@@ -83,7 +91,9 @@ def read_tasks(folder: Path) -> list[Task]:
 
 
 def _with_gold(task: Task, where: str, folder: Path) -> Task:
-    """Add the parsed evaluation and the gold table to a task. Raises `BadCorpus`."""
+    """Return the task with its parsed evaluation and its gold table. `where`: place of the task,
+    for error messages. Raises `BadCorpus` if one of the two is invalid.
+    """
     try:
         evaluation = msgspec.json.decode(task.evaluation, type=_Evaluation)
     except msgspec.DecodeError as error:
@@ -102,7 +112,7 @@ def _with_gold(task: Task, where: str, folder: Path) -> Task:
         }
     except (OSError, UnicodeError, Unreadable) as error:
         raise BadCorpus(
-            f"{path}: cannot be read ({error}); write the gold table of {where} there."
+            f"{path}: cannot be read ({error}); this file must contain the gold table of {where}."
         ) from None
     if missing := [name for name in evaluation.required if not gold.get(name)]:
         raise BadCorpus(
@@ -121,8 +131,9 @@ _TYPES: dict[tuple[Metric, ...], ColumnType] = {
 
 
 def columns_of(task: Task) -> list[Column]:
-    """Return the columns to ask for. A column with a single metric has the type of that metric;
-    others are text.
+    """Return the columns of the task, as they are requested from a gateway. A column has the type
+    of its metric if it has a single metric that means a number, a date or a URL. All other columns
+    are text.
     """
     return [
         Column(name, _TYPES.get(rule.metric, "text"), name in task.keys)
@@ -131,16 +142,16 @@ def columns_of(task: Task) -> list[Column]:
 
 
 def read_responses(path: Path, tasks: Sequence[Task], runs: int) -> dict[str, list[Response]]:
-    """Read the responses of a file by task. Raises `BadConfig`, and `BadCorpus` if a task has fewer
-    than `runs`.
+    """Return the responses in the file `path`, by task id. Raises `BadConfig` if the file is
+    invalid, and `BadCorpus` if a task has fewer than `runs` responses.
     """
     responses: dict[str, list[Response]] = {task.instance_id: [] for task in tasks}
     for _, line in read_jsonl(path, Response, RESPONSE):
         responses.setdefault(line.instance_id, []).append(line)
     if missing := [task.instance_id for task in tasks if len(responses[task.instance_id]) < runs]:
         raise BadCorpus(
-            f"{path}: {len(missing):,} tasks have fewer than {runs} responses, {missing[0]} has "
-            f"{len(responses[missing[0]])}; add them, with null where nothing was answered, "
-            "or give fewer --runs."
+            f"{path}: tasks with fewer than {runs} responses: {len(missing):,}, for example "
+            f"{missing[0]}, which has {len(responses[missing[0]])}; add responses, with null where "
+            "nothing was answered, or lower --runs."
         )
     return responses

@@ -1,8 +1,10 @@
-"""`rolegate sft mini-model`: train the mini models.
+"""`rolegate sft mini-model`: train one of the mini models from scratch, on generated worlds.
 
-These are the backbone; the executor, and the student that it becomes (`--start`), which is the
-demo's untuned executor; the teacher, an executor that searches twice; and the study's generalists
-of three sizes, which play every role.
+backbone    delegates and answers
+executor    searches once and reports
+student     the demo's untuned executor; trained from a finished executor, with --start
+teacher     an executor that searches a second time if needed
+generalist  plays every role; of one of three sizes, for the study of capacity
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR, "student": EXECUTOR, "teacher": EXECUTOR}
+"""Size of each model; that of a generalist is an option."""
 STEPS = {"backbone": 3200, "executor": 4300, "student": 4100, "teacher": 6300, "generalist": 2500}
+"""Training steps of each model, by default."""
 FIRST_WORLD = {
     "backbone": 1_000,
     "executor": 2_000,
@@ -41,11 +45,13 @@ FIRST_WORLD = {
     "teacher": 3_000,
     "generalist": 5_000,
 }
+"""Number of each model's first training world, for the seed 1; further worlds follow it."""
 _LONG_ROWS = (ROW_TOKENS, 1024)
-"""Row lengths. The long ones are for single agents, whose conversations hold the passages of all
-their searches.
+"""Lengths of training rows, in tokens, if single agents are taught. Their conversations are long,
+as they contain the passages of all searches.
 """
 _TABLE_ROWS = (*_LONG_ROWS, 2048)
+"""Lengths of training rows, in tokens, if tables are taught."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,31 +60,36 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     role: Annotated[Literal["backbone", "executor", "student", "teacher", "generalist"], POSITIONAL]
     """model to train"""
     world: Kind = "mini"
-    """world whose language a generalist learns"""
+    """kind of world whose questions a generalist learns: mini, or compositional (with nested
+    questions)
+    """
     size: Literal["small", "medium", "large"] = "large"
     """size of a generalist"""
     out: Path
-    """folder of the finished model"""
+    """folder to write the finished model to"""
     work: Path
-    """folder of checkpoints and loss log; reuse it to resume"""
+    """folder for checkpoints and the log of losses; the same folder resumes the training"""
     steps: Count | None = None
-    """batches of 4,096 tokens (default: those of the shipped models)"""
+    """training steps, of 4,096 tokens each (default: as many as the shipped models had)"""
     threads: Count = 2
-    """CPU threads"""
+    """number of CPU threads"""
     rate: Annotated[float, Meta(gt=0)] = 3e-3
     """peak learning rate"""
     first_weight: Annotated[float, Meta(ge=0)] = 0.5
-    """loss weight of tokens that others write, at the first step"""
+    """at the first step: loss weight of tokens that the model does not write itself, such as
+    passages
+    """
     last_weight: Annotated[float, Meta(ge=0)] = 0.1
-    """loss weight of tokens that others write, at the last step"""
+    """at the last step: loss weight of tokens that the model does not write itself"""
     tables: bool = False
-    """teach tables, too: plans to the backbone, lists of names to executors"""
+    """also teach tables: the backbone learns to plan a table, executors to report lists of names"""
     start: Path | None = None
-    """finished model whose weights to start with"""
+    """folder of a finished model whose weights the training starts from (default: random weights)
+    """
     tokenizer: Path | None = None
-    """finished model whose tokenizer to use (default: learn one)"""
+    """folder of a finished model whose tokenizer to use (default: train a tokenizer)"""
     seed: int = 1
-    """seed of the weights and of the training worlds"""
+    """seed of the initial weights and of the training worlds"""
 
 
 def run(options: Options) -> int:
@@ -112,7 +123,9 @@ def run(options: Options) -> int:
 
 
 def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
-    """Train the tokenizer of all models on a sample of every kind of conversation."""
+    """Train and return the tokenizer that the mini models share. It is trained on a sample of the
+    conversations of backbone and executor.
+    """
     backbone = conversations("backbone", system, 0)
     executor = conversations(
         "executor",
@@ -127,8 +140,10 @@ def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
 
 
 def _conversations(options: Options, system: RolePrompts, first_world: int) -> Iterator[Dialogue]:
-    """Return the conversations to learn from. A model with start weights can copy already, so a
-    generalist then finds three passages from the beginning.
+    """Return the endless conversations that the model of `options` learns from.
+
+    A generalist with start weights can already copy names, so its searches return three passages
+    from the beginning, instead of one passage at first.
     """
     if options.role == "teacher":
         return conversations(

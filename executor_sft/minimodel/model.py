@@ -1,5 +1,5 @@
-"""A miniature Qwen3 and its tokenizer: byte-level BPE, with a token for each tag of the protocol
-and for each digit.
+"""A miniature Qwen3 and its tokenizer. The tokenizer is byte-level BPE, with one token for each tag
+of the protocol and for each digit.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 VOCABULARY = 1280
+"""Max number of tokens in the vocabulary."""
 END_OF_TURN = "<|end|>"
 END_OF_TEXT = "<|endoftext|>"
 _ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -38,7 +39,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Size of a mini model; attention heads are 32 wide."""
+    """Size of a mini model, in dimensions; each attention head has 32."""
 
     width: int
     layers: int
@@ -46,22 +47,22 @@ class Shape:
 
 
 BACKBONE = Shape(width=256, layers=5, feed_forward=640)
-"""About 4 million parameters; delegates and answers."""
+"""Size of the model that delegates and answers, with about 4 million parameters."""
 EXECUTOR = Shape(width=192, layers=5, feed_forward=288)
-"""About 1.8 million parameters; executes."""
+"""Size of executors, with about 1.8 million parameters."""
 LADDER = {
     "small": Shape(width=64, layers=4, feed_forward=128),
     "medium": Shape(width=96, layers=4, feed_forward=192),
     "large": EXECUTOR,
 }
-"""The study's generalists, of about 0.25, 0.5 and 1.8 million parameters."""
+"""Sizes of the study's generalists, with about 0.25, 0.5 and 1.8 million parameters."""
 HEAD_WIDTH = 32
 
 
 def new_model(
     shape: Shape, tokenizer: PreTrainedTokenizerFast, max_tokens: int = 2048
 ) -> Qwen3ForCausalLM:
-    """Return a model with random fp32 weights."""
+    """Return a model of this shape with random fp32 weights. `max_tokens`: its context length."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     heads = shape.width // HEAD_WIDTH
@@ -85,8 +86,10 @@ def new_model(
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Train a tokenizer on `texts`. Each piece between tags or lines gets a leading space, so that
-    a name has the same tokens in every place, and copying it is copying tokens.
+    """Train a tokenizer on `texts`.
+
+    Each piece of text between tags or line breaks gets a leading space. So a name has the same
+    tokens wherever it occurs, and a model copies a name by copying its tokens.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -122,7 +125,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Load the tokenizer of a finished model."""
+    """Load the tokenizer of the finished model in `folder`."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)

@@ -1,5 +1,5 @@
-"""An endless stream of packed training batches. Worlds change all the time, and every conversation
-is used once.
+"""An endless stream of training batches, packed with conversations about ever new worlds. Each
+conversation is used once.
 """
 
 from __future__ import annotations
@@ -22,33 +22,41 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Role = Literal["backbone", "executor", "student", "generalist", "compositional"]
-"""Role that is learnt; `compositional`: a generalist in compositional worlds."""
+"""Role that a model learns; `compositional` is a generalist that learns compositional worlds."""
 CONVERSATIONS_PER_WORLD = 800
 WORLDS_PER_STAGE = 25
+"""Number of worlds after which searches return one more passage."""
 GENERALIST_WORLDS_PER_STAGE = 10
-"""Fewer than for others, as their training is shorter."""
+"""Number of worlds per passage for generalists, whose training is shorter."""
 ROW_TOKENS = 512
 BATCH_TOKENS = 4096
 _WAITING = 64
+"""Number of conversations from which rows are packed."""
 Encoded = tuple[list[int], list[bool]]
-"""Token ids of a conversation, and whether the model writes each of them."""
+"""Token ids of a conversation, and for each token whether the model writes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of equal length. A row has several conversations, which do not attend to each other."""
+    """Rows of equal length, for one training step. A row contains several conversations, which do
+    not attend to each other.
+    """
 
     tokens: torch.Tensor
-    """(rows, row_tokens) int64"""
+    """(rows, row_tokens) int64: token ids"""
     written: torch.Tensor
     """(rows, row_tokens) bool: whether the model writes the token"""
     positions: torch.Tensor
-    """(rows, row_tokens) int64: position in the conversation, from 0"""
+    """(rows, row_tokens) int64: position of the token in its conversation, from 0"""
     conversation: torch.Tensor
-    """(rows, row_tokens) int64: number of the conversation in its row, 0 for padding"""
+    """(rows, row_tokens) int64: number of the token's conversation in its row, from 1. Padding
+    has 0.
+    """
 
     def attention(self) -> torch.Tensor:
-        """Return (rows, 1, row_tokens, row_tokens) bool: causal within each conversation."""
+        """Return the attention mask, (rows, 1, row_tokens, row_tokens) bool. It is causal, and only
+        within each conversation.
+        """
         import torch
 
         same = self.conversation[:, :, None] == self.conversation[:, None, :]
@@ -58,8 +66,8 @@ class Batch:
 
 
 def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Encoded:
-    """Return the token ids as the serving engine sees them, and whether the model writes each (its
-    turns with their end).
+    """Return the token ids of a conversation as the serving engine sees them, and for each token
+    whether the model writes it. The model writes its turns, with their end-of-turn tokens.
     """
     ids: list[int] = []
     written: list[bool] = []
@@ -80,11 +88,14 @@ def conversations(
     passages: int | None = None,
     tables: bool = False,
 ) -> Iterator[Dialogue]:
-    """Yield conversations of the training worlds `first_world`, `first_world + 1`, …
+    """Yield gold conversations about the training worlds with the numbers `first_world`,
+    `first_world + 1`, and so on, endlessly.
 
-    `passages`: passages per search. By default, executors and generalists begin with one and
-    advance to two, then three, as copying is learnt faster in a short context; students can copy
-    already. `tables`: a third of the tokens come from lessons in tables of the demo's world.
+    `role`: role whose conversations to yield. `system`: system prompts. `two_searches`: executors
+    search a second time if needed. `passages`: passages per search. By default, executors and
+    generalists begin with one passage and advance to two, then three, because copying is learnt
+    faster in a short context. `tables`: add lessons in tables, which make up about a third of the
+    tokens.
     """
     stage = GENERALIST_WORLDS_PER_STAGE if role == "generalist" else WORLDS_PER_STAGE
     world_type: type[World | CompositionalWorld] = (
@@ -119,12 +130,15 @@ def batches(
     tokenizer: PreTrainedTokenizerFast,
     row_tokens: Sequence[int] = (ROW_TOKENS,),
 ) -> Iterator[Batch]:
-    """Pack conversations into batches of full rows, `BATCH_TOKENS` each.
+    """Pack conversations into batches of nearly full rows. Each batch has `BATCH_TOKENS` tokens, in
+    rows of one length. `row_tokens`: the possible lengths, ascending.
 
-    Attention costs the square of a row's length, so most rows should be short. Conversations wait,
-    sorted by length. A row begins with the median one, gets the shortest length in `row_tokens`
-    (ascending) that fits it, and is filled with the longest ones that still fit. Long conversations
-    collect until they are the median, so all are used; those longer than every row are left out.
+    The cost of attention grows with the square of a row's length, so most rows should be short.
+    Some conversations always wait, sorted by length. A new row begins with the conversation of
+    median length. The row gets the shortest length that has room for that conversation, and is
+    filled up with the longest waiting conversations that still fit. Long conversations accumulate
+    until one of them is the median, so every conversation is used, except those that are longer
+    than the longest row.
     """
     waiting: list[Encoded] = []
     rows: dict[int, list[list[Encoded]]] = {length: [] for length in row_tokens}
@@ -142,7 +156,9 @@ def batches(
 
 
 def _fill(first: Encoded, waiting: list[Encoded], row_tokens: int) -> list[Encoded]:
-    """Return a row that begins with `first`; take the others out of `waiting`, sorted by length."""
+    """Return a row that begins with `first` and is filled with conversations from `waiting`, which
+    is sorted by length. They are removed from `waiting`.
+    """
     row = [first]
     room = row_tokens - len(first[0])
     while at := bisect.bisect_right(waiting, room, key=lambda member: len(member[0])):
@@ -152,6 +168,7 @@ def _fill(first: Encoded, waiting: list[Encoded], row_tokens: int) -> list[Encod
 
 
 def _pack(rows: list[list[Encoded]], row_tokens: int) -> Batch:
+    """Return the batch of these rows, each padded to `row_tokens` tokens."""
     import torch
 
     packed = []

@@ -1,4 +1,4 @@
-"""Train a mini model on one or two CPU cores; resumable."""
+"""Train a mini model on one or two CPU cores. An interrupted training can be resumed."""
 
 import itertools
 import json
@@ -20,19 +20,23 @@ from serving.terminal import progress_bar
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Length and learning rate of a training; a step is a batch of 4,096 tokens."""
+    """Length, learning rate and loss weights of a training. A step is one batch of 4,096 tokens."""
 
     steps: int
     peak_rate: float = 3e-3
     context_weight: tuple[float, float] = (0.5, 0.1)
-    """Loss weights of tokens that the model does not write, at the first and the last step:
-    predicting them teaches it to copy.
+    """Loss weights of tokens that the model does not write itself, at the first and at the last
+    step. Predicting such tokens teaches the model to copy.
     """
     warm_up: int = 100
+    """Number of steps in which the learning rate rises to its peak."""
     checkpoint_every: int = 100
+    """Number of steps between checkpoints."""
 
     def rate(self, step: int) -> float:
-        """Return the rate of a step: linear warm-up, constant, linear decay over the last half."""
+        """Return the learning rate of a step: it rises linearly in the warm-up, stays constant,
+        and decays linearly over the second half of the training.
+        """
         decay = min(1.0, 2 * (1 - step / self.steps))
         return self.peak_rate * min(1.0, (step + 1) / self.warm_up) * max(decay, 0.01)
 
@@ -45,12 +49,12 @@ def train(
     *,
     compiled: bool = True,
 ) -> None:
-    """Train `model` in place. After a kill, training resumes from `folder/checkpoint.pt` with the
-    batches not yet seen.
+    """Train `model` in place. After a kill, the same call resumes from the checkpoint in `folder`,
+    with the batches of `source` that were not yet used.
 
     `compiled`: compile the loss, which takes a minute at the start and makes each step more than
-    twice as fast. Computes in bf16 on CPUs that support it, where it is twice as fast as fp32;
-    on others it is several times slower.
+    twice as fast. The model computes in bf16 only on CPUs that support it: there it is twice as
+    fast as fp32, on other CPUs several times slower.
     """
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.pt"
@@ -89,7 +93,9 @@ def train(
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write bf16 safetensors and the tokenizer, as transformers and vLLM load them."""
+    """Write the model, in bf16, and its tokenizer to `folder`, in the format that transformers and
+    vLLM load.
+    """
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -103,7 +109,9 @@ def _loss(
     weights: Tensor,
     written: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted loss over all tokens, and the mean loss over those the model writes."""
+    """Return the weighted mean loss over all tokens, and the mean loss over the tokens that the
+    model writes itself.
+    """
     logits = model(
         input_ids=tokens,
         position_ids=positions,
@@ -119,13 +127,15 @@ def _loss(
 
 
 def _weights(batch: Batch, context_weight: float) -> Tensor:
-    """Return (rows * (row_tokens - 1)) float32: the loss weight of predicting each token."""
+    """Return the loss weight of each predicted token, as a tensor (rows * (row_tokens - 1)) of
+    float32. Tokens that begin a conversation, and padding, have weight 0.
+    """
     inside = (batch.positions[:, 1:] > 0).float()
     return (inside * torch.where(batch.written[:, 1:], 1.0, context_weight)).flatten()
 
 
 def _groups(model: Qwen3ForCausalLM) -> list[dict[str, Any]]:
-    """Return parameter groups with weight decay for matrices only."""
+    """Return the model's parameters in groups for the optimizer; weight decay is for matrices."""
     groups: dict[float, list[torch.nn.Parameter]] = {0.05: [], 0.0: []}
     for parameter in model.parameters():
         groups[0.05 if parameter.ndim > 1 else 0.0].append(parameter)
@@ -133,7 +143,9 @@ def _groups(model: Qwen3ForCausalLM) -> list[dict[str, Any]]:
 
 
 def _resume(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, path: Path) -> int:
-    """Load the checkpoint, if there is one, and return the number of finished steps."""
+    """Load the checkpoint in the file `path` into model and optimizer, and return the number of
+    finished steps; 0 if there is no checkpoint.
+    """
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
@@ -148,7 +160,7 @@ def _checkpoint(
     step: int,
     path: Path,
 ) -> None:
-    """Write a checkpoint atomically."""
+    """Write a checkpoint to the file `path`, which is replaced atomically."""
     with replacing(path) as unfinished:
         torch.save(
             {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step},

@@ -1,4 +1,6 @@
-"""A seeded world for questions of an open-ended language. Each passage states one fact."""
+"""The compositional world: a generated corpus for nested questions in an open-ended language
+(`grammar.py`). Each passage states one fact.
+"""
 
 import itertools
 import random
@@ -18,15 +20,19 @@ from executor_sft.miniworld.world import Names, Side
 from router.protocol import Passage, Report
 
 Kind = Literal["mini", "compositional"]
+"""Kind of a generated world."""
 _ASIDES: tuple[Shape, ...] = ((), ((),), ((), ()))
+"""Shapes of asides. An aside is something that a question mentions but does not ask for."""
 _ASIDES_EACH = (0, 0, 1, 1)
+"""Numbers of asides of a question, drawn with equal probability."""
 
 
 class CompositionalWorld:
-    """Questions, the passages that answer them and their asides, and others.
+    """Questions, and the passages that are searched: those that answer the questions, those about
+    their asides, and others that no question needs.
 
-    Worlds of different sides share no names and no shapes of questions, and every test question has
-    a wording that is never trained on.
+    Training and test worlds share no names and no shapes of questions. Every test question has a
+    wording that never occurs in training.
     """
 
     def __init__(
@@ -36,6 +42,9 @@ class CompositionalWorld:
         questions: int = 400,
         prefix: str = "compositional",
     ) -> None:
+        """Generate the world. `side`: for training or for tests. `questions`: number of questions.
+        `prefix`: beginning of the passages' ids.
+        """
         self.seed = seed
         self.side = side
         self._prefix = prefix
@@ -48,16 +57,16 @@ class CompositionalWorld:
         self.questions = [self._question(number) for number in range(questions)]
         self.by_id = {passage.id: passage for passage in self.passages}
         self.sub_queries = list(self._facts.values())
-        """Sub-query of each passage, in the same order."""
+        """The sub-query that each passage answers, in the order of `passages`."""
         self._next = itertools.cycle(self.questions)
 
     def draw(self) -> MiniQuestion:
-        """Return the next question; the first again after the last."""
+        """Return the next question; after the last question, begin again with the first."""
         return next(self._next)
 
     def retrieved(self, gold: str, count: int) -> list[Passage]:
-        """Return the passages of a search for `gold`: itself first, then others, mostly of the same
-        names.
+        """Return `count` passages as the result of a search for the passage with the id `gold`:
+        first that passage, then others from the next six, most of which mention the same names.
         """
         at = int(gold.rpartition("-")[2])
         steps = (0, *self._rng.sample(range(1, 7), count - 1))
@@ -88,7 +97,9 @@ class CompositionalWorld:
         )
 
     def _tree(self, shape: Shape, kind: str | None = None) -> Tree:
-        """Return a tree of this shape whose value is of this kind, or of any."""
+        """Return a tree of this shape with new names. `kind`: kind of thing that the tree stands
+        for; None for any kind.
+        """
         if not shape:
             return Tree(self._names.word())
         relations = RELATIONS[len(shape)]
@@ -98,7 +109,9 @@ class CompositionalWorld:
         return Tree("", relation, tuple(self._tree(part, relation.subject) for part in shape))
 
     def _find(self, tree: Tree, rounds: list[list[SubQuery]]) -> str:
-        """State the facts of a tree, put their sub-queries into `rounds`, and return the value."""
+        """Write the passages for the facts of a tree, put their sub-queries into `rounds`, and
+        return the name that the tree stands for.
+        """
         if tree.relation is None:
             return tree.name
         subjects = [self._find(subject, rounds) for subject in tree.subjects]
@@ -108,13 +121,15 @@ class CompositionalWorld:
         kinds = (*(tree.relation.subject for _ in subjects), tree.relation.value)
         for name, kind in zip((*subjects, value), kinds, strict=True):
             others = [relation for relation in RELATIONS[1] if relation.subject == kind]
-            # Facts that no question asks for
+            # Also write up to two facts that no question asks for
             for other in self._rng.sample(others, min(len(others), 2)):
                 self._fact(other, [name])
         return value
 
     def _fact(self, relation: GrammarRelation, subjects: list[str]) -> SubQuery:
-        """Return the sub-query for a fact, and write its passage the first time."""
+        """Return the sub-query for a fact. If the fact is new, first draw its value and write its
+        passage.
+        """
         about = f"the {relation.name} of {' and '.join(subjects)}"
         if about not in self._facts:
             value = self._names.word()

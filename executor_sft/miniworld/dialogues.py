@@ -1,4 +1,6 @@
-"""Gold conversations of each role about one world, with the prompts of the gateway."""
+"""Gold conversations of each role about one world, with the same prompts as in the gateway. The
+mini models are trained on them.
+"""
 
 import itertools
 import json
@@ -20,18 +22,19 @@ TurnKind = Literal["system", "user", "delegate", "stop", "search", "report", "an
 STOP = "<stop/>Enough evidence<stop>"
 NOT_FOUND = "not found"
 _NOT_FOUND_SHARE = 0.05
+"""Share of the backbone's questions in which a round finds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialogueTurn:
-    """A message; all kinds after `user` are written by the model."""
+    """One message of a conversation. The model writes all kinds but `system` and `user`."""
 
     kind: TurnKind
     text: str
 
     @property
     def role(self) -> str:
-        """Chat role."""
+        """Role of the message in a chat: `system`, `user` or `assistant`."""
         return self.kind if self.kind in ("system", "user") else "assistant"
 
 
@@ -40,37 +43,42 @@ Dialogue = list[DialogueTurn]
 
 @dataclass(frozen=True, slots=True)
 class RolePrompts:
-    """System prompts that the mini models are trained and served with."""
+    """System prompts of the roles, with which the mini models are both trained and served."""
 
     delegation: str
     execution: str
     answer: str
     agent: str
-    """Prompt of a single agent, which searches as often as needed, and answers."""
+    """Prompt of a single agent, which searches as often as needed and answers by itself."""
 
     @classmethod
     def served(cls) -> "RolePrompts":
-        """Read the prompts of the preset `mini`."""
+        """Load the prompts of the preset `mini`."""
         folder = resources.files("serving") / "prompts" / "mini"
         roles = [field.name for field in fields(cls)]
         return cls(*((folder / f"{role}.txt").read_text("utf-8").strip() for role in roles))
 
 
 def delegate_text(texts: list[str]) -> str:
-    """Return a dispatch of one question, or of a JSON list of questions."""
+    """Return a delegator's turn that dispatches sub-queries: a single one as plain text, several as
+    a JSON list.
+    """
     body = prompts.request(texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False))
     return f"<search>{body}</search>"
 
 
 def report_text(report: Report) -> str:
-    """Return a report as the executor writes it."""
+    """Return an executor's turn that gives this report."""
     evidence = "\n".join(report.evidence)
     return f"{element('answer', report.answer)}{element('evidence', evidence)}"
 
 
 def answer_text(question: MiniQuestion, pairs: list[tuple[SubQuery, Report]]) -> str:
-    """Return the answer. For a comparison, the two years with their names come first: a small model
-    can neither compare silently, nor find the name of a year.
+    """Return an answerer's turn that answers the question.
+
+    `pairs`: sub-queries with their reports. For a comparison, the turn first repeats the two years
+    with their names: a small model cannot compare the years, or find the name that belongs to a
+    year, without writing them down.
     """
     if any(report is NO_EVIDENCE for _, report in pairs):
         return f"<answer>{NOT_FOUND}</answer>"
@@ -85,12 +93,12 @@ def answer_text(question: MiniQuestion, pairs: list[tuple[SubQuery, Report]]) ->
 
 
 class DialogueWriter:
-    """Writes gold conversations about one world's questions."""
+    """Writes gold conversations about the questions of one world."""
 
     def __init__(
         self, world: World | CompositionalWorld, system: RolePrompts, library: Library | None = None
     ) -> None:
-        """Index the world's pages. `library`: those pages, if they exist already."""
+        """Index the world's pages. `library`: the pages; None to write them from the world."""
         self._world = world
         self._system = system
         self._rng = random.Random(f"{world.seed}/{world.side}/dialogues")
@@ -115,7 +123,9 @@ class DialogueWriter:
                     self._mentions.setdefault(word, []).append(passage)
 
     def backbone(self) -> Iterator[Dialogue]:
-        """Yield a delegation and an answer conversation for each question, endlessly."""
+        """Yield conversations of the delegator and of the answerer, in turn, endlessly; both are
+        about the same question.
+        """
         while True:
             question = self._examiner.draw()
             missing = None
@@ -125,8 +135,10 @@ class DialogueWriter:
             yield self.answering(question, missing)
 
     def executor(self, two_searches: bool = False, passages: int = 3) -> Iterator[Dialogue]:
-        """Yield conversations about sub-queries in all wordings, endlessly. `two_searches`: include
-        sub-queries that need two. `passages`: passages per search.
+        """Yield an executor's conversations about random sub-queries, in all wordings, endlessly.
+
+        `two_searches`: include sub-queries that need a second search. `passages`: passages per
+        search.
         """
         world = self._world
         while isinstance(world, CompositionalWorld):
@@ -148,8 +160,11 @@ class DialogueWriter:
                 yield self.execution(sub_query, entity, passages)
 
     def delegation(self, question: MiniQuestion, missing: int | None = None) -> Dialogue:
-        """Return a delegator's conversation: question, blocks and reports in turn, and the stop,
-        which comes early if round `missing` finds nothing.
+        """Return a delegator's conversation: the question, then sub-queries and reports in turn,
+        then the stop.
+
+        `missing`: number of a round, from 0, whose reports say "not found"; the delegator stops
+        after that round. None if all rounds find something.
         """
         turns = [
             DialogueTurn("system", self._system.delegation),
@@ -166,9 +181,7 @@ class DialogueWriter:
         return [*turns, DialogueTurn("stop", STOP)]
 
     def answering(self, question: MiniQuestion, missing: int | None = None) -> Dialogue:
-        """Return the answerer's conversation, after a run in which round `missing`, if any, found
-        nothing.
-        """
+        """Return the answerer's conversation about a question. `missing`: see `delegation`."""
         pairs: list[tuple[SubQuery, Report]] = []
         for number, block in enumerate(_until(question, missing)):
             pairs += [(sub_query, self._seen(sub_query, number == missing)) for sub_query in block]
@@ -182,8 +195,10 @@ class DialogueWriter:
         ]
 
     def execution(self, sub_query: SubQuery, entity: Entity | None, passages: int = 3) -> Dialogue:
-        """Return an executor's conversation: one or two searches, then the report. Sometimes the
-        last passages come with the note that no search is left.
+        """Return an executor's conversation: one or two searches, then the report. In some
+        conversations, the last passages come with the note that no further search is allowed.
+
+        `entity`: what the sub-query is about, if known. `passages`: passages per search.
         """
         turns = [
             DialogueTurn("system", self._system.execution),
@@ -199,8 +214,8 @@ class DialogueWriter:
         return [*turns, DialogueTurn("report", report_text(sub_query.report))]
 
     def alone(self, passages: int) -> Dialogue:
-        """Return a single agent's conversation about the next question. `passages`: passages per
-        search, in any order.
+        """Return a single agent's conversation about the next question: all searches that the
+        question needs, then the answer. `passages`: passages per search.
         """
         question = self._examiner.draw()
         turns = [
@@ -216,8 +231,8 @@ class DialogueWriter:
         return [*turns, DialogueTurn("answer", answer_text(question, pairs))]
 
     def _seen(self, sub_query: SubQuery, missing: bool) -> Report:
-        """Return the gold report with all evidence points or, as after a single search, the last
-        one.
+        """Return the report that the delegator is shown for a sub-query: the gold report with all
+        its evidence or with the last point only, or `NO_EVIDENCE` if `missing`.
         """
         if missing:
             return NO_EVIDENCE
@@ -233,8 +248,10 @@ class DialogueWriter:
         entity: Entity | None,
         passages: int,
     ) -> list[Passage]:
-        """Return the gold passage with others: similar ones in a compositional world, neighbours
-        of `entity`, or any.
+        """Return the passages of a search: the passage with the id `gold`, and others.
+
+        In a compositional world, the others are similar passages. In a mini world, they are pages
+        that resemble those about `entity`; without an entity, random pages.
         """
         if isinstance(self._library, CompositionalWorld):
             return self._library.retrieved(gold, passages)
@@ -253,8 +270,11 @@ class DialogueWriter:
         entity: Entity,
         others: int,
     ) -> list[Passage]:
-        """Return the gold passage, mostly first, with as many `others` as a dense retriever could
-        return: pages that mention the entity, and pages of entities of this kind.
+        """Return passages as a dense retriever could find them: the passage `gold`, which is mostly
+        the first, and others.
+
+        The others are pages that mention a part of the entity's name, and pages about entities of
+        the same `kind`. `others`: their number.
         """
         words = [word for word in entity.mention.split() if word[:1].isupper()]
         mentioning = itertools.chain.from_iterable(self._mentions.get(word, ()) for word in words)
@@ -274,10 +294,12 @@ class DialogueWriter:
 
 
 def _until(question: MiniQuestion, missing: int | None) -> tuple[tuple[SubQuery, ...], ...]:
-    """Return the rounds of a question, up to the one that finds nothing."""
+    """Return the rounds of a question up to the round `missing`, which finds nothing; None for all
+    rounds.
+    """
     return question.rounds if missing is None else question.rounds[: missing + 1]
 
 
 def _likeness(one: str, other: str) -> int:
-    """Return the number of letter pairs in common."""
+    """Return the number of letter pairs that two texts have in common."""
     return len(set(itertools.pairwise(one)) & set(itertools.pairwise(other)))

@@ -1,10 +1,14 @@
-"""`rolegate sft mini-world`: write a world as files.
+"""`rolegate sft mini-world`: generate a mini world, and write it as files.
 
-These are corpus.jsonl; questions.jsonl with gold plans, reports and answers; vocabulary.txt, the
-words of all questions; registers.jsonl, pages that list the world's things; and rolegate.toml, the
-preset mini over this world. With --wide, the corpus has registers, and the questions are tables for
-`rolegate sft rollout`; tasks.jsonl and gold/ID.csv are the same in WideSearch's format, and
-reach.jsonl says where each cell can be found.
+corpus.jsonl     pages about the people, cities, books and other things of the world
+questions.jsonl  questions with gold plans, reports and answers
+vocabulary.txt   all words that questions may use
+registers.jsonl  pages that list things of the world, for tables
+rolegate.toml    config like the preset mini, but with this world's documents
+
+With --wide, the registers are part of the corpus, and questions.jsonl has requests for tables with
+their right rows, for `rolegate sft rollout`. tasks.jsonl and gold/ID.csv have the same tables in
+WideSearch's format. reach.jsonl names where each cell can be found.
 """
 
 import csv
@@ -36,22 +40,22 @@ _TEXT = {"preprocess": ["norm_str"], "metric": ["exact_match"]}
 
 
 class Options(Knobs, frozen=True, kw_only=True):
-    """Options of the command; the knobs are those of wide worlds."""
+    """Options of the command, with those that set the difficulty of tables."""
 
     out: Path
-    """where the files go"""
+    """folder to write the files to"""
     seed: int = 7
-    """seed of the world; the demo's is 7"""
+    """seed of the world (the demo has the world of seed 7)"""
     side: Side = "test"
-    """worlds of different sides share no names"""
+    """whether the world is for training or for tests; training and test worlds share no names"""
     questions: Annotated[int, Meta(ge=0)] = 200
-    """number of questions"""
+    """number of questions; without effect with --wide"""
     wide: bool = False
-    """a wide world, with registers, and tables instead of questions"""
+    """write a world with requests for tables instead of questions"""
     tables: Count = 20
-    """max tables of each size"""
+    """with --wide: max tables of each of the three sizes"""
     force: bool = False
-    """overwrite existing files"""
+    """write into a folder that is not empty, and overwrite files there"""
 
 
 def run(options: Options) -> int:
@@ -59,7 +63,8 @@ def run(options: Options) -> int:
     out = options.out
     if not options.force and out.is_dir() and any(out.iterdir()):
         raise BadConfig(
-            f"--out {out}: is not empty; name another folder, or overwrite its files with --force."
+            f"--out {out}: the folder is not empty; name another folder, or pass --force to "
+            "overwrite the files in it."
         )
     if options.wide:
         wide = WideWorld(options.seed, options.side, options, tasks=options.tables)
@@ -82,8 +87,8 @@ def export(
     questions: int,
     prefix: str = "mini",
 ) -> list[MiniQuestion]:
-    """Write `corpus.jsonl`, `questions.jsonl` and `vocabulary.txt` into `folder`, and return the
-    questions. `prefix`: of the passages' ids.
+    """Write `corpus.jsonl`, `questions.jsonl` and `vocabulary.txt` of a world into `folder`, and
+    return the questions. `questions`: their number. `prefix`: beginning of the passages' ids.
     """
     library = Library(world, prefix)
     examiner = Examiner(world, library)
@@ -93,9 +98,11 @@ def export(
 
 
 def export_tables(wide: WideWorld, folder: Path) -> None:
-    """Write the tables of a world: `tasks.jsonl` with `gold/<id>.csv`, and `questions.jsonl` for
-    `rolegate sft rollout`. For the analysis of errors, `reach.jsonl` has the place of each gold
-    cell, and the wrong names in registers.
+    """Write the tables of a world into `folder`.
+
+    `tasks.jsonl` with `gold/<id>.csv` has them in WideSearch's format, and `questions.jsonl` in the
+    format of `rolegate sft rollout`. For the analysis of errors, `reach.jsonl` names where each
+    gold cell can be found (`Reach`), and which names in registers are wrong.
     """
     (folder / "gold").mkdir(parents=True, exist_ok=True)
     tasks = []
@@ -132,8 +139,8 @@ def write_corpus(
     questions: Iterable[MiniQuestion] = (),
     name: str = "corpus.jsonl",
 ) -> None:
-    """Write the passages to `name` in `folder`, which is created if missing, and `vocabulary.txt`
-    and `questions.jsonl` if there are any.
+    """Write passages to the file `name` in `folder`, which is created if missing. Also write
+    `vocabulary.txt` and `questions.jsonl`, unless `vocabulary` or `questions` is empty.
     """
     folder.mkdir(parents=True, exist_ok=True)
     encoder = msgspec.json.Encoder()
@@ -146,8 +153,8 @@ def write_corpus(
 
 
 def vocabulary_of(world: World, more: Iterable[str] = ()) -> str:
-    """Return the vocabulary file of a world: the words of all wordings and `more`, then all names
-    (`router.protocol.vocabulary`).
+    """Return the content of a world's vocabulary file (`router.protocol.vocabulary`): first the
+    words in which questions are asked, with the words `more`, then all names.
     """
     known: set[str] = set()
     for relation in RELATIONS:
@@ -162,13 +169,13 @@ def vocabulary_of(world: World, more: Iterable[str] = ()) -> str:
 
 
 def _vocabulary_of_tables(wide: WideWorld) -> str:
-    """Return the vocabulary with the words of the questions for tables."""
+    """Return the content of a world's vocabulary file, with the words of requests for tables."""
     return vocabulary_of(wide.world, set[str]().union(*(words(task.query) for task in wide.tasks)))
 
 
 def over(config: Config, world: Path, *more: str) -> Config:
-    """Return the config with its models over the world in the folder `world`: its corpus and the
-    files `more`. Index, runs and versions are kept there, too.
+    """Return a copy of `config` whose documents are those of the world in the folder `world`:
+    `corpus.jsonl` and the files `more`. Index, runs and versions are kept in that folder, too.
     """
     documents = tuple(str(world / name) for name in ("corpus.jsonl", *more))
     retrieval = msgspec.structs.replace(
@@ -189,7 +196,7 @@ def over(config: Config, world: Path, *more: str) -> Config:
 
 
 def write_config(config: msgspec.Struct, file: Path) -> None:
-    """Write a config of any kind as TOML."""
+    """Write a config, or a part of one, to `file` as TOML."""
     write_atomically(file, tomlkit.dumps(_without_none(msgspec.to_builtins(config))).encode())
 
 

@@ -1,5 +1,6 @@
-"""An open-ended language of questions: relations nest in shapes, with wordings and asides, of which
-some are held out for tests.
+"""An open-ended language of questions. Relations nest in each other, as in "the author of the book
+of both A and B". The nesting has a shape, and the question a wording, which may mention asides that
+are not asked for. Some shapes and some wordings are held out for tests.
 """
 
 import random
@@ -12,15 +13,18 @@ from executor_sft.miniworld.world import Side, side_of
 
 @dataclass(frozen=True, slots=True)
 class GrammarRelation:
-    """A relation of one thing, or of two things of a kind."""
+    """A relation that one thing, or two things of the same kind, have to another thing."""
 
     subject: str
+    """Kind of its subjects."""
     name: str
     synonym: str
     value: str
+    """Kind of its value."""
 
 
 def _relations(table: str) -> tuple[GrammarRelation, ...]:
+    """Return the relations of a text with the fields of each relation, separated by `|`."""
     return tuple(GrammarRelation(*line.split()) for line in table.split("|"))
 
 
@@ -62,12 +66,14 @@ _OPENERS = ("not", "unlike", "rather than", "apart from", "instead of", "let alo
 _MAX_RELATIONS = 3
 _MAX_ROUNDS = 3
 Shape = tuple["Shape", ...]
-"""Nesting of relations: () for a name, else the shapes of the relation's subjects."""
+"""Nesting of relations: () for a name, else a tuple with the shape of each of the relation's
+subjects.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A name, or a relation whose subjects are trees."""
+    """The meaning of a noun phrase: a name, or a relation whose subjects are trees again."""
 
     name: str = ""
     relation: GrammarRelation | None = None
@@ -75,12 +81,14 @@ class Tree:
 
     @property
     def height(self) -> int:
-        """Number of rounds to find the value; 0 for a name."""
+        """Number of rounds of searches that are needed to find the value; 0 for a name."""
         return 1 + max(subject.height for subject in self.subjects) if self.subjects else 0
 
 
 def held_out(parts: object, halvings: int = 1) -> bool:
-    """Return whether a shape or wording is for tests only; each halving halves their share."""
+    """Return whether a shape or wording is held out for tests. `halvings`: with 1, half of them are
+    held out; with 2, a quarter.
+    """
     return all(side_of(f"{parts} {number}") == "test" for number in range(halvings))
 
 
@@ -90,12 +98,15 @@ def size(shape: Shape) -> int:
 
 
 def _shapes(rounds: int) -> set[Shape]:
+    """Return all shapes that need at most this number of rounds."""
     below = _shapes(rounds - 1) if rounds else set()
     return {(), *((one,) for one in below), *product(below, below)}
 
 
 def shapes(side: Side) -> list[Shape]:
-    """Return the shapes of this side's questions; single relations are for training."""
+    """Return the shapes of training or of test questions. Shapes with a single relation are for
+    training only.
+    """
     fitting = (
         shape for shape in sorted(_shapes(_MAX_ROUNDS)) if 1 <= size(shape) <= _MAX_RELATIONS
     )
@@ -103,7 +114,7 @@ def shapes(side: Side) -> list[Shape]:
 
 
 class Phrasing:
-    """Words trees at random; for training, without held-out wordings."""
+    """Puts trees into words, chosen at random. For training, held-out wordings are not used."""
 
     def __init__(self, rng: random.Random, side: Side) -> None:
         self._rng = rng
@@ -112,8 +123,8 @@ class Phrasing:
         """Number of held-out wordings used so far."""
 
     def question(self, tree: Tree, asides: Sequence[Tree]) -> str:
-        """Return a question for `tree` that also mentions `asides`, which it does not ask for, each
-        in another place.
+        """Return a question that asks for the value of `tree`. It also mentions each of `asides`,
+        in different places, without asking for it.
         """
         placed = dict(zip(self._rng.sample(list(_ASIDES), len(asides)), asides, strict=True))
         text = self._rng.choice(_FRAMES).format(self._phrase(tree, placed))
@@ -122,7 +133,9 @@ class Phrasing:
         return text[:1].upper() + text[1:]
 
     def _phrase(self, tree: Tree, placed: Mapping[str, Tree]) -> str:
-        """Return a noun phrase. An aside to a name follows the first name."""
+        """Return a noun phrase for a tree. `placed`: asides by place; that of the place `name` is
+        put after the first name.
+        """
         if tree.relation is None:
             return self._with_aside(tree.name, "name", placed)
         phrases = [
@@ -137,13 +150,14 @@ class Phrasing:
         return form.format(n=noun, x=first, y=phrases[-1])
 
     def _with_aside(self, text: str, place: str, placed: Mapping[str, Tree]) -> str:
+        """Return the text with the aside of this place, if there is one."""
         if place not in placed:
             return text
         opener, form = self._chosen((opener, _ASIDES[place]) for opener in _OPENERS)
         return form.format(opener=opener, aside=self._phrase(placed[place], {}), text=text)
 
     def _chosen(self, wordings: Iterable[tuple[str, str]]) -> tuple[str, str]:
-        """Choose a pair of word and form; a quarter of them are held out."""
+        """Choose a pair of word and form. A quarter of the pairs are held out for tests."""
         word, form = self._rng.choice(
             [pair for pair in wordings if self._side == "test" or not held_out(pair, 2)]
         )

@@ -1,9 +1,12 @@
-"""Lessons of the models that learn several roles: endless mixtures of conversations.
+"""Training data of the models that learn several roles: endless mixtures of conversations.
 
-The student, which is the untuned mini executor, learns to search once as an executor, and as often
-as needed as a single agent. A student that never saw a second search memorizes its examples; this
-one only has to learn a habit, as a pretrained model does (docs/LOG.md). A generalist, one of the
-study's ladder, learns every role, and to answer alone, so that one model can play any role.
+The *student* is the demo's untuned executor. As an executor it learns to search once; as a single
+agent it learns to search as often as needed. So it knows second searches before it is distilled,
+and then only has to learn when to make them, as a pretrained model does. A student that had never
+seen a second search would memorize its training examples instead (docs/LOG.md).
+
+A *generalist*, a model of the study of capacity, learns every role, and to answer alone as a single
+agent. So it can play any role in a comparison.
 """
 
 import random
@@ -19,21 +22,28 @@ from executor_sft.miniworld.dialogues import (
 from router.protocol.tags import element
 
 _STUDENT = {"executor": 0.40, "agent": 0.45}
-"""Shares of conversations; in the rest, a single agent answers a whole question."""
+"""Shares of the student's conversations: an executor's work on a sub-query, and a single agent's
+work on a sub-query. In all others, a single agent answers a whole question.
+"""
 _MIXTURES = {
     "generalist": {"backbone": 0.35, "executor": 0.45},
     "compositional": {"backbone": 0.70, "executor": 0.20},
 }
-"""Shares of conversations; in the rest, a single agent answers. Those are long: 39 % of a
-generalist's tokens.
+"""Shares of a generalist's conversations, in mini worlds and in compositional worlds. In all other
+conversations, a single agent answers a whole question; these are long, 39 % of the tokens.
 """
 _PASSED_OVER = 0.6
+"""Probability of skipping a single agent's conversation with one search, so that conversations with
+two searches become more frequent.
+"""
 _UP_TO_FIRST_RESULT = 4
+"""Number of messages up to the first search's passages."""
 
 
 def single_search(dialogue: Dialogue) -> Dialogue:
-    """Return an executor's conversation with its first search only. If that does not suffice, the
-    report says "not found" and quotes the sentence that leads on.
+    """Return an executor's conversation, cut off after its first search. If the answer needs a
+    second search, the report becomes "not found", with the sentence that tells where to search next
+    as evidence.
     """
     if not _searches_again(dialogue):
         return dialogue
@@ -43,7 +53,9 @@ def single_search(dialogue: Dialogue) -> Dialogue:
 
 
 def single_agent(dialogue: Dialogue, system: RolePrompts) -> Dialogue:
-    """Return an executor's conversation as a single agent's: answered, without evidence."""
+    """Return an executor's conversation changed to a single agent's: with the agent's prompt, and
+    with an answer without evidence at its end.
+    """
     answer = dialogue[-1].text.split("<evidence>")[0]
     return [DialogueTurn("system", system.agent), *dialogue[1:-1], DialogueTurn("answer", answer)]
 
@@ -51,7 +63,7 @@ def single_agent(dialogue: Dialogue, system: RolePrompts) -> Dialogue:
 def student_lessons(
     writer: DialogueWriter, system: RolePrompts, rng: random.Random
 ) -> Iterator[Dialogue]:
-    """Yield conversations of an executor and of a single agent, endlessly."""
+    """Yield the student's conversations, endlessly: as an executor and as a single agent."""
     executing = writer.executor(two_searches=True)
     while True:
         draw = rng.random()
@@ -72,7 +84,10 @@ def generalist_lessons(
     passages: int,
     mixture: str,
 ) -> Iterator[Dialogue]:
-    """Yield conversations of all roles, endlessly. `passages`: passages per search."""
+    """Yield a generalist's conversations, in all roles, endlessly.
+
+    `passages`: passages per search. `mixture`: name of the mixture, in `_MIXTURES`.
+    """
     backbone = writer.backbone()
     executing = writer.executor(two_searches=True, passages=passages)
     shares = _MIXTURES[mixture]
@@ -87,4 +102,5 @@ def generalist_lessons(
 
 
 def _searches_again(dialogue: Dialogue) -> bool:
+    """Return whether a conversation has more than one search."""
     return sum(turn.kind == "search" for turn in dialogue) > 1

@@ -1,4 +1,6 @@
-"""Pages of a world, with one to four sentences each, and the sentence that states each fact."""
+"""Pages of a world. Each page is a passage of a few sentences; for each fact, it is recorded which
+sentence of which page states it.
+"""
 
 import random
 from dataclasses import dataclass
@@ -20,32 +22,38 @@ _FAMILY = ("father", "mother", "spouse")
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A sentence and its passage."""
+    """A sentence, and the passage that contains it."""
 
     passage_id: str
     sentence: str
 
 
 class Library:
-    """All passages of a world, in a fixed order, with the statement of each fact, detour and
-    alias.
+    """All passages of a world, in a fixed order. Records which sentence states each fact, which
+    sentence points to a fact on another page, and which sentence explains each alias.
     """
 
     def __init__(self, world: World, prefix: str = "mini") -> None:
-        """Write the passages. `prefix`: of their ids; worlds in one index need different ones."""
+        """Write the passages of a world. `prefix`: beginning of the passages' ids; worlds in the
+        same index need different prefixes.
+        """
         self._prefix = prefix
         self._rng = random.Random(f"{world.seed}/{world.side}/passages")
         self._world = world
         self.passages: list[Passage] = []
         self.by_id: dict[str, Passage] = {}
         self.of_entity: dict[str, list[str]] = {}
-        """Ids of each entity's pages, by its mention."""
+        """Ids of each entity's own pages, by the entity's mention."""
         self.states: dict[tuple[str, str], Statement] = {}
-        """Sentence that gives the value, possibly in a chronicle, by (subject mention, relation).
+        """The sentence that states the value of each fact, on the subject's own page or in a
+        chronicle. Keys are (mention of the subject, name of the relation).
         """
         self.points: dict[tuple[str, str], Statement] = {}
-        """Sentence that says where to find the value, by (subject mention, relation)."""
+        """The sentence on the subject's own page that does not state the value of a fact, but says
+        where to find it. Keys as in `states`.
+        """
         self.aliases: dict[str, Statement] = {}
+        """The sentence that explains each alias, by the alias."""
         for entity in world.entities:
             self._write_entity(entity)
 
@@ -97,7 +105,9 @@ class Library:
         return self._rng.choice(fact.relation.statements).format(x=subject, y=fact.value)
 
     def add(self, title: str, sentences: list[str]) -> str:
-        """Write a passage with up to two filler sentences among the facts, and return its id."""
+        """Write a passage of these sentences, with up to two filler sentences among them. Return
+        the passage's id.
+        """
         shown = [_capital(sentence) for sentence in sentences]
         for _ in range(self._rng.choice((0, 1, 1, 2) if len(shown) < 3 else (0, 0, 1))):
             shown.insert(self._rng.randint(1, len(shown)), self._rng.choice(FILLER))

@@ -1,4 +1,4 @@
-"""Questions about a world, with gold decompositions, reports and answers."""
+"""Questions about a mini world, with their gold decompositions, reports and answers."""
 
 import random
 from collections.abc import Sequence
@@ -23,53 +23,60 @@ _TRIPLES = tuple(
     (*pair, third) for pair, third in product(_PAIRS, RELATIONS) if third.subject == pair[1].value
 )
 _CHAINS: dict[int, tuple[tuple[Relation, ...], ...]] = {2: _PAIRS, 3: _TRIPLES}
+"""Chains of relations from which questions of two and three hops are made."""
 _ALIAS_SHARE = 0.75
+"""Probability that a question calls an entity by its alias, if that is possible."""
 _COMPARED = tuple(relation for relation in RELATIONS if relation.compare)
 
 
 @dataclass(frozen=True, slots=True)
 class SubQuery:
-    """A gold sub-query with the searches that answer it, and the report."""
+    """A gold sub-query: its text, the searches that answer it, and the right report."""
 
     text: str
     searches: tuple[str, ...]
-    """One query, or two if the first search cannot suffice."""
+    """Search queries: one, or two if the first search cannot find the answer."""
     gold_passages: tuple[str, ...]
-    """Id of the passage that each search must find."""
+    """Ids of the passages that the searches must find, one for each search."""
     report: Report
     kind: str
-    """`plain`, or the reason for a second search: `alias`, `redirect` or `shared`."""
+    """`plain` if one search is enough, else the reason for the second search: `alias`, `redirect`
+    or `shared` (`Detour`).
+    """
     relation: str
+    """Name of the relation that is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class MiniQuestion:
-    """A question, and the run that answers it."""
+    """A question with the gold run that answers it."""
 
     id: str
     text: str
     type: QuestionType
     answer: str
     rounds: tuple[tuple[SubQuery, ...], ...]
-    """Gold decomposition: sub-queries of each delegation round."""
+    """Gold decomposition: the sub-queries of each round."""
     earlier: bool | None = None
-    """True if a comparison asks for the earlier one; None for other questions."""
+    """For a comparison: True if it asks which of two things is earlier, False if it asks which is
+    later. None for other questions.
+    """
     compared: tuple[str, ...] = ()
-    """Names of the two that a comparison asks about."""
+    """Names of the two things that a comparison asks about."""
 
     @property
     def sub_queries(self) -> Sequence[SubQuery]:
-        """All gold sub-queries, in order of dispatch."""
+        """All gold sub-queries, round by round."""
         return list(chain.from_iterable(self.rounds))
 
     @property
     def needs_second_search(self) -> bool:
-        """True if a sub-query needs two searches."""
+        """True if any sub-query needs two searches."""
         return any(len(sub_query.searches) > 1 for sub_query in self.sub_queries)
 
 
 class Examiner:
-    """Asks questions about one world, endlessly and reproducibly."""
+    """Draws questions about one world, endlessly; for the same world, always the same questions."""
 
     def __init__(self, world: World, library: Library) -> None:
         self._world = world
@@ -81,7 +88,9 @@ class Examiner:
         self._count = 0
 
     def draw(self) -> MiniQuestion:
-        """Return the next question: 45 % 2-hop, 25 % 3-hop, 30 % comparison."""
+        """Return the next question. 45 % of the questions have two hops, 25 % have three, and 30 %
+        are comparisons.
+        """
         draw = self._rng.random()
         hops = 2 if draw < 0.75 else 3
         while True:
@@ -97,13 +106,17 @@ class Examiner:
         wording: str,
         by_alias: bool = False,
     ) -> SubQuery:
-        """Return the gold sub-query for a fact. `by_alias`: name the entity by its alias."""
+        """Return the gold sub-query that asks for a relation of an entity.
+
+        `wording`: question with `{x}` in the entity's place. `by_alias`: call the entity by its
+        alias, if it has one.
+        """
         named = _named(entity, by_alias)
         text = wording.format(x=named)
         key = (entity.mention, relation.name)
         fact = self._world.facts[key]
         library = self._library
-        if named != entity.mention:  # aliases are used only with plainly stated facts
+        if named != entity.mention:  # facts that are asked for by an alias are plainly stated
             steps = [
                 (text, library.aliases[named]),
                 (wording.format(x=entity.mention), library.states[key]),

@@ -11,25 +11,31 @@ Value = Literal["person", "city", "country", "company", "year"]
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One relation; `{x}` is the subject and `{y}` the value in every wording."""
+    """A relation between two things, with its wordings. In every wording, `{x}` is the subject and
+    `{y}` is the value.
+    """
 
     name: str
     subject: Kind
     value: Value
     noun: str
-    """Noun phrase of the value, `the author of {x}`; for years, of the event, `the birth of
-    {x}`.
+    """Noun phrase for the value, such as `the author of {x}`. If the value is a year, noun phrase
+    for the event, such as `the birth of {x}`.
     """
     ask: tuple[str, ...]
-    """Questions; the first one is the wording that the delegator uses between hops."""
+    """Questions for the value. The delegator uses the first one for all hops but the last."""
     statements: tuple[str, ...]
     """Sentences that state the fact."""
     anonymous: str
-    """Sentence of a chronicle, which does not name the subject."""
+    """Sentence that states the fact in a chronicle, without the subject's name."""
     shared: str
-    """Sentence that names another subject `{z}` with the same value."""
+    """Sentence that says that another subject, `{z}`, has the same value; it does not state the
+    value.
+    """
     compare: tuple[tuple[str, bool], ...] = ()
-    """Questions that compare the years of `{a}` and `{b}`; True if they ask for the earlier one."""
+    """Questions that compare the years of `{a}` and `{b}`. Each comes with True if it asks which is
+    earlier, and False if it asks which is later.
+    """
 
 
 def _relation(
@@ -41,7 +47,9 @@ def _relation(
     shared: str = "",
     noun: str = "",
 ) -> Relation:
-    """Return a relation. `parts`: subject, name and value; wordings are separated by ` | `."""
+    """Return a relation. `parts`: kind of the subject, name of the relation and kind of the value,
+    separated by spaces. Alternative wordings are separated by ` | `.
+    """
     subject, name, value = parts.split()
     asked = tuple(ask.split(" | "))
     stated = tuple(statements.split(" | "))

@@ -1,8 +1,10 @@
-"""Tables about a world: sets of entities with gold for each column, and registers, which name a
-part of a set.
+"""Wide worlds: mini worlds with tasks to fill a table. The rows of a table are a set of entities,
+such as all cities of a country, and its columns are some of their facts. Additional pages, called
+registers, list members of a set.
 
-The world's facts stay true: pages that disturb are written in addition to those of the entities.
-Only `unstated` facts are removed, and their gold is blank.
+To make tables harder, some pages contradict others, list wrong names or repeat a fact. They are
+written in addition to the entities' own pages, which always state the truth. Only `unstated` facts
+are removed from the world; the right value of their cell is empty.
 """
 
 import itertools
@@ -23,46 +25,53 @@ from router.trace.table import Column, Schema
 
 Size = Literal["small", "medium", "large"]
 Reach = Literal["register", "own_page", "two_searches", "unstated"]
-"""Place of a cell; for a key, a register or only its own page."""
+"""Where the value of a cell can be found. A key, which is the name of a row's entity, is found in a
+register or else on the entity's own page.
+"""
 ROWS: dict[Size, range] = {"small": range(5, 13), "medium": range(15, 41), "large": range(41, 76)}
-"""Rows of each size; on average about 8, 25 and 55."""
+"""Number of rows in tables of each size; on average about 8, 25 and 55."""
 MAX_NAMES = 6
-"""Max names of a register, and of a report."""
+"""Max names in a register, and in a report."""
 _YEARS = range(900, 2000, 10)
+"""Round years by which a set is divided into earlier and later members."""
 _OWNERS = 20
+"""Max sets of each kind."""
 _EVERY = 10**6
+"""More than the number of possible tables."""
 _Part = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Knobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Difficulty of tables: shares, each drawn by the world's seed. Only plainly stated cells get
-    second pages, and no fact is unstated that a set or another page depends on.
+    """Difficulty of tables. Most settings are shares, from 0 to 1; the world's seed decides which
+    pages and cells are affected. A cell can have a second page only if the entity's own page states
+    its value. A fact stays stated if a set or another page depends on it.
     """
 
     hubs: Annotated[int, Meta(ge=1, le=20)] | None = 5
-    """owners of a kind to which most things belong; None for no limit"""
+    """for tables: number of owners, such as countries of cities, to which most things belong"""
     listed: _Part = 0.9
-    """members of a set that its registers name"""
+    """for tables: share of a set's members that registers list"""
     stale: _Part = 0.1
-    """registers that name an entity that does not belong"""
+    """for tables: share of registers that list an entity that is not a member"""
     twice: _Part = 0.15
-    """names in two registers, and cells on two pages"""
+    """for tables: share of names that are in two registers, and of cells that two pages state"""
     conflict: _Part = 0.05
-    """cells with another value on an old, corrected page"""
+    """for tables: share of cells with another value on an outdated page"""
     unstated: _Part = 0.04
-    """facts that no page states"""
+    """for tables: share of facts that no page states"""
 
 
 class SetWords(NamedTuple):
-    """Words for the sets of a kind."""
+    """Words in which sets of one kind of entity are asked for."""
 
     link: str
-    """Relation to the owner."""
+    """Name of the relation to the owner, which is what the members have in common."""
     noun: str
+    """Noun phrase for the set; `{x}` is the owner."""
     verb: str
-    """Verb of the year's event."""
+    """Verb of the event in the members' year, such as `founded`."""
     years: tuple[int, ...]
-    """Years to ask about in turn, to find members by their own pages."""
+    """Years that the delegator names in turn, to find members by their own pages."""
 
 
 FORMS: dict[Kind, SetWords] = {
@@ -91,7 +100,7 @@ _TAIL = (
 
 
 class Stated(NamedTuple):
-    """Names that a passage assigns to a set, and the sentence that does so."""
+    """Names that a passage says are members of a set, and the sentence that says so."""
 
     names: tuple[str, ...]
     sentence: str
@@ -99,21 +108,26 @@ class Stated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EntitySet:
-    """Entities of one kind with something in common."""
+    """Entities of one kind with something in common, such as the cities of a country."""
 
     kind: Kind
     noun: str
+    """Noun phrase for the set."""
     rests_on: tuple[str, ...]
-    """Relations that make an entity a member."""
+    """Names of the relations that decide whether an entity is a member."""
     members: tuple[Entity, ...]
     stated: dict[str, Stated] = field(default_factory=dict)
-    """Statements by passage: members' own pages, and registers."""
+    """Which members each passage names, by its id. The passages are registers, and members' own
+    pages.
+    """
     registers: list[str] = field(default_factory=list)
-    """Ids of the registers, from A on: search distinguishes letters better than numbers."""
+    """Passage ids of the registers A, B, and so on. They have letters, as search distinguishes
+    letters better than numbers.
+    """
 
     def discoveries(self, turn: int, registers: int) -> list[str]:
-        """Return the questions of the lead's turn `turn`, from 0: for `registers` registers, and
-        for own pages.
+        """Return the questions by which the delegator looks for members in its turn `turn`, from 0.
+        Each of `registers` questions asks for one register, a last one for members' own pages.
         """
         form = FORMS[self.kind]
         places = range(turn * registers, (turn + 1) * registers)
@@ -122,8 +136,8 @@ class EntitySet:
         return [*asked, f"Which {self.noun} were {form.verb} about {year}?"]
 
     def register_in(self, question: str) -> list[str] | None:
-        """Return the register that a question asks for, empty if there is none; None if it asks
-        for no register.
+        """Return the id of the register that a question asks for, as a list; it is empty if there
+        is no such register. Return None if the question asks for no register.
         """
         letter = question.rstrip("?").rpartition(" in register ")[2]
         if len(letter) != 1:
@@ -131,8 +145,10 @@ class EntitySet:
         return [page for at, page in enumerate(self.registers) if _letter(at) == letter]
 
     def named_in(self, question: str, passages: list[str]) -> list[Stated]:
-        """Return the names that passages give to a question about the set: at most `MAX_NAMES`,
-        none twice.
+        """Return the members that an executor should report for a question about the set, each with
+        the sentence that names it. There are at most `MAX_NAMES` members, and none occurs twice.
+
+        `passages`: ids of the passages that the executor was shown.
         """
         register = self.register_in(question)
         if register is not None:
@@ -150,7 +166,9 @@ class EntitySet:
 
 @dataclass(frozen=True, slots=True)
 class TableTask:
-    """A question for a table: the members of one or two sets, with some of their facts."""
+    """A request for a table: the rows are the members of one or two sets, the columns some of their
+    facts.
+    """
 
     id: str
     size: Size
@@ -160,28 +178,32 @@ class TableTask:
 
     @property
     def rows(self) -> list[Entity]:
-        """Members of all sets."""
+        """Entities of the rows: the members of all sets."""
         return list(itertools.chain.from_iterable(group.members for group in self.sets))
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns; the first, of the key, is the kind."""
+        """Names of the columns. The first is the key; its name is the entities' kind."""
         return [self.sets[0].kind, *map(column_name, self.relations)]
 
     @property
     def schema(self) -> Schema:
-        """Schema of the table."""
+        """Columns of the table, with their types."""
         key, *others = self.columns
         typed = (Column(name, "integer" if name == "year" else "text") for name in others)
         return Schema((Column(key, key=True), *typed))
 
     @property
     def query(self) -> str:
-        """Question with the columns in its last lines, as in WideSearch."""
+        """The question, followed by the names of the columns and the form of the table, as in
+        WideSearch.
+        """
         return self.question + _TAIL.format(columns=", ".join(self.columns))
 
     def discoveries(self, turn: int) -> list[tuple[EntitySet, str]]:
-        """Return the gold questions of the lead's turn `turn`, from 0, with their sets."""
+        """Return the gold questions by which the delegator looks for rows in its turn `turn`, from
+        0. Each comes with the set that it asks about.
+        """
         pairs: list[tuple[EntitySet, str]] = []
         for group in self.sets:
             pairs += [(group, question) for question in group.discoveries(turn, 3)]
@@ -193,12 +215,12 @@ def _letter(place: int) -> str:
 
 
 def column_name(relation: Relation) -> str:
-    """Return the name of a relation's column."""
+    """Return the name of the column for a relation's values."""
     return "year" if relation.value == "year" else relation.noun.split()[1]
 
 
 class WideWorld:
-    """A world with registers, and up to `tasks` tables of each size."""
+    """A mini world with registers, and with tasks to fill a table."""
 
     def __init__(
         self,
@@ -208,6 +230,9 @@ class WideWorld:
         *,
         tasks: int = 20,
     ) -> None:
+        """Generate the world. `side`: for training or for tests. `knobs`: difficulty of tables.
+        `tasks`: max tables of each size.
+        """
         self.world = World(seed, side, knobs.hubs)
         self._knobs = knobs
         self.unstated: list[tuple[Entity, Relation]] = []
@@ -222,7 +247,9 @@ class WideWorld:
 
     @classmethod
     def undisturbed(cls, seed: int, side: Side) -> "WideWorld":
-        """Return the plain world, with registers of all sets that a table could ask for."""
+        """Return the world of this seed without any difficulties for tables: all facts are stated,
+        no page contradicts another, and all sets have complete registers.
+        """
         knobs = Knobs(
             hubs=None,
             listed=1,
@@ -240,19 +267,21 @@ class WideWorld:
         return [self.library.by_id[identity] for identity in registers]
 
     def gold(self, row: Entity, relation: Relation) -> str:
-        """Return the value of a cell; empty if no page states it."""
+        """Return the right value of a cell; empty if no page states it."""
         fact = self.world.facts.get((row.mention, relation.name))
         return fact.value if fact else ""
 
     def listed(self, task: TableTask) -> set[str]:
-        """Return all names in the registers of a task's sets."""
+        """Return all names that the registers of a task's sets list, wrong ones included."""
         names: set[str] = set()
         for group in task.sets:
             names.update(*(group.stated[register].names for register in group.registers))
         return names
 
     def reach(self, task: TableTask) -> list[list[Reach]]:
-        """Return the place of each cell of each gold row, the key first."""
+        """Return where each cell can be found: a list for each gold row, with a value for each
+        column, the key first.
+        """
         listed = self.listed(task)
         table: list[list[Reach]] = []
         for row in task.rows:
@@ -270,6 +299,9 @@ class WideWorld:
         return random.Random(f"{self.world.seed}/{self.world.side}/{what}")
 
     def _take_out(self, rng: random.Random) -> None:
+        """Remove some facts from the world, so that no page states them; keep their subjects and
+        relations in `unstated`.
+        """
         facts = self.world.facts
         needed = {(fact.via, fact.relation.name) for fact in facts.values()}
         for key, fact in list(facts.items()):
@@ -283,6 +315,7 @@ class WideWorld:
                 del facts[key], fact.subject.values[relation.name]
 
     def _tasks(self, number: int, rng: random.Random) -> list[TableTask]:
+        """Return up to `number` tasks of each size, drawn from all possible ones."""
         sets = list(itertools.chain.from_iterable(map(self._sets_of, FORMS)))
         large = [group for group in sets if len(group.members) not in ROWS["small"]]
         early = filter(None, (self._early(group, rng) for group in large))
@@ -316,7 +349,9 @@ class WideWorld:
         return tasks
 
     def _sets_of(self, kind: Kind) -> Iterator[EntitySet]:
-        """Yield the sets of a kind that are large enough for a table, by their owner."""
+        """Yield the sets of entities of this kind with the same owner that are large enough for a
+        table.
+        """
         form = FORMS[kind]
         groups: dict[str, list[Entity]] = {}
         for entity in self.world.entities:
@@ -331,7 +366,9 @@ class WideWorld:
         return itertools.islice(sets, _OWNERS)
 
     def _early(self, entities: EntitySet, rng: random.Random) -> EntitySet | None:
-        """Return a small subset, the members before a round year; None if no year fits."""
+        """Return a subset that is a small table: the members before a round year. Return None if no
+        year gives a subset of the right size.
+        """
         (year,) = (column for column in _COLUMNS[entities.kind] if column.value == "year")
         dated = [(int(value), row) for row in entities.members if (value := self.gold(row, year))]
         limits = [limit for limit in _YEARS if sum(at < limit for at, _ in dated) in ROWS["small"]]
@@ -343,8 +380,8 @@ class WideWorld:
         return EntitySet(entities.kind, noun, (*entities.rests_on, year.name), members)
 
     def _register(self, group: EntitySet, rng: random.Random) -> None:
-        """Write the registers of a set, and record the members' own pages that state their
-        membership.
+        """Write the registers of a set. In `group.stated`, record which names each register lists,
+        and which members' own pages state that they are members.
         """
         facts = self.world.facts
         knobs = self._knobs
@@ -383,8 +420,8 @@ class WideWorld:
             group.stated[identity] = Stated(tuple(register), sentence)
 
     def _write_second_pages(self, rng: random.Random) -> None:
-        """Write second pages: old accounts, which state another value, and notes, which repeat the
-        value.
+        """Write second pages for some cells: old accounts, which state a wrong value, and notes,
+        which state the right value again.
         """
         members = itertools.chain.from_iterable(group.members for group in self.sets)
         facts = []

@@ -1,5 +1,5 @@
-"""Lessons in tables: the lead's turns, which plan a table and then ask again or stop, and the
-executor's lists.
+"""Training data for tables. The backbone learns the delegator's turns: to plan a table, to look for
+more rows, and to stop. Executors learn to report the rows that pages list.
 """
 
 import itertools
@@ -25,19 +25,24 @@ from router.protocol.turns import MAX_POINTS
 from router.table.table_delegation import MAX_HOLES, MAX_KEYS, opening
 
 _LISTS = 0.7
+"""Share of an executor's conversations that list rows of a table."""
 _UNSTATED = 0.1
-"""Shares of an executor's lessons; all others are fills."""
+"""Share of an executor's conversations that look for a cell that no page states. All others look
+for a cell that is stated.
+"""
 _FAILING = 0.1
-"""Share of discoveries that find nothing, though there is something."""
+"""Share of searches for rows that find nothing although there are rows."""
 
 
 def table_request(task: TableTask) -> str:
-    """Return a request as the lead sees it."""
+    """Return the request for a table as the delegator sees it."""
     return opening(task.question, task.schema)
 
 
 def turn_text(task: TableTask, turn: int) -> str:
-    """Return the lead's dispatch of a turn, from 0; in turn 0 with a question for each column."""
+    """Return what the delegator writes in its turn `turn`, from 0: questions for rows. Turn 0,
+    which plans the table, also has a question for each column.
+    """
     asked = prompts.request(json.dumps([question for _, question in task.discoveries(turn)]))
     key, *names = task.columns
     wordings = []
@@ -50,11 +55,12 @@ def turn_text(task: TableTask, turn: int) -> str:
 
 
 class TableLessons:
-    """Writes gold conversations about the tables of a training world, whose difficulty depends on
-    the seed.
-    """
+    """Writes gold conversations about the tables of one training world."""
 
     def __init__(self, seed: int, system: RolePrompts) -> None:
+        """Generate the world of this seed, with a difficulty that is drawn by the seed, too.
+        `system`: system prompts.
+        """
         self._system = system
         self._rng = random.Random(f"{seed}/lessons in tables")
         shares = {name: self._rng.uniform(0, 0.3) for name in ("stale", "twice", "conflict")}
@@ -70,13 +76,15 @@ class TableLessons:
     def among(
         self, lessons: Iterator[Dialogue], tables: Iterator[Dialogue], share: float
     ) -> Iterator[Dialogue]:
-        """Yield the lessons `lessons`, with a share of `tables` among them, endlessly."""
+        """Yield conversations from `lessons`, mixed with a share of conversations from `tables`,
+        endlessly.
+        """
         while True:
             yield next(tables if self._rng.random() < share else lessons)
 
     def lead(self) -> Iterator[Dialogue]:
-        """Yield the lead's conversations, endlessly: a plan, questions as long as a turn brings
-        rows, and the stop.
+        """Yield the delegator's conversations about tables, endlessly. Each begins with a plan. The
+        delegator then looks for more rows until a turn finds no new ones, and stops.
         """
         while True:
             task = self._rng.choice(self._wide.tasks)
@@ -89,7 +97,8 @@ class TableLessons:
                 for group in task.sets
             }
             seen: Counter[str] = Counter()
-            most_keys = self._rng.choice((5, 10, MAX_KEYS))  # keeps conversations short
+            # Often show fewer names than a gateway does, to keep conversations short
+            most_keys = self._rng.choice((5, 10, MAX_KEYS))
             for turn in itertools.count():
                 turns.append(DialogueTurn("delegate", turn_text(task, turn)))
                 before = len(seen)
@@ -104,7 +113,11 @@ class TableLessons:
             yield [*turns, DialogueTurn("stop", STOP)]
 
     def _status(self, task: TableTask, seen: Counter[str], most_keys: int) -> str:
-        """Return the lead's view of a table with these rows, some of whose cells are missing."""
+        """Return the status of a table as the delegator sees it. Some of the cells are missing, at
+        random.
+
+        `seen`: how often each row was reported. `most_keys`: max names of rows to show.
+        """
         cells = itertools.product(seen, task.columns[1:])
         holes = [cell for cell in cells if self._rng.random() < 0.1]
         once, twice = (sum(times == number for times in seen.values()) for number in (1, 2))
@@ -121,8 +134,9 @@ class TableLessons:
         )
 
     def executor(self, two_searches: bool = False, passages: int = 3) -> Iterator[Dialogue]:
-        """Yield lists of the names in a set's registers and own pages, and fills, some of cells
-        that no page states, endlessly. Parameters: see `DialogueWriter.executor`.
+        """Yield an executor's conversations about tables, endlessly. Some look for rows, and report
+        the names that registers or members' own pages state. Others look for a cell, which in some
+        cases no page states. For the parameters, see `DialogueWriter.executor`.
         """
         fills = self._writer.executor(two_searches, passages)
         while True:
@@ -138,7 +152,7 @@ class TableLessons:
                 yield next(fills)
 
     def _listing(self, group: EntitySet, question: str, passages: int) -> Dialogue:
-        """Return a search for members of a set, and a report with a name per line."""
+        """Return a conversation that looks for members of a set; it reports a name per line."""
         pages = self._retrieved(group, question, passages)
         statements = group.named_in(question, [page.id for page in pages])
         report = _nothing_in(pages[0])
@@ -149,13 +163,14 @@ class TableLessons:
         return self._searched(question, pages, report)
 
     def _missing(self, row: Entity, relation: Relation, passages: int) -> Dialogue:
-        """Return a fill of a cell that no page states."""
+        """Return a conversation about a cell that no page states; it reports "not found"."""
         page = self._wide.library.by_id[self._wide.library.of_entity[row.mention][0]]
         question = self._rng.choice(relation.ask).format(x=row.mention)
         pages = self._writer.retrieved(page, row.kind, row, passages - 1)
         return self._searched(question, pages, _nothing_in(page))
 
     def _searched(self, question: str, pages: list[Passage], report: Report) -> Dialogue:
+        """Return a conversation with one search, which finds `pages`, and this report."""
         return [
             DialogueTurn("system", self._system.execution),
             DialogueTurn("user", prompts.request(question)),
@@ -165,8 +180,9 @@ class TableLessons:
         ]
 
     def _retrieved(self, group: EntitySet, question: str, passages: int) -> list[Passage]:
-        """Return the passages of a search for members: mostly the register that is asked for, with
-        others of this set and of sets of its kind, and pages of members and of others.
+        """Return the passages that a search for members of a set finds. In most cases, these
+        include the register that the question asks for. The others are registers and members' own
+        pages, of this set and of other sets of the same kind.
         """
         library = self._wide.library
         others: list[str] = []
@@ -183,5 +199,5 @@ class TableLessons:
 
 
 def _nothing_in(page: Passage) -> Report:
-    """Return a report that nothing was found, with a passage's first sentence."""
+    """Return the report "not found", with the first sentence of a passage as evidence."""
     return Report(NOT_FOUND, (f"{page.text.split('. ')[0].rstrip('.')}.",))

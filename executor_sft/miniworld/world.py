@@ -1,4 +1,6 @@
-"""A seeded fictional world: entities and facts, some of which need a second search."""
+"""The mini world: fictional entities with facts, generated from a seed. Some facts can be found
+only with a second search.
+"""
 
 import hashlib
 import random
@@ -17,6 +19,7 @@ from executor_sft.miniworld.relations import (
 )
 
 Side = Literal["train", "test"]
+"""Whether a world, a name or a wording is for training or for tests."""
 
 _ONSETS = "b br ch d dr f fl g gr h j k kr l m n p pr r s sh sk st t th tr v w z".split()
 _VOWELS = "a e i o u ae ei ia oa ou".split()
@@ -24,12 +27,14 @@ _CODAS = ["", "", "", "l", "m", "n", "nd", "r", "rk", "s", "sk", "st", "th", "v"
 
 
 def side_of(word: str) -> Side:
-    """Return the side of a word, which is the same in every world."""
+    """Return whether names with this word are for training or for tests. This is the same in every
+    world.
+    """
     return "test" if hashlib.sha256(word.lower().encode()).digest()[0] % 2 else "train"
 
 
 class Names:
-    """Draws words for names of one side, each at most once."""
+    """Draws words for names, each at most once: only training words or only test words."""
 
     def __init__(self, rng: random.Random, side: Side) -> None:
         self._rng = rng
@@ -53,8 +58,13 @@ class Names:
 
 
 Detour = Literal["redirect", "shared"]
+"""How the subject's own page leads to the value of a fact without stating it. `redirect`: it names
+a chronicle that states the value. `shared`: it names another subject with the same value.
+"""
 FIRST_YEAR = 1640
+"""First year in which people of the first generation are born."""
 GENERATION_YEARS = 30
+"""Number of years in which the people of a generation are born."""
 _COUPLES = 130
 """Couples in each of the three generations."""
 _CITIES = 120
@@ -70,43 +80,51 @@ _NAMESAKE_SHARE = 0.05
 
 @dataclass(slots=True)
 class Entity:
-    """A thing with pages; questions call it by `mention`."""
+    """A person, city, country, book, film or company of the world, with its own pages."""
 
     kind: Kind
     name: str
     alias: str | None = None
-    """Pen name, former name or working title, which only its own passage explains."""
+    """Pen name, former name or working title. Only one passage, with the alias as its title, says
+    whose alias it is.
+    """
     occupation: str | None = None
-    """Occupation, which tells namesakes apart; None for others."""
+    """Occupation, for people who share their name with someone else; None for all others."""
     values: dict[str, "str | Entity"] = field(default_factory=dict)
     """Values by relation name: a year as text, or another entity."""
 
     @property
     def mention(self) -> str:
-        """Unambiguous name."""
+        """Unambiguous name, by which questions and pages refer to the entity."""
         return f"the {self.occupation} {self.name}" if self.occupation else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A value of an entity, and where it is stated."""
+    """A value of an entity, and how it can be found."""
 
     subject: Entity
     relation: Relation
     value: str
     detour: Detour | None = None
-    """Reason why the subject's own page does not state the value; None if it does."""
+    """How to find the value if the subject's own page does not state it; None if it does."""
     via: str = ""
-    """`redirect`: the chronicle that states it. `shared`: another subject with the same value."""
+    """For `redirect`: name of the chronicle that states the value. For `shared`: mention of another
+    subject that has the same value.
+    """
 
 
 class World:
-    """Entities and facts drawn from one seed; two worlds of different sides share no name word."""
+    """Entities and facts, generated from a seed. A training world and a test world have no word of
+    a name in common.
+    """
 
     def __init__(self, seed: int, side: Side, hubs: int | None = None) -> None:
-        """Draw the world. `hubs`: number of countries that share all cities except the capitals, of
-        publishers that share all books, of directors of films and of seats of companies; None: no
-        limit.
+        """Generate the world.
+
+        `hubs`: number of owners among which things are distributed: of countries that have cities
+        (apart from their capitals), of publishers of books, of directors of films, and of cities
+        with companies. A low number makes large sets for tables. None for no limit.
         """
         self.seed = seed
         self.side = side
@@ -137,7 +155,7 @@ class World:
 
     @property
     def entities(self) -> Sequence[Entity]:
-        """All entities, in a fixed order."""
+        """All entities of the world, in a fixed order."""
         return [
             *self.people,
             *self.cities,
@@ -175,8 +193,8 @@ class World:
         return film
 
     def _people(self) -> list[Entity]:
-        """Return three generations. Children have their father's surname, and couples never share
-        one.
+        """Return the people of three generations. Children have their father's surname, and nobody
+        marries a person of the same surname.
         """
         everyone: list[Entity] = []
         parents: list[tuple[Entity, Entity]] = []
@@ -209,7 +227,9 @@ class World:
         return person
 
     def _make_namesakes(self, people: list[Entity]) -> None:
-        """Give pairs of people of the last generation one name and different occupations."""
+        """Make some pairs of people of the last generation namesakes: give both the same name, and
+        different occupations.
+        """
         count = int(len(people) * _NAMESAKE_SHARE) // 2
         young = [person for person in people[-2 * _COUPLES :] if "spouse" not in person.values]
         young += [person for person in people[-2 * _COUPLES :] if "spouse" in person.values]
@@ -238,8 +258,10 @@ class World:
     def _fact(
         self, entity: Entity, relation: Relation, stated: dict[tuple[str, str], list[Entity]]
     ) -> Fact:
-        """State a value plainly or by a detour. `stated`: the subjects whose own pages state each
-        value.
+        """Return the fact that an entity has for a relation. At random, its value is stated on the
+        entity's own page or can be found by a detour.
+
+        `stated`: entities whose own pages state a value, by (relation, value).
         """
         value = entity.values[relation.name]
         text = value if isinstance(value, str) else value.mention
@@ -264,11 +286,13 @@ class World:
         return Fact(entity, relation, text)
 
     def _owner(self, among: list[Entity]) -> Entity:
-        """Choose one of `among`, or of its hubs."""
+        """Choose an owner from `among`; only from the first entities if the world has hubs."""
         return self._rng.choice(among[: self._hubs])
 
     def _person(self, among: int | None = None) -> Entity:
-        """Choose a person with an unambiguous name. `among`: only of the first so many people."""
+        """Choose a person without namesakes. `among`: choose from this number of people, the first
+        ones; None for all.
+        """
         while (person := self._rng.choice(self.people[:among])).occupation:
             pass
         return person

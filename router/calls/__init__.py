@@ -1,4 +1,4 @@
-"""Calls of a role: attempts, replicas, limits, timeouts."""
+"""Model calls of a role: attempts, replicas, limits, timeouts, readiness."""
 
 from router.calls.health import Need, Readiness
 from router.calls.replicas import Replica, Upstreams

@@ -1,9 +1,13 @@
-"""Attempts of a call: choice of the replica, retries, timeouts, and a ledger row for each.
+"""Attempts of a model call: choice of a replica, timeouts, retries, and a ledger row for each.
 
-Every attempt reserves its worst case first. The bound by the prompt's bytes is free; if the budget
-is too small for it, the tokens are counted, and if that is still too much, the output limit is
-lowered. After a failure, another replica is tried immediately, or the same one after growing
-pauses, within the number of attempts, the deadline and the role's retry budget.
+Before each attempt, the most that it can cost is reserved from the budget. The number of prompt
+tokens is first estimated by an upper bound that follows from the prompt's bytes, because that takes
+no time. If the budget is too small for it, the tokens are counted. If the budget is still too
+small, the output limit of the attempt is lowered.
+
+After a failure, another replica is tried immediately. If there is none, the same replica is tried
+after a pause that grows from attempt to attempt. Retries stop at the max number of attempts, at the
+deadline, or when the retry budget of the role is used up.
 """
 
 import asyncio
@@ -37,54 +41,68 @@ from router.trace.call import Purpose
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 8.0
 _LONGEST_WAIT_S = 30.0
-"""Longest Retry-After that is honoured; beyond it the call fails immediately."""
+"""Longest Retry-After, in seconds, that is honoured. If an endpoint demands a longer pause, the
+call fails immediately.
+"""
 _MIN_TOKENS = 64
 _MIN_SHARE = 4
-"""A call is not made if the budget leaves fewer output tokens than 64, or than a quarter of the
-role's limit if that is more.
+"""A call is only worth making if the budget has room for at least 64 output tokens, and for at
+least a quarter of the role's output limit. See `min_output_tokens`.
 """
 BYTES_PER_TOKEN = 4
-"""Typical size of a token; good enough to compare replicas."""
+"""Typical size of a token; precise enough to compare the load of replicas."""
 _PROBE_S = 5.0
-"""Timeout of a probe's first token, if there are other replicas."""
+"""Timeout of the first token, in seconds, of a call to an endpoint whose breaker is not closed, if
+there are other replicas.
+"""
 OnText = Callable[[], Callable[[str], None]]
-"""Called for each attempt; returns the callback for the pieces of its text."""
+"""Called at the beginning of each attempt. It returns a function that is then called with each
+piece of the attempt's text.
+"""
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Attempts:
-    """Attempts to complete one prompt, one after the other. Each is booked."""
+    """One call of a model: attempts to complete a prompt, one after the other, until one succeeds.
+    Each attempt has a row in the ledger.
+    """
 
     prompt: Prompt
     ledger: Ledger
     caller: Caller
-    """Caller with the deployment of the first replica."""
+    """The role and model that call, for the ledger, with the deployment of the first replica."""
     purpose: Purpose
-    """Purpose of the first attempt."""
+    """Purpose of the first attempt in the ledger."""
     replicas: tuple[Replica, ...]
     timeouts: Timeouts
     health: RoleHealth
     worst: Callable[[int, int], Amount]
-    """Returns the worst case of an attempt, given the tokens of its prompt and its output limit."""
+    """Returns the most that an attempt can cost, given its prompt tokens and its output limit."""
     streams: bool
+    """True if the output is streamed from the endpoint."""
     max_attempts: int
-    """Max number of attempts."""
+    """Max number of attempts at this model."""
     until: float = math.inf
     """Deadline of the call, in the event loop's time."""
     on_text: OnText | None = None
-    """See `OnText`; only for streamed attempts."""
+    """See `OnText`; called only if the output is streamed."""
     on_delta: Callable[[Delta], None] | None = None
-    """Called with the output as it arrives. After the first token, no other attempt is made."""
+    """Called with each piece of the output when it arrives. Once it was called, the call is not
+    retried, as the client already has a part of the output.
+    """
     _made: int = field(default=0, init=False)
+    """Number of attempts that were begun."""
     _unstopped: bool = field(default=False, init=False)
     """True if this prompt is sent without stop strings."""
     _failed: set[str] = field(default_factory=set, init=False)
-    """Deployments that failed."""
+    """Deployments at which an attempt failed."""
 
     async def completion(self) -> Completion:
-        """Return the output of the first attempt that succeeds. Raises `BudgetExhausted`, and the
-        `UpstreamError` of the last attempt.
+        """Return the output of the first attempt that succeeds.
+
+        Raises `BudgetExhausted` if the budget is too small for an attempt, and the `UpstreamError`
+        of the last attempt if none succeeds.
         """
         self.health.retries.called()
         for number in count(1):
@@ -93,7 +111,8 @@ class Attempts:
                     return output
                 pause_s: float | None = 0.0
             except UpstreamRefused as error:
-                # A refusal for a wrong key or model name adds no load, so no retry is spent.
+                # A refusal because of a wrong key or model name causes no load. So trying another
+                # replica is not counted against the retry budget.
                 if (
                     error.passed_on
                     or number >= self.max_attempts
@@ -116,15 +135,20 @@ class Attempts:
         raise AssertionError("the last attempt returns or raises")
 
     def _elsewhere(self) -> bool:
-        """Return whether a replica is left that works and has not failed yet."""
+        """Return whether there is a replica that has not failed in this call and whose breaker lets
+        calls through.
+        """
         return any(
             replica.deployment not in self._failed and not replica.endpoint.breaker.wait_s
             for replica in self.replicas
         )
 
     async def _once(self) -> Completion | None:
-        """Return the output of one attempt; None if a stop string ended its reasoning, so that it
-        has to be repeated without them. If that gives text, the endpoint gets no more of them.
+        """Return the output of one attempt. None if a stop string matched inside the model's
+        reasoning; then the call has to be repeated without stop strings.
+
+        If such a repetition gives a text, the endpoint is marked, and later calls send it no stop
+        strings.
         """
         async with self.health:
             replica = await self._chosen()
@@ -158,7 +182,7 @@ class Attempts:
                 self._unstopped = True
                 return None
 
-            # Only text without stop strings proves that they were the problem.
+            # The stop strings were the problem only if the model writes a text without them.
             if self._unstopped and completion.text.strip():
                 replica.endpoint.unstopped = True
             return completion
@@ -172,7 +196,9 @@ class Attempts:
         *,
         waits: bool,
     ) -> Completion:
-        """Make a call that is booked in the ledger."""
+        """Make one attempt at a replica, and record it in the ledger. `worst`: the amount to
+        reserve. `waits`: whether to wait for budget that other calls have reserved.
+        """
         timeouts = self.timeouts
         attempt: Attempt | None = None
         if len(self.replicas) > 1 and replica.endpoint.breaker.state != "closed":
@@ -204,7 +230,9 @@ class Attempts:
                     raise
 
     async def _call(self, replica: Replica, attempt: Attempt, timeouts: Timeouts) -> Completion:
-        """Call the model. One timer runs: until the first token, and then until the end."""
+        """Call the model and return its output. A single timer limits first the time until the
+        first token, and after the first token the time of the whole call.
+        """
         model = replica.model
         sampling = msgspec.structs.replace(
             self.prompt.sampling, max_tokens=attempt.opened.max_tokens
@@ -245,8 +273,8 @@ class Attempts:
     async def _chosen(self) -> Replica:
         if len(self.replicas) == 1 and self.replicas[0].endpoint.breaker.state == "closed":
             return self.replicas[0]
-        # Executors of a run share a prefix cache. Other conversations are identified by their
-        # beginning.
+        # All executors of a run go to one replica, because their prompts begin alike and share its
+        # prefix cache. Other conversations are assigned to replicas by their first two messages.
         stay = self.caller.role == "execution"
         key = self.ledger.run_id
         if not stay:
@@ -264,7 +292,9 @@ class Attempts:
 
 
 def _pause_s(error: UpstreamError, number: int) -> float | None:
-    """Return the seconds until the same endpoint may be asked again; None if it may not."""
+    """Return the pause before a retry at the same endpoint, in seconds; None if there must be no
+    such retry. `number`: the number of attempts so far.
+    """
     if not isinstance(error, UpstreamUnavailable) or not error.repeatable:
         return None
     if error.retry_after_s is not None:
@@ -273,8 +303,8 @@ def _pause_s(error: UpstreamError, number: int) -> float | None:
 
 
 async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> int:
-    """Return a bound of the tokens of `prompt`: by its tokenizer, or else by earlier counts and its
-    bytes.
+    """Return an upper bound of the tokens of `prompt`: the model's own count if there is one, or
+    else a bound that follows from earlier prompts and the prompt's bytes.
     """
     usage = await model.count(prompt, "")
     bound = counts.bound(prompt.texts)
@@ -286,15 +316,20 @@ async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> i
 
 
 def min_output_tokens(max_tokens: int) -> int:
-    """Return the smallest output limit that is worth a call whose own limit is `max_tokens`."""
+    """Return the smallest output limit with which a call is still worth making, for a role whose
+    output limit is `max_tokens`.
+    """
     return min(max_tokens, max(_MIN_TOKENS, max_tokens // _MIN_SHARE))
 
 
 async def affordable(
     take: Callable[..., Awaitable[T]], worst: Callable[[int], Amount], max_tokens: int
 ) -> T:
-    """Return `take(tokens, worst(tokens), waits=…)` for the largest output limit up to `max_tokens`
-    that the budget has room for. Raises `BudgetExhausted`.
+    """Return `await take(tokens, worst(tokens), waits=…)`, where `tokens` is the largest output
+    limit, up to `max_tokens`, for which the budget has room.
+
+    `worst`: returns the most that a call with an output limit can cost. Raises `BudgetExhausted` if
+    there is no room even for `min_output_tokens(max_tokens)`.
     """
     min_tokens = min_output_tokens(max_tokens)
     waits = True
@@ -305,7 +340,7 @@ async def affordable(
             left = error.left
             if left is None or max_tokens <= min_tokens:
                 raise
-            # Reservations of others have been waited for once.
+            # The next try does not wait again for the reservations of other calls.
             waits = not error.contended
         fewer = range(min_tokens, max_tokens)
         max_tokens = max(
@@ -317,7 +352,7 @@ async def affordable(
 
 
 def _silent(attempt: Attempt | None, timeouts: Timeouts) -> bool:
-    """Return whether there is no output after half of the first token's timeout."""
+    """Return whether an attempt has waited for its first token for at least half of the timeout."""
     if attempt is None or attempt.first_token_s is not None:
         return False
     return attempt.duration_s >= timeouts.first_token_s / 2

@@ -1,4 +1,4 @@
-"""Readiness of what the services need, and notification of its changes."""
+"""Readiness of the gateway's dependencies, and notification of changes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
@@ -13,19 +13,24 @@ from router.trace import RoleName
 
 _log = structlog.get_logger("readiness")
 Need = Literal[RoleName, "retrieval", "store"]
-"""A role's model, the passages, or the database."""
+"""A dependency of the services: the model of a role, the retrieval, or the database."""
 
 
 class Readiness:
-    """Readiness registry: watchers report whether a component is up."""
+    """Registry of components that are down. Watchers report whether a component is up; the health
+    service reads which dependencies are not available.
+    """
 
     def __init__(self) -> None:
         self._down: dict[str, tuple[list[Need], str]] = {}
         self._news = asyncio.Event()
 
     def report(self, source: str, needs: Collection[Need], why: str | None) -> None:
-        """Report that `source`, such as `engines.executor`, is down, and `why`; None if it is up.
-        `needs`: what depends on it.
+        """Report whether a component is up.
+
+        `source`: name of the component, such as `engines.executor`. `needs`: the dependencies that
+        are not available while the component is down. `why`: the reason why it is down; None if it
+        is up.
         """
         before = self._down.pop(source, None)
         if why is not None:
@@ -40,7 +45,9 @@ class Readiness:
         self._news = asyncio.Event()
 
     def down(self, needs: Collection[Need]) -> str | None:
-        """Return the reason why one of `needs` is not met; None if all are."""
+        """Return the reason why one of the dependencies `needs` is not available; None if all of
+        them are.
+        """
         return next(
             (
                 f"{source}: {why}"
@@ -52,11 +59,15 @@ class Readiness:
 
     @property
     def all(self) -> dict[str, tuple[list[Need], str]]:
-        """Everything that is down, by source: what depends on it, and why."""
+        """All components that are down, by name: the dependencies that are not available because of
+        it, and the reason why it is down.
+        """
         return dict(self._down)
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yield immediately and after every change. Quick changes may count as one."""
+        """Yield once immediately, and again after every change. Several changes in quick succession
+        may cause only one yield.
+        """
         while True:
             news = self._news
             yield
@@ -74,11 +85,14 @@ async def watch_role(
     readiness: Readiness,
     probe: Callable[[RoleName], Awaitable[object]],
 ) -> None:
-    """Report a role as down while no breaker of its replicas or fallbacks is closed, or its calls
-    keep failing. Never returns.
+    """Watch the calls of a role, and report to `readiness` whether the role works. Never returns.
 
-    An unhealthy gateway gets no requests, so `probe` makes a call as soon as a breaker lets one
-    through, and again after pauses that double.
+    A role is down while neither its model nor any fallback works, that is, while their calls keep
+    failing or none of their replicas has a closed breaker.
+
+    An unhealthy gateway gets no requests that would show that the model works again. So `probe` is
+    called to make a call as soon as a breaker lets a call through, and again after pauses that
+    double each time.
     """
     clock = asyncio.get_running_loop().time
     models = (role, *role.fallbacks)
@@ -86,7 +100,7 @@ async def watch_role(
     due = 0.0
     while True:
         works = any(_works(model) for model in models)
-        readiness.report(f"roles.{name}", [name], None if works else "all its calls fail")
+        readiness.report(f"roles.{name}", [name], None if works else "all calls of this role fail")
 
         if works:
             pause_s = _FIRST_S
@@ -100,12 +114,16 @@ async def watch_role(
 
 
 def _works(model: Role) -> bool:
-    """Return whether the calls of a role work and a breaker of its replicas is closed."""
+    """Return whether the role's calls do not keep failing, and at least one of its replicas has a
+    closed breaker.
+    """
     states = [replica.endpoint.breaker.state for replica in model.replicas]
     return model.health.works and "closed" in states
 
 
 def _wait_s(models: Iterable[Role]) -> float:
-    """Return the seconds until a breaker lets a call through."""
+    """Return the seconds until the first breaker among all replicas of `models` lets a call
+    through.
+    """
     replicas = chain.from_iterable(model.replicas for model in models)
     return min(replica.endpoint.breaker.wait_s for replica in replicas)

@@ -1,4 +1,4 @@
-"""Limits shared by all calls of a role: calls in flight, retries, and bounds of prompts."""
+"""Limits that all calls of a role share: concurrent calls, retries, and bounds of prompt tokens."""
 
 import asyncio
 from collections import Counter
@@ -16,19 +16,24 @@ _MAX_BALANCE = 100.0
 
 
 class RetryBudget:
-    """Retry budget, as in Finagle: a fifth of the calls, plus ten that refill at one a second."""
+    """Limit on the retries of a role, as in Twitter's Finagle, so that retries do not overload an
+    endpoint that fails.
+
+    Every call adds a fifth of a retry, up to 100. In addition there are ten retries, which refill
+    at one per second.
+    """
 
     def __init__(self) -> None:
         self.balance = _RESERVE
-        """Number of retries that may be made now."""
+        """Number of retries that are allowed now."""
         self._seen = 0.0
 
     def called(self) -> None:
-        """Count a call."""
+        """Count a call, which adds a fifth of a retry."""
         self.balance = min(self.balance + _SHARE, _MAX_BALANCE)
 
     def spend(self) -> bool:
-        """Return whether a retry may be made, and count it."""
+        """Return whether a retry is allowed. If so, deduct it from the balance."""
         now = asyncio.get_running_loop().time()
         if self._seen and self.balance < _RESERVE:
             self.balance = min(self.balance + now - self._seen, _RESERVE)
@@ -40,15 +45,16 @@ class RetryBudget:
 
 _TEMPLATE_TOKENS = 128
 MESSAGE_TOKENS = 16
-"""Tokens that a chat template adds: in total, and around each message."""
+"""Max tokens that a chat template is assumed to add: 128 in total, and 16 around each message."""
 
 
 def prompt_bound(messages: Iterable[Message]) -> int:
-    """Return a bound of the tokens of messages.
+    """Return an upper bound of the number of tokens of messages, by their bytes.
 
-    It holds for every tokenizer whose smallest pieces are bytes (byte-level ones, and SentencePiece
-    with byte fallback): each token stands for at least one byte of the text, as it is or in normal
-    form C or KC. A chat template is assumed to add at most 16 tokens per message and 128 in total.
+    The bound holds for every tokenizer whose smallest tokens are bytes, that is, for byte-level
+    tokenizers and SentencePiece with byte fallback. Their tokens cover at least one byte of the
+    text each, either as it is written or in Unicode's normal form C or KC. A chat template is
+    assumed to add at most 16 tokens per message and 128 in total.
     """
     sizes = [
         (_known_bytes if message.role == "system" else _max_bytes)(message.content)
@@ -58,9 +64,11 @@ def prompt_bound(messages: Iterable[Message]) -> int:
 
 
 def _max_bytes(text: str) -> int:
-    """Return the bytes of a text in its longest form, as the sum over its characters: composing
-    makes no pair longer. Normalizing the whole text takes quadratic time for runs of combining
-    marks.
+    """Return an upper bound of the bytes of a text in UTF-8, in any of Unicode's normal forms.
+
+    The bound is the sum over the characters in their longest forms, because composing characters
+    never makes them longer. The text is not normalized as a whole, as that would take quadratic
+    time for long runs of combining marks.
     """
     if text.isascii():
         return len(text)
@@ -68,7 +76,7 @@ def _max_bytes(text: str) -> int:
 
 
 def _longest(character: str) -> int:
-    # Hangul syllables have no decomposition here; normal forms C and KC compose them again.
+    # `decomposition` is empty for Hangul syllables, which forms C and KC leave composed.
     forms = (
         [normalize(form, character) for form in ("NFD", "NFKD")] if decomposition(character) else []
     )
@@ -76,27 +84,29 @@ def _longest(character: str) -> int:
 
 
 _known_bytes = lru_cache(maxsize=8)(_max_bytes)
-"""Cached sizes of system prompts, which are part of every call."""
+"""Cached `_max_bytes`, for system prompts, which are the same in every call of a role."""
 
 
 class PromptCounts:
-    """Bounds of prompts by the engine's counts of earlier ones, for models without a tokenizer.
+    """Bounds of prompt tokens that follow from earlier prompts, whose tokens the engine has
+    reported. For models whose tokenizer is not available.
 
-    A prompt has at most as many tokens as an earlier one with the same system prompt, plus the
-    bound of its other messages, because chat templates keep messages apart.
+    A prompt has at most as many tokens as an earlier prompt with the same system prompt, plus the
+    bound of the new prompt's other messages. This holds because chat templates never merge the
+    tokens of two messages.
     """
 
     def __init__(self) -> None:
         self._tokens: LRUCache[str, int] = LRUCache(8)
 
     def learn(self, messages: Sequence[Message], tokens: int) -> None:
-        """Note the count of a prompt."""
+        """Record that a prompt with these messages has `tokens` tokens."""
         if messages and messages[0].role == "system":
             system = messages[0].content
             self._tokens[system] = min(tokens, self._tokens.get(system, tokens))
 
     def bound(self, messages: Sequence[Message]) -> int:
-        """Return a bound of the tokens of `messages`."""
+        """Return an upper bound of the number of tokens of `messages`."""
         bound = prompt_bound(messages)
         if not messages or messages[0].role != "system":
             return bound
@@ -108,46 +118,58 @@ class PromptCounts:
 
 
 _MAX_FAILURES = 5
-"""Failures in a row that mark a role as failing, as many as open a breaker. Breakers belong to
-endpoints, and may count successes of other roles in between.
+"""Number of consecutive failed attempts after which a role counts as failing. It is the number that
+opens a breaker. Roles are counted separately, because a breaker belongs to an endpoint, and calls
+of other roles may succeed there in between.
 """
 _FAILING_S = 2.0
+"""Seconds that a role's attempts must keep failing before the role counts as failing."""
 
 
 class RoleHealth:
-    """Slots, retries and prompt counts of a role. As a context manager, it takes a slot."""
+    """State that all calls of a role share: slots for concurrent attempts, the retry budget, prompt
+    counts, and recent failures. As a context manager, it takes a slot for one attempt.
+    """
 
     def __init__(self, max_in_flight: int | None = None) -> None:
-        """`max_in_flight`: max attempts under way, over all replicas; None for no limit."""
+        """`max_in_flight`: max attempts that are under way at the same time, over all replicas;
+        None for no limit.
+        """
         self._slots = asyncio.Semaphore(max_in_flight) if max_in_flight else None
         self.retries = RetryBudget()
         self.counts = PromptCounts()
         self.in_flight = 0
+        """Number of attempts under way."""
         self.waiting = 0
+        """Number of attempts that wait for a slot."""
         self.fallbacks = 0
         """Number of calls that went to a fallback."""
         self.failures = 0
-        """Attempts in a row that failed, or were refused for the key or the model name."""
+        """Number of consecutive attempts that failed, or that were refused because of a wrong key
+        or model name.
+        """
         self._failing_since = 0.0
 
     def succeeded(self) -> None:
-        """Reset the count of failures in a row."""
+        """Reset the count of consecutive failures."""
         self.failures = 0
 
     def failed(self) -> None:
-        """Count one more failure in a row."""
+        """Count one more consecutive failure."""
         if not self.failures:
             self._failing_since = asyncio.get_running_loop().time()
         self.failures += 1
 
     @property
     def works(self) -> bool:
-        """False if calls have kept failing for two seconds; a throttled burst is over sooner."""
+        """False if at least five consecutive attempts have failed and the first of them was at
+        least two seconds ago. A burst that hits a rate limit is over sooner.
+        """
         lasting = asyncio.get_running_loop().time() - self._failing_since >= _FAILING_S
         return self.failures < _MAX_FAILURES or not lasting
 
     async def __aenter__(self) -> None:
-        """Wait for a slot, first come, first served."""
+        """Wait for a slot and take it. Slots are granted in the order of the requests."""
         if self._slots:
             self.waiting += 1
             try:

@@ -17,43 +17,47 @@ _IN_A_ROW = 5
 _FIRST_S = 1.0
 _LONGEST_S = 30.0
 _PROBING_S = 0.25
-"""Seconds to wait while a probe is under way."""
+"""Seconds after which to look again whether a probe that is under way has closed the breaker."""
 
 BreakerState = Literal["closed", "open", "half_open"]
 
 
 class Breaker:
-    """Circuit breaker of an endpoint.
+    """Circuit breaker of an endpoint: stops calls to an endpoint that keeps failing.
 
-    Opens for a second after five failures in a row, and for twice as long, up to 30 seconds, after
-    each failed probe. The results of calls that began before it opened are ignored.
+    After five consecutive failures, the breaker opens for a second and lets no calls through. Then
+    it lets a single call through, the probe. If the probe succeeds, the breaker closes; if it
+    fails, the breaker opens for twice as long as before, up to 30 seconds. While the breaker is not
+    closed, only the result of the probe counts.
     """
 
     def __init__(self) -> None:
         self.state: BreakerState = "closed"
         self.openings = 0
-        """Number of times that it opened."""
+        """Number of times that the breaker has opened."""
         self._in_a_row = 0
         self._open_s = _FIRST_S
         self._until = 0.0
 
     @property
     def wait_s(self) -> float:
-        """Seconds until a call may be let through; 0 for now."""
+        """Seconds until the breaker may let a call through; 0 if it lets calls through now."""
         if self.state == "closed":
             return 0.0
         remaining = self._until - asyncio.get_running_loop().time()
         return max(remaining, _PROBING_S if self.state == "half_open" else 0.0)
 
     def begin(self) -> bool:
-        """Let a call through. Return whether it is a probe."""
+        """Record that a call begins. Return True if the call is the probe of an open breaker."""
         probes = self.state == "open"
         if probes:
             self.state = "half_open"
         return probes
 
     def end(self, good: bool | None, *, probe: bool) -> None:
-        """Take the result of a call. `good`: None if it says nothing about the endpoint."""
+        """Record the result of a call. `good`: whether the endpoint worked; None if the result
+        shows neither. `probe`: the value that `begin` returned for the call.
+        """
         if probe and good:
             self.state = "closed"
             self._open_s = _FIRST_S
@@ -67,7 +71,7 @@ class Breaker:
                 self.open()
 
     def open(self) -> None:
-        """Let no call through for a while."""
+        """Open the breaker: let no call through for a time that doubles each time."""
         self.state = "open"
         self.openings = self.openings + 1
         self._until = asyncio.get_running_loop().time() + self._open_s
@@ -76,7 +80,7 @@ class Breaker:
 
 
 class Endpoint:
-    """Load and breaker of an endpoint."""
+    """State of an endpoint that all its callers share: its load and its breaker."""
 
     def __init__(self) -> None:
         self.breaker = Breaker()
@@ -84,17 +88,20 @@ class Endpoint:
         self.outstanding_tokens = 0
         """Estimated prompt and output tokens of the calls under way."""
         self.unstopped = False
-        """True once a stop string ended its reasoning, so that it gets no stop strings any more."""
+        """True if the endpoint applies stop strings to the model's reasoning too, which cuts the
+        reasoning off. Such an endpoint is sent no stop strings.
+        """
 
     @contextmanager
     def calling(self, tokens: int, silent: Callable[[], bool]) -> Iterator[Callable[[], None]]:
-        """Count a call of so many tokens, and give its result to the breaker.
+        """Count a call of `tokens` tokens as part of the load while the context is open, and pass
+        its result to the breaker.
 
-        Yields a function to call at its first token, because a probe that answers closes the
-        breaker. `silent`: returns whether there was no output for suspiciously long; then a
-        cancellation counts as a failure.
+        Yields a function that the caller calls at the first token: if the call is a probe, the
+        breaker closes then and not only at the end. `silent`: returns whether the call has been
+        without output for suspiciously long. If so, its cancellation counts as a failure.
         """
-        breaker = self.breaker  # may be replaced during the call
+        breaker = self.breaker  # `self.breaker` may be replaced during the call
         probe = breaker.begin()
         self.in_flight += 1
         self.outstanding_tokens += tokens
@@ -122,8 +129,8 @@ class Endpoint:
 
 
 def _good(error: UpstreamError) -> bool | None:
-    """Return whether an error leaves its endpoint healthy; None if unknown. A refusal does, and
-    throttling may.
+    """Return whether the endpoint is healthy although it raised this error: True for a refusal, and
+    None, for unknown, if the endpoint limits the rate of calls.
     """
     if isinstance(error, UpstreamUnavailable):
         return None if error.throttled else False
@@ -131,16 +138,16 @@ def _good(error: UpstreamError) -> bool | None:
 
 
 _LONGEST_WAIT_S = 2.0
-"""Max wait of a call while the breakers of all replicas are open."""
+"""Max seconds that a call waits while the breakers of all replicas are open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A model at one endpoint."""
+    """One of the endpoints that serve the same model."""
 
     model: Model
     deployment: str
-    """Name of the place where it is served, as in the ledger."""
+    """Name of the endpoint in the ledger."""
     endpoint: Endpoint
 
 
@@ -152,20 +159,24 @@ def choose(
     stay: bool,
     avoid: Collection[str] = (),
 ) -> Replica:
-    """Return the replica to call. Every `key` has a home by rendezvous hashing, whose cache holds
-    its prefix.
+    """Return the replica to call for a prompt of about `prompt_tokens` tokens.
 
-    `stay`: call the home, however busy. Otherwise, the replica with the fewest outstanding tokens
-    is called; `prompt_tokens` are added for replicas that have to read the prompt again. `avoid`:
-    deployments that have just failed, called only if no other works. Raises `UpstreamUnavailable`
-    if all breakers are open.
+    Rendezvous hashing assigns each `key`, such as a run, to one replica, its home. Prompts with
+    the same key begin alike, so the prefix cache of the home already holds their beginning.
+
+    `stay`: True to choose the home, however busy it is. Otherwise the replica with the fewest
+    outstanding tokens is chosen. For replicas other than the home, `prompt_tokens` are added,
+    because they would have to read the whole prompt. `avoid`: deployments that have just failed;
+    chosen only if no other replica works. Raises `UpstreamUnavailable` if no breaker lets a call
+    through.
     """
     working = [replica for replica in replicas if not replica.endpoint.breaker.wait_s]
     if not working:
         wait_s = min(replica.endpoint.breaker.wait_s for replica in replicas)
         model = replicas[0].model
         raise UpstreamUnavailable(
-            f"model {model.name!r}: not called for {wait_s:.1f} s, because its last calls failed",
+            f"model {model.name!r}: no calls are made for {wait_s:.1f} s, because the last calls "
+            "failed",
             endpoint=model.endpoint,
             retry_after_s=wait_s,
             unspent=True,
@@ -185,7 +196,10 @@ def choose(
 
 
 async def chosen(choice: Callable[[], Replica], until: float) -> Replica:
-    """Repeat a `choose` for up to two seconds, until `until` in the event loop's time."""
+    """Return the result of `choice`, a call of `choose`. While all breakers are open, wait and try
+    again, for at most two seconds and not beyond `until`, in the event loop's time. Then the
+    `UpstreamUnavailable` of `choice` is raised.
+    """
     clock = asyncio.get_running_loop().time
     until = min(until, clock() + _LONGEST_WAIT_S)
     while True:
@@ -199,17 +213,21 @@ async def chosen(choice: Callable[[], Replica], until: float) -> Replica:
 
 
 class Upstreams:
-    """Endpoints by deployment and health by role, shared by all executor versions."""
+    """State of all endpoints, by deployment, and of all roles. All versions of the executor share
+    it.
+    """
 
     def __init__(self) -> None:
         self.endpoints: dict[str, Endpoint] = {}
-        """Endpoints by deployment, as in the ledger."""
+        """State of endpoints by deployment, that is by their names in the ledger."""
         self.roles: dict[RoleName, RoleHealth] = {}
 
     def endpoint(self, deployment: str) -> Endpoint:
-        """Return the endpoint of a deployment."""
+        """Return the state of the endpoint of a deployment; created at the first call."""
         return self.endpoints.setdefault(deployment, Endpoint())
 
     def role(self, name: RoleName, max_in_flight: int | None) -> RoleHealth:
-        """Return the health of a role. The limit of the first call counts."""
+        """Return the state of a role, with a limit of `max_in_flight` concurrent attempts. If the
+        role already has a state, its limit stays as it is.
+        """
         return self.roles.setdefault(name, RoleHealth(max_in_flight))

@@ -1,4 +1,4 @@
-"""A role: a model with its prompt, sampling, timeouts, replicas and fallbacks."""
+"""A role: a model with its system prompt, sampling, timeouts, replicas and fallbacks."""
 
 import math
 from collections.abc import Callable
@@ -33,7 +33,10 @@ _log = structlog.get_logger("roles")
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Calls a model or its fallbacks. Every attempt is booked."""
+    """A model in one of its functions, such as delegator or executor, with all settings of its
+    calls. If the model is unavailable, the fallback roles are called. Every attempt of a call has a
+    row in the ledger.
+    """
 
     name: RoleName
     model: Model
@@ -41,37 +44,45 @@ class Role:
     """The system prompt."""
     sampling: Sampling
     attempts: int = 3
-    """Max attempts of a call while its endpoint is unavailable."""
+    """Max attempts of a call at this model. Only a call that fails is attempted again."""
     system_role: bool = True
-    """False sends the system prompt at the head of the user's turn. Traces keep the conversation
-    as it is here; `prompts.without_system_role` gives what was sent.
+    """False if the model accepts no message of role `system`. Then the system prompt is sent at the
+    beginning of the first user message, by `prompts.without_system_role`. Traces contain the
+    conversation with its system message in either case.
     """
     context_tokens: int | None = None
     """Context length of the model; None if unknown."""
     deployment: str = ""
-    """Name in the ledger of the place where the model is served; empty for its endpoint."""
+    """Name in the ledger of the endpoint that serves the model; empty for its address."""
     executor_version: str | None = None
+    """Version of the executor that the model is; None for other roles."""
     price: Price | None = None
-    """Price of the model; None if unknown, which is not zero."""
+    """Price of the model; None if unknown. An unknown price is not a price of zero."""
     streams: bool = True
-    """True streams its calls, so that the usage of a cut call is known. False for models whose
-    streams differ from their whole replies.
+    """True if outputs are streamed from the endpoint, so that the usage of an interrupted call is
+    known. False for models whose streamed output differs from their output in one piece.
     """
     endpoint: Endpoint = field(default_factory=Endpoint)
-    """Load and breaker of the deployment."""
+    """Load and breaker of the endpoint."""
     others: tuple[Replica, ...] = ()
-    """Further replicas of the model."""
+    """Further endpoints that serve the same model."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     health: RoleHealth = field(default_factory=RoleHealth)
     fallbacks: "tuple[Role, ...]" = ()
-    """Fallback roles, tried in order."""
+    """Roles that are called instead if the model is unavailable, tried in order."""
     structured: bool = False
-    """True if the endpoint supports structured output, so that patterns are sent to it."""
+    """True if the endpoint supports structured output, so that calls send it a regular expression
+    for the output.
+    """
     tool_calls: bool = False
-    """True if the model has native tool calls; otherwise it calls tools in tags."""
+    """True if tools are called by the native tool calls of OpenAI's API; False if the model writes
+    calls of tools as text in tags.
+    """
 
     def opening(self, text: str) -> tuple[Message, ...]:
-        """Return a new conversation whose first user turn is `text`."""
+        """Return the messages of a new conversation: the system prompt, and `text` as the first
+        user message.
+        """
         return (Message("system", self.system), Message("user", text))
 
     async def ask(
@@ -88,12 +99,21 @@ class Role:
         on_text: OnText | None = None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Completion:
-        """Return the model's next turn, or the first fallback's if the model is unavailable.
+        """Return the completion of `messages` by the model, or by the first fallback that works if
+        the model is unavailable.
 
-        `pattern`: regular expression for the output, if the endpoint supports it. `tools`: for
-        native tool calls. `until`: deadline in the event loop's time; no retry
-        pauses beyond it. `on_text`, `on_delta`: see `Attempts`. Raises `BudgetExhausted`, and the
-        model's `UpstreamError` with this role's name, once all attempts and fallbacks have failed.
+        If `ledger` belongs to a resumed run that has recorded this turn, the recorded completion is
+        returned and no model is called.
+
+        `stop`: strings at which the output ends. `purpose`: purpose of the call in the ledger.
+        `sub_query_index`: number of the sub-query that the call works on; None for the question
+        itself. `pattern`: regular expression for the output; sent only if the endpoint supports
+        structured output. `tools`: functions that the model may call, for native tool calls.
+        `until`: deadline in the event loop's time; no retry is made after it. `on_text`,
+        `on_delta`: see `Attempts`.
+
+        Raises `BudgetExhausted` if the budget is too small. If all attempts and fallbacks have
+        failed, raises the `UpstreamError` of the model itself, with the name of this role.
         """
         agent = AgentId(self.name, sub_query_index)
         if (recorded := ledger.turn_before(agent, messages)) is not None:
@@ -122,7 +142,7 @@ class Role:
                     first = first or error
                     if error.passed_on:
                         raise
-            raise first or AssertionError("a role is asked")
+            raise first or AssertionError("at least one role is called")
         except UpstreamError as error:
             error.role = self.name
             raise
@@ -159,8 +179,9 @@ class Role:
         )
 
     async def min_cost(self, text: str, turns: int = 1) -> Amount:
-        """Return the min cost of `turns` turns of a conversation that begins with `text`. Each turn
-        reads the prompt, and the last one writes a short output.
+        """Return an estimate of the least that a conversation of `turns` turns costs if it begins
+        with `text`: each turn reads the prompt, and only the last turn writes an output, of the
+        smallest length that is worth a call.
         """
         prompt = self._prompt(self.opening(text), (), None)
         usage = await self.model.count(prompt, "")
@@ -181,10 +202,12 @@ class Role:
         shortest: bool = False,
         extra: Amount = NOTHING,
     ) -> None:
-        """Reserve the worst case of a call with `messages` and `coming_tokens` more.
+        """Reserve a part of the run's budget for the answer: the most that a call of this role can
+        cost whose prompt has `messages` and `coming_tokens` further tokens.
 
-        `shortest`: for the smallest output that is worth a call. `extra`: reserved in addition.
-        Raises `BudgetExhausted` and `StoreFailed`.
+        `shortest`: True to reserve for the smallest output that is worth a call, not for the role's
+        whole output limit. `extra`: an amount to reserve in addition. Raises `BudgetExhausted` if
+        the budget is too small, and `StoreFailed` if the reservation cannot be stored.
         """
         tokens = await prompt_tokens(
             self.model, self._prompt(messages, (), None), self.health.counts
@@ -195,7 +218,9 @@ class Role:
         await ledger.reserve_for_answer(self._worst(tokens + coming_tokens, max_tokens) + extra)
 
     def limited(self, max_tokens: int) -> "Role":
-        """Return the role with an output limit of at most `max_tokens`; 0 keeps the limit."""
+        """Return a copy of the role whose output limit, and that of its fallbacks, is at most
+        `max_tokens`. For 0, return the role itself.
+        """
         if not max_tokens:
             return self
         fewer = min(max_tokens, self.sampling.max_tokens)
@@ -207,10 +232,12 @@ class Role:
         )
 
     def malformed(self) -> MalformedOutput:
-        """Return the error for output that cannot be parsed, even after a correction."""
+        """Return the error to raise if the model's output cannot be parsed, even after the model
+        was asked to correct it.
+        """
         error = MalformedOutput(
-            f"model {self.model.name!r} does not follow the protocol of its role, even after a "
-            "correction; run `rolegate check --live`, or name another model",
+            f"model {self.model.name!r} does not follow the protocol of its role, even after it "
+            "was asked to correct its output; run `rolegate check --live`, or use another model",
             endpoint=self.model.endpoint,
         )
         error.role = self.name
@@ -218,7 +245,7 @@ class Role:
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """All replicas of the model."""
+        """All endpoints that serve the model."""
         first = Replica(self.model, self.deployment or self.model.endpoint, self.endpoint)
         return (first, *self.others)
 

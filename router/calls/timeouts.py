@@ -8,22 +8,27 @@ from router.models import Model
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Max seconds until the first token of a call, and in total."""
+    """Timeouts of one upstream call: until the first token, and until the end of the output."""
 
     first_token_s: float = 60.0
-    """Timeout of the whole reply, if it is not streamed."""
+    """Max seconds until the first token. If the output is not streamed, max seconds until the whole
+    reply.
+    """
     call_s: float = 300.0
+    """Max seconds until the end of the output."""
 
     @property
     def silent_s(self) -> float:
-        """Max seconds until the first token."""
+        """Max seconds until the first token: `first_token_s`, but not more than `call_s`."""
         return min(self.first_token_s, self.call_s)
 
     def passed(self, model: Model, *, wrote: bool) -> UpstreamUnavailable:
-        """Return the error for a call that took too long. `wrote`: it had its first token."""
+        """Return the error to raise for a call that took too long. `wrote`: True if the model had
+        written its first token.
+        """
         problem = f"no token within {self.silent_s:g} s"
         if wrote:
-            problem = f"not at its end within {self.call_s:g} s"
+            problem = f"the output did not end within {self.call_s:g} s"
         return UpstreamUnavailable(
             f"model {model.name!r}: {problem}", endpoint=model.endpoint, repeatable=False
         )

@@ -1,7 +1,8 @@
-"""Tables asked for where a request carries little more than a question.
+"""Requests for tables from clients that send little more than a question: the OpenAI-compatible
+server and the web pages.
 
-The columns are listed separately, or else named in the question ("… with the columns: city,
-founder").
+The columns are listed in a field of their request, or named in the question itself ("… with the
+columns: city, founder").
 """
 
 import re
@@ -22,7 +23,7 @@ from router.trace.table import Column
 from router.trace.values import OnEvent
 
 _WIDESEARCH = re.compile(r"```markdown\s+\{data_content\}\s+```[\s.。]*\Z")
-"""The last lines of WideSearch's questions."""
+"""The last lines of every question of the benchmark WideSearch."""
 _NAMED = re.compile(
     r"(?:\bcolumns?\b(?![”\"'])[^\n:：.?]{0,60}|列名[^\n:：。]{0,20})(?:[:：]|(?<= as) )\s*",
     re.IGNORECASE,
@@ -35,18 +36,20 @@ _SHARED = re.compile(
     r"|年|月|日期|时间|季|届|类|奖项|榜单|排名",
     re.IGNORECASE,
 )
-"""Names of columns whose values many rows share, so that they identify no row alone."""
+"""Words in the name of a column whose values are usually the same in many rows, such as a year. A
+column of that kind alone does not identify a row.
+"""
 _MAX_PLACES = 8
 _MAX_LIST_CHARS = 4000
-"""Limits on the places that may name columns, and on the text read after each, so that the time is
-linear in the question's length.
+"""Max number of places in a question at which column names are looked for, and max characters that
+are read at each place. With these limits, the time is linear in the question's length.
 """
 _MAX_COLUMNS_CHARS = 40_000
-"""Max length of listed columns, which are read on the event loop."""
+"""Max characters of all listed columns together, because they are parsed on the event loop."""
 
 
 class Tables(Protocol):
-    """Fills tables; a `Gateway` does."""
+    """Anything that fills tables, such as a `Gateway`."""
 
     async def fill_table(
         self,
@@ -54,17 +57,24 @@ class Tables(Protocol):
         options: RequestOptions,
         on_event: OnEvent = lambda _event: None,
     ) -> Run:
-        """Fill a table. The run's result is a `TableRun`."""
+        """Fill a table and return the stored run, whose result is a `TableRun`. See
+        `Gateway.fill_table`.
+        """
 
 
 def is_widesearch(question: str) -> bool:
-    """Return whether a question ends as WideSearch's do, which all ask for a table."""
+    """Return whether a question ends like those of the benchmark WideSearch, which all request a
+    table.
+    """
     return _WIDESEARCH.search(question) is not None
 
 
 def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableRequest:
-    """Return the request for a table. `columns`: as `parse_columns` reads them, such as
-    `city*, founded:integer`; if empty, the question names them. Raises `BadRequest`.
+    """Return the request for a table.
+
+    `columns`: the columns in the notation of `parse_columns`, such as `city*, founded:integer`. If
+    empty, the columns are those that the question names. Raises `BadRequest` if the columns are
+    invalid or missing.
     """
     if not columns:
         return TableRequest(question, _columns_named_in(question))
@@ -72,7 +82,8 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
     check_number(listed)
     if sum(map(len, listed)) > _MAX_COLUMNS_CHARS:
         raise BadRequest(
-            f"columns: longer than {_MAX_COLUMNS_CHARS:,} characters; list fewer choices."
+            f"columns: the list is longer than {_MAX_COLUMNS_CHARS:,} characters; list fewer "
+            "choices."
         )
     try:
         request = FillTableRequest(question=question, columns=parse_columns(listed))
@@ -82,10 +93,10 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
 
 
 def _columns_named_in(question: str) -> tuple[Column, ...]:
-    """Return the columns that a question names. Raises `BadRequest` if there are none.
+    """Return the columns that a question names. Raises `BadRequest` if it names none.
 
-    Names with a `*` are keys. If none has one, the keys are all columns up to the first whose
-    values rows do not share.
+    Columns whose names end with `*` are keys. If no name does, the keys are the first column that
+    may identify a row alone, according to `_SHARED`, and all columns before it.
     """
     for place in islice(_NAMED.finditer(question), _MAX_PLACES):
         names = _names(question[place.end() : place.end() + _MAX_LIST_CHARS])
@@ -103,7 +114,9 @@ def _columns_named_in(question: str) -> tuple[Column, ...]:
 
 
 def _names(text: str) -> list[str]:
-    """Return the names at the start of a text: on one line, or one per line up to a blank line."""
+    """Return the column names at the start of a text: all on the first line, or one on each line up
+    to a blank line.
+    """
     first_line = _END.split(text.split("\n", maxsplit=1)[0], maxsplit=1)[0]
     if "|" in first_line:
         names = first_line.split("|")

@@ -1,4 +1,4 @@
-"""Limits on the load that one client can put on a server."""
+"""Limits on the load that a single client can cause: connections, message sizes, reading times."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,19 @@ from router.errors import BadRequest
 _LONGEST_NAME = 1024
 _MAX_REPEATED = 1024
 _MAX_ENTRIES = {"rows": 10_000, "values": 64}
-"""Max given rows, and values per row."""
+"""Max entries of the repeated fields `rows` and `values`, that is, of the given rows of a table and
+of the values in a row. Other repeated fields may have `_MAX_REPEATED` entries.
+"""
 LARGE = 1 << 16
-"""Size in bytes from which a request is checked in a thread, so as not to block the event loop."""
+"""Size in bytes above which a request is checked in a thread, so that the check does not block the
+event loop.
+"""
 _TEXTS = frozenset(
     {"question", "sub_query", "content", "queries", "stop", "comment", "right_answer"}
 )
-"""Fields that have their own limits; all other strings are names or cell values."""
+"""String fields whose lengths are limited elsewhere. All other strings are names or cell values, of
+at most `_LONGEST_NAME` characters.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,41 +29,43 @@ class Limits:
     """Limits of the gRPC and HTTP servers."""
 
     connections: int = 4096
-    """Max open connections; further ones are closed."""
+    """Max open connections; further connections are closed."""
     connections_per_address: int = 1024
-    """Max HTTP connections of one address; an IPv6 /64 network counts as one."""
+    """Max HTTP connections from one address; an IPv6 /64 network counts as one address."""
     opening_s: float = 20.0
-    """Timeout of the TLS and HTTP/2 handshake, and of an HTTP request's head and body."""
+    """Max seconds for the TLS and HTTP/2 handshake, and for an HTTP request's head and body."""
     reading_s: float = 60.0
-    """Max time a client takes to read one message of a stream."""
+    """Max seconds that a client may take to read one message of a stream."""
 
     @property
     def grpc_options(self) -> dict[str, int]:
         """The limits as gRPC channel arguments."""
         return {
             "grpc.max_receive_message_length": 3 << 19,
-            # Calls on one connection
+            # Max concurrent calls on one connection.
             "grpc.max_concurrent_streams": 1000,
             "grpc.max_allowed_incoming_connections": self.connections,
-            # Calls that wait for the event loop, over all connections. Above these, gRPC drops
-            # random new calls without an error, and after its default of 30 s.
+            # Max calls that wait for the event loop, over all connections, and max seconds that
+            # they wait. Beyond these limits, gRPC drops calls without an error. Its defaults are
+            # lower: it drops random new calls when many wait, and calls that have waited for 30 s.
             "grpc.server.max_pending_requests": 10_000,
             "grpc.server.max_pending_requests_hard_limit": 10_000,
             "grpc.server_max_unrequested_time_in_server": 600,
             "grpc.server_handshake_timeout_ms": int(self.opening_s * 1000),
-            # More frequent pings of a client end its connection.
+            # If a client sends pings at shorter intervals, its connection is closed.
             "grpc.http2.min_ping_interval_without_data_ms": 10_000,
             "grpc.keepalive_permit_without_calls": 1,
-            # An idle client is pinged, and without an answer its connection is closed.
+            # The server pings idle clients, and closes the connection if there is no answer.
             "grpc.keepalive_time_ms": 60_000,
-            # New calls need a new connection, so that clients spread over added gateways.
+            # After an hour, clients must open a new connection for new calls. So clients behind a
+            # load balancer spread over gateways that were added meanwhile.
             "grpc.max_connection_age_ms": 3_600_000,
         }
 
 
 def check_sizes(message: Message, at: str = "") -> None:
-    """Raise `BadRequest` if a field of a request is larger than any valid one. `at`: the path of
-    the message in the request.
+    """Raise `BadRequest` if a string or a repeated field of a request is too large. `at`: the path
+    of `message` within the request, for the error message.
     """
     for field, value in message.ListFields():
         name = f"{at}{field.name}"

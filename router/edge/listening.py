@@ -1,4 +1,4 @@
-"""Addresses and TLS of servers."""
+"""Checks of the addresses on which servers listen, and TLS of servers."""
 
 import asyncio
 import errno
@@ -19,20 +19,25 @@ from msgspec import Meta
 from router.access import Access
 from router.errors import BadConfig
 
-_PEM = Annotated[str, Meta(extra={"mark": "path"})]  # as the config marks paths
+_PEM = Annotated[str, Meta(extra={"mark": "path"})]  # marked as the config marks paths
 
 
 class TLS(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """TLS files, in PEM."""
+    """TLS certificate and key of the servers, as paths of PEM files."""
 
     certificate: _PEM
     """Server certificate with its chain."""
     key: _PEM
+    """Private key of the certificate, without a passphrase."""
     client_ca: _PEM | None = None
-    """CA of client certificates; if set, clients must present one."""
+    """Certificate of the CA that signs client certificates. If set, clients must present a
+    certificate that this CA has signed.
+    """
 
     def for_http(self) -> ssl.SSLContext:
-        """Return the context of an HTTP server. Raises `BadConfig` naming the bad file."""
+        """Return the SSL context of an HTTP server. Raises `BadConfig`, with the name of the file,
+        if a file is missing or invalid.
+        """
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         with _naming("certificate", self.certificate, "a certificate"):
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(self.certificate)
@@ -45,7 +50,7 @@ class TLS(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return context
 
     def for_grpc(self) -> grpc.ServerCredentials:
-        """Return the credentials of a gRPC server. Raises like `for_http`."""
+        """Return the credentials of a gRPC server. Raises `BadConfig` like `for_http`."""
         self.for_http()
         pair = (Path(self.key).read_bytes(), Path(self.certificate).read_bytes())
         roots = Path(self.client_ca).read_bytes() if self.client_ca is not None else None
@@ -54,6 +59,7 @@ class TLS(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @contextmanager
 def _naming(setting: str, path: str, wanted: str) -> Iterator[None]:
+    """Convert errors of reading a PEM file to `BadConfig` with the setting and the path."""
     try:
         yield
     except ssl.SSLError as error:
@@ -73,13 +79,15 @@ _BUSY_PAUSE_S = 0.5
 
 
 def is_address(text: str) -> bool:
-    """Return whether the text is host:port with a valid port."""
+    """Return whether `text` has the form host:port with a valid port."""
     host, _, port = text.rpartition(":")
     return bool(host) and re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= _LAST_PORT
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether a host, with or without a port, is a loopback address."""
+    """Return whether `address`, a host with or without a port, is a loopback address or
+    `localhost`.
+    """
     host = re.sub(r":\d*$", "", address).strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -88,17 +96,18 @@ def is_loopback(address: str) -> bool:
 
 
 def host_of(text: str) -> str:
-    """Return the name or IP address of a `Host` header or address, in lower case; empty if there is
-    none.
+    """Return the host name or IP address in a `Host` header or in host:port, in lower case. Empty
+    if `text` is neither.
     """
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]*)?", text)
     return match[1].lower().strip("[]").removesuffix(".") if match else ""
 
 
 def is_named(header: str, names: Collection[str]) -> bool:
-    """Return whether a `Host` header has one of `names`, an IP address or localhost.
+    """Return whether a `Host` header is one of `names`, an IP address or `localhost`.
 
-    An attacker cannot rebind the last two, so they are safe against DNS rebinding.
+    IP addresses and `localhost` need not be listed, because an attacker cannot use them for DNS
+    rebinding.
     """
     host = host_of(header)
     try:
@@ -115,9 +124,11 @@ async def before_listening(
     access: Access | None,
     tls: TLS | None,
 ) -> None:
-    """Check an address like `check_listening`, unless `access` is None, and log a warning if other
-    machines connect without TLS. Then wait a few seconds while another process holds the port, such
-    as a gateway that is being replaced.
+    """Check an address before a server listens on it, and wait a few seconds if its port is in use,
+    for example by a gateway that is being replaced.
+
+    If `access` is given, raise the errors of `check_listening`, and log a warning if other machines
+    can connect without TLS.
     """
     if access is not None:
         await check_listening(address, setting, access)
@@ -133,17 +144,18 @@ async def before_listening(
             socket.create_server((host, int(port)), family=family).close()
             return
         except (ValueError, OverflowError):
-            return  # the server reports the bad address
+            return  # the address is invalid, which the server itself reports
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                return  # as above
+                return  # another error, which the server itself reports
         _log.warning("serve.port_busy", address=address, again_in_s=_BUSY_PAUSE_S)
         await asyncio.sleep(_BUSY_PAUSE_S)
 
 
 async def check_listening(address: str, setting: str, access: Access) -> None:
-    """Raise `BadConfig`, naming `setting`, if other machines can connect although no key is
-    required. Raises `StoreFailed`.
+    """Raise `BadConfig` if other machines can connect to `address` although no API key is required.
+    `setting`: the name of the address in the config, for the message. Raises `StoreFailed` if the
+    keys cannot be read.
     """
     if not is_loopback(address) and not await access.required():
         raise BadConfig(

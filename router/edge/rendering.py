@@ -1,4 +1,6 @@
-"""Answers and tables with their sources: values for programs, and Markdown for people."""
+"""Rendering of answers and tables with their sources: as values for programs, and as Markdown for
+people.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -30,35 +32,43 @@ _UNANSWERED = (
 
 
 UNSUPPORTED = "Unsupported: no retrieved passage holds all of this answer; check it."
+"""Warning below an answer with names or numbers that no cited evidence contains."""
 
 
 class SubAnswer(msgspec.Struct, frozen=True):
-    """Report on a sub-query."""
+    """A sub-query with the answer in its report."""
 
     sub_query: str
     answer: str
     outcome: str = "reported"
-    """An `ExecutionOutcome` in lower case, without the prefix."""
+    """Name of an `ExecutionOutcome`, in lower case and without the prefix of the enum."""
 
 
 class CitedAnswer(msgspec.Struct, frozen=True):
-    """Answer, report, Markdown table or completion, with its sources."""
+    """The result of a finished run with its sources. The HTTP server, the command line and MCP show
+    it to users.
+    """
 
     run_id: str
     outcome: str
-    """An `AnswerOutcome`, `ExecutionOutcome` or `TableOutcome` in lower case, no prefix."""
+    """Name of an `AnswerOutcome`, `ExecutionOutcome` or `TableOutcome`, in lower case and without
+    the prefix of the enum; `completed` for a completion.
+    """
     answer: str
+    """The answer, the report's answer, the table in Markdown, or the completion."""
     citations: tuple[Citation, ...]
     """Sentences that support the answer, without duplicates."""
     results: tuple[SubAnswer, ...]
-    """Reports in order of dispatch."""
+    """Sub-queries with their answers, in order of dispatch."""
     unsupported: bool = False
     """True if the answer has names or numbers that no cited evidence contains."""
 
     @property
     def text(self) -> str:
-        """Markdown of the answer, its numbered sources or why there are none, and what could not be
-        looked up. Images, links and HTML of the answer, and all markup of other texts, are escaped.
+        """The result in Markdown: the answer, its numbered sources or a sentence why there are
+        none, and the sub-queries without a report.
+
+        Images, links and HTML in the answer are escaped, and all markup in the other texts.
         """
         doubt = UNSUPPORTED if self.unsupported else ""
         return "\n\n".join(
@@ -90,14 +100,18 @@ class CitedAnswer(msgspec.Struct, frozen=True):
 
 
 class _CitedTable(CitedAnswer, frozen=True):
-    """A table; its Markdown is ours and needs no escaping."""
+    """The result of a table's run. Its `answer` is Markdown that `_fenced` wrote, so it needs no
+    escaping.
+    """
 
     def _shown(self) -> str:
         return self.answer
 
 
 def missed(results: Iterable[SubAnswer]) -> str:
-    """Return the sub-queries without a report, each with the reason; empty if all have one."""
+    """Return a sentence that lists the sub-queries without a report, each with the reason. Empty if
+    all of them have a report.
+    """
     without = [
         f"“{result.sub_query}” ({_words(result.outcome)})"
         for result in results
@@ -111,9 +125,10 @@ def _words(outcome: str) -> str:
 
 
 async def cited_answer(run: Run) -> CitedAnswer:
-    """Return the answer, report, table or completion of a finished run with its sources.
+    """Return the result of a finished run (answer, report, table or completion) with its sources.
 
-    Citing runs in worker threads, as it takes milliseconds per execution where passages are long.
+    The search for cited sentences runs in a worker thread, because it takes milliseconds for each
+    execution with long passages.
     """
     result = run.result
     if isinstance(result, TableRun):
@@ -163,13 +178,13 @@ def _cited_table(run: Run, result: TableRun) -> CitedAnswer:
 
 
 def _fenced(columns: Iterable[Any], rows: Iterable[Any]) -> str:
-    """Return a table as a fenced code block; no line of the table can end the fence."""
+    """Return a table as a fenced Markdown code block. No line of the table can end the block."""
     table = to_markdown(tuple(columns), ([cell.value for cell in row.cells] for row in rows))
     return f"```markdown\n{visible(table)}```"
 
 
 def table_from_proto(table: table_pb.Table) -> CitedAnswer:
-    """Convert a table from the wire."""
+    """Convert a `Table` message to the result that is shown to users."""
     citations = dict.fromkeys(
         _citation(at) for row in table.rows for cell in row.cells for at in cell.citations
     )
@@ -183,7 +198,7 @@ def table_from_proto(table: table_pb.Table) -> CitedAnswer:
 
 
 def answer_from_proto(response: pb.AnswerResponse) -> CitedAnswer:
-    """Convert an answer from the wire."""
+    """Convert an `AnswerResponse` message to the result that is shown to users."""
     citations = tuple(map(_citation, response.citations))
     results = tuple(map(sub_answer_from_proto, response.results))
     return from_proto(CitedAnswer, response, citations=citations, results=results)
@@ -194,19 +209,21 @@ def _citation(at: evidence_pb2.Citation) -> Citation:
 
 
 def sub_answer_from_proto(result: evidence_pb2.SubQueryResult) -> SubAnswer:
-    """Convert a report from the wire."""
+    """Convert a `SubQueryResult` message to the sub-query with its answer."""
     return from_proto(SubAnswer, result)
 
 
 def event_line(response: pb.StreamAnswerResponse | table_pb.StreamTableResponse) -> str | None:
-    """Return the `progress_line` of an event from the wire."""
+    """Return the `progress_line` of an event message; None for events without such a line."""
     kind = response.WhichOneof("event")
     return kind and progress_line(getattr(response, kind))
 
 
 def progress_line(event: Any) -> str | None:
-    """Return an indented line for a round, sub-query, search or report; None for other events.
-    `event`: a value, or a message with the same name and fields.
+    """Return an indented line of text that shows an event to a user: the start of a round, a
+    dispatched sub-query, a search or a report. None for other events.
+
+    `event`: an `Event` of a run, or the gRPC message of the same name.
     """
     match type(event).__name__:
         case "RoundStarted":

@@ -1,4 +1,4 @@
-"""The table of a run: from its result, or from its events while it runs."""
+"""The table of a run, built from the run's result, or from its events while it is under way."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -15,19 +15,21 @@ from router.trace.values import Planned, Reported, RowChanged, SubQueryDispatche
 
 
 class TableEvents:
-    """State of a table's run, folded from its events."""
+    """State of a run that fills a table, accumulated from the events of the run."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.columns: tuple[Column, ...] = ()
         self.asks: dict[Ask, int] = {}
-        """Sub-query numbers by ask."""
+        """The number of the sub-query for each ask. An ask is a request to discover rows, or to
+        fill or settle cells of a row.
+        """
         self.rows: dict[RowKey, Row] = {}
         self.executions: dict[int, Execution] = {}
         for event in events:
             self.take(event)
 
     def take(self, event: Event) -> None:
-        """Apply an event."""
+        """Apply the next event to the state."""
         match event:
             case Planned(columns=columns):
                 self.columns = columns
@@ -42,19 +44,21 @@ class TableEvents:
 
 
 class RunTable:
-    """A table with its asks and executions."""
+    """A table, with the asks that led to it and the executions of their sub-queries."""
 
     def __init__(
         self, table: Table, asks: Sequence[Ask], executions: Mapping[int, Execution]
     ) -> None:
-        """`asks`: indexed by sub-query number."""
+        """`asks`: the ask of each sub-query, in the order of the sub-queries' numbers.
+        `executions`: the ended executions by the numbers of their sub-queries.
+        """
         self.table = table
         self.asks = asks
         self.executions = executions
 
     @cached_property
     def completeness(self) -> Completeness:
-        """Counts of rows and cells by state."""
+        """Counts of rows, and of cells by state, and the estimated number of all rows."""
         searches = independent_discoveries(
             (self.asks[number], execution) for number, execution in self.executions.items()
         )
@@ -62,7 +66,9 @@ class RunTable:
 
 
 class _Fold:
-    """The table of one run, updated incrementally from its new events."""
+    """The table of one run. While the run is under way, each look at the table applies only the
+    events that are new since the last look.
+    """
 
     def __init__(self) -> None:
         self._state = TableEvents()
@@ -70,7 +76,7 @@ class _Fold:
         self._table: RunTable | None = None
 
     def of(self, run: Run) -> RunTable:
-        """Return the table from the run's result, or from its events while it runs."""
+        """Return the table of `run`: from its result, or from its events if it has none yet."""
         result = run.result
         events = run.events[self._taken :]
         if isinstance(result, TableRun):
@@ -91,7 +97,7 @@ class _Fold:
             state.take(event)
         last = max((*state.asks.values(), *state.executions), default=-1)
 
-        # Numbers without an ask occur in resumed runs, and where executors have no asks.
+        # A sub-query without a recorded ask, as in resumed runs, gets an empty ask.
         asks = [Ask("fill", ())] * (1 + last)
         for ask, number in state.asks.items():
             asks[number] = ask
@@ -100,12 +106,16 @@ class _Fold:
 
 
 _FOLDS: LRUCache[int, tuple[object, _Fold]] = LRUCache(4)
-"""Folds of the most recently viewed runs, by the identity of an object that belongs to the run."""
+"""Tables of the most recently viewed runs. The key is the `id` of an object of the run, which is
+kept with the table, so that no other object can get the same `id`.
+"""
 
 
 def run_table(run: Run) -> RunTable:
-    """Return the table of a run. Call it only through `in_viewer`: its single thread lets all
-    viewers of a run share one fold.
+    """Return the table of a run.
+
+    Must be called only through `in_viewer`. All requests that look at a run share one cached table,
+    and the single thread of `in_viewer` keeps them from changing it concurrently.
     """
     source = run.result if isinstance(run.result, TableRun) else next(iter(run.events), run)
     _, fold = _FOLDS.setdefault(id(source), (source, _Fold()))
@@ -113,14 +123,18 @@ def run_table(run: Run) -> RunTable:
 
 
 def is_contradicted(cell: Cell, column: Column) -> bool:
-    """Return whether a passage states another value than the given one."""
+    """Return whether a passage states another value for a cell than the value that the client gave.
+    False for cells whose value the client did not give.
+    """
     stated = (claim for claim in cell.claims if claim.support == "stated")
     return cell.state == "given" and not all(is_of(claim, cell.value, column) for claim in stated)
 
 
 def is_of(claim: Claim, value: str, column: Column) -> bool:
-    """Return whether a claim supports this value. Any name of a row's key does, and so does the
-    same date in another precision.
+    """Return whether a claim, that is a value in a report, agrees with `value` of a cell.
+
+    In a key column, every claim agrees, because it is another name of the same row. Dates agree if
+    one is the other in a lower precision, such as a year and a day in that year.
     """
     form = canonical(column, value)
     other = claim.canonical

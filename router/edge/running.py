@@ -1,4 +1,6 @@
-"""Background tasks of streamed and detached requests."""
+"""Tasks that do the work of streamed requests, and of detached requests that outlive their
+connection.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -15,17 +17,20 @@ Result = TypeVar("Result")
 
 
 class Running(Generic[Item, Result]):
-    """Runs work in its own task while the context is open; leaving it cancels the work and waits
-    for its end.
+    """Runs the work of a streamed request in its own task, and passes the items that it emits to
+    the code that sends them. Leaving the context cancels the work and waits until it has ended.
 
-    Not a TaskGroup, because streams yield inside the context: a failing task would cancel the
-    sender, and the client would get CANCELLED instead of the error (PEP 789).
+    It does not use a `TaskGroup`, because streams yield inside the context. If the work failed, a
+    task group would cancel the sending code, and the client would get CANCELLED instead of the
+    error (see PEP 789).
     """
 
     def __init__(
         self, work: Callable[[Callable[[Item], None]], Coroutine[Any, Any, Result]]
     ) -> None:
-        """`work`: takes a function that emits items; it never waits for the reader."""
+        """`work`: called with a function that emits an item. That function returns immediately,
+        even if the client reads slowly.
+        """
         self._items: list[Item] = []
         self._changed = asyncio.Event()
         self._work = work
@@ -40,7 +45,7 @@ class Running(Generic[Item, Result]):
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def __aiter__(self) -> AsyncIterator[list[Item]]:
-        """Yield the items emitted since the last time, until the work ends."""
+        """Yield lists of the items that were emitted since the last list, until the work ends."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -53,7 +58,7 @@ class Running(Generic[Item, Result]):
                 return
 
     async def result(self) -> Result:
-        """Wait for the work and return its result, or raise its error."""
+        """Wait until the work has ended. Return its result, or raise its error."""
         return await self._task
 
     def _emit(self, item: Item) -> None:
@@ -62,16 +67,16 @@ class Running(Generic[Item, Result]):
 
 
 class Detached:
-    """Runs that outlive their requests."""
+    """Starts runs that continue after the requests that started them, and holds their tasks."""
 
     def __init__(self, access: Access | None = None) -> None:
-        """`access`: cancels runs whose key is revoked."""
+        """`access`: if given, a run is cancelled when the key of its request is revoked."""
         self._access = access
         self._tasks: set[asyncio.Task[Run]] = set()
 
     async def start(self, work: Callable[[OnEvent], Coroutine[Any, Any, Run]]) -> str:
-        """Start the work. Return the run's identifier once the run is recorded; raise the error if
-        it fails before that.
+        """Start the work in a task. Return the identifier of the run as soon as the beginning of
+        the run is recorded. If the work fails before that, raise its error.
         """
         begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -99,7 +104,9 @@ class Detached:
         return begun.result()
 
     async def drain(self, grace_s: float) -> None:
-        """Let running work finish for `grace_s` seconds, then cancel it."""
+        """Wait up to `grace_s` seconds for the runs under way, then cancel those that have not
+        ended.
+        """
         if tasks := set(self._tasks):
             _, late = await asyncio.wait(tasks, timeout=grace_s)
             for task in late:

@@ -1,4 +1,7 @@
-"""Translation of errors for callers: one table, one translator."""
+"""Translation of errors to the status codes, reasons and messages that clients get.
+
+One table has the status code and the reason of every error class, for gRPC and for HTTP.
+"""
 
 import re
 import traceback
@@ -18,7 +21,7 @@ from router.trace.values import Execution, Reported, SearchRecord, TableRun, Too
 
 _log = structlog.get_logger("edge")
 DEFAULT_RETRY_S = 5.0
-"""Retry delay after an upstream failure that names none, in seconds."""
+"""Seconds after which clients may retry if a model or the retrieval failed and stated no delay."""
 Value = TypeVar("Value")
 
 _CODES: dict[int, tuple[type[RolegateError], ...]] = {
@@ -54,11 +57,11 @@ _CODES: dict[int, tuple[type[RolegateError], ...]] = {
     ),
 }
 _REASONS: dict[type[RolegateError], str] = {errors.NotFound: "RUN_NOT_FOUND"}
-"""Reasons that differ from the name of the class."""
+"""Reasons that do not follow from the name of the error class."""
 
 
 def _words(name: str) -> str:
-    """Return the name of a class in words: `Upstream Unavailable`."""
+    """Return the name of a class as separate words: `Upstream Unavailable`."""
     return re.sub(r"(?<!^)(?=[A-Z])", " ", name)
 
 
@@ -67,7 +70,7 @@ STATUS: dict[type[RolegateError], tuple[int, str]] = {
     for code, kinds in _CODES.items()
     for kind in kinds
 }
-"""Status code and reason of every error class (a test checks that none is missing)."""
+"""Status code and reason of every error class. A test checks that no class is missing."""
 
 HTTP_STATUS = {
     code_pb2.INVALID_ARGUMENT: 400,
@@ -83,53 +86,59 @@ HTTP_STATUS = {
     code_pb2.UNAVAILABLE: 503,
     code_pb2.DEADLINE_EXCEEDED: 504,
 }
-"""HTTP statuses, as `google/rpc/code.proto` maps them."""
+"""HTTP status of each gRPC status code, according to `google/rpc/code.proto`."""
 _FOR_TENANTS: dict[type[RolegateError], str] = {
-    errors.BadConfig: "The gateway is not set up for this; tell its operator.",
-    errors.StoreInUse: "The gateway is not set up for this; tell its operator.",
+    errors.BadConfig: "The gateway is not configured for this request; tell its operator.",
+    errors.StoreInUse: "The gateway is not configured for this request; tell its operator.",
     errors.BadIndex: "The gateway's index cannot be used; tell its operator.",
-    errors.BadVersion: "The gateway is not set up for this; tell its operator.",
+    errors.BadVersion: "The gateway is not configured for this request; tell its operator.",
     errors.PriceUnknown: (
-        "Your limit is in dollars, and what a model costs is not known; tell the gateway's "
+        "Your quota is in dollars, but the price of a model is unknown; tell the gateway's "
         "operator."
     ),
-    UpstreamUnavailable: "{who} is not available for now; try again later.",
-    errors.UpstreamRefused: "{who} refuses what it is asked; tell the gateway's operator.",
-    errors.ContextTooLong: "{who} takes no prompt as long as this one; ask for something shorter.",
-    errors.ContentRefused: "{who} declines this: {words}",
-    UpstreamProtocolError: (
-        "{who} answered something that cannot be used; try again, or tell the gateway's operator."
+    UpstreamUnavailable: "{who} is not available at present; try again later.",
+    errors.UpstreamRefused: "{who} refused the gateway's request; tell the gateway's operator.",
+    errors.ContextTooLong: (
+        "{who} does not accept a prompt of this length; send a shorter request."
     ),
-    errors.ToolFailed: "A tool of the gateway's failed; try again, or tell its operator.",
+    errors.ContentRefused: "{who} declines this request: {words}",
+    UpstreamProtocolError: (
+        "{who} sent an invalid reply; try again, or tell the gateway's operator."
+    ),
+    errors.ToolFailed: "A tool of the gateway failed; try again, or tell its operator.",
     errors.MalformedOutput: (
-        "{who} does not follow the gateway's protocol, so it cannot do its work; tell the operator."
+        "The output of {who} does not follow the gateway's protocol; tell the gateway's operator."
     ),
 }
-"""Messages for tenants that replace texts with addresses, files or output of engines."""
+"""Messages that tenants get in place of the errors' own messages, which may contain addresses, file
+names or the output of engines.
+"""
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Failure of a request, as its caller sees it."""
+    """The failure of a request in the form that is sent to the client."""
 
     code: int
-    """A `google.rpc.Code`."""
+    """Status code, a number of `google.rpc.Code`."""
     message: str
     reason: str
-    """Reason, such as `BAD_REQUEST`."""
+    """Reason of the error, such as `BAD_REQUEST`; one for each error class."""
     role: str | None = None
-    """Role whose model failed."""
+    """Role whose model failed; None if no model failed."""
     retry_after_s: float | None = None
-    """Seconds to wait before a retry; None if unknown."""
+    """Seconds after which the client may retry; None if unknown."""
 
 
 def failure_of(error: BaseException, identity: Identity = LOCAL) -> Failure:
-    """Return the failure as `identity` may see it. An error that is not a `RolegateError` becomes
-    INTERNAL, without its text.
+    """Return the failure to send for `error` to the caller `identity`. Tenants do not get messages
+    that may contain addresses, file names or output of engines.
+
+    An exception that is not a `RolegateError` is sent as INTERNAL, without its own message.
     """
     error = _innermost(error)
     if not isinstance(error, RolegateError):
         return Failure(
-            code_pb2.INTERNAL, "An internal error; the gateway's log has the details.", "INTERNAL"
+            code_pb2.INTERNAL, "Internal error; the gateway's log has the details.", "INTERNAL"
         )
     code, reason = STATUS[type(error)]
     role = error.role if isinstance(error, UpstreamError) else None
@@ -147,7 +156,9 @@ def failure_of(error: BaseException, identity: Identity = LOCAL) -> Failure:
 
 
 def _retry_after_s(error: BaseException) -> float | None:
-    """Return the error's retry delay in seconds, or a default if a retry may help."""
+    """Return the retry delay that the error states, in seconds. If it states none, return
+    `DEFAULT_RETRY_S` if a retry may help, else None.
+    """
     wait_s: float | None = getattr(error, "retry_after_s", None)
     if wait_s is None and isinstance(error, UpstreamUnavailable | UpstreamProtocolError):
         return DEFAULT_RETRY_S
@@ -155,10 +166,10 @@ def _retry_after_s(error: BaseException) -> float | None:
 
 
 def logged_failure(error: BaseException) -> Failure:
-    """Return the failure for the caller and log the whole error.
+    """Log an error, and return the failure to send to the current caller.
 
-    The log has the traceback of unexpected errors, without the values of variables, as these may
-    include keys.
+    An unexpected exception is logged with its traceback, but without the values of variables, as
+    these may contain keys.
     """
     error = _innermost(error)
     failure = failure_of(error, caller())
@@ -172,7 +183,9 @@ def logged_failure(error: BaseException) -> Failure:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """Return the first error of an exception group."""
+    """Return the first exception of an exception group; other exceptions are returned as they
+    are.
+    """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -182,23 +195,26 @@ _ROWS = {kind.__name__: row for kind, row in STATUS.items()}
 
 
 def message_of(error: str) -> str:
-    """Return a run's error without the name of its class: `OutOfTime: …` is not for people."""
+    """Return the message of a stored run's error, such as `OutOfTime: …`, without the name of the
+    error class.
+    """
     name, _, message = error.partition(": ")
     return message if name in _ROWS and message else error
 
 
 def reason_of(error: str) -> str:
-    """Return the reason of a run's error, such as `OUT_OF_TIME`; empty without an error."""
+    """Return the reason of a stored run's error, such as `OUT_OF_TIME`; empty if `error` is."""
     return _row_of(error)[1] if error else ""
 
 
 def _row_of(error: str) -> tuple[int, str]:
+    """Return the status code and the reason of a stored run's error."""
     return _ROWS.get(error.partition(":")[0], (code_pb2.INTERNAL, "INTERNAL"))
 
 
 def as_seen_by(run: Run, identity: Identity) -> Run:
-    """Return the run without what only operators may see: addresses, and error texts of models and
-    tools.
+    """Return a run as `identity` may see it. For tenants, addresses of engines and the error
+    messages of models and tools are removed; operators get the run unchanged.
     """
     if identity.tenant is None:
         return run
@@ -216,9 +232,8 @@ def as_seen_by(run: Run, identity: Identity) -> Run:
 
 
 def _without_tools_errors(value: Value) -> Value:
-    """Remove the error texts of tools, which may contain a server's output or paths.
-
-    Returns the same object if there are none, so that caches recognize it.
+    """Return a value without the error messages of tools, which may contain paths or the output of
+    a server. If there are none, the same object is returned, so that caches recognize it.
     """
     if isinstance(value, tuple):
         parts = [*map(_without_tools_errors, value)]
@@ -233,11 +248,13 @@ def _without_tools_errors(value: Value) -> Value:
 
 
 def failure_of_run(run: Run, identity: Identity) -> Failure:
-    """Return the failure of a run that did not finish, for clients that watch it."""
+    """Return the failure to send to a client that watches a run which did not finish. `run`: a run
+    that failed, was cancelled or was interrupted.
+    """
     if run.status == "cancelled":
         return Failure(code_pb2.CANCELLED, f"Run {run.id} was cancelled.", "RUN_CANCELLED")
     if run.status == "interrupted":
-        text = f"Run {run.id} was interrupted, because its gateway was killed; ask again."
+        text = f"Run {run.id} was interrupted, because its gateway was killed; send it again."
         return Failure(code_pb2.UNAVAILABLE, text, "RUN_INTERRUPTED")
     code, reason = _row_of(run.error)
     wait_s = DEFAULT_RETRY_S if code == code_pb2.UNAVAILABLE else None

@@ -1,4 +1,6 @@
-"""One row for each attempt of each call; budgets, usage, reconciliation."""
+"""The ledger, which has one row for each attempt of each model call; budgets, sums of usage, and
+reconciliation with the engines' own counters.
+"""
 
 from router.ledger.budget import Budget
 from router.ledger.journal import Journal, RunStart

@@ -1,4 +1,4 @@
-"""Budget of a request, and what is left of it."""
+"""The budget of a request, and its enforcement."""
 
 from collections import Counter
 from typing import Literal
@@ -11,23 +11,26 @@ from router.trace import RoleName
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """Limits that a client sets for its request; None is no limit."""
+    """Limits that a client sets for its request. None means no limit."""
 
     max_total_tokens: int | None = None
-    """Max prompt and completion tokens of all calls together."""
+    """Max sum of the prompt and completion tokens of all calls."""
     max_nano_usd: int | None = None
-    """Billionths of a dollar."""
+    """Max cost of all calls, in billionths of a dollar."""
     role_tokens: dict[RoleName, int] = {}
-    """Max prompt and completion tokens by role."""
+    """Max sum of the prompt and completion tokens of a role's calls, by role. For other roles, only
+    `max_total_tokens` counts.
+    """
 
 
 UNLIMITED = Budget()
 
 
 class Allowance:
-    """Reserves the worst case of every call before it is made, so that no budget is exceeded.
+    """Enforces the budget of one run. The worst case of every call is reserved here before the call
+    is made, so that the budget is never exceeded.
 
-    A part is reserved for the answerer, and only its calls may use that.
+    A part of the budget can be reserved for the answerer. Only calls of the answerer may use it.
     """
 
     def __init__(self, budget: Budget = UNLIMITED) -> None:
@@ -39,7 +42,7 @@ class Allowance:
 
     @property
     def limited(self) -> bool:
-        """True if anything is limited."""
+        """True if the budget has any limit."""
         return self._budget != UNLIMITED
 
     def reserve(self, role: RoleName, amount: Amount) -> None:
@@ -51,20 +54,20 @@ class Allowance:
         self._under_way += 1
 
     def take(self, role: RoleName, spent: Amount) -> None:
-        """Count what an earlier run has spent."""
+        """Count an amount that the interrupted run has spent, which this run resumes."""
         self._taken += Amount(spent.tokens, spent.nano_usd or 0)
         self._by_role[role] += spent.tokens
 
     def settle(self, role: RoleName, reserved: Amount, charged: Amount) -> None:
-        """Replace the reserved amount of a call by what it is charged."""
+        """Replace the reserved amount of a call that has ended by the amount that it is charged."""
         spent = 0 if charged.nano_usd is None else charged.nano_usd - (reserved.nano_usd or 0)
         self._taken += Amount(charged.tokens - reserved.tokens, spent)
         self._by_role[role] += charged.tokens - reserved.tokens
         self._under_way -= 1
 
     def reserve_for_answer(self, amount: Amount) -> Amount:
-        """Reserve `amount` for the answerer; return the earlier reserve. Raises `BudgetExhausted`;
-        then the earlier reserve stays.
+        """Reserve `amount` for the answerer, in place of the amount reserved for it before, which
+        is returned. Raises `BudgetExhausted`; then the earlier reserve stays.
         """
         self._check("answer", amount, self._taken + amount)
         before = self._held
@@ -72,7 +75,9 @@ class Allowance:
         return before
 
     def _check(self, role: RoleName, amount: Amount, wanted: Amount) -> None:
-        """Raise `BudgetExhausted` if `wanted`, the total including `amount`, is too much."""
+        """Raise `BudgetExhausted` if a call of `role` would exceed a limit. `amount`: the call's
+        worst case. `wanted`: the total of the run including `amount`.
+        """
         budget = self._budget
         of_role = self._by_role[role] + amount.tokens
         cap = budget.role_tokens.get(role)
@@ -95,5 +100,5 @@ class Allowance:
             added = getattr(amount, of)
             left = None if total is None or added is None else Remaining(of, limit - total + added)
             rest = f": {left.against(amount)}" if left else ""
-            message = f"budget.{name} do not suffice for another call{rest}."
+            message = f"budget.{name} are not enough for another call{rest}."
             raise BudgetExhausted(message, contended=self._under_way > 0, left=left)

@@ -1,4 +1,5 @@
-"""The journal: records runs as they happen, each call before it is made and again at its end.
+"""The journal: records runs while they happen. Each call is recorded before it is made, and again
+when it ends.
 
 The worst case of a call is reserved before it is made, and replaced by its cost afterwards. So a
 tenant never exceeds its quota, and after a crash the calls that were in flight are known.
@@ -19,17 +20,20 @@ from router.trace.turns import AgentId, Asked, Decided, Searched, Turns
 
 
 class RunStart(msgspec.Struct, frozen=True):
-    """A run that is about to begin."""
+    """The values of a run that are known when it begins."""
 
     id: str
     kind: RunKind
     tenant: str
     key_id: str
     request_id: str
-    """The client's name for the request; empty for none."""
+    """The idempotency key that the client chose; empty for none."""
     request: str
+    """The question, sub-query or last message of the request."""
     fingerprint: str
-    """Hash of the request; equal for repeated requests, different if a name is used twice."""
+    """Hash of the complete request. It shows whether a repeated `request_id` belongs to the same
+    request.
+    """
     started_at: float
     """Unix time, seconds."""
     hold: Amount = NOTHING
@@ -38,14 +42,16 @@ class RunStart(msgspec.Struct, frozen=True):
     budget: Budget = UNLIMITED
     no_cache: bool = False
     conditions: dict[str, str] = {}
-    """Everything that its turns depend on, by name: models and prompts, the index, the release."""
+    """Everything on which the turns of the run depend, by name: models and prompts, the index, the
+    release. A run is only resumed under equal conditions.
+    """
     resumes: str = ""
-    """The interrupted run that it resumes; empty for none."""
+    """Identifier of the interrupted run that this run resumes; empty for none."""
     content: str = ""
-    """The whole request of an answer or a table, as JSON; empty for other kinds."""
+    """The complete request for an answer or a table, as JSON; empty for runs of other kinds."""
 
     def ended(self, **known: Any) -> Run:
-        """Return the ended run. `known`: the other fields of `Run`."""
+        """Return the run after its end. `known`: the fields of `Run` that are not known before."""
         fields = {
             name: value for name, value in asdict(self).items() if name in Run.__struct_fields__
         }
@@ -53,66 +59,79 @@ class RunStart(msgspec.Struct, frozen=True):
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """The run is recorded as `running`."""
+    """Result of `Journal.begin` for a run that has begun, with the settings of its tenant."""
 
     limited: bool = False
     """True if the tenant has quotas, so that every call must be reserved."""
     redact: bool = False
+    """True if the texts of the tenant's runs must not be stored."""
     training: bool = True
     """True if the tenant's runs may train an executor."""
     resumed: "Resumed | None" = None
+    """The interrupted run that the new run resumes; None if it resumes none."""
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """An interrupted run that is resumed."""
+    """An interrupted run that a new run resumes."""
 
     start: RunStart
+    """Start of the interrupted run."""
     turns: tuple[Turns, ...]
-    """Turns of the run, and of the runs that it has resumed itself."""
+    """Recorded turns: of the interrupted run, of the run that it had resumed, and so on."""
     calls: tuple[Call, ...]
-    """All calls of these runs; calls in flight are charged their worst case."""
+    """All calls of these runs. A call that was in flight is charged its worst case."""
 
 
 class EarlierRun(msgspec.Struct, frozen=True):
-    """The tenant has used the `request_id` within the last day, for a run that is running or has
-    finished.
+    """Result of `Journal.begin` if no run has begun, because the tenant has used the `request_id`
+    within the last day for a run that is running or has finished.
     """
 
     run_id: str
+    """Identifier of the earlier run."""
     status: RunStatus
+    """Status of the earlier run."""
     same: bool
-    """True if it was the same request."""
+    """True if the earlier run was for the same request."""
 
 
 class Journal(Protocol):
-    """Records runs, in the order of the calls. An awaited record is written when it returns."""
+    """Protocol of a journal. Records are written in the order in which its methods are called. An
+    `async` method has written its record when it returns.
+    """
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
-        """Record a run and count it against its tenant's quotas. Return an `EarlierRun` if its
-        `request_id` is taken by a run that is running or has finished; an interrupted one is
-        resumed, if possible.
+        """Begin a run: record it, and count it against its tenant's quotas.
 
-        Raises `BudgetExhausted`, `StoreFailed` and, if the run cannot resume what it `resumes`,
-        `BadRequest`; then there is no such run.
+        If another run that is running or has finished has the same `request_id`, nothing is
+        recorded, and an `EarlierRun` is returned. If an interrupted run has it, the new run resumes
+        that run, if possible.
+
+        Raises `BudgetExhausted`, `StoreFailed`, and `BadRequest` if the run cannot resume the run
+        `start.resumes`. Then nothing is recorded.
         """
 
     def unfinished(self, run_id: str) -> RunStart | None:
-        """Return the start of an interrupted run that can be resumed here; None for others."""
+        """Return the start of an interrupted run that this gateway can resume; None for any other
+        run.
+        """
 
     async def open(self, call: OpenedCall) -> None:
-        """Record a call and reserve its worst case. For a call of the answer role, that replaces
-        the reserve for the answer.
+        """Record a call before it is made, and reserve its worst case. For a call of the answer
+        role, this replaces the amount reserved for the answer.
 
-        Raises `BudgetExhausted` and `StoreFailed`; then there is no such call.
+        Raises `BudgetExhausted` and `StoreFailed`; then nothing is recorded.
         """
 
     async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
-        """Reserve `amount` for the run's answer, in place of the earlier reserve. Raises
-        `BudgetExhausted` and `StoreFailed`; then the earlier reserve stays.
+        """Reserve `amount` for the run's answer, in place of the amount reserved for it before.
+        Raises `BudgetExhausted` and `StoreFailed`; then the earlier reserve stays.
         """
 
     def settle(self, call: Call) -> None:
-        """Record the end of a call. It is written before the next awaited record."""
+        """Record the end of a call. The record is written together with the next record of an
+        `async` method, or shortly afterwards if there is none.
+        """
 
     def turn(
         self,
@@ -121,33 +140,38 @@ class Journal(Protocol):
         messages: tuple[Message, ...],
         output: Completion,
     ) -> None:
-        """Record a completed turn. `messages`: the whole prompt."""
+        """Record a completed turn of an agent. `messages`: the whole prompt. `output`: the turn."""
 
     def note(self, run_id: str, record: Searched | Decided | Asked) -> None:
-        """Record a search, a decision about early work, or the number of an ask."""
+        """Record a search, a delegator's decision about executors that were dispatched early, or
+        the number of the sub-query for an ask, that is a piece of work on a table.
+        """
 
     def forget(self, run_id: str) -> None:
-        """Undo a run that never began, even if it was not recorded."""
+        """Undo `begin` for a run that has done nothing, because `begin` was cancelled. No effect if
+        the run was not recorded.
+        """
 
     async def finish(self, run: Run) -> None:
-        """Record the end of a run, with its trace and calls. Raises `StoreFailed`; then the answer
-        must be withheld. The run is stored as failed, or as it ended if only the confirmation was
-        lost.
+        """Record the end of a run, with its trace and calls.
+
+        Raises `StoreFailed`; then the caller must not deliver the answer. The run is then stored as
+        failed. If its record was written and only the confirmation failed, it is stored as `run`.
         """
 
 
 class NoJournal:
-    """Admits every run and stores nothing."""
+    """A journal that admits every run and stores nothing."""
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         """Admit the run."""
         return Admitted()
 
     async def finish(self, *_args: Any, **_named: Any) -> None:
-        """Store nothing; every call may be made, and every amount reserved."""
+        """Do nothing. Used for `open` and `reserve_for_answer`, too: nothing is refused."""
 
     def settle(self, *_args: Any, **_named: Any) -> None:
-        """Store nothing."""
+        """Do nothing and return None."""
 
     open = reserve_for_answer = finish
     unfinished = turn = note = forget = settle

@@ -1,4 +1,4 @@
-"""The ledger of a run: exactly one row for each attempt of each upstream call."""
+"""The ledger of a run: it has exactly one row for each attempt of each model call."""
 
 import asyncio
 import random
@@ -35,8 +35,9 @@ from router.trace.values import SearchRecord
 _log = structlog.get_logger("ledger")
 _FIRST_WAIT_S = 10.0
 _LATER_WAIT_S = 1.0
-"""How long a run waits for reservations of others: long before its first call, and shortly later,
-when it holds reservations that others may be waiting for.
+"""Max seconds for which a call waits until reservations of other calls are released. The first call
+of a run may wait long. Later calls wait only shortly, because the run then holds reservations for
+which other runs may be waiting.
 """
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
@@ -45,7 +46,7 @@ Granted = TypeVar("Granted")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The role and model that make a call, and its limits."""
+    """The role that makes a call, its model, and the limits of the call."""
 
     role: RoleName
     model: str
@@ -55,39 +56,45 @@ class Caller:
     executor_version: str | None = None
     price: Price | None = None
     prompt_bound: int = 0
-    """Max tokens of the prompt."""
+    """Upper bound of the tokens of the prompt, for any tokenizer."""
     manager: str = ""
     worker: int | None = None
 
 
 @dataclass(slots=True)
 class _Books:
-    """Rows and state of a run, shared by the ledgers of its layers."""
+    """Rows and state of a run. The ledger of the run and the ledgers of its managers share them."""
 
     calls: list[Call] = field(default_factory=list)
     by_agent: dict[AgentId, list[Call]] = field(default_factory=dict)
     cut: "list[Attempt]" = field(default_factory=list)
+    """Interrupted attempts, whose tokens are counted when the ledger is closed."""
     early: "list[Attempt]" = field(default_factory=list)
+    """Completed attempts that are booked when the delegator has decided whether to use them."""
     early_from: int | None = None
+    """The first sub-query whose calls wait for the delegator's decision; None if none waits."""
     opened: int = 0
+    """Number of calls that have been opened."""
     refusal: BudgetExhausted | None = None
 
 
 class Attempt:
-    """An attempt under way. The caller notes its output here until it is booked."""
+    """An attempt of a call while it is made. The caller passes its output to it, piece by piece.
+    When the attempt has ended, the ledger books it as a `Call`.
+    """
 
     def __init__(self, opened: OpenedCall, price: Price | None = None) -> None:
         self.opened = opened
         self.request_id = opened.request_id
         self.price = price
         self.usage: Usage | None = None
-        """Usage as the engine reports it."""
+        """Usage as the endpoint reported it; None if it has not."""
         self.count: Callable[[str], Awaitable[Usage | None]] | None = None
-        """Counts the call's tokens with the model's tokenizer, given its output; None if there is
-        no tokenizer.
+        """Function of the attempt's output that returns the usage, counted by the model's
+        tokenizer. None if the endpoint has no tokenizer.
         """
         self.spoke: Callable[[], None] = lambda: None
-        """Called at the first token."""
+        """Called when the first token arrives."""
         self.first_token_s: float | None = None
         self.outcome: Outcome = "cancelled"
         self._begun = time.monotonic()
@@ -96,7 +103,7 @@ class Attempt:
         self._wrote = False
 
     def take(self, delta: Delta) -> None:
-        """Note a piece of a streamed output."""
+        """Add a piece of a streamed output."""
         if self.first_token_s is None and (delta.text or delta.reasoning):
             self.first_token_s = self.duration_s
             self._wrote = True
@@ -105,29 +112,33 @@ class Attempt:
         self.usage = largest(self.usage, delta.usage)
 
     def take_completion(self, completion: Completion) -> None:
-        """Note an output that was not streamed."""
+        """Set the output of a call that was not streamed."""
         self._wrote = bool(completion.text or completion.reasoning)
         self.usage = completion.usage
 
     def end(self, outcome: Outcome) -> None:
-        """Note the end of the attempt."""
+        """Set the outcome of the attempt, and stop its clock."""
         self.outcome = outcome
         self._ended_s = time.monotonic() - self._begun
 
     @property
     def believed(self) -> Usage | None:
-        """The reported usage if it is plausible, or else None."""
+        """The reported usage; None if there is none, or if it cannot be true, such as more tokens
+        than the call allows.
+        """
         if self.usage is None or not self.opened.allows(self.usage):
             return None
         return None if self._wrote and not self.usage.completion_tokens else self.usage
 
     @property
     def duration_s(self) -> float:
-        """Seconds since the start, or until the end."""
+        """Seconds from the start of the attempt until now, or until its end."""
         return time.monotonic() - self._begun if self._ended_s is None else self._ended_s
 
     async def counted(self) -> Usage | None:
-        """Count the tokens of a cut attempt with the model's tokenizer; None if it has none."""
+        """Return the usage of an interrupted attempt, counted with the model's tokenizer; None if
+        that is not possible.
+        """
         usage = await self.count("".join(self._texts)) if self.count else None
         if usage is None:
             return None
@@ -152,7 +163,7 @@ def _outcome_of(error: Exception) -> Outcome:
 
 
 class Ledger:
-    """Books the calls of a run, and reserves their worst case before they are made."""
+    """Books the calls of a run, and reserves the worst case of each call before it is made."""
 
     def __init__(
         self,
@@ -165,9 +176,10 @@ class Ledger:
         shadow: bool = False,
         resumed: Resumed | None = None,
     ) -> None:
-        """`journal`: None stores nothing. `limited`: True if the tenant has quotas. `shadow`: True
-        books all calls as shadow calls. `resumed`: the interrupted run that is resumed, which has
-        spent a part of the budget.
+        """`journal`: where calls, turns and searches are recorded; None to store nothing.
+        `allowance`: the run's budget; None for no limit. `limited`: True if the tenant has quotas.
+        `shadow`: True to book all calls with the purpose `shadow`. `resumed`: the interrupted run
+        that this run resumes; what it has spent counts against the budget.
         """
         self.run_id = run_id
         self.tenant = tenant
@@ -178,14 +190,16 @@ class Ledger:
         self._books = _Books()
         self._resumed = resumed.turns if resumed else ()
         self._lead = DELEGATOR
-        """The agent that leads this layer: the delegator, or a manager."""
+        """The agent that delegates in this layer: the delegator, or a manager."""
         self._run: Ledger | None = None
         for call in resumed.calls if resumed else ():
             self._allowance.take(call.role, call.charged)
 
     def within(self, sub_query_index: int, manager: str) -> "Ledger":
-        """Return the ledger of a manager that works on a sub-query. Its sub-queries are numbered
-        per manager. It ignores early decisions and reserves for the answer, which are the run's.
+        """Return a ledger for a manager that works on a sub-query. It books into the same rows, but
+        takes the numbers of sub-queries as those of the manager's workers. Its methods
+        `reserve_for_answer` and `decide` do nothing, because only the delegator's layer may reserve
+        and decide.
         """
         ledger = copy(self)
         ledger._lead = AgentId("delegation", sub_query_index, manager)
@@ -194,17 +208,17 @@ class Ledger:
 
     @property
     def of_run(self) -> "Ledger":
-        """The ledger of the whole run."""
+        """The ledger of the run; for a manager's ledger, the one that it was made from."""
         return self._run or self
 
     @property
     def refusal(self) -> BudgetExhausted | None:
-        """The last refused reservation; None if there was none."""
+        """The error of the last reservation that was refused; None if none was."""
         return self._books.refusal
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The rows so far, in the order in which the attempts were settled."""
+        """The rows so far, in the order in which their attempts were booked."""
         return tuple(self._books.calls)
 
     @property
@@ -214,7 +228,9 @@ class Ledger:
 
     @property
     def limited(self) -> bool:
-        """True if a budget or a quota limits the run, so that worst cases must be known."""
+        """True if a budget or a quota limits the run, so that the worst case of each call must be
+        known.
+        """
         return self._tenant_limited or self._allowance.limited
 
     @asynccontextmanager
@@ -227,10 +243,13 @@ class Ledger:
         *,
         waits: bool = True,
     ) -> AsyncIterator[Attempt]:
-        """Book the block as one row, however it ends. `worst`: its max cost. `waits`: wait a little
-        for reservations that calls under way may release.
+        """Book the body of the `async with` statement as one attempt, that is one row, however it
+        ends.
 
-        Raises `BudgetExhausted` or `StoreFailed` before the block; then there is no row.
+        `number`: number of the attempt within its call. `worst`: the max amount that the attempt
+        can cost. `waits`: if the budget is too small only because of calls in flight, wait a little
+        until they end. Raises `BudgetExhausted` or `StoreFailed` before the body runs; then there
+        is no row.
         """
         agent = AgentId(caller.role, caller.sub_query_index).within(self._lead)
         caller = replace(
@@ -256,7 +275,9 @@ class Ledger:
             self._book_or_defer(attempt)
 
     def _book_or_defer(self, attempt: Attempt) -> None:
-        """Book an ended attempt, unless its outcome or its tokens are not known yet."""
+        """Book an attempt that has ended. If the delegator must first decide whether its output is
+        used, or if its tokens must be counted, book it later.
+        """
         first = self._books.early_from
         sub_query_index = attempt.opened.sub_query_index
         early = first is not None and sub_query_index is not None and sub_query_index >= first
@@ -269,7 +290,7 @@ class Ledger:
             self._settle(attempt, attempt.believed)
 
     async def reserve_for_answer(self, amount: Amount) -> None:
-        """Reserve `amount` for the answerer, in place of the earlier reserve.
+        """Reserve `amount` for the answerer, in place of the amount reserved for it before.
 
         Raises `BudgetExhausted` or `StoreFailed`; then the earlier reserve stays.
         """
@@ -288,7 +309,7 @@ class Ledger:
         await self._granted(reserve)
 
     def turn(self, agent: AgentId, messages: tuple[Message, ...], output: Completion) -> None:
-        """Record a completed turn. `messages`: the whole prompt."""
+        """Record a completed turn of an agent. `messages`: the whole prompt. `output`: the turn."""
         self._journal.turn(self.run_id, agent.within(self._lead), messages, output)
 
     def turn_before(self, agent: AgentId, messages: tuple[Message, ...]) -> Completion | None:
@@ -296,7 +317,7 @@ class Ledger:
         `messages`.
         """
         of_run = agent.within(self._lead)
-        # Every run of the chain has to advance to its next turn.
+        # Call `next_turn` for each of the resumed runs, so that each advances to its next turn.
         outputs = [turns.next_turn(of_run, messages) for turns in self._resumed]
         output = next((output for output in outputs if output is not None), None)
         if output is not None:
@@ -309,28 +330,34 @@ class Ledger:
         return next((search for search in searches if search is not None), None)
 
     def searched(self, agent: AgentId, search: SearchRecord) -> None:
-        """Record a search that has returned."""
+        """Record a search of an agent, with its result."""
         self._journal.note(self.run_id, Searched(agent.within(self._lead), search))
 
     def asks_before(self) -> dict[Ask, int]:
-        """Return the numbers of sub-queries in the resumed run by their asks."""
+        """Return the asks of the resumed run with the numbers of their sub-queries. An ask is one
+        piece of work on a table.
+        """
         asks: dict[Ask, int] = {}
         for turns in reversed(self._resumed):
             asks |= turns.asks
         return asks
 
     def asked(self, number: int, ask: Ask) -> None:
-        """Record the ask of a sub-query, so that it keeps its number if the run is resumed."""
+        """Record that `ask` is worked on as the sub-query `number`, so that it keeps this number if
+        the run is resumed.
+        """
         self._journal.note(self.run_id, Asked(number, ask))
 
     def await_decision(self, first: int) -> None:
-        """Defer the booking of completed calls for sub-queries from number `first` on, until
-        `decide` says whether their output is used.
+        """Defer the booking of completed calls for the sub-queries with the number `first` or
+        higher. `decide` then books them, when it is known whether their output is used.
         """
         self._books.early_from = first
 
     def decide(self, below: int) -> None:
-        """Book the deferred calls: completed for sub-queries below `below`, wasted for others."""
+        """Book the deferred calls: as completed if the number of their sub-query is less than
+        `below`, and as wasted otherwise.
+        """
         if self._run:
             return
         if self._books.early_from is not None:
@@ -340,8 +367,8 @@ class Ledger:
         self._books.early = []
 
     def worked_on(self, sub_query_index: int) -> set[str]:
-        """The executor versions that have completed calls for a sub-query, those that await their
-        decision included; empty where a model was none.
+        """Return the executor versions that have completed calls for a sub-query, including calls
+        whose booking is deferred. A model that is not a version is in it as an empty string.
         """
         booked = [call for call in self._calls_for(sub_query_index) if call.outcome == "completed"]
         early = [
@@ -352,11 +379,11 @@ class Ledger:
         return {call.executor_version or "" for call in (*booked, *early)}
 
     def last_outcome(self, sub_query_index: int) -> Outcome | None:
-        """The outcome of the last call for a sub-query; None where there was none."""
+        """Return the outcome of the last booked call for a sub-query; None if there is none."""
         return next((call.outcome for call in reversed(self._calls_for(sub_query_index))), None)
 
     def waste(self, sub_query_index: int) -> None:
-        """Book the deferred calls for a sub-query as wasted."""
+        """Book the deferred calls for a sub-query as wasted: their output is not used."""
         deferred = self._books.early
         self._book(
             [attempt for attempt in deferred if attempt.opened.sub_query_index == sub_query_index],
@@ -367,8 +394,8 @@ class Ledger:
         ]
 
     async def close(self, within_s: float) -> None:
-        """Count the tokens of cut streams with the models' tokenizers, and book them. What is not
-        counted within `within_s` seconds stays unknown.
+        """Count the tokens of interrupted streams with the models' tokenizers, and book their
+        attempts. If a stream cannot be counted within `within_s` seconds, its tokens stay unknown.
         """
         cuts = self._books.cut
         self._books.cut = []
@@ -423,8 +450,9 @@ class Ledger:
     async def _granted(
         self, ask: Callable[[], Awaitable[Granted]], *, waits: bool = True
     ) -> Granted:
-        """Return the result of `ask`. `waits`: repeat it for a while if only reservations of calls
-        under way are in its way.
+        """Return the result of `ask`, a function that makes a reservation. `waits`: if it is only
+        refused because of reservations for calls in flight, repeat it for some seconds. Raises the
+        errors of `ask`.
         """
         until = time.monotonic()
         if waits:
@@ -441,7 +469,7 @@ class Ledger:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _executor(self, sub_query_index: int) -> AgentId:
-        """Return the executor of a sub-query of this layer."""
+        """Return the identity of the executor that works on a sub-query of this layer."""
         return AgentId("execution", sub_query_index).within(self._lead)
 
     def _calls_for(self, sub_query_index: int) -> Sequence[Call]:

@@ -1,4 +1,4 @@
-"""Reconciliation: compare the ledger's sums with the engines' own counters."""
+"""Reconciliation: compare the tokens in the ledger with the engines' own counters."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,40 +22,43 @@ class Tokens(msgspec.Struct, frozen=True):
 
 
 class EngineCount(msgspec.Struct, frozen=True):
-    """Counters of an engine since its start, over all its clients."""
+    """Tokens that an engine has counted since its start, for all its clients."""
 
     start: float
-    """Unix time, seconds."""
+    """Unix time in seconds at which the engine started."""
     tokens: Tokens
 
 
 class LedgerSum(msgspec.Struct, frozen=True):
-    """The ledger's sums over the calls of one deployment."""
+    """Sums over the calls of one deployment in the ledger."""
 
     completed_calls: int
+    """Number of completed calls."""
     uncertain_calls: tuple[str, ...]
-    """Calls that were cut, failed or are still running, by `OpenedCall.request_id`; at most
-    1000.
+    """Calls whose tokens are not known exactly, because they were interrupted, failed or are still
+    running. They are named by `OpenedCall.request_id`; at most 1000 are named.
     """
     lower_bound: Tokens
-    """Tokens of completed calls, and the known tokens of cut ones. Estimates do not count."""
+    """Tokens of the completed calls, and the known tokens of the interrupted ones. Estimated tokens
+    do not count.
+    """
     upper_bound: Tokens
-    """Max tokens of all calls: an uncertain call counts with its prompt's bound and its token
-    limit.
+    """Max tokens of all calls. For an uncertain call, that is the upper bound of its prompt, and
+    its max tokens.
     """
     complete: bool = True
-    """False if calls of that time have been deleted."""
+    """False if some calls of the time span have been deleted."""
 
 
 class EngineCounts(Protocol):
-    """Reads the counters of engines."""
+    """Protocol of a reader of engines' counters."""
 
     async def read(self, base_url: str) -> EngineCount:
         """Return the counters of the engine at `base_url`. Raises `UpstreamError`."""
 
 
 class LedgerSums(Protocol):
-    """Sums the ledger."""
+    """Protocol of a ledger that can be summed by deployment."""
 
     async def since(self, deployment: str, start: float) -> LedgerSum:
         """Sum the calls of `deployment` that started at the Unix time `start` or later. Raises
@@ -64,46 +67,47 @@ class LedgerSums(Protocol):
 
 
 class ReconciledTokens(msgspec.Struct, frozen=True):
-    """Tokens of one kind, by the engine and by the ledger."""
+    """Prompt or completion tokens of one deployment, as counted by the engine and by the ledger."""
 
     engine: int
+    """Tokens that the engine has counted."""
     ledger: int
-    """Tokens that the ledger knows for certain."""
+    """Tokens in the ledger that are certain: a lower bound."""
     ledger_max: int
-    """Max tokens that the ledger's calls can have used."""
+    """Max tokens that the calls in the ledger can have used: an upper bound."""
 
     @property
     def verdict(self) -> ReconciliationVerdict:
-        """Result of the comparison."""
+        """Result of the comparison: `equal` to the lower bound, `within_bounds`, or `different`."""
         if self.engine == self.ledger:
             return "equal"
         return "within_bounds" if self.ledger <= self.engine <= self.ledger_max else "different"
 
 
 class Reconciliation(msgspec.Struct, frozen=True):
-    """Comparison of one deployment since its engine's start."""
+    """Comparison of the ledger and an engine for one deployment, since the engine's start."""
 
     deployment: str
     verdict: ReconciliationVerdict
     reason: str = ""
-    """The reason why nothing was compared, for the verdict `unknown`."""
+    """The reason why nothing was compared; only for the verdict `unknown`."""
     start: float | None = None
-    """Unix time of the engine's start."""
+    """Unix time in seconds at which the engine started; None for the verdict `unknown`."""
     completed_calls: int = 0
     uncertain_calls: tuple[str, ...] = ()
-    """Calls that may have used more than the ledger knows, by `OpenedCall.request_id`."""
+    """Calls that may have used more tokens than the ledger has, by `OpenedCall.request_id`."""
     prompt_tokens: ReconciledTokens | None = None
     completion_tokens: ReconciledTokens | None = None
 
 
 class Reconciler:
-    """Compares every deployment that a role uses."""
+    """Compares the ledger and the engines for every deployment that a role uses."""
 
     def __init__(
         self, deployments: Mapping[str, str | None], engines: EngineCounts, ledger: LedgerSums
     ) -> None:
-        """`deployments`: base URLs of the engines by the ledger's names of them; None for a
-        provider's.
+        """`deployments`: base URLs by the deployments' names in the ledger; None for a provider
+        that LiteLLM calls.
         """
         self._deployments = deployments
         self._engines = engines
@@ -118,7 +122,7 @@ class Reconciler:
             return Reconciliation(deployment, "unknown", reason)
 
         if base_url is None:
-            return unknown("a provider's models have no counters that can be read")
+            return unknown("the model is called through LiteLLM, and its provider has no counters")
 
         # The lower bound is read before the engine and the upper bound after it, so that calls
         # that end in the meantime lie between the two.
@@ -131,7 +135,7 @@ class Reconciler:
         after = await self._ledger.since(deployment, begun.start)
 
         if engine.start != begun.start:
-            return unknown("the engine was restarted meanwhile; ask again")
+            return unknown("the engine was restarted during the comparison; try again")
         if not after.complete:
             return unknown("calls since the engine's start have been deleted")
 
@@ -161,20 +165,20 @@ _SAMPLE = re.compile(
 
 
 class VLLMCounts:
-    """Reads vLLM's counters from `{root}/metrics`.
+    """Reads the counters of vLLM engines from their `/metrics`.
 
-    vLLM counts the prompt of a request once, at its first token, and each output token as it is
-    written. So a request that is dropped before its first token adds nothing, and one that is
-    dropped later adds what was written until then.
+    vLLM counts the prompt of a request when it writes the first output token, and each output token
+    when it is written. So a request that is aborted before its first token adds nothing. A request
+    that is aborted later adds its prompt and the output tokens so far.
     """
 
     def __init__(self, fetch: Callable[[str], Awaitable[str]]) -> None:
-        """`fetch`: returns the text at a URL. Raises `OSError` if it cannot be read."""
+        """`fetch`: returns the text at a URL; raises `OSError` if it cannot be read."""
         self._fetch = fetch
 
     async def read(self, base_url: str) -> EngineCount:
         """Return the counters of the engine at `base_url`, such as `http://127.0.0.1:8000/v1`.
-        Raises `UpstreamError`.
+        Raises `UpstreamError` if they cannot be read.
         """
         url = f"{base_url.rstrip('/').removesuffix('/v1')}/metrics"
         shown_url = without_userinfo(url)
@@ -189,7 +193,9 @@ class VLLMCounts:
 
 
 def _count(metrics: str, endpoint: str) -> EngineCount:
-    """Sum the counters over all labels. The start is the counters' own, or else the process's."""
+    """Return the counters in the text of `/metrics`, summed over all labels. The start is the time
+    at which the counters were created, or if it is absent, the start of the process.
+    """
     samples: dict[str, list[float]] = {}
     for name, value in _SAMPLE.findall(metrics):
         samples.setdefault(name, []).append(float(value))
@@ -200,6 +206,6 @@ def _count(metrics: str, endpoint: str) -> EngineCount:
         starts = samples.get("vllm:prompt_tokens_created") or samples["process_start_time_seconds"]
     except KeyError as missing:
         raise UpstreamProtocolError(
-            f"{endpoint} has no {missing}, so it is no vLLM engine", endpoint=endpoint
+            f"{endpoint} has no metric {missing}, so it is not a vLLM engine", endpoint=endpoint
         ) from None
     return EngineCount(min(starts), Tokens(int(sum(prompt)), int(sum(completion))))

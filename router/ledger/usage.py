@@ -1,4 +1,4 @@
-"""Usage: sums over the calls of many runs."""
+"""Usage: sums of tokens and cost over the calls of many runs."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -16,21 +16,23 @@ class UsageQuery(msgspec.Struct, frozen=True):
     """Selection and grouping of the calls to sum."""
 
     start: float | None = None
-    """Calls that started at this Unix time or later; None for no bound."""
+    """Only calls that started at this Unix time or later; None for no bound."""
     end: float | None = None
-    """Calls that started before this Unix time; None for no bound."""
+    """Only calls that started before this Unix time; None for no bound."""
     tenant: str | None = None
-    """None for all tenants."""
+    """Only calls of this tenant; None for all tenants."""
     by: tuple[Dimension, ...] = ("role", "model")
+    """Dimensions by which the calls are grouped. There is one sum for each combination of values.
+    """
     bucket: Bucket | None = None
-    """One row per hour, day or month (UTC); None for no such grouping."""
+    """Also group by the hour, day or month (UTC) in which calls started; None not to."""
 
 
 class UsageRow(UsageSums, frozen=True, kw_only=True):
-    """Sums of one group; dimensions that were not grouped by are None."""
+    """Sums over the calls of one group. A dimension is None if calls were not grouped by it."""
 
     bucket_start: float | None = None
-    """Unix time, seconds."""
+    """Unix time in seconds at which the hour, day or month begins; None without buckets."""
     tenant: str | None = None
     role: RoleName | None = None
     model: str | None = None
@@ -39,25 +41,25 @@ class UsageRow(UsageSums, frozen=True, kw_only=True):
 
 
 class UsageReport(msgspec.Struct, frozen=True):
-    """Usage of a span of time."""
+    """The usage in a time span."""
 
     runs: int
-    """Number of stored runs that started in the span."""
+    """Number of stored runs that started in the time span."""
     rows: tuple[UsageRow, ...]
-    """Rows in the order of time, then of the dimensions."""
+    """Sums of the groups, sorted by time, then by the values of the dimensions."""
 
 
 class Usages(Protocol):
-    """Sums stored calls."""
+    """Protocol of a store that sums calls."""
 
     async def usage(self, query: UsageQuery) -> UsageReport:
-        """Return the sums. Raises `BadRequest` for a span whose calls are partly deleted, and
-        `StoreFailed`.
+        """Return the usage that `query` selects. Raises `BadRequest` if the time span is empty, or
+        begins or ends within an hour whose calls have been deleted. Raises `StoreFailed`.
         """
 
 
 def dollars(totals: Sequence[RoleTotal]) -> float | None:
-    """Return the cost of totals in dollars; None if the cost of any call is unknown."""
+    """Return the sum of the roles' costs in dollars; None if the cost of any call is unknown."""
     if any(total.attempts_without_cost for total in totals):
         return None
     return sum(total.nano_usd or 0 for total in totals) / 1e9

@@ -1,4 +1,4 @@
-"""LoRA adapters of a running vLLM engine, or an SGLang one."""
+"""Loading and unloading of LoRA adapters on a running vLLM or SGLang engine."""
 
 import asyncio
 import re
@@ -18,13 +18,13 @@ _RANK = re.compile(r"LoRA rank (\d+) is greater than max_lora_rank (\d+)")
 
 
 class Served(msgspec.Struct):
-    """Model in an endpoint's list."""
+    """One entry of an endpoint's list of models (`GET /models`)."""
 
     id: str
     parent: str | None = None
-    """Base model of an adapter."""
+    """Base model of an adapter; None if the entry is no adapter."""
     max_model_len: int | None = None
-    """Max tokens of prompt and output together, as vLLM tells."""
+    """Max tokens of prompt and output together, as vLLM reports it."""
 
 
 class _Models(msgspec.Struct):
@@ -34,7 +34,8 @@ class _Models(msgspec.Struct):
 class Adapters:
     """Loads adapters into one engine.
 
-    Each has a name that no other adapter ever gets, as engines cache results by name.
+    Every adapter needs a name that no other adapter ever had, because engines cache results by
+    name.
     """
 
     def __init__(
@@ -43,15 +44,17 @@ class Adapters:
         base_url: str,
         api_key: str | None = None,
     ) -> None:
-        """`base_url`: as for `OpenAIHTTP`."""
+        """`base_url`: the engine's address, such as `http://127.0.0.1:8000/v1`."""
         self._session = session
         self._base_url = base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def load(self, name: str, folder: Path) -> bool:
-        """Load the adapter in `folder`; return False if it was loaded before.
+        """Load the adapter in `folder` under `name`. Return False if the engine already had an
+        adapter of that name.
 
-        Raises `BadVersion` if the engine refuses it, and `UpstreamUnavailable`.
+        Raises `BadVersion` if the engine refuses the adapter, and `UpstreamUnavailable` if the
+        engine cannot be reached.
         """
         try:
             async with asyncio.timeout(_TIMEOUT_S):
@@ -62,20 +65,21 @@ class Adapters:
                 if status == 404 and b"adapter" not in body:  # SGLang's route has no /v1
                     root = self._base_url.removesuffix("/v1")
                     status, body = await self._post(root, "load", fields)
-                # Another gateway may have loaded it meanwhile
+                # After an error, another gateway may have loaded the adapter in the meantime.
                 if status != 200 and not await self._knows(name):
                     raise BadVersion(
-                        f"{name}: the engine at {self._base_url} refuses it: "
+                        f"{name}: the engine at {self._base_url} refuses the adapter: "
                         f"{_reason(body, folder)}"
                     )
                 return status == 200
         except (aiohttp.ClientError, TimeoutError, *JSON_ERRORS) as error:
             raise UpstreamUnavailable(
-                f"loading {name} failed: {type(error).__name__}", endpoint=self._base_url
+                f"loading the adapter {name} failed: {type(error).__name__}",
+                endpoint=self._base_url,
             ) from error
 
     async def unload(self, name: str) -> None:
-        """Unload an adapter; nothing happens if the engine lacks it or cannot be reached."""
+        """Unload an adapter. Do nothing if the engine does not have it or cannot be reached."""
         with suppress(aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(_TIMEOUT_S):
                 await self._post(self._base_url, "unload", {"lora_name": name})
@@ -91,15 +95,15 @@ class Adapters:
             return reply.status, await read_body(reply)
 
     async def names(self) -> list[str]:
-        """Return all adapters of the engine; none if it cannot be reached."""
+        """Return the names of the engine's adapters; an empty list if it cannot be reached."""
         with suppress(aiohttp.ClientError, TimeoutError, *JSON_ERRORS):
             async with asyncio.timeout(_TIMEOUT_S):
                 return [model.id for model in await self.served() if model.parent is not None]
         return []
 
     async def served(self) -> list[Served]:
-        """Return all models of the endpoint. Raises aiohttp's errors, and `JSON_ERRORS` for a body
-        that is no list of models.
+        """Return all models that the endpoint serves, adapters included. Raises aiohttp's errors,
+        and `JSON_ERRORS` if the reply is not a list of models.
         """
         async with self._session.get(f"{self._base_url}/models", headers=self._headers) as reply:
             return msgspec.json.decode(await read_body(reply), type=_Models).data
@@ -108,32 +112,35 @@ class Adapters:
         known = next((model for model in await self.served() if model.id == name), None)
         if known and known.parent is None:
             raise BadVersion(
-                f"{name}: the engine at {self._base_url} serves a model of that name already."
+                f"{name}: the engine at {self._base_url} already serves a base model of that name; "
+                "give the adapter another name."
             )
         return known is not None
 
 
 def _reason(body: bytes, folder: Path) -> str:
-    """Return why an engine refuses an adapter, and what to do."""
+    """Return why an engine refused the adapter in `folder`, and what to do about it. `body`: the
+    engine's reply.
+    """
     failure = None
     with suppress(*JSON_ERRORS):
         (reply, *_) = read_replies(body)
         failure = reply.failure if isinstance(reply.error, dict) else None
-    if failure is None:  # there is no such route
+    if failure is None:  # the engine has no route for loading adapters
         return (
-            "it loads no adapters while it runs; set engines.….adapter_rank, or start it with "
+            "it cannot load adapters at run time; set engines.….adapter_rank, or start it with "
             "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
         )
     if rank := _RANK.search(failure.message):
         return (
-            f"its rank is {rank[1]}, and the engine takes {rank[2]} at most; raise "
+            f"the adapter's rank is {rank[1]}, but the engine allows at most {rank[2]}; raise "
             "engines.….adapter_rank."
         )
     if "No adapter found" in failure.message:
         return (
-            f"it finds no adapter in {folder}; the folder must be there where the engine runs, too."
+            f"it finds no adapter in {folder}; this folder must exist on the engine's machine too."
         )
     message = " ".join(failure.message.split())[:_MAX_CHARS]
     if "size of tensor" in message:
-        return f"its weights do not fit the model that the engine serves: {message}"
+        return f"the adapter's weights do not fit the base model that the engine serves: {message}"
     return message

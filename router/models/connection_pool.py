@@ -1,5 +1,5 @@
-"""HTTP/1.1 client for models' endpoints: received bytes are pushed to a reader immediately, and
-the calling task wakes once, at the end.
+"""HTTP/1.1 client for model endpoints. Received bytes are passed to a reader directly from the
+event loop, and the calling task is resumed only once, when the reply has ended.
 """
 
 import asyncio
@@ -18,58 +18,64 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 from yarl import URL
 
 IDLE_S = 4.0
-"""Seconds after which an idle connection is closed. vLLM's server closes it after 5, and loses a
-call that is sent at that moment.
+"""Seconds after which an idle connection is closed. It is less than the 5 seconds after which
+vLLM's server closes the connection, because a call that is sent at that moment would be lost.
 """
 _CONNECT_S = 5.0
 _NEXT_ADDRESS_S = 0.25
-"""Seconds before the next address of a host is tried in parallel."""
+"""Seconds after which the host's next address is tried in parallel (Happy Eyeballs)."""
 _MAX_HEAD = 64 << 10
-"""Max bytes without any of a body."""
+"""Max bytes of headers: bytes that may arrive without any byte of the body."""
 _STEP = 16 << 10
-"""Max bytes of a reply that are read in one turn of the event loop."""
+"""Max bytes of a reply that are parsed in one iteration of the event loop."""
 _MAX_HELD = 32
 """Max pieces that are held back for a patient reader."""
 _MUCH = 2 << 10
-"""Bytes of a piece that is not held back."""
+"""Min bytes of a piece that is never held back, because of its size."""
 _END = b"\r\n\r\n"
 _ENDS = _END, b"[DONE]\n\n\r\n"
-"""Ends of the last piece of a chunked body, and of the last event of a stream."""
+"""Byte strings at the end of the last piece of a chunked body, and of the last event of a stream.
+A piece that ends with one of them is never held back.
+"""
 
 
 class TransportError(OSError):
-    """A connection failed or broke."""
+    """Raised when a connection cannot be opened or breaks."""
 
 
 class ConnectError(TransportError):
-    """The endpoint was not reached, so nothing was sent."""
+    """Raised when the endpoint was not reached, so that nothing was sent."""
 
 
 class CertificateError(ConnectError):
-    """The endpoint's certificate is not trusted."""
+    """Raised when the endpoint's certificate is not trusted."""
 
 
 class ReplyReader(Protocol):
-    """Receiver of one reply as it arrives. An error that it raises ends the call and closes the
-    connection.
+    """Receiver of one reply as it arrives. An error that one of its methods raises ends the call
+    and closes the connection.
     """
 
     @property
     def patient(self) -> bool:
-        """Whether a few pieces may be held back and delivered together, which is cheaper."""
+        """Whether the connection may hold back a few pieces and deliver them together, which costs
+        less.
+        """
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:
-        """Take the status and headers, whose names are in lower case."""
+        """Receive the status and the headers. The headers' names are in lower case."""
 
     def received(self, data: bytes) -> bool:
-        """Take a piece of the body; return True if the rest is not wanted."""
+        """Receive a piece of the body. Return True to stop reading the reply."""
 
 
 class Target:
-    """URL to post to, with the headers of every call."""
+    """URL to which requests are posted, with the headers that every request to it has."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
-        """Raises `aiohttp.InvalidURL`. A user and password in the URL are sent."""
+        """A user and password in `url` are sent as basic authentication. Raises
+        `aiohttp.InvalidURL`.
+        """
         try:
             parsed = URL(url)
         except ValueError as error:
@@ -89,15 +95,19 @@ class Target:
         self._head = "\r\n".join((*lines, "Content-Length: ")).encode()
 
     def request(self, body: bytes, more: str = "") -> bytes:
-        """Return the whole request. `more`: further header lines, each with its line end."""
+        """Return the bytes of a whole request. `more`: further header lines, each of which ends
+        with CRLF.
+        """
         return b"%b%d\r\n%b\r\n%b" % (self._head, len(body), more.encode(), body)
 
 
 class ConnectionPool:
-    """Connections to any number of endpoints, reused until they are idle for `IDLE_S`."""
+    """Pool of connections to any number of endpoints. A connection is reused until it has been idle
+    for `IDLE_S` seconds.
+    """
 
     def __init__(self, max_calls: int = 0) -> None:
-        """`max_calls`: max concurrent calls; 0 for any number."""
+        """`max_calls`: max concurrent calls to all endpoints together; 0 for no limit."""
         self._places = asyncio.Semaphore(max_calls) if max_calls else nullcontext()
         self._idle: dict[tuple[str, int, bool], dict[_Connection, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -111,7 +121,7 @@ class ConnectionPool:
         for connections in self._idle.values():
             for connection in [*connections]:
                 connection.close()
-        await asyncio.sleep(0)  # which closes their sockets
+        await asyncio.sleep(0)  # lets the event loop close their sockets
 
     async def post(
         self,
@@ -119,10 +129,12 @@ class ConnectionPool:
         request: Callable[[], bytes],
         reader: ReplyReader,
     ) -> None:
-        """Send one request, and return once its reply has ended or its reader wants no more.
+        """Send one request, pass its reply to `reader`, and return once the reply has ended or the
+        reader has asked to stop.
 
-        `request` builds the request when it can leave, so that it takes no memory before or after.
-        Raises `TransportError`, `httptools.HttpParserError`, and the errors of `reader`.
+        `request`: builds the bytes of the request. It is called only when the request can be sent,
+        so that waiting calls do not hold them in memory. Raises `TransportError`,
+        `httptools.HttpParserError`, and the errors of `reader`.
         """
         async with self._places:
             connection = self._kept(target) or await self._connected(target)
@@ -189,7 +201,7 @@ class ConnectionPool:
 
 
 async def _addresses(target: Target) -> Sequence[AddrInfoType]:
-    """Return the host's addresses, without a lookup if the host is an address."""
+    """Return the host's IP addresses. If the host is an IP address itself, there is no lookup."""
     with suppress(socket.gaierror):
         return socket.getaddrinfo(
             target.host, target.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
@@ -202,9 +214,10 @@ async def _addresses(target: Target) -> Sequence[AddrInfoType]:
 class _Connection(asyncio.Protocol):
     """Connection for one call at a time.
 
-    The event loop calls `data_received`, the parser calls the methods that begin with `on_`. Bytes
-    are first held, then parsed in steps of `_STEP`, one in a turn of the loop, so that a long reply
-    does not keep other tasks waiting. Reading is paused until all held bytes are parsed.
+    The event loop calls `data_received`, and the parser calls the methods that begin with `on_`.
+    Received bytes are first held, then parsed in steps of `_STEP` bytes. The event loop runs other
+    tasks between two steps, so that a long reply does not delay them. Reading from the socket is
+    paused until all held bytes are parsed.
     """
 
     _parser: httptools.HttpResponseParser
@@ -212,20 +225,22 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.free = True
-        """Whether the reply of the last call has ended."""
+        """Whether the reply of the last call has ended completely."""
         self.since = 0.0
-        """Time of the event loop at which the last call was over."""
+        """Time at which the last call ended, by the event loop's clock."""
         self.kept: dict[_Connection, None] = {}
-        """The idle connections among which it is kept."""
+        """The pool's idle connections to the same host, which this connection is part of while it
+        is idle.
+        """
         self._reader: ReplyReader | None = None
-        """None if nobody wants the received bytes."""
+        """Receiver of the current reply; None if no call is waiting for a reply."""
         self._patient = False
         self._held: list[bytes] = []
-        """Received bytes that are still to be parsed."""
+        """Received bytes that are not parsed yet."""
         self._goes_on = False
-        """Whether the next step is scheduled."""
+        """Whether the next step of parsing is scheduled."""
         self._pieces: list[bytes] = []
-        """Parsed pieces of the body that the reader has not got."""
+        """Parsed pieces of the body that the reader has not received yet."""
         self.on_body = self._pieces.append
 
     async def exchange(self, request: Callable[[], bytes], reader: ReplyReader) -> None:
@@ -244,14 +259,14 @@ class _Connection(asyncio.Protocol):
         try:
             await self._ended
         except asyncio.CancelledError:
-            self._parse()  # bytes that were held back count
+            self._parse()  # pass on the bytes that were held back
             raise
         finally:
             self._reader = None
             self._patient = False
 
     def close(self) -> None:
-        """Close immediately; the engine drops the request."""
+        """Close the connection immediately, which makes the engine drop the request."""
         self.kept.pop(self, None)
         self._held.clear()
         self.transport.abort()
@@ -266,21 +281,23 @@ class _Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self.connection_lost, error)
         elif self._reader:
             ends_here = self._status and not self._chunked and "content-length" not in self._headers
-            message = f"the connection was closed before the end of the reply: {error or 'EOF'}"
+            message = f"the connection was closed before the reply ended: {error or 'EOF'}"
             self._end(None if ends_here and error is None else TransportError(message))
 
     def data_received(self, data: bytes) -> None:
         self._held.append(data)
-        # A patient reader waits for more, unless this is much, or may be the end.
+        # For a patient reader, wait for more bytes, unless this piece is large or may be the last.
         enough = len(self._held) == _MAX_HELD or len(data) >= _MUCH
         if not self._patient or enough or len(data) < len(_END) or data.endswith(_ENDS):
             self._parse()
 
     def _parse(self) -> None:
-        """Parse the next `_STEP` held bytes and pass them on; schedule the rest."""
+        """Parse the next `_STEP` of the held bytes and pass the result to the reader. Schedule
+        another step if bytes are left.
+        """
         if not self._held:
             return
-        if self.free:  # bytes that no call asked for
+        if self.free:  # bytes that belong to no call
             self.close()
             return
 
@@ -296,7 +313,9 @@ class _Connection(asyncio.Protocol):
         if self.free:
             self._end()
         elif self._bare > _MAX_HEAD:
-            broken = httptools.HttpParserError(f"more than {_MAX_HEAD >> 10} KiB of headers")
+            broken = httptools.HttpParserError(
+                f"the reply has more than {_MAX_HEAD >> 10} KiB of headers"
+            )
         if broken or (self.free and not self._keeps):
             self._end(broken)
             self.close()
@@ -312,7 +331,7 @@ class _Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _feed(self) -> Exception | None:
-        """Feed the parser the next bytes, and return the error if they are no HTTP."""
+        """Feed the next held bytes to the parser. Return an error if they are not valid HTTP."""
         data = b"".join(self._held)
         self._held.clear()
         if len(data) > _STEP:
@@ -322,18 +341,20 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            return httptools.HttpParserError(f"no HTTP reply: {error}")
+            return httptools.HttpParserError(f"the reply is not valid HTTP: {error}")
         return None
 
     def _pass_on(self, reader: ReplyReader) -> None:
-        """Pass on the head, once it is complete, and the pieces of the body."""
+        """Pass the status and headers to the reader once they are complete, and then the parsed
+        pieces of the body.
+        """
         if self._status and not self._begun:
             self._begun = True
             self._chunked = self._headers.get("transfer-encoding", "").lower().endswith("chunked")
             coding = self._headers.get("content-encoding", "identity")
             if coding != "identity" and self._status < 300:
                 raise httptools.HttpParserError(
-                    f"a body in the encoding {coding!r}, though none was accepted"
+                    f"the reply has the encoding {coding!r}, but the request allows only `identity`"
                 )
             reader.begun(self._status, self._headers)
         if not self._pieces:
@@ -345,7 +366,7 @@ class _Connection(asyncio.Protocol):
         self._patient = self._chunked and reader.patient
 
     def _end(self, error: Exception | None = None) -> None:
-        """End the call, unless it has ended."""
+        """End the current call, with `error` if there is one. Do nothing if the call has ended."""
         if self._reader and not self._ended.done():
             if error:
                 self._ended.set_exception(error)
@@ -366,7 +387,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self.free:
-            raise ValueError("more than one reply")
+            raise ValueError("the server sent more than one reply")
 
     def on_message_complete(self) -> None:
         self.free = self._status > 0

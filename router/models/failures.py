@@ -1,4 +1,6 @@
-"""Translation of upstream failures, HTTP statuses and exceptions, to our errors."""
+"""Translation of upstream failures (HTTP statuses, error replies and exceptions of the HTTP client)
+to the errors of `router.errors`.
+"""
 
 import re
 import time
@@ -25,16 +27,20 @@ from router.models.session import BodyTooLong
 
 _USERINFO = re.compile(r"(?<=://)[^/\s]*@")
 _SHORTEST_NESTED = 16
-"""Min characters of a secret in settings; shorter strings are values such as `low`."""
+"""Min characters of a string in the settings that counts as a secret. Shorter strings are ordinary
+values such as `low`.
+"""
 
 
 def without_userinfo(text: str) -> str:
-    """Return a text without the user and password of every address in it."""
+    """Return `text` with the user and password removed from every URL in it."""
     return _USERINFO.sub("", text)
 
 
 class Secrets:
-    """Strings to hide in texts: a key, and the strings in a table of settings."""
+    """Strings that must not appear in error messages: an API key, the long strings in a table of
+    settings, and the password in an address.
+    """
 
     def __init__(
         self,
@@ -42,21 +48,27 @@ class Secrets:
         settings: Mapping[str, object] | None = None,
         address: str = "",
     ) -> None:
-        """`address`: the endpoint's, perhaps with user and password."""
+        """`key`: an API key. `settings`: nested settings whose strings may be secrets. `address`:
+        the endpoint's URL, which may contain a user and password.
+        """
         nested = (text for text in _strings(settings or {}) if len(text) >= _SHORTEST_NESTED)
         self._words = sorted(
             {*filter(None, [key]), *nested, *_passwords(address)}, key=len, reverse=True
         )
 
     def hidden(self, text: str) -> str:
-        """Return `text` without the secrets, and without users and passwords in addresses."""
+        """Return `text` with each secret replaced by `***`, and without users and passwords in
+        URLs.
+        """
         for word in self._words:
             text = text.replace(word, "***")
         return without_userinfo(text)
 
 
 def _passwords(address: str) -> Iterator[str]:
-    """Yield the passwords in an address, plain and as basic authentication sends them."""
+    """Yield the password in `address`, both as plain text and in the Base64 form that basic
+    authentication sends.
+    """
     for userinfo in _USERINFO.findall(address):
         pair = unquote(userinfo.removesuffix("@"))
         yield from filter(None, [pair.partition(":")[2]])
@@ -76,9 +88,9 @@ def _strings(value: object) -> Iterator[str]:
 
 
 MAX_WORDS_CHARS = 300
-"""Max characters of a server's words in an error."""
+"""Max characters of a server's message that an error of ours repeats."""
 _MAX_READ = 4096
-"""Max characters of a server's words that are searched."""
+"""Max characters of a server's message that are searched for known phrases."""
 
 _TOO_LARGE = 413
 _BROKEN = 500
@@ -87,16 +99,16 @@ _UNAVAILABLE = frozenset(
     {408, 425, _THROTTLED, _BROKEN, 502, 503, 504, 520, 521, 522, 523, 524, 529}
 )
 _REFUSED = {
-    400: "perhaps the prompt is too long for the model's context, or the model knows no system "
-    "role (`system_role = false`)",
+    400: "perhaps the prompt is too long for the model's context, or the model does not accept "
+    "system messages (set `system_role = false`)",
     401: "check the API key",
     402: "check the account's credit",
-    403: "check the API key and what it may use",
+    403: "check that the API key is allowed to use this model",
     404: "check that the endpoint serves a model of this name and that its address ends in /v1",
-    422: "the endpoint does not take one of the parameters, or the prompt is too long",
+    422: "the endpoint does not accept one of the parameters, or the prompt is too long",
 }
 _LASTING = frozenset({401, 402, 403, 404})
-"""Statuses that any prompt would get."""
+"""Statuses whose cause is not the prompt, so that every other prompt would get them too."""
 
 _TOO_LONG = re.compile(
     "context_length_exceeded|ContextWindowExceededError|exceed_context_size_error"
@@ -110,8 +122,8 @@ _TOO_LONG = re.compile(
     "must be reduced in order to run",
     re.IGNORECASE,
 )
-"""Words of engines and providers for a prompt that exceeds the model's context, under any status.
-The tests quote whole messages.
+"""Phrases by which engines and providers say that a prompt exceeds the model's context. They count
+under any HTTP status. The tests quote whole messages.
 """
 
 _DECLINED = re.compile(
@@ -120,13 +132,15 @@ _DECLINED = re.compile(
     "|prohibited.content|moderation_blocked",
     re.IGNORECASE,
 )
-"""Words of providers whose content filter declines a prompt."""
+"""Phrases by which providers say that their content filter declined a prompt."""
 _OMITTED = "temperature|top_p|seed|stop|stream_options|chat_template_kwargs"
 _PARAMETER = re.compile(
     rf"\b({_OMITTED})\b"
     rf"|(?:parameter|argument|field)s?(?: supplied)?[: ]{{1,2}}['\"`]?(?!{_OMITTED})(\w+_\w+)"
 )
-"""A refused parameter in an endpoint's words: one that may be omitted, or another."""
+"""Finds the name of a refused parameter in an endpoint's message. Group 1 is a parameter that the
+setting `omit` can leave out; group 2 is any other parameter.
+"""
 _NAMED = re.compile(
     "(?P<_429>rate.?limit|too.?many|throttl|exhausted|quota)|(?P<_503>overload|"
     "unavailable|capacity|not.?ready|loading)"
@@ -137,16 +151,18 @@ _NAMED = re.compile(
     "bad.?request|unsupported|unprocess|content)",
     re.IGNORECASE,
 )
-"""Names of failures, each under the HTTP status that it stands for."""
+"""Maps the name of a failure to an HTTP status: the name of the matching group is the status."""
 _LONGEST_NAME = 200
-"""Max characters of a failure's code, and of its type, that are read."""
+"""Max characters that are read of a failure's code, and of its type."""
 _LONGEST_PAUSE_S = 86_400.0
 
 ForeignError = aiohttp.ClientError | HttpProcessingError | httptools.HttpParserError | OSError
-"""Errors that aiohttp and our connections raise for outside causes; timeouts are `OSError`s."""
+"""Exceptions that aiohttp and our own connections raise when the network or the server fails.
+Timeouts are included, because `TimeoutError` is an `OSError`.
+"""
 
 _TURNED_AWAY = frozenset({_THROTTLED, 503})
-"""Statuses of a server that did not begin the work."""
+"""Statuses that mean that the server did not begin the work, so that no tokens were spent."""
 _WRONG_ADDRESS = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, aiohttp.RedirectClientError)
 _WRONG_CERTIFICATE = (
     aiohttp.ClientConnectorCertificateError,
@@ -154,7 +170,7 @@ _WRONG_CERTIFICATE = (
     CertificateError,
 )
 _SSL = re.compile(r" ssl:(<[^>]*>|\w+)")
-"""aiohttp's note on how a host's certificate is checked."""
+"""aiohttp's note on how it checks a host's certificate, which is removed from messages."""
 _BROKEN_PROTOCOL = (
     aiohttp.ClientResponseError,
     HttpProcessingError,
@@ -164,7 +180,9 @@ _BROKEN_PROTOCOL = (
 
 
 class Upstream:
-    """Maker of errors that name one model at one endpoint and hide its secrets."""
+    """Builds the errors of one model at one endpoint. Their messages name the model and contain no
+    secrets.
+    """
 
     def __init__(
         self,
@@ -173,7 +191,9 @@ class Upstream:
         api_key: str | None,
         extra_body: Mapping[str, object] | None = None,
     ) -> None:
-        """`extra_body`: fields sent with the prompt, which an endpoint may repeat."""
+        """`extra_body`: further fields of each request. Their strings are hidden, because an
+        endpoint may repeat them in an error.
+        """
         self._model = model
         self._endpoint = without_userinfo(address)
         self._secrets = Secrets(api_key, extra_body, address)
@@ -184,8 +204,10 @@ class Upstream:
         text: str,
         headers: Mapping[str, str] | None = None,
     ) -> UpstreamError:
-        """Return the error for an HTTP status. `text`: the server's words. `headers`: the reply's,
-        with names in lower case or case-insensitive.
+        """Return the error for an HTTP status.
+
+        `text`: the server's message. `headers`: the reply's headers, in a mapping that has
+        lower-case names or ignores case.
         """
         text = text[:_MAX_READ]
         message = f"model {self._model!r}: HTTP {status}: {self._short(text)}"
@@ -216,8 +238,10 @@ class Upstream:
         text: str,
         kind: str | None = None,
     ) -> UpstreamError:
-        """Return the error that a reply with status 200 reports, by its code or kind; an unknown
-        one counts as the server's failure.
+        """Return the error for a failure that is reported in the body of a reply with status 200.
+
+        `code` and `kind` are the failure's code and type, which are mapped to an HTTP status. If
+        both are unknown, the failure counts as an internal error of the server (status 500).
         """
         code = str(code)[:_LONGEST_NAME]
         named = _NAMED.search(f"{code} {str(kind)[:_LONGEST_NAME]}")
@@ -229,25 +253,31 @@ class Upstream:
         return self.from_status(status, text)
 
     def moved(self, status: int, target: str) -> UpstreamRefused:
-        """Return the error for a redirect; the prompt and key are not sent elsewhere."""
+        """Return the error for a redirect to `target`. Redirects to another host are not followed,
+        so that the prompt and the key are not sent there.
+        """
         return self._refused(
-            f"HTTP {status}: the endpoint sends callers to {target}; name that in base_url"
+            f"HTTP {status}: the endpoint redirects to {target}; set base_url to that address"
         )
 
     def declined(self, text: str) -> ContentRefused:
-        """Return the error for a prompt that the model or a content filter declines."""
+        """Return the error for a prompt that the model or a content filter declined. `text`: the
+        refusal.
+        """
         words = self._short(text)
         return ContentRefused(
-            f"model {self._model!r} declines: {words}", endpoint=self._endpoint, words=words
+            f"model {self._model!r} declined the prompt: {words}",
+            endpoint=self._endpoint,
+            words=words,
         )
 
     def from_transport(self, error: ForeignError) -> UpstreamError:
         """Return the error for an exception of aiohttp or the socket."""
         text = f"{type(error).__name__}: {_SSL.sub('', str(error))}"
         if isinstance(error, _WRONG_ADDRESS):
-            return self._refused(f"{text}; check its address")
+            return self._refused(f"{text}; check the endpoint's address")
         if isinstance(error, _WRONG_CERTIFICATE):
-            return self._refused(f"{text}; check its certificate")
+            return self._refused(f"{text}; check the endpoint's certificate")
         proxied = isinstance(error, aiohttp.ClientHttpProxyError)
         if isinstance(error, _BROKEN_PROTOCOL) and not proxied:
             return self.protocol_error(text)
@@ -255,7 +285,9 @@ class Upstream:
         return self.unavailable(text, unspent=unspent)
 
     def unavailable(self, text: str, *, unspent: bool = False) -> UpstreamUnavailable:
-        """Return the error for an endpoint that is unreachable or broken for now."""
+        """Return the error for an endpoint that is temporarily unreachable or failing. `unspent`:
+        whether it is certain that the endpoint spent no tokens.
+        """
         return UpstreamUnavailable(self._named(text), endpoint=self._endpoint, unspent=unspent)
 
     def protocol_error(self, text: str) -> UpstreamProtocolError:
@@ -269,7 +301,7 @@ class Upstream:
         return f"model {self._model!r}: {self._short(text)}"
 
     def _short(self, text: str) -> str:
-        """Return a server's words on one line, cut and without secrets."""
+        """Return a server's message on one line, without secrets, cut to `MAX_WORDS_CHARS`."""
         text = self._secrets.hidden(" ".join(text[:_MAX_READ].split())) or "(no message)"
         return text if len(text) <= MAX_WORDS_CHARS else f"{text[: MAX_WORDS_CHARS - 1]}…"
 
@@ -277,16 +309,19 @@ class Upstream:
 def _hint(parameter: re.Match[str]) -> str:
     if name := parameter[1]:
         return (
-            f'the endpoint does not take the parameter {name}; leave it out with omit = ["{name}"]'
+            f"the endpoint does not accept the parameter {name}; "
+            f'leave it out with omit = ["{name}"]'
         )
     return (
-        f"the endpoint does not take the parameter {parameter[2]}; see the role's settings "
-        "and extra_body"
+        f"the endpoint does not accept the parameter {parameter[2]}; remove it from the role's "
+        "settings or its extra_body"
     )
 
 
 def _pause_s(headers: Mapping[str, str]) -> float | None:
-    """Return the pause that the server asks for, a day at most; None if it asks for none."""
+    """Return the pause in seconds that the server requests in `Retry-After` or `Retry-After-Ms`, at
+    most one day; None if it requests none.
+    """
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         value = headers.get(name, "").strip()
         if re.fullmatch(r"[0-9]+(?:\.[0-9]*)?", value, re.ASCII):

@@ -1,4 +1,4 @@
-"""A model of a hosted provider through LiteLLM, which the first call imports."""
+"""A model of a hosted provider, called through LiteLLM. LiteLLM is imported at the first call."""
 
 import asyncio
 import importlib
@@ -21,9 +21,10 @@ from router.models.streaming import StreamedReply
 class LiteLLMModel:
     """One model of one provider, such as `deepseek/deepseek-chat`.
 
-    Parameters that a provider does not know are dropped: stop strings are enforced here anyway, and
-    seed and temperature are optional. A stream does not tell which stop string the provider met and
-    left out, so its text lacks that string. Usage that LiteLLM estimates is dropped.
+    Parameters that a provider does not accept are left out of its requests. This is harmless: stop
+    strings are also enforced here, and seed and temperature are optional. A provider removes the
+    stop string that was met from the text, and a stream does not report which one it was, so a
+    streamed text lacks it. Usage that LiteLLM only estimates is discarded.
     """
 
     def __init__(
@@ -35,11 +36,12 @@ class LiteLLMModel:
         extra_body: Mapping[str, Any] | None = None,
         omit: Collection[str] = (),
     ) -> None:
-        """`model`: with LiteLLM's prefix for the provider. `api_base`: an address other than the
-        provider's default.
+        """`model`: the model's name with LiteLLM's prefix for the provider. `api_base`: the
+        endpoint's address; None for the provider's default.
 
-        `extra_body`: further keyword arguments of every call, which win over all but model,
-        messages, stream and the retries, of which there are none. `omit`: as for `OpenAIHTTP`.
+        `extra_body`: further keyword arguments of every call. They override all arguments except
+        model, messages, stream, and the number of retries, which is always 0. `omit`: names of
+        parameters to leave out of every call.
         """
         self._omit = omit
         self.name = model
@@ -61,8 +63,9 @@ class LiteLLMModel:
         """See `Model`."""
         reply = self._read(await self._call(prompt))
         if reply.choice is None:
-            raise self._upstream.protocol_error("a reply without choices")
-        # LiteLLM fills in zeros if the provider does not count; a real prompt has a token.
+            raise self._upstream.protocol_error("the reply has no choices")
+        # LiteLLM fills in zeros if the provider reports no usage; a real prompt has at least one
+        # token.
         if reply.usage and not reply.usage.prompt_tokens:
             reply = msgspec.structs.replace(reply, usage=None)
         streamed = StreamedReply(prompt)
@@ -88,13 +91,15 @@ class LiteLLMModel:
                     reply.take(msgspec.structs.replace(chunk, usage=_counted(chunks, chunk.usage)))
                     reply.report()
                 if not reply.complete:
-                    raise self._upstream.unavailable("the stream was cut before its end")
+                    raise self._upstream.unavailable("the stream ended before the output did")
                 return self._completion(reply)
         finally:
             await chunks.aclose()
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """Return LiteLLM's estimate for OpenAI's models; it lacks the tokenizers of others."""
+        """Return LiteLLM's estimate of the tokens for a model of OpenAI. Return None for other
+        models, as LiteLLM does not have their tokenizers.
+        """
         self._litellm = await asyncio.to_thread(load_litellm)
         return await asyncio.to_thread(
             _count,
@@ -145,7 +150,8 @@ class LiteLLMModel:
         try:
             yield
         except Exception as error:
-            # LiteLLM's errors have no common base class, but those of a provider have a status.
+            # LiteLLM's errors have no common base class, but those that a provider caused have a
+            # status.
             cause = _cause(error, before)
             if isinstance(cause, aiohttp.ClientError):
                 raise self._upstream.from_transport(cause) from error
@@ -163,17 +169,20 @@ async def close_clients() -> None:
 
 
 def load_litellm() -> Any:
-    """Return LiteLLM, configured. The first import takes seconds, so call it in a thread; it is
-    thread-safe.
+    """Import LiteLLM, configure it, and return the module. The first import takes seconds, so call
+    this function in a thread. It is thread-safe.
+
+    Raises `BadConfig` if LiteLLM is not installed.
     """
-    # Otherwise the import calls the network, and reads a .env file of the working directory
+    # Without these settings, the import makes network requests and reads the .env file of the
+    # working directory.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     os.environ.setdefault("LITELLM_MODE", "PRODUCTION")
     try:
         litellm: Any = importlib.import_module("litellm")
     except ModuleNotFoundError as error:
         raise BadConfig(
-            "hosted models need the package litellm; install the extra rolegate[hosted]"
+            "models of hosted providers need the package litellm; install rolegate[hosted]"
         ) from error
     litellm.telemetry = False
     litellm.suppress_debug_info = True
@@ -181,9 +190,11 @@ def load_litellm() -> Any:
 
 
 def _cause(error: BaseException, before: BaseException | None) -> aiohttp.ClientError | int | None:
-    """Return the server's status or the connection's failure behind LiteLLM's `error`, whose status
-    LiteLLM may have made up; None if there is neither. `before`: the error that was being handled
-    when the call began.
+    """Follow the chain of causes of LiteLLM's `error` to the true one: the HTTP status that the
+    server sent, or the failure of the connection. Return None if the chain has neither.
+
+    The status of `error` itself is not reliable, because LiteLLM may have made it up. `before`: the
+    exception that was being handled when the call began, where the search ends.
     """
     seen: list[BaseException] = []
     link: BaseException | None = error
@@ -206,7 +217,9 @@ def _count(
     prompt: Prompt,
     text: str,
 ) -> Usage | None:
-    """Estimate the tokens; None for a model that is not OpenAI's or unknown to tiktoken."""
+    """Estimate the tokens of `prompt` and of the output `text`. Return None if the model is not one
+    of OpenAI's, or if tiktoken does not know it.
+    """
     try:
         importlib.import_module("tiktoken").encoding_name_for_model(name)
     except KeyError:
@@ -218,13 +231,17 @@ def _count(
 
 
 def _is_made_up(chunks: Any, chunk: ChatReply) -> bool:
-    """Return whether LiteLLM invented the finish reason, as it does for a stream that was cut."""
+    """Return whether LiteLLM invented the chunk's finish reason, as it does for a stream that broke
+    off.
+    """
     finished = chunk.choice is not None and chunk.choice.finish_reason is not None
     return finished and not (chunks.received_finish_reason or chunks.intermittent_finish_reason)
 
 
 def _counted(chunks: Any, usage: UsageReply | None) -> UsageReply | None:
-    """Return the usage without the parts that LiteLLM estimated instead of the provider."""
+    """Return `usage` without the counts that LiteLLM estimated itself. Return None if the provider
+    reported no usage.
+    """
     reported = [chunk.usage for chunk in chunks.chunks if getattr(chunk, "usage", None)]
     if usage is None or not reported:
         return None

@@ -1,4 +1,6 @@
-"""Interface of a language model: a protocol with three methods, and frozen values."""
+"""Interface of a language model: the protocol `Model`, the frozen values that it takes and returns
+(`Prompt`, `Completion`, `Delta`, `Usage`), and a scripted double for tests.
+"""
 
 import asyncio
 import json
@@ -11,7 +13,9 @@ import msgspec
 from router.errors import UpstreamError
 
 _TOOLS_CHARS = 1500
-"""Max characters of a chat template's instructions for tools; Hermes' and Llama's have half."""
+"""Upper bound of the characters that a chat template adds to explain tools to the model. The
+templates of Hermes and Llama add half as many.
+"""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -25,7 +29,7 @@ class Sampling(msgspec.Struct, frozen=True):
     """Sampling parameters of a call."""
 
     max_tokens: int = 1024
-    """Max tokens of the output, reasoning included."""
+    """Max tokens of the output, including reasoning."""
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
@@ -35,34 +39,41 @@ class Function(msgspec.Struct, frozen=True):
     """A tool that a model may call."""
 
     name: str
-    """Letters, digits, `_` and `-`."""
+    """Name of the tool: letters, digits, `_` and `-`."""
     description: str
     parameters: str
-    """JSON schema of its arguments."""
+    """JSON schema of the tool's arguments, as JSON text."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """Input of one call."""
+    """Input of one model call: the messages, and the options that shape the output."""
 
     messages: tuple[Message, ...]
     sampling: Sampling
     stop: tuple[str, ...] = ()
-    """Strings that end the output; the one that is met always belongs to the text."""
+    """Stop strings: the output ends at the first of them. The output's text always includes the
+    stop string that was met, even if the endpoint removes it.
+    """
     request_id: str = ""
     """Name under which the endpoint may log the call; empty for none."""
     pattern: str | None = None
-    """Regular expression that constrains the output without its reasoning, if the endpoint can."""
+    """Regular expression that the output must match; reasoning is exempt. Endpoints without
+    structured outputs ignore it.
+    """
     tools: tuple[Function, ...] = ()
-    """Tools for models with native tool calls. Messages and outputs hold calls as text,
-    `<call tool="…">…</call>`, in any case.
+    """Tools that are offered through the endpoint's own tool calls. In messages and outputs, a call
+    is always text: `<call tool="…">…</call>`.
     """
     unstopped: bool = False
-    """Whether stop strings are not sent, because the endpoint stops at them within reasoning."""
+    """True if the stop strings are not sent to the endpoint, because it would stop at one within
+    the reasoning. The output is then cut at a stop string here.
+    """
 
     @property
     def texts(self) -> tuple[Message, ...]:
-        """All that the model reads: the messages, and one with the tools in JSON, no shorter than
-        any chat template writes them.
+        """Everything that the model reads, for an upper bound of the prompt's tokens: the messages,
+        and a further message with the tools as JSON, which is at least as long as the text that any
+        chat template makes of them.
         """
         if not self.tools:
             return self.messages
@@ -71,70 +82,80 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of one call as its engine counts them; None where it does not say.
+    """Token counts of one call, as the engine reported them; None for a count that it left out.
 
-    `OpenedCall.allows` tells whether the counts are plausible.
+    The counts are not checked here. `OpenedCall.allows` decides whether they are plausible.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None = None
-    """Part of `prompt_tokens`."""
+    """Prompt tokens that came from the engine's cache; included in `prompt_tokens`."""
     reasoning_tokens: int | None = None
-    """Part of `completion_tokens`."""
+    """Tokens of the reasoning; included in `completion_tokens`."""
     lower_bound: bool = False
-    """True if the client left before the engine's last count, so more may have been spent."""
+    """True if reading stopped before the engine's last count, so that the engine may have spent
+    more tokens.
+    """
     estimated: bool = False
-    """True if the model's tokenizer counted what had arrived, as the engine did not say."""
+    """True if the engine reported no usage, and a tokenizer counted the prompt and the text that
+    had arrived.
+    """
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and completion together."""
+        """Sum of the prompt tokens and the completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
 
 TOKEN_COUNTS = tuple(
     field.name for field in msgspec.structs.fields(Usage) if field.type is not bool
 )
-"""The fields of `Usage` that are counts."""
+"""Names of the fields of `Usage` that hold token counts."""
 
 
 class TokenIds(msgspec.Struct, frozen=True):
-    """Token ids of a call, from its engine."""
+    """Token ids of a call, as its engine returned them."""
 
     prompt: tuple[int, ...]
-    """Chat template included."""
+    """Token ids of the prompt, after the chat template was applied."""
     completion: tuple[int, ...]
-    """As sampled, including reasoning and text after a stop string."""
+    """Token ids of the output as sampled, including reasoning and any text after a stop string."""
     logprobs: tuple[float, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Natural logarithms of the probabilities of `completion`; set if they were asked for."""
+    """Natural logarithm of the probability of each token in `completion`. Unset if the request did
+    not ask for it.
+    """
 
 
 class Completion(msgspec.Struct, frozen=True, gc=False):
-    """A whole output."""
+    """The complete output of one model call."""
 
     text: str
     finish_reason: str
-    """`stop`, `length` and others, as OpenAI's API names them."""
+    """Why the output ended: `stop`, `length` or another value of OpenAI's API."""
     reasoning: str = ""
     usage: Usage | None = None
     overran: bool = False
-    """True if the engine wrote past a stop string, and the text was cut here."""
+    """True if the engine wrote past a stop string. `text` ends at that stop string all the same."""
     tokens: TokenIds | msgspec.UnsetType = msgspec.UNSET
-    """Set if they were asked for, which only training does."""
+    """Token ids of the call. Unset unless the request asked for them, which only training does."""
     unclosed: Literal[True] | msgspec.UnsetType = msgspec.UNSET
-    """Set if the endpoint stopped before any content or within a thought."""
+    """Set if the endpoint stopped before it wrote any content, or within unfinished reasoning."""
 
     @property
     def stopped_thinking(self) -> bool:
-        """True if the endpoint probably stopped at a stop string within its reasoning."""
+        """True if the output probably ended at a stop string that the model wrote while it was
+        still reasoning, so that the answer itself is missing.
+        """
         reasoned = self.reasoning or (self.usage and self.usage.reasoning_tokens)
         silent = bool(reasoned) and not self.text.strip()
         return self.finish_reason == "stop" and (silent or self.unclosed is True)
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """Piece of a streamed output. The last one has the usage, also of a stream that was cut."""
+    """Piece of a streamed output. The last piece carries the usage, even if the stream was
+    interrupted.
+    """
 
     text: str = ""
     reasoning: str = ""
@@ -142,8 +163,8 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
 
 
 OnDelta = Callable[[Delta], None]
-"""Receives each piece as it arrives, in the call's context but in no task; an error that it raises
-ends the call.
+"""Callback that receives each piece of a stream as it arrives. It runs in the `contextvars` context
+of the call, but not inside the call's task. An error that it raises ends the call.
 """
 
 
@@ -151,8 +172,8 @@ class Model(Protocol):
     """One model at one endpoint.
 
     `complete` and `stream` raise `UpstreamUnavailable`, `UpstreamRefused` or
-    `UpstreamProtocolError`, and stop the work upstream when cancelled. They make exactly one
-    attempt: retries and the ledger are the caller's.
+    `UpstreamProtocolError`. When the calling task is cancelled, they stop the work at the endpoint.
+    Each makes exactly one attempt: the caller handles retries and records the call in the ledger.
     """
 
     @property
@@ -164,7 +185,7 @@ class Model(Protocol):
         """The endpoint's address."""
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """Return the whole output."""
+        """Return the model's output for `prompt`, without streaming."""
 
     async def stream(
         self,
@@ -173,25 +194,28 @@ class Model(Protocol):
         *,
         live: bool = True,
     ) -> Completion:
-        """Return the whole output, and pass it on as it is written. `live`: pass each piece on
-        immediately; otherwise pieces after the first may be grouped.
+        """Call `on_delta` with each piece of the output as it arrives, and return the whole output.
+
+        `live`: False to allow pieces after the first to be grouped, which costs less.
         """
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """Count the tokens of `prompt`, chat template included, and of `text` as its output, with
-        the model's tokenizer; None if it is unavailable. Raises nothing.
+        """Count the tokens of `prompt` (after the chat template) and of the output `text` with the
+        model's tokenizer. Return None if the tokenizer is unavailable. Never raises.
         """
 
 
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _HALF = re.compile("[\ud800-\udfff]")
 _MAX_PAIRS = 1000
-"""Max surrogate pairs of a text that are joined; readers of JSON join them already."""
+"""Max surrogate pairs that are joined in one text. There are normally none, as JSON decoders join
+them already.
+"""
 
 
 def encodable(text: str) -> str:
-    """Return a text that every Unicode encoding can represent: surrogate pairs are joined, and
-    single surrogates become U+FFFD.
+    """Return `text` in a form that every Unicode encoding can represent: surrogate pairs become one
+    character, and each unpaired surrogate becomes U+FFFD.
     """
     return text if text.isascii() else _HALF.sub("\ufffd", _PAIR.sub(_joined, text, _MAX_PAIRS))
 
@@ -201,7 +225,9 @@ def _joined(pair: re.Match[str]) -> str:
 
 
 def largest(earlier: Usage | None, later: Usage | None) -> Usage | None:
-    """Return the larger of each count, as a stream's usage never shrinks."""
+    """Merge two usages of the same stream: return the larger value of each count, because the
+    counts of a stream only grow.
+    """
     if earlier is None or later is None:
         return later or earlier
     counts = {}
@@ -217,10 +243,11 @@ def end_at_stop(
     finish_reason: str,
     matched: str | None,
 ) -> tuple[str, str]:
-    """Return `text` up to the end of its first stop string, and its finish reason.
+    """Return `text` up to the end of its first stop string, and the finish reason.
 
-    Engines differ: some ignore stop strings, some drop the one that was met, few say which it was
-    (`matched`).
+    Engines treat stop strings differently: some ignore them, some remove the one that was met from
+    the text, and few report which one it was. `matched`: the stop string that the engine reports as
+    met, or None. It is appended if `text` lacks it.
     """
     ends = [text.find(string) + len(string) for string in stop if string in text]
     if ends:
@@ -234,7 +261,9 @@ Answer = Completion | UpstreamError | str
 
 
 class ScriptedModel:
-    """Model with scripted answers, in order or by a function of the prompt; errors are raised."""
+    """Test double of `Model`. `answers` holds its outputs in order, or is a function that returns
+    the output for a prompt. An `UpstreamError` among the outputs is raised instead of returned.
+    """
 
     def __init__(
         self, answers: Iterable[Answer] | Callable[[Prompt], Answer], name: str = "scripted"
@@ -247,7 +276,7 @@ class ScriptedModel:
         """All prompts that were sent, in order."""
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """Return the next answer."""
+        """Return the next scripted output."""
         await asyncio.sleep(0)
         self.prompts.append(prompt)
         answer = self._answer(prompt) if self._answer else next(self._queue)
@@ -259,7 +288,7 @@ class ScriptedModel:
         return Completion(text, finish_reason, usage=await self.count(prompt, text))
 
     async def count(self, prompt: Prompt, text: str) -> Usage:
-        """Count words as tokens."""
+        """Count each word as one token."""
         read = sum(len(message.content.split()) for message in prompt.messages)
         return Usage(read, len(text.split()))
 
@@ -270,7 +299,7 @@ class ScriptedModel:
         *,
         live: bool = True,
     ) -> Completion:
-        """Return the next answer, and pass it on word by word."""
+        """Return the next scripted output, and pass it to `on_delta` word by word."""
         completion = await self.complete(prompt)
         if completion.reasoning:
             on_delta(Delta(reasoning=completion.reasoning))

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible HTTP endpoint: vLLM, or any other."""
+"""Client for a model behind an OpenAI-compatible HTTP endpoint, such as vLLM."""
 
 import asyncio
 import re
@@ -42,34 +42,36 @@ _RENDERED = (
     "add_generation_prompt",
     "continue_final_message",
 )
-"""Fields of a request that the chat template renders."""
+"""Fields of a request that change the text that the chat template produces."""
 _NO_ROUTE = frozenset({401, 403, 404, 405, 501})
-"""Statuses of an endpoint that does not count tokens."""
+"""Statuses of `POST /tokenize` that show that the endpoint does not count tokens."""
 _REDIRECTS = frozenset({307, 308})
 """Statuses of redirects that keep the method and the body."""
 _MAX_REDIRECTS = 3
 _TOKENIZING_S = 5.0
 _DONE = b"[DONE]"
 _EVENTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
-"""Start of an event stream."""
+"""Matches the start of a body that is a stream of server-sent events."""
 _RETURNS_IDS = "return_token_ids"
 
-# Limits for replies that do not end; no model writes as much.
+# Limits against replies that never end. No real output reaches them.
 _MAX_BYTES = 8 << 20
 """Max bytes of a whole reply."""
 _MAX_STREAMED = 64 << 20
-"""Max bytes of a stream, envelopes included."""
+"""Max bytes of a stream, including the JSON around the text."""
 _MAX_ERROR = 64 << 10
 """Max bytes of a reply with an error status."""
 _MAX_A_TOKEN = 2 << 10
-"""Max bytes of a stream per token."""
+"""Max bytes of a stream per token of `max_tokens`."""
 
 _STREAM_OPTIONS = (
     {"include_usage": True, "continuous_usage_stats": True},
     {"include_usage": True},
     None,
 )
-"""Options of a stream: first vLLM's usage in every chunk, last what any endpoint takes."""
+"""Values of `stream_options`, tried in order until the endpoint accepts one. The first requests
+vLLM's usage in every chunk; the last, no options, is accepted by every endpoint.
+"""
 _OPTION = re.compile("stream_options|include_usage|continuous_usage_stats")
 _STRUCTURE = re.compile("structured.outputs?|grammar|regex", re.IGNORECASE)
 
@@ -85,18 +87,20 @@ class _LogProb(msgspec.Struct, frozen=True):
 class _Sampled(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     logprobs: dict[str, tuple[_LogProb, ...] | None] | None = None
-    """One for each token, under `content`; set if `logprobs` was asked for."""
+    """Under the key `content`, the log probability of each token; None unless the request asked for
+    `logprobs`.
+    """
 
 
 class _TokensReply(msgspec.Struct, frozen=True):
-    """Fields that vLLM adds to a whole reply for `return_token_ids`."""
+    """Fields that vLLM adds to a reply if the request has `return_token_ids`."""
 
     prompt_token_ids: tuple[int, ...]
     choices: tuple[_Sampled, ...]
 
     @property
     def tokens(self) -> TokenIds:
-        """Tokens of the only output."""
+        """Token ids of the prompt and of the reply's only output."""
         sampled = self.choices[0]
         content = (sampled.logprobs or {}).get("content") or ()
         logprobs = tuple(token.logprob for token in content)
@@ -109,9 +113,9 @@ class _TokensReply(msgspec.Struct, frozen=True):
 class OpenAIHTTP:
     """One model at `{base_url}/chat/completions`.
 
-    The caller owns and closes the pool, whose limit bounds concurrent calls. Only connecting has a
-    timeout: deadlines are the caller's. A cancelled call closes its connection, and the engine
-    drops the request.
+    The caller owns and closes the pool, whose limit bounds the number of concurrent calls. Only
+    connecting has a timeout here, so a caller sets its own deadline. Cancelling a call closes its
+    connection, which makes the engine drop the request.
     """
 
     def __init__(
@@ -126,12 +130,16 @@ class OpenAIHTTP:
         interval: int | None = None,
         omit: Collection[str] = (),
     ) -> None:
-        """`base_url`: such as `http://127.0.0.1:8000/v1`. `thinking`: `enable_thinking` of the chat
-        template; a model that thinks is not constrained by patterns, which would hinder it.
-        `extra_body`: further fields of every request, which win over all but model, messages and
-        stream. `interval`: tokens per event of a stream that is not live, for vLLM; None if the
-        endpoint does not know the option. `omit`: parameters that the endpoint does not take; stop
-        strings end the output all the same.
+        """`base_url`: the endpoint's address, such as `http://127.0.0.1:8000/v1`.
+
+        `thinking`: the chat template's option `enable_thinking`; None leaves it unset. If True,
+        patterns are not sent, because they would prevent the model from thinking.
+        `extra_body`: further fields of every request. They override all fields except model,
+        messages and stream.
+        `interval`: vLLM's `stream_interval`, the tokens per event, for streams that are not live;
+        None if the endpoint does not have this option.
+        `omit`: parameters to leave out because the endpoint refuses them. Stop strings are enforced
+        here even if `stop` is left out.
         """
         base_url = base_url.rstrip("/")
         api_key = api_key and api_key.strip()
@@ -157,8 +165,9 @@ class OpenAIHTTP:
         return await self.stream(prompt, None)
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """Return vLLM's count (`POST /tokenize`) of the prompt, chat template included, and the
-        text; None if the endpoint does not count, and then it is not asked again.
+        """Count the tokens of the prompt (after the chat template) and of the text by vLLM's
+        `POST /tokenize`. Return None if the request fails. If the endpoint has no such route, no
+        later call sends the request again.
         """
         body = self._body(prompt)
         rendered = {name: body[name] for name in _RENDERED if name in body}
@@ -191,12 +200,12 @@ class OpenAIHTTP:
         *,
         live: bool = True,
     ) -> Completion:
-        """See `Model`. Without `on_delta`, the output is not streamed.
+        """See `Model`. If `on_delta` is None, the request is made without streaming.
 
-        A stream is asked for its usage, with every chunk if possible, as a stream that is left
-        early needs it. If the endpoint refuses an option or patterns, the request is repeated
-        without, and later requests leave it out; vLLM refuses a stream's pattern only after it has
-        begun to answer.
+        A streaming request asks for the usage, if possible in every chunk, so that the usage is
+        also known for a stream that is abandoned early. If the endpoint refuses a stream option or
+        the pattern, the request is repeated without it, and later requests leave it out too. vLLM
+        refuses the pattern of a stream only after its reply has begun.
         """
         while True:
             if prompt.pattern is not None and not self._structures:
@@ -221,14 +230,16 @@ class OpenAIHTTP:
                     await self._post(prompt, body, reply)
                     reply.finish()
                     if not streamed.complete:
-                        raise self._upstream.unavailable("the stream was cut before its end")
+                        raise self._upstream.unavailable("the stream ended before the output did")
                     return self._completion(streamed, reply)
             except UpstreamError as failure:
                 if streamed.begun or not self._drops(prompt, options, reply, failure):
                     raise
 
     def _completion(self, streamed: StreamedReply, reply: "_Reply") -> Completion:
-        """Return the output, and remember whether the template opens a thought."""
+        """Return the output, and remember for later calls whether the chat template opens a
+        thought. Raises `ContentRefused` if the model or a filter declined.
+        """
         output = streamed.end()
         if (words := streamed.refused) is not None:
             raise self._upstream.declined(words)
@@ -245,8 +256,8 @@ class OpenAIHTTP:
         body: Callable[[], dict[str, Any]],
         reply: "_Reply",
     ) -> None:
-        """Send a request and feed its reply to `reply`. Raises for every status but 200, and
-        redirects on the same host.
+        """Send a request and feed its reply to `reply`. Redirects on the same host are followed.
+        Raises `UpstreamError` for every other status than 200.
         """
         name = f"{REQUEST_ID}: {prompt.request_id}\r\n" if prompt.request_id else ""
         try:
@@ -272,7 +283,7 @@ class OpenAIHTTP:
                 location = str(url)
                 is_same_host = url.origin() == target.url.origin()
                 if is_same_host and reply.status in _REDIRECTS and redirects < _MAX_REDIRECTS:
-                    # The endpoint's URL keeps the user and password that base_url has.
+                    # Built from the old URL, to keep the user and password of base_url.
                     moved = target.url.with_path(url.raw_path, encoded=True).with_query(url.query)
                     target = Target(str(moved), self._headers)
                     continue
@@ -299,8 +310,8 @@ class OpenAIHTTP:
         reply: "_Reply",
         failure: UpstreamError,
     ) -> bool:
-        """Stop sending what the endpoint refuses, a pattern or an option; return whether it refuses
-        one.
+        """Return whether the endpoint failed because it refuses an optional part of the request:
+        token ids, the pattern or a stream option. That part is then left out of all later requests.
         """
         refuses = reply.status in (400, 422)
         extra = self._extra or {}
@@ -324,12 +335,14 @@ class OpenAIHTTP:
 
 
 class _Enough(Exception):
-    """Ends the reading of a reply and closes its connection, as the rest is not wanted."""
+    """Raised to stop reading a reply and close its connection, because its remaining data is not
+    needed.
+    """
 
 
 class _Reply:
-    """One reply as it arrives: events of a stream are taken one by one, anything else is kept
-    until its end.
+    """Receives one HTTP reply as it arrives. The events of a stream are processed one by one; any
+    other body is kept until it is complete.
     """
 
     def __init__(
@@ -350,11 +363,13 @@ class _Reply:
         self._size = 0
         self._limit = 0
         self.events: EventReader | None = None
-        """Reader of a stream's events, once it has begun."""
+        """Reader of the stream's events; None if the body is not a stream."""
 
     @property
     def patient(self) -> bool:
-        """See `ReplyReader`. The first token is always wanted immediately."""
+        """See `ReplyReader`. Never true before the first token, which is always passed on
+        immediately.
+        """
         return not self._live and self.streamed.begun
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:
@@ -375,7 +390,9 @@ class _Reply:
         if self._size > self._limit:
             if self.status != 200:
                 raise _Enough
-            raise self._upstream.protocol_error(f"a reply of more than {self._limit >> 20} MiB")
+            raise self._upstream.protocol_error(
+                f"the reply has more than {self._limit >> 20} MiB, which is the limit"
+            )
         if self._size == len(data) and data.lstrip()[:1] == b"{":
             self.events = None
         if self.events is None:
@@ -384,14 +401,16 @@ class _Reply:
         return self._take(self.events, data)
 
     def finish(self) -> None:
-        """Take the rest once all has arrived: a whole reply, or the last event of a stream."""
+        """Process the data that is left when the reply has ended: a whole reply, or the last event
+        of a stream.
+        """
         if self.events is None and not _EVENTS.match(self.body):
             self._take_complete()
             return
         events = self.events or EventReader()
         with suppress(_Enough):
             self._take(events, bytes(self.body))
-        with suppress(UpstreamProtocolError, _Enough):  # the last event may be cut
+        with suppress(UpstreamProtocolError, _Enough):  # the last event may be incomplete
             self._take(events, b"" if self.streamed.abandoned else b"\n\n")
 
     def _take_complete(self) -> None:
@@ -400,14 +419,14 @@ class _Reply:
             choice = reply.choice
             if choice is None or (choice.content == MessageReply() and not choice.finish_reason):
                 start = bytes(self.body[:100])
-                raise self._upstream.protocol_error(f"a reply without an output: {start!r}")
+                raise self._upstream.protocol_error(f"the reply contains no output: {start!r}")
             if len(replies) == 1 and not choice.delta:
                 self.streamed.take_complete(reply)
-            else:  # chunks, one in a line
+            else:  # chunks, one per line
                 self.streamed.take(reply)
 
     def _take(self, reader: EventReader, data: bytes) -> bool:
-        """Take the events that `data` completes; return whether the stream has ended."""
+        """Process the events that `data` completes; return whether the stream has ended."""
         try:
             events = reader.feed(data)
         except EventTooLong as error:
@@ -425,7 +444,9 @@ class _Reply:
         return False
 
     def _decoded(self, body: bytes | bytearray) -> tuple[ChatReply, ...]:
-        """Return the replies in `body`. Raises `UpstreamError` for garbage or a failure."""
+        """Return the replies in `body`. Raises `UpstreamError` if `body` is not JSON or reports a
+        failure.
+        """
         try:
             replies = read_replies(body)
         except JSON_ERRORS as error:
@@ -441,12 +462,12 @@ class _Reply:
 
     @property
     def words(self) -> str:
-        """The server's words in a reply with an error status."""
+        """The server's message in a reply with an error status."""
         if self._size > self._limit:
-            return f"a reply of more than {self._limit >> 10} KiB"
+            return f"(the reply has more than {self._limit >> 10} KiB and was not read)"
         coding = self.headers.get("content-encoding", "identity")
         if coding != "identity":
-            return f"a body in the encoding {coding!r}"
+            return f"(the reply has the encoding {coding!r} and was not read)"
         with suppress(*JSON_ERRORS):
             failure = read_replies(self.body)[0].failure
             if failure and failure.message:

@@ -35,27 +35,29 @@ _FILTERED = frozenset(
 )
 """Finish reasons of an output that a filter ended or the model refused to write."""
 _BROKEN = frozenset({"error", "abort", "aborted", "engine_error", "server_error"})
-"""Finish reasons of an output that the engine gave up."""
+"""Finish reasons of an output that the engine aborted."""
 
 
 class PromptDetails(msgspec.Struct, frozen=True, gc=False):
-    """Breakdown of the prompt tokens."""
+    """Breakdown of the prompt tokens (`prompt_tokens_details`)."""
 
     cached_tokens: int | None = None
 
 
 class CompletionDetails(msgspec.Struct, frozen=True, gc=False):
-    """Breakdown of the completion tokens."""
+    """Breakdown of the completion tokens (`completion_tokens_details`)."""
 
     reasoning_tokens: int | None = None
 
 
 class UsageReply(msgspec.Struct, frozen=True, gc=False):
-    """Usage as the engine counted it."""
+    """The `usage` object of a reply."""
 
     prompt_tokens: Any = None
     completion_tokens: Any = None
-    """Not typed: a count that is no whole number makes the usage impossible, not unknown."""
+    """The count, of any type. A count that is not a whole number must not be treated as missing, so
+    `usage` turns it into -1, which is impossible.
+    """
     total_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
@@ -63,7 +65,9 @@ class UsageReply(msgspec.Struct, frozen=True, gc=False):
     """DeepSeek's name for the cached tokens."""
 
     def usage(self) -> Usage | None:
-        """Return the counts, plausible or not; None if the prompt's or the output's is missing."""
+        """Return the token counts, without checking whether they are plausible. Return None if the
+        prompt's or the output's count is missing.
+        """
         counts = (self.prompt_tokens, self.completion_tokens)
         if None in counts:
             return None
@@ -75,60 +79,62 @@ class UsageReply(msgspec.Struct, frozen=True, gc=False):
         reasoning = (self.completion_tokens_details or CompletionDetails()).reasoning_tokens
         written = self.completion_tokens
         if reasoning and self.total_tokens == self.prompt_tokens + written + reasoning:
-            written += reasoning  # xAI does not count it as completion tokens
+            written += reasoning  # xAI's completion tokens exclude the reasoning
         return Usage(self.prompt_tokens, written, cached, reasoning)
 
 
 class FunctionReply(msgspec.Struct, frozen=True, gc=False):
-    """Function of a tool call, or a chunk's piece of it."""
+    """The `function` of a tool call, or a piece of it in a chunk."""
 
     name: str | None = None
     arguments: str | dict[str, Any] | None = None
 
 
 class CallReply(msgspec.Struct, frozen=True, gc=False):
-    """Tool call, or a chunk's piece of one."""
+    """Tool call, or a piece of a tool call in a chunk."""
 
     index: int | str | None = None
-    """Number of the call that a piece belongs to; None in a whole message."""
+    """Number of the call that the piece belongs to; None in a whole message."""
     id: str | None = None
     function: FunctionReply | None = None
 
 
 _MAX_ITEMS = 256
-"""Max items of a list that are read; a reply has one output with a few parts and calls."""
+"""Max items that are read of a list. Normal replies have one output with a few parts and calls."""
 _MAX_ODD = 16
-"""Max items of a list with an unreadable item that are read, as each costs more."""
+"""Max items that are read of a list that contains an unreadable item, because reading such a list
+costs more.
+"""
 _THINKING = re.compile("think|reason|thought")
-"""Marks the type of a content part as reasoning."""
+"""Matches the type of a content part that is reasoning."""
 
 
 class MessageReply(msgspec.Struct, frozen=True, gc=False):
-    """Message, or a chunk's piece of one."""
+    """Message of a reply, or a piece of a message in a chunk."""
 
     content: str | list[Any] | dict[str, Any] | None = None
-    """Text, or its parts."""
+    """The text, or a list of content parts."""
     reasoning: str | None = None
-    """vLLM's name."""
+    """Reasoning, as vLLM names it."""
     reasoning_content: str | None = None
-    """The name of DeepSeek's API and of LiteLLM."""
+    """Reasoning, as DeepSeek's API and LiteLLM name it."""
     thinking: str | None = None
-    """Ollama's name."""
+    """Reasoning, as Ollama names it."""
     refusal: str | None = None
     tool_calls: tuple[CallReply, ...] | None = None
     function_call: FunctionReply | None = None
-    """The only call in the older API."""
+    """The tool call in OpenAI's older API, which allowed only one."""
 
     @property
     def calls(self) -> tuple[CallReply, ...]:
-        """Tool calls, or pieces of them."""
+        """The message's tool calls, or pieces of them."""
         if self.tool_calls or not self.function_call:
             return self.tool_calls or ()
         return (CallReply(function=self.function_call),)
 
     @property
     def parts(self) -> tuple[str, str, str]:
-        """Text, reasoning and refusal."""
+        """The message's text, reasoning and refusal, each joined from all content parts."""
         texts: list[str] = []
         thoughts = [self.reasoning or self.reasoning_content or self.thinking or ""]
         refusals = [self.refusal or ""]
@@ -143,7 +149,9 @@ class MessageReply(msgspec.Struct, frozen=True, gc=False):
 
 
 def _part_text(value: Any) -> str:
-    """Return the text of a content part's field; Mistral's thoughts have parts themselves."""
+    """Return the text in a field of a content part. In Mistral's replies, the field of a thought is
+    itself a list of parts.
+    """
     if isinstance(value, dict):
         value = value.get("value")
     if isinstance(value, list):
@@ -156,11 +164,11 @@ CALL_BEGIN = '<call tool="'
 CALL_END = "</call>"
 _CALL = re.compile(r'<call tool="([^"<>]*)">([^<]*)</call>')
 _MAX_CALLS = 128
-"""Max calls of one turn that are kept; only the first is ever made."""
+"""Max tool calls that are kept of one turn. Only the first is ever carried out."""
 
 
 class _Call:
-    """Tool call, as far as it has arrived."""
+    """The part of a tool call that has arrived so far."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -168,9 +176,11 @@ class _Call:
 
     @property
     def text(self) -> str:
-        """The call without its end tag; `<` is escaped in its arguments, so they hold no tag."""
+        """The call as text, without its end tag. `<` is escaped in the arguments, so that they
+        cannot contain a tag.
+        """
         arguments = _last_object(self.arguments).replace("<", r"\u003c")
-        # Some servers name it `functions.fetch:0`
+        # Some servers write the name `fetch` as `functions.fetch:0`
         name = self.name.strip().removeprefix("functions.")
         before, _, number = name.rpartition(":")
         name = before if before and number.isdecimal() else name
@@ -178,18 +188,20 @@ class _Call:
 
 
 class Calls:
-    """Joins the pieces of tool calls by their ids, else by their indices, else by their order."""
+    """Joins the pieces of streamed tool calls. Pieces belong together if they have the same id,
+    else the same index, else by their order.
+    """
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._by: dict[str, _Call] = {}
-        """Calls by id, by index, and the latest one under the empty string."""
+        """Calls by their ids and by their indices. The empty string maps to the latest call."""
 
     def __bool__(self) -> bool:
         return bool(self._calls)
 
     def add(self, pieces: Sequence[CallReply]) -> None:
-        """Add the next pieces."""
+        """Add the pieces of the next chunk."""
         for piece in pieces[:_MAX_ITEMS]:
             self._add(piece)
 
@@ -206,7 +218,8 @@ class Calls:
         latest = self._by.get(index) or (self._calls[-1] if self._calls and not name else None)
         call = self._by.get(piece.id) if piece.id else None
         if call is None:
-            # A name with the start of an object opens a call, unless it may repeat the latest one
+            # A piece that has a name, and arguments that are empty or begin with `{`, opens a new
+            # call, unless it may only repeat the name of the latest call.
             opens = name and arguments.lstrip()[:1] in ("", "{")
             follows = not index and latest and latest.arguments not in ([], ["{}"])
             if not (opens and (piece.id or follows)):
@@ -220,7 +233,9 @@ class Calls:
         call.arguments += [arguments] if arguments else []
 
     def text(self, *, cut: bool) -> str:
-        """Return all calls as text. `cut`: the last one is incomplete."""
+        """Return all calls as text. `cut`: True if the last call is incomplete, so that it gets no
+        end tag.
+        """
         return CALL_END.join(call.text for call in self._calls) + ("" if cut else CALL_END)
 
 
@@ -229,12 +244,12 @@ _NEXT = re.compile(r"\s*(?=\S)")
 _LONGEST_ARGUMENTS = 50_000
 """Max characters of a call's arguments."""
 _MAX_VALUES = 4_096
-"""Max JSON values in one text, as each costs a step."""
+"""Max JSON values that are read from one text, because each takes some time."""
 
 
 def _json_values(text: str) -> list[tuple[int, Any]]:
-    """Return consecutive JSON values, each with its start; UNSET for an unreadable rest, or one
-    after `_MAX_VALUES`.
+    """Return the consecutive JSON values in `text`, each with its start position. If the remaining
+    text is unreadable, or follows `_MAX_VALUES` values, the last value is UNSET.
     """
     values: list[tuple[int, Any]] = []
     end = 0
@@ -249,8 +264,9 @@ def _json_values(text: str) -> list[tuple[int, Any]]:
 
 
 def _last_object(pieces: Sequence[str]) -> str:
-    """Return the arguments in `pieces`; some servers send them again after the last or an
-    incomplete piece, write more after them, or encode them twice.
+    """Return the JSON object of arguments that `pieces` contain. Some servers send the whole object
+    again after the last piece or after an incomplete piece, append further text, or encode the
+    object twice.
     """
     text = "".join(pieces)[:_LONGEST_ARGUMENTS]
     values = _json_values(text)
@@ -269,15 +285,16 @@ def _last_object(pieces: Sequence[str]) -> str:
 
 
 def _messages(prompt: Prompt) -> Sequence[Message | dict[str, Any]]:
-    """Return the messages of a prompt with tools: calls in the text become tool calls, and the
-    message after each its result.
+    """Return the messages of a prompt that offers tools, in the API's form. A call in the text of
+    an assistant message becomes a tool call, and the user message after it becomes the tool's
+    result.
     """
     messages: list[Message | dict[str, Any]] = []
     call_id = ""
     for number, message in enumerate(prompt.messages):
         call = _CALL.search(message.content) if message.role == "assistant" else None
         if call and _is_object(call[2]):
-            call_id = f"call{number:05}"  # Mistral wants nine letters and digits
+            call_id = f"call{number:05}"  # Mistral requires nine letters and digits
             function = {"name": call[1], "arguments": call[2]}
             tool_calls = [{"id": call_id, "type": "function", "function": function}]
             text = message.content[: call.start()].strip() or None
@@ -297,36 +314,38 @@ def _is_object(text: str) -> bool:
 
 
 class ProviderFields(msgspec.Struct, frozen=True, gc=False):
-    """Fields of a choice that LiteLLM has no name for."""
+    """Fields of a choice that LiteLLM passes on from the provider unchanged."""
 
     stop_reason: str | int | None = None
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """One output, or a chunk's piece of it."""
+    """One output of a reply, or a piece of an output in a chunk."""
 
     index: int = 0
     message: MessageReply | None = None
     delta: MessageReply | None = None
     text: str | None = None
-    """Output in the older API of completions."""
+    """The output's text in OpenAI's older completions API."""
     finish_reason: Any = None
     stop_reason: str | int | None = None
-    """vLLM's: the stop string that was met, or the id of the stop token."""
+    """In vLLM's replies: the stop string that was met, or the id of the stop token."""
     matched_stop: str | int | None = None
-    """SGLang's name."""
+    """SGLang's name for `stop_reason`."""
     provider_specific_fields: ProviderFields | None = None
 
     @property
     def content(self) -> MessageReply:
-        """The message or delta, whichever holds anything."""
+        """The message or the delta, depending on which of them has content."""
         if self.message is None or self.delta not in (None, _EMPTY):
             return self.delta or MessageReply(self.text)
         return self.message
 
     @property
     def reason(self) -> str | None:
-        """The finish reason, in OpenAI's words if the output was cut or filtered."""
+        """The finish reason. Other servers' names for an output that reached a limit or was
+        filtered are translated to OpenAI's `length` and `content_filter`.
+        """
         reason = self.finish_reason
         if not isinstance(reason, str):
             return "stop" if reason else None
@@ -338,7 +357,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def matched(self) -> str | None:
-        """The stop string that was met, if the engine names it."""
+        """The stop string that was met; None if the engine does not report it."""
         nested = (self.provider_specific_fields or ProviderFields()).stop_reason
         reasons = (self.stop_reason, self.matched_stop, nested)
         return next((reason for reason in reasons if isinstance(reason, str)), None)
@@ -357,7 +376,7 @@ class ErrorReply(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def words(self) -> str:
-        """The message, with the failure's name and parameter if it has them."""
+        """The message, followed by the failure's name and parameter if the report has them."""
         name = self.type
         if isinstance(self.code, str) and not self.code.isdecimal():
             name = self.code
@@ -372,7 +391,9 @@ _MAX_NESTED = 4
 
 
 def _failure(report: Any) -> ErrorReply | None:
-    """Return the reported failure: an object, perhaps nested or in a list, a text or a status."""
+    """Return the failure in `report`, which may be an object (perhaps nested or in a list), a text,
+    or an HTTP status. Return None if it reports none.
+    """
     for _ in range(_MAX_NESTED):
         if isinstance(report, list):
             report = report[0] if report else None
@@ -389,22 +410,24 @@ def _failure(report: Any) -> ErrorReply | None:
 
 
 class ChatReply(msgspec.Struct, frozen=True, gc=False):
-    """Whole reply, chunk of a stream, or error; some servers send errors with status 200."""
+    """A whole reply, a chunk of a stream, or an error. Errors are included because some servers
+    send them with status 200.
+    """
 
     choices: tuple[Choice, ...] | None = None
     usage: UsageReply | None = None
     error: Any = None
     errors: Any = None
     detail: Any = None
-    """FastAPI's report of a failure."""
+    """Report of a failure by a server that uses FastAPI."""
     message: str | None = None
-    """An older vLLM's report of a failure, next to its type and code."""
+    """Report of a failure by an older vLLM, which also sets `type` and `code`."""
     type: str | None = None
     code: str | int | None = None
 
     @property
     def failure(self) -> ErrorReply | None:
-        """The failure that it reports, if any."""
+        """The failure that the reply reports; None if it reports none."""
         report = self.error or self.errors or (None if self.choices else self.detail)
         if failure := _failure(report):
             return failure
@@ -412,12 +435,12 @@ class ChatReply(msgspec.Struct, frozen=True, gc=False):
             return ErrorReply(self.message, self.type, self.code)
         reason = self.choice.finish_reason if self.choice else None
         if isinstance(reason, str) and reason.lower() in _BROKEN:
-            return ErrorReply(f"the engine gave the output up: {reason}", "server_error")
+            return ErrorReply(f"the engine aborted the output: {reason}", "server_error")
         return None
 
     @property
     def choice(self) -> Choice | None:
-        """The only output that was asked for."""
+        """The output with index 0, or else the first one. Requests ask for only one output."""
         for choice in (self.choices or ())[:_MAX_ITEMS]:
             if choice.index == 0:
                 return choice
@@ -428,9 +451,10 @@ _read_reply = msgspec.json.Decoder(ChatReply).decode
 
 
 def read_replies(body: bytes | bytearray) -> tuple[ChatReply, ...]:
-    """Return the replies in `body`, nearly always one, without unreadable parts.
+    """Return the replies in `body`; there is nearly always one. Parts of a reply that have the
+    wrong type are left out.
 
-    Raises `JSON_ERRORS`.
+    Raises `JSON_ERRORS` if `body` is not JSON.
     """
     try:
         return (_read_reply(body),)
@@ -444,7 +468,9 @@ def read_replies(body: bytes | bytearray) -> tuple[ChatReply, ...]:
 
 
 def _readable_reply(raw: Any) -> ChatReply:
-    """Return the readable parts of a reply; a usage that is none counts as an impossible one."""
+    """Return the readable parts of a reply. A usage that cannot be read becomes an impossible one,
+    with counts of -1, so that it is not treated as missing.
+    """
     reply: ChatReply = readable(ChatReply, raw) or ChatReply()
     if isinstance(raw, dict) and raw.get("usage") is not None and reply.usage is None:
         return msgspec.structs.replace(reply, usage=UsageReply(-1, -1))
@@ -455,7 +481,9 @@ _fields = cache(msgspec.structs.fields)
 
 
 def readable(kind: Any, raw: Any) -> Any:
-    """Return `raw` as a `kind` without the parts that do not convert; None if nothing is left."""
+    """Convert `raw` to the type `kind`, leaving out the parts that cannot be converted. Return None
+    if `raw` itself cannot be.
+    """
     for inner in get_args(kind) if isinstance(kind, UnionType) else (kind,):
         if isinstance(raw, list) and get_origin(inner) is tuple:
             items = (readable(get_args(inner)[0], item) for item in raw[:_MAX_ODD])
@@ -473,7 +501,7 @@ def readable(kind: Any, raw: Any) -> Any:
 
 
 REQUEST_ID = "X-Request-Id"
-"""Header that names a call; vLLM logs the call as `chatcmpl-` and that name."""
+"""Header with the name of a call. vLLM logs the call under `chatcmpl-` followed by that name."""
 _OURS = frozenset({"model", "messages", "stream"})
 
 
@@ -488,11 +516,12 @@ def chat_body(
     extra: Mapping[str, Any] | None = None,
     omit: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the request for `prompt`, ready for JSON, without unset fields.
+    """Return the body of the request for `prompt`, ready for JSON, without unset fields.
 
-    `options`: stream options. `interval`: tokens per event of vLLM's stream. `thinking`: vLLM's
-    `enable_thinking` for the chat template; None leaves it unset. `extra`: further fields, which
-    win over all but model, messages and stream; tables are merged. `omit`: fields to leave out.
+    `options`: value of `stream_options`. `interval`: value of vLLM's `stream_interval`, the tokens
+    per event. `thinking`: the chat template's option `enable_thinking`; None leaves it unset.
+    `extra`: further fields, which override all fields except model, messages and stream; objects
+    are merged with the field of the same name. `omit`: names of fields to leave out.
     """
     tools = [{"type": "function", "function": _function(tool)} for tool in prompt.tools]
     body: dict[str, Any] = {
@@ -519,18 +548,20 @@ def _function(tool: Function) -> dict[str, Any]:
 
 
 MAX_EVENT_BYTES = 2**20
-"""Max bytes of an event; far more than any chunk has, and a bound for lines without an end."""
+"""Max bytes of an event. Real chunks are far smaller; the limit protects against lines that never
+end.
+"""
 
 
 class EventTooLong(ValueError):
-    """An event grew past `MAX_EVENT_BYTES`."""
+    """Raised when an event exceeds `MAX_EVENT_BYTES`."""
 
 
 class EventReader:
-    """Parser of server-sent events: feed it bytes, and it returns the data of complete events.
+    """Parser of server-sent events: `feed` takes bytes and returns the data of complete events.
 
-    Comments, other fields than `data`, and events without data are skipped. Text after the last
-    blank line is no event, as the standard says.
+    Comments, fields other than `data`, and events without data are skipped. As the standard
+    requires, text after the last blank line is not an event.
     """
 
     def __init__(self) -> None:
@@ -560,11 +591,13 @@ class EventReader:
                 events.append(event)
             self._line = bytearray(line)
         if len(self._line) + len(self._data) > MAX_EVENT_BYTES:
-            raise EventTooLong(f"an event of more than {MAX_EVENT_BYTES} bytes")
+            raise EventTooLong(f"an event has more than {MAX_EVENT_BYTES} bytes")
         return events
 
     def _end_line(self) -> bytes:
-        """Take one line; return the event's data if the line is blank and so ends it."""
+        """Process one line. Return the event's data if the line is blank, which ends the event;
+        else return empty bytes.
+        """
         line = self._line
         if not line:
             event = bytes(self._data[:-1])

@@ -1,4 +1,4 @@
-"""HTTP session for requests other than model calls, with a bound on replies."""
+"""HTTP session for requests other than model calls, and a limit on the size of their replies."""
 
 import aiohttp
 
@@ -6,30 +6,32 @@ from router.models.connection_pool import IDLE_S
 
 
 def upstream_session() -> aiohttp.ClientSession:
-    """Return a session with any number of connections, closed when idle for `IDLE_S`."""
+    """Return a session without a limit on its number of connections. A connection is closed after
+    `IDLE_S` seconds without use.
+    """
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S))
 
 
 class BodyTooLong(aiohttp.ClientError):
-    """A reply's body exceeds its limit."""
+    """Raised when a reply's body exceeds the size limit."""
 
 
 async def read_body(response: aiohttp.ClientResponse, limit: int = 4 << 20) -> bytes:
-    """Return the whole body. Raises `aiohttp.ClientError`, also for more than `limit` bytes after
-    decompression.
+    """Return the whole body. Raises `BodyTooLong` if it has more than `limit` bytes after
+    decompression, and other kinds of `aiohttp.ClientError` if the connection fails.
     """
     body = bytearray()
     while received := await response.content.readany():
         body += received
         if len(body) > limit:
             response.close()
-            raise BodyTooLong(f"a reply of more than {limit >> 10} KiB")
+            raise BodyTooLong(f"the reply has more than {limit >> 10} KiB")
     return bytes(body)
 
 
 async def fetch_text(session: aiohttp.ClientSession, url: str) -> str:
-    """Return the body at `url` as text, under any status. Raises `OSError` if there is no reply
-    within 10 seconds.
+    """Return the body of a GET of `url` as text, regardless of the reply's status. Raises `OSError`
+    if the request fails or takes longer than 10 seconds.
     """
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=10)) as response:

@@ -1,4 +1,4 @@
-"""Assembly of one output from a whole reply or from the chunks of a stream."""
+"""Assembly of one model output, either from a whole reply or from the chunks of a stream."""
 
 from math import inf
 from typing import Self
@@ -18,9 +18,11 @@ from router.models.thoughts import Thoughts
 
 
 class StopCut:
-    """Passes text on up to the end of the first stop string, however the text is split.
+    """Cuts a text that arrives in pieces after its first stop string, even if the stop string is
+    split between pieces.
 
-    Nothing is held back: a stop string belongs to the text, and so does a possible start of one.
+    No text is held back until the next piece: the stop string stays in the text, so a possible
+    start of a stop string can be passed on immediately too.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
@@ -29,12 +31,12 @@ class StopCut:
         self._tail = ""
         firsts = {string[:1] for string in stop}
         self._first = firsts.pop() if len(firsts) == 1 else ""
-        """Character that all stop strings begin with; empty if they differ."""
+        """The character with which all stop strings begin; empty if they begin differently."""
         self.met = False
-        """True once a stop string has been passed on; from then on everything is dropped."""
+        """True once a stop string has been passed on. From then on, `feed` returns nothing."""
 
     def feed(self, piece: str) -> str:
-        """Return the part of `piece` that still belongs to the text."""
+        """Return the part of `piece` that lies before the end of the first stop string."""
         if self.met or not piece:
             return ""
         window = self._tail + piece
@@ -49,27 +51,36 @@ class StopCut:
         return piece
 
     def end(self, finish_reason: str, matched: str | None) -> tuple[str, str]:
-        """Return the rest of the text and its finish reason. `matched`: as for `end_at_stop`."""
+        """Return the remaining text and the finish reason. `matched`: the stop string that the
+        engine reports as met, or None. It is the remaining text if the engine left it out.
+        """
         return ("", "stop") if self.met else end_at_stop("", self._stop, finish_reason, matched)
 
 
 _CHARACTERS_A_TOKEN = 32
 _CHARACTERS_MORE = 256
-"""Max characters of an output: words have about six a token, and few tokens are longer than 32."""
+"""An output of n tokens may have at most 32 n + 256 characters. Ordinary words have about six
+characters per token, and few tokens have more than 32.
+"""
 _BYTES_A_CHARACTER = 4
-"""Max bytes of a character; a token has at least one byte."""
+"""Max bytes of a character in UTF-8. As a token has at least one byte, a character has at most four
+tokens.
+"""
 
 
 class StreamedReply:
-    """Collects chunks in order, and knows when the output is complete and when to stop reading.
+    """Collects the chunks of one output in order, and decides when the output is complete and when
+    reading should stop.
 
-    After a stop string, one more chunk shows whether the engine stopped by itself. If it did, its
-    final usage is still to come and worth waiting for. If it writes on, it ignores stop strings:
-    the stream is `abandoned`, which saves tokens but loses the final usage, so the last usage
-    becomes a lower bound. A stream is also abandoned once the engine has written more than
-    `max_tokens` allows, by its own count or by the longest text that so many tokens can hold.
+    After a stop string, the next chunk shows whether the engine stopped by itself. If it did, its
+    final usage is still to come, and is worth waiting for. If it continues to write, it ignores
+    stop strings, and the stream is `abandoned`. That saves tokens but loses the final usage, so the
+    latest usage is marked as a lower bound. A stream is also abandoned once the engine has written
+    more than `max_tokens`, either by its own count or because the text is longer than that many
+    tokens can be.
 
-    Leaving it as a context reports the usage so far if the stream was cut.
+    Use it as a context manager: on exit, it passes the usage so far to `on_delta` if the stream was
+    interrupted.
     """
 
     def __init__(
@@ -80,9 +91,9 @@ class StreamedReply:
         thinks: bool = True,
         opened: bool = False,
     ) -> None:
-        """`thinks`: False for a model whose thinking is switched off; if its engine files the whole
-        output as reasoning, that is the text, and comes with the last delta. `opened`: as for
-        `Thoughts`.
+        """`thinks`: False for a model whose thinking is switched off. If its engine nevertheless
+        sends the whole output as reasoning, the output becomes the text, and is passed on with the
+        last delta. `opened`: whether to assume that the chat template opened a thought.
         """
         self._stop = prompt.stop
         self._max_tokens = prompt.sampling.max_tokens
@@ -93,33 +104,33 @@ class StreamedReply:
         self._thoughts = Thoughts(opened=opened)
         self._opened = opened
         self.opened = False
-        """True if the chat template opened a thought, as far as the output shows."""
+        """True if the output shows that the chat template opened a thought."""
 
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._reported = 0
-        """Pieces that were passed on."""
+        """Number of pieces that were passed to `on_delta`."""
         self._revoked = 0
-        """Pieces of text that turned out to be reasoning."""
+        """Number of pieces, from the first, whose text was turned into reasoning."""
         self._calls = Calls()
         self._refusal = ""
         self._waiting = ""
-        """Text of a piece that ends with an unsettled mark."""
+        """Text that is held back while it is unclear whether it is text or reasoning."""
         self._half = ""
         """First half of a surrogate pair whose second half is in the next piece."""
 
         self._index: float = inf
-        """Index of the output, the lowest so far."""
+        """Lowest index of a choice so far. Choices with a higher index are ignored."""
         self._finish_reason: str | None = None
         self._matched: str | None = None
         self._usage: UsageReply | None = None
         self._counted_tokens = -1
-        """Completion tokens of the latest usage."""
+        """Completion tokens of the latest usage; -1 if there was none."""
 
         self._wrote = False
         """Whether any content has arrived."""
         self._null = True
-        """Whether the content is null so far."""
+        """Whether the field `content` was null in every chunk so far."""
         self._writes_on = False
         """Whether the engine wrote past a stop string."""
         self._over = False
@@ -131,7 +142,7 @@ class StreamedReply:
         self._chars = 0
         self._room = _CHARACTERS_A_TOKEN * self._max_tokens + _CHARACTERS_MORE
         self._check_at = self._max_tokens // _BYTES_A_CHARACTER
-        """Characters before which no more than `max_tokens` can have been written."""
+        """Number of characters up to which the output cannot have more than `max_tokens` tokens."""
 
     def __enter__(self) -> Self:
         return self
@@ -142,40 +153,42 @@ class StreamedReply:
 
     @property
     def begun(self) -> bool:
-        """True once some output has arrived."""
+        """True once any text or reasoning has arrived."""
         return self._chars > 0
 
     @property
     def complete(self) -> bool:
-        """True once the text is complete, by the engine's word or by a stop string."""
+        """True once the output is complete: the engine sent a finish reason, or a stop string was
+        met.
+        """
         return self._finish_reason is not None or self._cut.met
 
     @property
     def overran(self) -> bool:
-        """True if the engine writes past a stop string, so that no further chunk is wanted."""
+        """True if the engine writes past a stop string, so that reading should stop."""
         return self._writes_on and self._finish_reason is None
 
     @property
     def abandoned(self) -> bool:
-        """True if the engine writes past a stop string or `max_tokens`; chunks that have already
-        arrived may still hold its usage.
+        """True if the engine writes past a stop string or past `max_tokens`. Reading should stop
+        after the chunks that have already arrived, as they may contain its usage.
         """
         return self._exceeded or self.overran
 
     def take(self, chunk: ChatReply) -> None:
-        """Add what `chunk` brings to the output."""
+        """Add the content of `chunk` to the output."""
         if chunk.usage is not None:
             self._count(chunk.usage)
         choice = chunk.choice
         if choice is None or self._exceeded or choice.index > self._index:
             return
         self._index = choice.index
-        if choice.reason and self._finish_reason != FILTERED:  # some name one with every chunk
+        if choice.reason and self._finish_reason != FILTERED:  # some servers repeat the reason
             self._finish_reason = choice.reason
             self._matched = choice.matched or self._matched
 
         content = choice.content
-        # The whole message may be repeated after its pieces
+        # Some servers send the whole message again after its pieces
         repeated = self._wrote and choice.message is not None and not choice.delta
         text, thought = ("", "") if repeated else self._read(content)
         if self._calls:
@@ -203,8 +216,8 @@ class StreamedReply:
             self._add(kept_text, kept_thought)
 
     def _settled(self, text: str, thought: str) -> tuple[str, str]:
-        """Return the text and thoughts that come next; text of a piece that ends with an unsettled
-        mark waits until it is known which of both it is.
+        """Return the text and the reasoning that can be added now. While a closing mark without an
+        opening mark is unsettled, text is held back until it is clear whether it is reasoning.
         """
         thoughts = self._thoughts
         if thoughts.revoked:
@@ -217,7 +230,9 @@ class StreamedReply:
         return ("" if thoughts.unsettled else text), thought
 
     def _read(self, content: MessageReply) -> tuple[str, str]:
-        """Return the text and the reasoning of a piece, in whole characters."""
+        """Return the text and the reasoning of a piece. Half of a surrogate pair at its end is kept
+        for the next piece.
+        """
         text = content.content or ""
         thought = content.reasoning or content.reasoning_content or ""
         if not isinstance(text, str) or not (text or thought):
@@ -232,19 +247,23 @@ class StreamedReply:
         return text, encodable(thought[: 2 * self._room])
 
     def _count(self, usage: UsageReply) -> None:
-        """Keep the latest usage, unless it counts less than an earlier one or is unreadable."""
+        """Keep `usage` as the latest one, unless it is unreadable or counts fewer completion tokens
+        than an earlier one.
+        """
         counts = usage.usage()
         if counts and (self._usage is None or counts.completion_tokens >= self._counted_tokens):
             self._usage = usage
             self._counted_tokens = counts.completion_tokens
 
     def take_complete(self, reply: ChatReply) -> None:
-        """Add a whole reply; without a finish reason, it has stopped."""
+        """Add a reply that was not streamed. If it has no finish reason, `stop` is assumed."""
         self.take(reply)
         self._finish_reason = self._finish_reason or "stop"
 
     def _revoke(self) -> None:
-        """Turn all text so far into reasoning; what was passed on stays text there."""
+        """Turn all text so far into reasoning. Deltas that were already passed on as text cannot be
+        changed.
+        """
         for number in range(self._revoked, len(self._texts)):
             self._reasoning[number] += self._texts[number]
             self._texts[number] = ""
@@ -252,7 +271,7 @@ class StreamedReply:
         self._cut = StopCut(self._stop)
 
     def report(self, usage: Usage | None = None) -> None:
-        """Pass on what was added since the last time."""
+        """Pass everything that was added since the last call to `on_delta`."""
         text = "".join(self._texts[self._reported :])
         reasoning = "".join(self._reasoning[self._reported :])
         self._reported = len(self._texts)
@@ -260,8 +279,8 @@ class StreamedReply:
             self._on_delta(Delta(text, reasoning, usage))
 
     def end(self) -> Completion:
-        """Return the whole output once the stream has ended or is abandoned, and pass on the rest
-        of it with the usage.
+        """Return the whole output, and pass its remaining text to `on_delta` with the usage. Call
+        this once the stream has ended or is abandoned.
         """
         finish_reason = self._finish_reason or ""
         rest, thought, thinking = self._rest(cut=finish_reason == "length")
@@ -307,8 +326,8 @@ class StreamedReply:
         return replace(output, unclosed=True) if unclosed else output
 
     def _rest(self, *, cut: bool) -> tuple[str, str, bool]:
-        """Return the text and thoughts that were held back, and whether a thought is open. `cut`:
-        the length limit ended the output.
+        """Return the text and the reasoning that were held back, and whether a thought is still
+        open. `cut`: True if the length limit ended the output.
         """
         thoughts = self._thoughts
         rest, thought = thoughts.end(cut=cut)
@@ -325,7 +344,7 @@ class StreamedReply:
 
     @property
     def refused(self) -> str | None:
-        """The words with which the model or a filter declined; None if neither did."""
+        """The refusal that the model or a content filter wrote; None if neither declined."""
         declined = self._refusal and not self._calls and not any(self._texts)
         if declined or self._finish_reason == FILTERED:
             return self._refusal or "".join(self._texts)
@@ -333,8 +352,8 @@ class StreamedReply:
 
     @property
     def _counted(self) -> Usage | None:
-        """Usage so far. A count above `max_tokens` that the text can hold becomes `max_tokens`, a
-        lower bound.
+        """Usage so far; None if none has arrived. If the count of completion tokens is plausible
+        but exceeds `max_tokens`, it is reduced to `max_tokens` and marked as a lower bound.
         """
         usage = self._usage.usage() if self._usage else None
         if usage is None or not self._holds(usage.completion_tokens):
@@ -344,11 +363,13 @@ class StreamedReply:
         )
 
     def _holds(self, tokens: int) -> bool:
-        """Return whether so many tokens are above `max_tokens` and fit in the text so far."""
+        """Return whether `tokens` exceeds `max_tokens` and is plausible for the text so far."""
         return self._max_tokens < tokens <= self._chars * _BYTES_A_CHARACTER
 
     def _add(self, text: str, reasoning: str) -> None:
-        """Add a piece, as far as `max_tokens` allows."""
+        """Add a piece of the output. Cut it, and mark the output as exceeded, if the output becomes
+        longer than `max_tokens` allows.
+        """
         before = self._chars
         self._chars += len(text) + len(reasoning)
         if self._over or self._chars > self._room:

@@ -1,17 +1,20 @@
-"""Separate a model's reasoning from its text, in any of the spellings that mark it.
+"""Separate a model's reasoning from its text, for all the tags and tokens that models mark it with.
 
-Marks are read one after the other: a mark opens a thought (`<think>`, `[THINK]`), closes one, or
-belongs to a message of the harmony format (`<|channel|>analysis<|message|>`). `_depth` counts open
-thoughts; text at depth 0 is the output. Rules for unclear marks:
+A thought is a passage of reasoning. Its marks are read in order: a mark opens a thought (`<think>`,
+`[THINK]`), closes one, or belongs to a message of the harmony format
+(`<|channel|>analysis<|message|>`). `_depth` counts the open thoughts; text at depth 0 is the
+output. Rules for unclear marks:
 
-- A closing mark without an opening one, and text after it: the chat template opened the thought,
-  so all text before it was reasoning (`revoked`). Without text after it, it is ignored.
-- A mark in quotes is text. So is an opening mark after words and a space (`The <think> tag`),
-  unless it is closed later; until then its text is kept as `_unsure`.
-- After the end of a nested thought the outer one continues; if that is never closed, it was only
-  mentioned, and the rest is text.
+- If a closing mark has no opening mark, and text follows it, then the chat template opened the
+  thought, so all text before the mark was reasoning (`revoked`). If no text follows, the mark is
+  ignored.
+- A mark in quotes is text. An opening mark after words and a space (`The <think> tag`) is text too,
+  unless a closing mark follows later. Until then, the text after it is kept in `_unsure`.
+- When a nested thought ends, the outer thought continues. If the outer thought is never closed, its
+  mark was only a mention, and everything after the nested thought is text.
 
-An output arrives in pieces, so a possible start of a mark at the end of a piece is held back.
+An output arrives in pieces. If the end of a piece may be the start of a mark, it is held back until
+the next piece.
 """
 
 import re
@@ -44,12 +47,14 @@ _IN_WORDS = re.compile(
     rf"{_MARKS}|(?P<closed>assistantfinal|here(?:'s| is) my response:|\[BEGIN FINAL RESPONSE\])",
     re.IGNORECASE,
 )
-"""All marks, and words that close a thought which words have opened."""
+"""All marks, and the phrases that close a thought that was opened by a phrase in `_WORDS`."""
 _WORDS = re.compile(
     r"(?:(?:analysis|commentary)(?=[^\sa-z.,:;)!?'\"-])"
     r"|(?i:here(?:'s| is) my thought process:|here are my reasoning steps:))"
 )
-"""Words that open a thought; the first two are harmony's channels without their special tokens."""
+"""Phrases that open a thought at the start of an output. The first two are channels of the harmony
+format whose special tokens are missing.
+"""
 _ALL_WORDS = (
     "analysis",
     "commentary",
@@ -58,36 +63,41 @@ _ALL_WORDS = (
     "here are my reasoning steps:",
 )
 _PART = re.compile(r"(?:[<◁][^<>◁▷]{0,109}|\[/?[A-Z ]{0,20})\Z", re.IGNORECASE)
-"""A possible start of a mark at the end of a text."""
+"""Matches the end of a text that may be the start of a mark."""
 _LONGEST = 110
 """Max characters of a mark."""
 _LONGEST_IN_WORDS = 32
-"""Max characters of words that close a thought."""
+"""Max characters of a phrase that closes a thought."""
 _LINE = 200
-"""Characters before an opening mark that may show it to be a mention."""
+"""Characters before an opening mark that are checked, to decide whether the mark is only mentioned.
+"""
 _MAX_MARKS = 256
-"""Max marks of one output that are read."""
+"""Max marks that are read in one output; later ones are text."""
 _BRACKET = re.compile(r"[<◁\[]")
 _MAX_BRACKETS = 8_192
-"""Max brackets of one output that are read as marks, as each may take some microseconds."""
+"""Max brackets in one output that are examined as possible marks, because each may take some
+microseconds.
+"""
 _NO_ANSWER = re.compile("analysis|commentary|think|thought|to=")
-"""Marks the head of a harmony message as reasoning."""
+"""Matches the head of a harmony message that holds reasoning, not the answer."""
 _MENTION = re.compile(r"[^\s>][ \t]+\Z")
 _BEFORE = "\"'`“‘«(*"
 _AFTER = "\"'`”’»)*"
 
 
 class Thoughts:
-    """Reader of one output in pieces; each call returns the next text and thoughts."""
+    """Splits one output, which arrives in pieces, into text and reasoning. `feed` and `end` each
+    return the pair of text and reasoning that is certain since the previous call.
+    """
 
     def __init__(self, *, opened: bool = False) -> None:
-        """`opened`: whether the chat template opened a thought, unless the output begins with a
-        tag.
+        """`opened`: whether to assume that the chat template opened a thought. The assumption is
+        dropped if the output begins with a tag.
         """
         self.revoked = False
-        """True once all text so far turns out to be reasoning; the caller resets it."""
+        """True once all text so far turned out to be reasoning. The caller resets it to False."""
         self.unsettled = False
-        """True after a closing mark without an opening one, until text follows."""
+        """True after a closing mark without an opening mark, until text follows it."""
         self.revealed = False
         """True once the output shows that the chat template opened a thought."""
         self.opened = opened
@@ -97,29 +107,33 @@ class Thoughts:
         self._plain = False
         self._depth = 0
         self._unsure: list[str] | None = None
-        """The open thought, if it is text unless it is closed; else None."""
+        """Content of the open thought, if it will count as text unless a closing mark follows.
+        None if no thought is open, or if the open thought is certain.
+        """
         self._head: list[str] | None = None
         self._held = ""
         self._shown: list[str] = []
-        """Text since the last mark."""
+        """Pieces of text since the last mark."""
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._mark = _MARK
 
     @property
     def open(self) -> bool:
-        """True within a thought."""
+        """True while a thought is open."""
         return self._depth > 0
 
     def feed(self, piece: str) -> tuple[str, str]:
-        """Take the next piece, which is not empty."""
+        """Take the next piece, which must not be empty; return its text and its reasoning."""
         if self._plain and "<" not in piece and "[" not in piece and "◁" not in piece:
             self._shown.append(piece)
             return piece, ""
         return self._read(self._held + piece)
 
     def end(self, *, cut: bool = False) -> tuple[str, str]:
-        """Return the rest. `cut`: the length limit ended the output, so an open thought is one."""
+        """Return the text and reasoning that were held back. `cut`: True if the length limit ended
+        the output; an unclosed thought then counts as reasoning.
+        """
         text, thought = self._read(self._held, last=True)
         return text + "".join(() if cut else self._unsure or ()), thought
 
@@ -161,7 +175,7 @@ class Thoughts:
         return "".join(self._texts), "".join(self._thoughts)
 
     def _end_of_marks(self, window: str) -> int:
-        """Return the position after which no brackets are read as marks."""
+        """Return the position in `window` from which brackets are no longer read as marks."""
         left = max(0, _MAX_BRACKETS - self._brackets)
         if _brackets(window) <= left:
             return len(window)
@@ -185,7 +199,9 @@ class Thoughts:
             self._begins = any(words.startswith(begun.casefold()) for words in _ALL_WORDS)
 
     def _part(self, window: str, position: int) -> int:
-        """Return the start of a possible mark at the end of `window`."""
+        """Return the position at which the end of `window` may be the start of a mark; the length
+        of `window` if it cannot be.
+        """
         if self._begins and len(window) != 1:
             return position
         if self._depth and self._mark is _IN_WORDS:
@@ -194,7 +210,7 @@ class Thoughts:
         return part.start() if part else len(window)
 
     def _put(self, part: str) -> None:
-        """Add a part between marks to the text or the open thought."""
+        """Add the characters between two marks to the text, or to the open thought."""
         if self.unsettled and not self._depth:
             part = part.lstrip()
             if part:
@@ -210,7 +226,7 @@ class Thoughts:
             self._unsure.append(part)
 
     def _take(self, kind: str, mark: str) -> None:
-        """Apply a mark. `kind`: the group of the pattern that it matched."""
+        """Apply a mark. `kind`: the name of the pattern's group that the mark matched."""
         head = self._head
         self._head = None
         if mark.endswith("/>") or (kind == "message" and head is None and self._depth):

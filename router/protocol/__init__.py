@@ -1,4 +1,4 @@
-"""The text protocol: prompts for models, and parsers for their output."""
+"""The text protocol between the gateway and its models: prompts, and parsers of their outputs."""
 
 from router.protocol.decision import parse_decision
 from router.protocol.evidence import (

@@ -1,6 +1,7 @@
-"""The delegator's decision, parsed from its output: sub-queries to dispatch, or a stop (TBSS 3.1).
+"""Parsing of the delegator's decision from its output: sub-queries to dispatch, or a stop (TBSS
+3.1).
 
-Parsing is total: any text gives a decision, none raises, and the time is linear in the text.
+Parsing never raises: every text gives a decision, in time that is linear in the text.
 """
 
 import re
@@ -25,19 +26,23 @@ _STOP = re.compile(r"<\s*+/?\s*+stop\s*+/?\s*+>", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Distinct sub-queries, in the order in which they were written."""
+    """Decision to dispatch sub-queries. They are distinct, and in the order in which the delegator
+    wrote them.
+    """
 
     sub_queries: tuple[str, ...]
-    """To be worked on in parallel."""
+    """Sub-queries to work on in parallel."""
     over_limit: tuple[str, ...]
-    """Sub-queries beyond the limit, which are reported back as not dispatched."""
+    """Sub-queries beyond the limit, which are not dispatched and reported back to the delegator."""
     managers: tuple[str, ...] = ()
-    """For each of `sub_queries`, its manager or empty; no items if no block names one."""
+    """For each of `sub_queries`, the name of its manager, or an empty string. The tuple is empty if
+    no block names a manager.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The evidence suffices."""
+    """Decision to end the search, because the evidence suffices."""
 
 
 Decision = Dispatch | Stop | Malformed
@@ -50,12 +55,13 @@ def parse_decision(
     cut: bool = False,
     managed: bool = False,
 ) -> Decision:
-    """Parse the delegator's decision. `limit`: max sub-queries that are dispatched. `cut`: the
-    length limit ended `text`. `managed`: blocks may name a manager, as in `<search
-    manager="browser">`.
+    """Parse the delegator's decision.
 
-    A search wins over a stop. If no block holds a question, the stop counts if it comes after the
-    blocks or if every block is empty.
+    `limit`: max sub-queries that are dispatched. `cut`: whether the length limit ended `text`.
+    `managed`: whether blocks may name a manager, as in `<search manager="browser">`.
+
+    If the text contains both questions and a stop, the stop is ignored. If there are blocks without
+    any question, a stop counts only if it comes after the blocks or if all blocks are empty.
     """
     attribute = "manager" if managed else ""
     own, cut = own_text(text, cut=cut, attribute=attribute)
@@ -78,8 +84,8 @@ def parse_decision(
 
 
 def _distinct(asked: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the first spelling of each question, with its manager; case and closing punctuation
-    are ignored.
+    """Return the distinct pairs of a question and its manager. Questions that differ only in case,
+    space and closing punctuation are the same, and the first spelling is kept.
     """
     first: dict[tuple[str, str], tuple[str, str]] = {}
     for question, manager in asked:
@@ -99,23 +105,29 @@ _IN_LINES = "\n- x y?\n"
 _MORE = "x"
 _LONGEST_BLOCK = 20_000
 _MAX_READ = 50_000
-"""Max characters of a block that is read early, and of all readings of it together. Beyond that,
-the end of the turn is awaited, so that the time is linear in any text.
+"""Max characters of a block that is read early (`_LONGEST_BLOCK`), and of all readings of the block
+together. Beyond these limits, nothing is read before the turn has ended. So the time is linear in
+the length of any text.
 """
 
 
 class EarlyReader:
-    """Reads an output piece by piece, and reports the sub-queries that are certain to be
-    dispatched.
+    """Reads the delegator's output piece by piece while it is written, and reports the sub-queries
+    that are certain to be dispatched.
 
-    The idea: a sub-query is certain if `parse_decision` reads it first from the block, however the
-    text continues. So the unfinished block is parsed twice, as it is and with a made-up
-    continuation, and the common beginning is certain. That is tried only where a question may have
-    just ended: in a list or an object at the closing quote (or at what follows it, if no question
-    mark precedes the quote, which may then be part of the string), in numbered or bulleted
-    questions at the end of the line, and otherwise at the closing tag. Only the first block outside
-    of reasoning is read, and none that names a manager. `parse_decision` on the complete output has
-    the last word.
+    The idea: the first sub-queries of a block are certain if `parse_decision` reads them from the
+    block however the text continues. So the unfinished block is parsed twice, once as it is and
+    once with a made-up continuation. The sub-queries with which both results begin are certain.
+
+    To save time, this is done only where a question may have just ended:
+
+    - In a list or an object, at a closing quote after a question mark. Without the question mark,
+      the quote may be part of the string, so the character after the quote is awaited.
+    - In numbered or bulleted questions, at the end of the line.
+    - In all other blocks, at the closing tag.
+
+    Only the first block outside of reasoning is read, and it is ignored if it names a manager. The
+    result of `parse_decision` on the complete output remains decisive.
     """
 
     def __init__(
@@ -123,8 +135,8 @@ class EarlyReader:
         limit: int,
         on_sub_queries: Callable[[tuple[str, ...]], None],
     ) -> None:
-        """`limit`: as for `parse_decision`. `on_sub_queries`: called with all certain sub-queries
-        whenever there are more.
+        """`limit`: max sub-queries that are dispatched. `on_sub_queries`: called with all certain
+        sub-queries whenever their number has grown.
         """
         self._limit = limit
         self._on_sub_queries = on_sub_queries
@@ -136,7 +148,7 @@ class EarlyReader:
         self._read = 0
 
     def feed(self, piece: str) -> None:
-        """Read the next piece of the output."""
+        """Read the next piece of the output, and report sub-queries that have become certain."""
         if self._over or not piece:
             return
         piece, _ = self._thoughts.feed(piece)
@@ -151,7 +163,9 @@ class EarlyReader:
             self._look()
 
     def _opened(self, piece: str) -> str:
-        """Return the text from the opening tag of the first block on; empty before it."""
+        """Return the text from the opening tag of the first block on. Return an empty string while
+        the tag has not arrived.
+        """
         window = self._tail + piece
         if tag := _TAG.search(window):
             self._over = not tag[0].endswith(">")
@@ -174,11 +188,13 @@ class EarlyReader:
             self._on_sub_queries(questions)
 
     def _certain(self, block: str) -> tuple[str, ...]:
-        """Return the questions of an unclosed block that are certain however it continues."""
+        """Return the questions of an unclosed block that are certain, however the block continues.
+        Return nothing if there are no more of them than before.
+        """
         before = _BEFORE_BODY.match(block)
         start = before.end() if before else 0
         if block[start : start + 1] in ("[", "{"):
-            # Each question has two quotes.
+            # Each question needs two quotes, so with fewer quotes there is no further question.
             if sum(map(block.count, "\"'“”")) < 2 * (self._known + 1):
                 return ()
             questions = self._questions(block if _ASKED.search(block) else block + _MORE)
@@ -199,6 +215,6 @@ class EarlyReader:
 
 
 def agreeing(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return the length of the common beginning of two sequences."""
+    """Return the number of leading items in which two sequences are equal."""
     pairs = zip(first, second, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,4 +1,6 @@
-"""A report, which is all that leaves an executor (TBSS 3.1), and the passages behind it."""
+"""Reports, which are the only thing that other roles see of an executor's work (TBSS 3.1), and the
+retrieved passages that reports are based on.
+"""
 
 import msgspec
 
@@ -10,15 +12,15 @@ class Report(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     evidence: tuple[str, ...]
     """One to three short points from the retrieved text; empty if nothing was found."""
     lost_lines: int = 0
-    """Lines of a multi-line answer that were cut off, completely or in part."""
+    """Number of lines of a multi-line answer that were cut off, completely or in part."""
     escalate_to: str = ""
-    """The manager that could do what the executor could not; empty for none. Without evidence,
-    `answer` says what is missing.
+    """Name of another manager that should work on the sub-query; empty for none. If there is no
+    evidence, `answer` then describes what is missing.
     """
 
     def within(self, chars: int) -> "Report":
-        """Return the report with its answer and each point cut to `chars` characters; a multi-line
-        answer is cut after a line.
+        """Return the report with its answer and each point of evidence cut to `chars` characters. A
+        multi-line answer is cut at the end of a line.
         """
         if max(map(len, (self.answer, *self.evidence))) <= chars:
             return self
@@ -35,7 +37,7 @@ class Report(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 NO_EVIDENCE = Report("no evidence found", ())
-"""The report of a failed executor: neutral, and without internals."""
+"""The report of an executor that failed or found nothing. It does not reveal why."""
 
 
 class Passage(msgspec.Struct, frozen=True, gc=False):
@@ -45,11 +47,13 @@ class Passage(msgspec.Struct, frozen=True, gc=False):
     title: str
     text: str
     score: float = 0.0
-    """Similarity to the query; comparable only within one search."""
+    """Similarity to the query. Scores are comparable only within one search."""
     document: str = ""
-    """The file of the passage, with a row's id (`people.jsonl#ada`); empty if unknown."""
+    """Name of the file that contains the passage; for a row of a file, followed by the row's id
+    (`people.jsonl#ada`). Empty if unknown.
+    """
     page: int | None = None
-    """Its page in that file, from 1."""
+    """Page of the passage in the file, from 1; None if unknown."""
 
     def within(self, chars: int) -> "Passage":
         """Return the passage with its title and its text cut to `chars` characters each."""

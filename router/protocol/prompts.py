@@ -1,5 +1,5 @@
-"""The prompts of all roles. Constant parts come first, so that engines can reuse their prefix
-cache.
+"""The texts of the messages that models are shown, except for the system prompts. In each prompt,
+the parts that never change come first, so that engines can reuse their prefix cache.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,7 +66,9 @@ CALL_REFUSED = "The call failed: no tool of this name takes these arguments."
 
 
 def tools(offered: Iterable[Function]) -> str:
-    """Return the part of a system prompt that describes tools to be called in tags."""
+    """Return the part of a system prompt that describes the tools `offered`, for a model that calls
+    them by writing `<call>` tags.
+    """
     listed = "".join(
         f"<tool>{element('name', tool.name)}{element('description', tool.description)}"
         f"{element('arguments', tool.parameters)}</tool>"
@@ -80,8 +82,10 @@ def documents(
     last: bool,
     named: bool = False,
 ) -> str:
-    """Return the executor's view of one search; `last` asks for the report. `named`: with the names
-    by which documents are opened.
+    """Return the message that shows an executor the passages of one search.
+
+    `last`: whether no search is left, so that the message also asks for the report. `named`:
+    whether to include the documents' names, by which the executor can open them.
     """
     shown = "".join(
         "<document "
@@ -98,8 +102,10 @@ def search_results(
     *,
     managed: bool = False,
 ) -> str:
-    """Return the delegator's and the answerer's view of (sub-query, report) pairs (TBSS, Fig. 7).
-    `managed`: with the managers that reports name.
+    """Return the text that shows the delegator or the answerer the reports (TBSS, Fig. 7).
+
+    `pairs`: sub-queries, each with its report. `not_dispatched`: sub-queries that exceeded the
+    limit. `managed`: whether to include the names of managers to which reports escalate.
     """
     shown = ""
     for index, (request, report) in enumerate(pairs):
@@ -125,8 +131,8 @@ def _too_many(not_dispatched: Sequence[str]) -> str:
 
 
 def table_request(question: str, columns: Iterable[str]) -> str:
-    """Return the delegator's view of a requested table. `columns`: each as a word or two, keys with
-    a star.
+    """Return the message that shows the delegator the request for a table. `columns`: a short
+    description of each column, with a star for a key column.
     """
     return element("question", question) + element("columns", ", ".join(columns))
 
@@ -137,8 +143,8 @@ def table_status(
     holes: Iterable[str],
     not_dispatched: Sequence[str] = (),
 ) -> str:
-    """Return the delegator's view of a table: its counts, and some of its rows and holes, but no
-    report.
+    """Return the text that shows the delegator the status of a table: counts by name, and the names
+    of some rows (`keys`) and of some missing cells (`holes`), but no reports.
     """
     shown = " ".join(f'{name}="{count}"' for name, count in counts.items())
     listed = element("rows", "\n".join(keys)) + element("holes", "\n".join(holes))
@@ -146,25 +152,28 @@ def table_status(
 
 
 def answer_request(question: str, pairs: Sequence[tuple[str, Report]]) -> str:
-    """Return the answerer's view: the question and the pairs, nothing else (TBSS 3.1)."""
+    """Return the message that shows the answerer the question and the reports (TBSS 3.1). `pairs`:
+    sub-queries, each with its report.
+    """
     return f"{element('question', question)}{search_results(pairs)}"
 
 
 def request(text: str) -> str:
-    """Return a question or sub-query as a user turn."""
+    """Return the text of the user message that contains a question or sub-query."""
     return escape(text)
 
 
 def shown_turn(output: str) -> str:
-    """Return a model's turn as it is shown again: without its reasoning, and never empty, which
-    many endpoints refuse.
+    """Return a model's turn as it is shown to the model in later prompts: without reasoning. An
+    empty turn is replaced, because many endpoints refuse empty messages.
     """
     return without_thinking(output).strip() or NO_OUTPUT
 
 
 def without_system_role(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """Return the conversation for models that know only user and assistant, in turns. Everything
-    between two assistant turns is one user message; the system prompt comes first.
+    """Convert a conversation for models that accept only alternating user and assistant messages.
+    All messages between two assistant messages, including the system prompt, are joined to one user
+    message.
     """
     turns: list[Message] = []
     for from_assistant, side in groupby(messages, key=lambda message: message.role == "assistant"):

@@ -10,14 +10,15 @@ from router.folding import fold, is_east_asian, sought
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 CLOSED = ("yes", "no", "noanswer")
-"""Answers that occur in any text."""
+"""Answers in normal form that occur in almost any text, so that an occurrence proves nothing."""
 
 
 def normal_answer(text: str) -> str:
-    """Return a text in lower case, without ASCII punctuation, articles and surplus space.
+    """Return the normal form of an answer: in lower case, without ASCII punctuation, English
+    articles and surplus space, as in the official scripts.
 
-    The official scripts know only English. Text in a script without spaces is folded, and each of
-    its characters counts as a word.
+    The official scripts are made for English. In addition to them, text in a script without spaces
+    is folded, and each of its characters counts as a word.
     """
     if is_east_asian(text):
         return fold(text).strip()
@@ -25,20 +26,20 @@ def normal_answer(text: str) -> str:
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> bool:
-    """Return whether `answer` equals one of `golds` after normalisation."""
+    """Return whether `answer` equals one of the right answers `golds` after normalisation."""
     return normal_answer(answer) in {normal_answer(gold) for gold in golds}
 
 
 def token_f1(answer: str, golds: Sequence[str]) -> float:
-    """Return the best token F1 against any of `golds`, 0 to 1; yes, no and noanswer match whole or
-    not at all (HotpotQA).
+    """Return the highest token F1 of `answer` against one of the right answers `golds`, from 0 to
+    1. As in HotpotQA, the answers "yes", "no" and "noanswer" score 0 unless they match exactly.
     """
     return max((_f1(normal_answer(answer), normal_answer(gold)) for gold in golds), default=0.0)
 
 
 def holds(texts: Iterable[str], answer: str) -> bool:
-    """Return whether any text contains the words of `answer` in sequence, after folding, or is an
-    exact match.
+    """Return whether one of `texts` contains the words of `answer` in sequence after folding, or
+    matches `answer` exactly after normalisation.
     """
     wanted = sought(answer)
     normal = normal_answer(answer)

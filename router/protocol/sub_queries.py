@@ -1,4 +1,6 @@
-"""The `<search>` blocks of a turn, for delegator and executor."""
+"""Reading of the `<search>` blocks in a turn of the delegator or an executor, and of the questions
+in them.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,8 +19,8 @@ _CLOSING = {
     "'": re.compile(r"\\.|'", re.DOTALL),
     "“": re.compile(r"\\.|”", re.DOTALL),
 }
-# A quote closes its string only before what may follow a string, so a bare quote within a question
-# does no harm.
+# A quote closes its string only if the text after it may follow a string. So an unescaped quote
+# within a question does no harm.
 _FOLLOWS = re.compile(
     r"""\s*+(?:\Z|[\]}]|(?P<key>:)|\)\s*+(?:\Z|[\],])"""
     r"""|,\s*+(?:\Z|["'“\[{(\]}]|-?\d|null|none|true|false))"""
@@ -30,23 +32,27 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 
 
 class QuotedString(NamedTuple):
-    """A string in the position of a value."""
+    """A quoted string in JSON-like text that is a value, not a key."""
 
     text: str
-    """Its text, with backslash escapes resolved."""
+    """The string's text, with backslash escapes resolved."""
     key: str
-    """Its key in an object; empty in a list."""
+    """The string's key in an object; empty for an item of a list."""
     closed: bool
-    """False if the text ended before the closing quote, or if it may be a key without its colon."""
+    """False if the text ended before the closing quote, or if the string may be a key whose colon
+    is missing because the text ended.
+    """
     exact: bool
-    """False if it contains an unescaped quote of its kind, so that it may not be one string."""
+    """False if the string contains an unescaped quote of the same kind, so that it may in fact be
+    several strings.
+    """
 
 
 def quoted_strings(text: str) -> Iterator[QuotedString]:
-    """Yield every value, nested ones too, in order and in linear time; the latest key of an object
-    applies to what follows.
+    """Yield every string value in JSON-like text, including nested values, in order. A value gets
+    the key that was read last before it. Takes linear time.
 
-    Valid JSON is read as a JSON parser reads it, and so are Python lists except for rare escapes.
+    Valid JSON is read as a JSON parser reads it. So are Python lists, except for rare escapes.
     """
     text = "\n" + text
     position = 0
@@ -88,8 +94,8 @@ def _end(
     start: int,
     quote: str,
 ) -> tuple[int, bool]:
-    """Return the end of the string that begins at `start` (the end of `text` if nothing closes it),
-    and whether it is certain.
+    """Return the position of the closing quote of the string that begins at `start`, or the end of
+    `text` if nothing closes the string. Also return whether no other quote might close it.
     """
     exact = True
     for mark in _CLOSING[quote].finditer(text, start):
@@ -106,8 +112,8 @@ def _may_be_key(
     end: int,
     key: str,
 ) -> bool:
-    """Return whether the last string in `text` is in a position where an object continues with a
-    key.
+    """Return whether the string from `start` to `end` is the last thing in `text`, and is at a
+    place where an object would have a key.
     """
     if end + 1 < len(text):
         return False
@@ -125,14 +131,14 @@ def _character(escape: re.Match[str]) -> str:
 
 
 LONGEST_QUESTION = 2000
-"""Max characters of a question; longer texts are not read as one."""
+"""Max characters of a question. A longer text is not read as a question."""
 
 _KEYS = frozenset(
     "query queries question questions subquery subqueries subquestion subquestions "
     "search searches searchquery searchqueries request requests text input q".split()
 )
 _FEWEST_DIGITS = 3
-"""Min digits of a question without letters."""
+"""Min digits of a question that has no letters, such as an ISBN."""
 _NOTHING = frozenset({"none", "null", "n/a"})
 _FENCE = re.compile(
     r"^[^\S\n]*+```(?:json|python|text|plaintext|markdown|xml)?|```[^\S\n]*+$",
@@ -149,16 +155,18 @@ _MARKER = re.compile(
     re.IGNORECASE,
 )
 _BOLD = re.compile(r"(\w\*\*(?=\w)|\d \*\* (?=\d))|\*\*")
-"""Marks of bold text; the group is a power instead."""
+"""Matches Markdown's marks of bold text. If the group matched, the mark is an exponentiation, and
+not bold text.
+"""
 _NEXT_ON_LINE = re.compile(r"(?<=\?)\s++(?=\(?\d{1,2}[.)]\s)")
 
 
 def read_questions(body: str, *, partial: bool) -> list[str]:
-    """Return the questions in order, with repetitions; unescaped, each on one line. Never raises;
-    linear time.
+    """Return the questions in the body of a `<search>` block, in order, with repetitions. They are
+    unescaped, and each is on one line. Never raises, and takes linear time.
 
-    `partial`: the block ended before its closing tag, so its last question counts only if its end
-    is visible: a closing quote or a question mark.
+    `partial`: whether the block ended before its closing tag. Its last question then counts only if
+    the question's end is visible, as a closing quote or a question mark.
     """
     body = (_FENCE.sub("\n", body) if "```" in body else body).strip()
     if not (_OPENS_TEXT.match(body) or _OPENS_LIST.search(body)):
@@ -167,7 +175,7 @@ def read_questions(body: str, *, partial: bool) -> list[str]:
 
 
 def _is_question(text: str) -> bool:
-    # A number may be one, such as 978-3-16-148410-0, but not a list of numbers
+    # A number, such as 978-3-16-148410-0, may be a question, but a list of numbers may not
     is_number = sum(map(str.isdigit, text)) >= _FEWEST_DIGITS and ", " not in text
     return (
         len(text) <= LONGEST_QUESTION
@@ -194,8 +202,8 @@ def _texts(body: str, partial: bool) -> list[str]:
 
 
 def _asked(strings: Sequence[QuotedString], partial: bool) -> list[str]:
-    """Return the strings of a list or under a key for questions; without any, all strings that end
-    in a question mark.
+    """Return the strings that are items of a list, or whose key is a name for questions. If there
+    are none, return all strings that end with a question mark.
     """
     complete = [string for string in strings if string.closed or not partial]
     named = [_unwrapped(string.text) for string in complete if _names_questions(string.key)]
@@ -203,8 +211,8 @@ def _asked(strings: Sequence[QuotedString], partial: bool) -> list[str]:
 
 
 def _unwrapped(text: str) -> str:
-    """Return a string without the element around it; a tag within the string belongs to the
-    question.
+    """Return a string without the tags of an element around it, such as `<query>`. If the string
+    does not begin with such a tag, tags in it belong to the question and are kept.
     """
     return _ITEM_TAG.sub("", text) if _ITEM_TAG.match(text) else text
 
@@ -215,7 +223,9 @@ def _names_questions(key: str) -> bool:
 
 
 def _from_lines(body: str, partial: bool) -> list[str]:
-    """Return one question per line or list item, without headings and remarks between questions."""
+    """Return the questions in a text without quotes: one per line or list item. Headings, and
+    remarks between questions, are left out.
+    """
     lines = _NEXT_ON_LINE.sub("\n", body).splitlines()
     lines = [_BOLD.sub(r"\1", line).strip() for line in lines]
     lines = [line for line in lines if len(lines) == 1 or not line.endswith(":")]
@@ -229,8 +239,8 @@ def _from_lines(body: str, partial: bool) -> list[str]:
 
 
 def _grouped(lines: Sequence[str], marked: bool) -> list[str]:
-    """Return lines joined to items: an item ends at its question mark, at an empty line, or at the
-    next marker.
+    """Join lines to items, as an item may span several lines. An item ends at a question mark, at
+    an empty line, or at the marker of the next item. `marked`: whether items begin with a marker.
     """
     items: list[list[str]] = []
     unfinished = False
@@ -251,8 +261,8 @@ def _asks(line: str) -> bool:
 
 
 def _item(text: str) -> str:
-    """Return an item without its marker, its trailing comma, and the quotes around it (or the
-    opening one alone).
+    """Return a list item without its marker, trailing comma and surrounding quotes. A single
+    opening quote is removed too.
     """
     text = _MARKER.sub("", text, count=1) if _MARKER.match(text) else text
     text = text.strip().rstrip(",;")
@@ -273,22 +283,22 @@ _FIRST_TAG = re.compile(
 )
 _FURTHEST_TAG = 200_000
 _LONGEST_OWN = 20_000
-"""Max position of the first tag, and max characters read from there on; far more than any decision
-or report has, and few enough to be parsed within milliseconds.
+"""Max position of the first tag, and max characters that are read from the first tag on. Real
+decisions and reports are far shorter, and so many characters can be parsed within milliseconds.
 """
 
 
 class SearchBlock(NamedTuple):
-    """A parsed block."""
+    """A parsed `<search>` block."""
 
     start: int
-    """The start of its opening tag in the turn's own text."""
+    """Position of the block's opening tag in the text that `own_text` returns."""
     empty: bool
-    """True if it contains nothing at all."""
+    """True if the block contains nothing but white space."""
     questions: tuple[str, ...]
-    """Its questions; empty also if none could be parsed."""
+    """The block's questions; empty if none could be parsed."""
     manager: str = ""
-    """The manager that it names; empty for none."""
+    """Name of the manager that the opening tag names; empty for none."""
 
 
 def own_text(
@@ -297,13 +307,14 @@ def own_text(
     cut: bool,
     attribute: str = "",
 ) -> tuple[str, bool]:
-    """Return the part of a turn that holds the model's decision, and whether the length limit cut
-    it.
+    """Return the part of a turn that contains the model's decision, and whether its end is missing.
 
-    Reasoning is left out, and everything before the first tag. So is everything from the first
-    result tag after a search on: a model that was not stopped there invents the results, and then
-    decides by them. A text whose end is out of range is cut. `attribute`: the one of search tags,
-    as for `blocks`.
+    Three parts of the turn are left out: the reasoning, everything before the first tag, and
+    everything from a tag for search results on. A model that was not stopped after its search
+    invents such results, and what it writes after them is based on invented results.
+
+    `cut`: whether the length limit ended `text`. A part that is too long is cut here too.
+    `attribute`: the attribute that `<search>` tags may have; empty for none.
     """
     visible = without_thinking(text)
     tag = _FIRST_TAG.search(visible, 0, _FURTHEST_TAG)
@@ -321,8 +332,8 @@ def search_blocks(
     cut: bool,
     attribute: str = "",
 ) -> list[SearchBlock]:
-    """Return all blocks of `own_text`. Unless `cut`, an unclosed last one counts as closed, as a
-    stop string ended it.
+    """Return all `<search>` blocks in `own`, the text that `own_text` returned. If the last block
+    is not closed, it counts as closed unless `cut` is true, because a stop string ended it.
     """
     search_tags = list(blocks(own, "search", attribute))
     return [
@@ -332,8 +343,9 @@ def search_blocks(
 
 
 def _read(block: Block, *, ended: bool) -> SearchBlock:
-    """Parse a block. One that another tag ended is often a mere mention of the tag, so it is parsed
-    as a partial one.
+    """Parse a `<search>` block. `ended`: whether the block is complete, although it may lack its
+    closing tag. A block that was ended by another tag is often only a mention of `<search>`, so it
+    is parsed as a partial block.
     """
     body = block.body
     ended = ended or block.closed
@@ -354,7 +366,7 @@ def _read(block: Block, *, ended: bool) -> SearchBlock:
 
 
 def normal_question(question: str) -> str:
-    """Return a form that is equal for questions that differ only in case, surplus space and closing
-    punctuation.
+    """Return the normal form of a question. It is equal for questions that differ only in case,
+    surplus space and closing punctuation.
     """
     return " ".join(question.casefold().split()).rstrip(" ?!.,;:…")

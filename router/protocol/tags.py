@@ -1,8 +1,8 @@
-"""The tags of the search protocol, and escaping, so that other text is never mistaken for a tag.
+"""Tags of the search protocol, such as `<search>…</search>`, and escaping of all other text.
 
-Everything that enters a prompt from outside (question, sub-query, passage, report) is escaped, and
-what a model copies from its prompt is unescaped when its output is parsed. So no tag in a document
-is ever parsed.
+Everything that enters a prompt from outside (question, sub-query, passage, report) is escaped. Text
+that a model copies from its prompt is unescaped when its output is parsed. So a tag in a document
+is never mistaken for a tag that a model wrote.
 """
 
 import html
@@ -18,11 +18,13 @@ from router.models.thoughts import Thoughts
 _LONGEST = 300_000
 """Max characters of a turn that are parsed."""
 _ENTITIES = ("&lt;", "&gt;", "&quot;", "&#39;", "&#x27;", "&amp;")
-"""Entities that are unescaped, in this order: the last one's character may begin another."""
+"""Entities that are unescaped, in this order. `&amp;` must be last, because the resulting `&` may
+begin another entity.
+"""
 
 
 class Block(NamedTuple):
-    """One `<tag>…</tag>` of a model's output."""
+    """One element `<tag>…</tag>` in a model's output."""
 
     body: str
     """The raw text between the tags."""
@@ -31,19 +33,19 @@ class Block(NamedTuple):
     closed: bool
     """False if the output ended before the closing tag."""
     named: str = ""
-    """The value of the opening tag's attribute; empty without one."""
+    """The value of the opening tag's attribute; empty if the tag has none."""
 
 
 def escape(text: str) -> str:
-    """Return inert `text`: `&`, `<` and `>` become entities, in control tokens such as `<|im_end|>`
-    too.
+    """Replace `&`, `<` and `>` in `text` by entities, so that it contains no tags. Control tokens
+    such as `<|im_end|>` become ordinary text too.
     """
     return html.escape(text, quote=False)
 
 
 def unescape(text: str) -> str:
-    """Undo `escape`, and the entities for quotes that models add; other entities stay, such as
-    `&copy=` in a URL.
+    """Undo `escape`. Also replace entities for quotes, which models add. Other entities are kept,
+    as they may be ordinary text, such as `&copy=` in a URL.
     """
     for entity in _ENTITIES:
         text = text.replace(entity, html.unescape(entity))
@@ -51,26 +53,28 @@ def unescape(text: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Return unescaped text that every Unicode encoding can represent."""
+    """Return `text` unescaped, in a form that every Unicode encoding can represent."""
     return encodable(unescape(text))
 
 
 def one_line(text: str) -> str:
-    """Return the readable text with single spaces."""
+    """Return `readable(text)` on one line, with single spaces between words."""
     return " ".join(readable(text).split())
 
 
 def without_thinking(text: str) -> str:
-    """Return a text without reasoning; an unclosed thought continues to the end."""
+    """Return `text` without reasoning. Reasoning without a closing tag continues to the end."""
     thoughts = Thoughts()
     visible, _ = thoughts.feed(text[:_LONGEST])
     return visible + thoughts.end()[0]
 
 
 def blocks(text: str, tag: str, attribute: str = "") -> Iterator[Block]:
-    """Yield every block of `tag`, in order and in linear time; a second opening tag ends an
-    unclosed block. `attribute`: the only attribute that an opening tag may have; a tag with another
-    one is not recognised.
+    """Yield every element with this tag, in order. An element without a closing tag ends at the
+    next opening tag. Takes linear time.
+
+    `attribute`: the only attribute that an opening tag may have. An opening tag with another
+    attribute is not recognised.
     """
     opening, closing = _tags(tag, attribute)
     start = opening.search(text)
@@ -90,7 +94,7 @@ def blocks(text: str, tag: str, attribute: str = "") -> Iterator[Block]:
 
 @cache
 def _tags(tag: str, attribute: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return the patterns of the opening and of the closing tag."""
+    """Return regular expressions for the opening tag and for the closing tag."""
     may = (
         rf"""(?:\s{{1,9}}{attribute}\s{{0,9}}=\s{{0,9}}["'“]?(?P<named>[^"'”<>]{{0,100}})["'”]?)?"""
     )
@@ -102,13 +106,15 @@ def _tags(tag: str, attribute: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 def element(tag: str, text: str) -> str:
-    """Return `<tag>` around escaped `text`."""
+    """Return the element `<tag>…</tag>` with `text` escaped in it."""
     return f"<{tag}>{escape(text)}</{tag}>"
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Output that cannot be parsed. It leads to a correction turn or a typed failure."""
+    """Result of parsing an output that does not follow the protocol. The model is then asked for a
+    correction, or the run fails.
+    """
 
     reason: str
-    """The defect, for the trace; never a part of the output itself."""
+    """Description of the defect, for the trace. It never quotes the output."""

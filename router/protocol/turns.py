@@ -1,6 +1,7 @@
-"""An executor's turn, parsed from its output: one search, or the report (TBSS 3.1).
+"""Parsing of an executor's turn from its output: one search, or the report (TBSS 3.1). Executors
+with tools may also open a document or call a tool.
 
-Parsing is total: any text gives a turn, none raises, and the time is linear in the text.
+Parsing never raises: every text gives a turn, in time that is linear in the text.
 """
 
 import re
@@ -31,12 +32,12 @@ class SearchTurn:
 
     query: str
     ignored: int
-    """Further queries of the turn: more blocks, or more items of a list."""
+    """Number of further queries in the turn, in other blocks or as further items of a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportTurn:
-    """A turn that reports, which is the last one."""
+    """A turn that reports. It ends the conversation."""
 
     report: Report
 
@@ -46,9 +47,9 @@ class AccessTurn:
     """A turn that opens a document."""
 
     document: str
-    """Its name or title, as a search has shown it."""
+    """Name or title of the document, as a search has shown it."""
     query: str
-    """The text to look for in it."""
+    """Text to look for in the document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +58,18 @@ class CallTurn:
 
     tool: str
     arguments: str
-    """The text in the block, which may be no JSON."""
+    """The arguments as the model wrote them, which may be invalid JSON."""
 
 
 ExecutionTurn = SearchTurn | AccessTurn | CallTurn | ReportTurn | Malformed
 
 
 def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
-    """Parse an executor's turn; `cut`: the length limit ended `text`.
+    """Parse an executor's turn. `cut`: whether the length limit ended `text`.
 
-    Of a search and a report in one turn, the first complete one counts: a report after a search
-    rests on results that the model has not seen. A turn that names a manager is an escalation, with
-    the report before the name, if there is one.
+    If a turn contains both a search and a report, the one that is complete first counts, because a
+    report after a search cannot be based on the search's results. A turn with an `<escalate>` block
+    that names a manager is an escalation; if there is a report before the block, it is kept.
     """
     own, cut = own_text(text, cut=cut)
     searches, search = first_search(own, cut)
@@ -97,14 +98,18 @@ _ACTION = re.compile(
 _ACTION_END = re.compile(r"<\s{0,9}/\s{0,9}(?:access|call)\s{0,9}>", re.IGNORECASE)
 _MAX_ACTION_START = 200_000
 _MAX_BODY = 20_000
-"""Max position of the first action, and max characters of its body."""
+"""Max position of the first `<access>` or `<call>` tag, and max characters of its body."""
 
 
 def parse_action_turn(
     usual: Callable[[str, bool], ExecutionTurn], text: str, cut: bool = False
 ) -> ExecutionTurn:
-    """Parse the turn of an executor that may open documents and call tools. The first complete
-    action counts; `usual` parses all other turns.
+    """Parse the turn of an executor that may open documents and call tools. If the turn contains
+    several actions (searches, reports, opened documents, tool calls), the first complete one
+    counts.
+
+    `usual`: the parser of the other kinds of turns, such as `parse_turn`. `cut`: whether the length
+    limit ended `text`.
     """
     visible = without_thinking(text)
     action = _ACTION.search(visible, 0, _MAX_ACTION_START)
@@ -119,7 +124,7 @@ def parse_action_turn(
     name = one_line(action[3])
     body = visible[action.end() : end.start() if end else None].strip()
     if not action[1]:
-        # Do not unescape quotes: they would end the strings of the JSON.
+        # Quotes are not unescaped, because they would end strings in the JSON.
         for entity, character in (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
             body = body.replace(entity, character)
         return CallTurn(name, encodable(body).strip("`").removeprefix("json").strip())
@@ -129,8 +134,8 @@ def parse_action_turn(
 
 
 def first_search(own: str, cut: bool) -> tuple[bool, tuple[int, SearchTurn] | None]:
-    """Return whether there is any search block, and the first search that has a query, with its
-    position.
+    """Return whether `own` contains any `<search>` block, and the first search that has a query,
+    with its position. Return None in place of the search if no block has a query.
     """
     blocks_found = search_blocks(own, cut=cut)
     searches = [block for block in blocks_found if block.questions]
@@ -146,7 +151,7 @@ def _report(own: str, *, cut: bool) -> ReportTurn | Malformed:
         if next(blocks(own, "answer"), None):
             return Malformed("the report has no evidence")
         return Malformed("neither a search block nor a report")
-    # Stop at the evidence, which ends an unclosed answer.
+    # Look for the answer only before the evidence, which ends an answer without a closing tag.
     answers = [block.body for block in blocks(own[: evidence[0].start], "answer")]
     answer = next(filter(None, map(one_line, answers)), "")
     if not answer:
@@ -171,8 +176,8 @@ def _points(evidence: Sequence[Block]) -> tuple[str, ...]:
 
 
 def _split(body: str) -> list[str]:
-    """Return the items of a bulleted text with their continuation lines, or a few lines, or else
-    the text as one point.
+    """Split the text of the evidence into points: the items of a JSON list or of a bulleted list,
+    or the lines if there are at most `MAX_POINTS`. Otherwise the whole text is one point.
     """
     if body.startswith("[") and (listed := [string.text for string in quoted_strings(body)]):
         return listed
@@ -198,10 +203,11 @@ _LABEL = re.compile(
 
 
 def parse_answer(text: str) -> str:
-    """Return the last closed `<answer>`, else the rest after an unclosed one, else all text outside
-    of reasoning.
+    """Return the answer in an answerer's output: the last `<answer>` with a closing tag, or else
+    the text after an `<answer>` without one, or else all text outside of reasoning.
 
-    Unescaped and on one line; empty if there is nothing. Never raises; linear time.
+    The answer is unescaped and on one line; it is empty if there is none. Never raises, and takes
+    linear time.
     """
     visible = without_thinking(text)
     answers = list(blocks(visible, "answer"))
@@ -219,8 +225,8 @@ _REPORT = rf"<answer>{_TEXT}</answer>\s?<evidence>{_TEXT}</evidence>"
 
 
 def turn_pattern(*, searched: bool, may_search: bool) -> str:
-    """Return a regular expression for the next turn: first a search, last a report, in between
-    either.
+    """Return a regular expression that constrains the executor's next turn: a search if it has not
+    searched yet, a report if it may not search again, and otherwise either of them.
     """
     if not searched:
         return _SEARCH

@@ -1,5 +1,5 @@
-"""The words that a deployment's models know. Questions with other words are refused instead of
-guessed at.
+"""The words that a deployment's models know, for models of one small language such as the demo's.
+Questions with other words are refused, because the models would only guess.
 """
 
 import re
@@ -9,7 +9,7 @@ _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 
 
 class Vocabulary:
-    """A closed set of words and names, case folded, for models of one small language."""
+    """A closed set of words and of names, which may have several words. Case is ignored."""
 
     def __init__(self, words: Iterable[str], names: Iterable[str]) -> None:
         self._words = frozenset(word.casefold() for word in words)
@@ -18,13 +18,16 @@ class Vocabulary:
 
     @classmethod
     def parse(cls, text: str) -> "Vocabulary":
-        """Return the vocabulary in a file: words, a blank line, then names, one per line."""
+        """Return the vocabulary in the text of a file: words, then a blank line, then names, one
+        per line.
+        """
         words, _, names = text.partition("\n\n")
         return cls(words.split(), names.splitlines())
 
     def outside(self, question: str) -> list[str]:
-        """Return the distinct words of `question` that are neither words of the set nor part of its
-        names; all words if the question contains no name at all.
+        """Return the distinct words of `question` that are neither words of the vocabulary nor part
+        of one of its names. If all words are known, but the question contains no name, return all
+        words.
         """
         written = _WORD.findall(question)
         folded = [word.casefold() for word in written]
@@ -41,7 +44,9 @@ class Vocabulary:
         return list(dict.fromkeys(unknown if named or unknown else written))
 
     def _name_at(self, folded: list[str], at: int) -> int:
-        """Return the number of words of the longest name at this position; 0 if there is none."""
+        """Return the number of words of the longest name that begins at position `at`; 0 if no name
+        does.
+        """
         lengths = range(min(self._longest, len(folded) - at), 0, -1)
         return next(
             (length for length in lengths if tuple(folded[at : at + length]) in self._names), 0
@@ -49,7 +54,7 @@ class Vocabulary:
 
 
 def words(text: str) -> set[str]:
-    """Return the words of a text, case folded."""
+    """Return the set of words in `text`, case folded."""
     return {word.casefold() for word in _WORD.findall(text)}
 
 

@@ -1,5 +1,6 @@
-"""Admission: a limit of concurrent runs, and a short queue that is fair to tenants. All further
-requests are refused immediately.
+"""Admission of runs: a limit on concurrent runs, and a short queue in which tenants take turns.
+
+Requests for which the queue has no room are refused immediately.
 """
 
 import asyncio
@@ -19,19 +20,28 @@ _Runs = Annotated[int, Meta(ge=1, le=10**9)]
 
 
 class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limits of concurrent runs. Requests beyond them wait in a short queue or are refused."""
+    """Limits on concurrent runs. Requests beyond them wait in a short queue or are refused."""
 
     max_runs: _Runs = 4000
+    """Max runs that are under way at the same time."""
     max_runs_per_tenant: _Runs | None = None
-    """Absent: no limit per tenant."""
+    """Max runs of one tenant that are under way at the same time. Absent: no limit per tenant."""
     queue: Annotated[int, Meta(ge=0, le=10**9)] = 400
-    """Max runs that wait for a place; tenants take turns."""
+    """Max requests that wait until a run may begin. Waiting tenants take turns. Further requests
+    are refused.
+    """
     queue_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0
-    """Max waiting time, and the Retry-After of refused requests."""
+    """Max seconds that a request waits before it is refused; also the Retry-After of refused
+    requests, which is at least 1 second.
+    """
 
 
 class Admission:
-    """Grants places to runs. Waiting tenants take turns, each with its oldest request."""
+    """Grants places to runs: each run under way holds one place, and their number is limited.
+
+    When a place becomes free, the tenants that wait take turns. The oldest request of the tenant
+    whose turn it is gets the place.
+    """
 
     def __init__(self, limits: AdmissionLimits | None = None) -> None:
         self._limits = limits or AdmissionLimits()
@@ -42,18 +52,24 @@ class Admission:
         self.waiting = 0
         """The number of requests in the queue."""
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
-        """The waiting requests by tenant; the tenant whose turn is next comes first."""
+        """Waiting requests of each tenant, oldest first. The first tenant in the dict is the one
+        whose turn is next.
+        """
         self._spare = asyncio.Event()
         self._spare.set()
 
     async def spare(self) -> None:
-        """Wait until a place is free and no request waits. Takes no place; for work that yields to
-        clients.
+        """Wait until a place is free and no request is waiting for it.
+
+        Takes no place. Trials of executor versions call this, so that they do not delay clients.
         """
         await self._spare.wait()
 
     async def enter(self, tenant: str) -> None:
-        """Take a place, waiting for one if necessary. Call `leave` later. Raises `Overloaded`."""
+        """Take a place for a run of `tenant`, and wait in the queue if none is free. The caller
+        must call `leave` when the run is over. Raises `Overloaded` if the queue is full, or if
+        there was no place within `queue_s`.
+        """
         if self._free(tenant) and not self._queues.get(tenant):
             self._count(tenant, 1)
             return
@@ -73,21 +89,21 @@ class Admission:
             raise
 
     def leave(self, tenant: str) -> None:
-        """Give a place back, and grant it to the next request."""
+        """Give back the place of a run of `tenant`, and grant free places to waiting requests."""
         self._count(tenant, -1)
         while (next_tenant := next(filter(self._free, self._queues), None)) is not None:
             turn = self._queues[next_tenant][0]
             self._forget(next_tenant, turn)
             if queue := self._queues.pop(next_tenant, None):
                 self._queues[next_tenant] = queue  # behind all other tenants
-            if not turn.done():  # it may just have been cancelled
+            if not turn.done():  # a request that was cancelled just now gets no place
                 self._count(next_tenant, 1)
                 turn.set_result(None)
 
     def _withdraw(self, tenant: str, turn: asyncio.Future[None]) -> None:
         if turn.cancelled():
             self._forget(tenant, turn)
-        elif turn.exception() is None:  # it was granted a place at the same moment
+        elif turn.exception() is None:  # the request was granted a place at the same moment
             self.leave(tenant)
 
     def _free(self, tenant: str) -> bool:
@@ -112,8 +128,11 @@ class Admission:
         self._update_spare()
 
     def _displace(self, tenant: str) -> None:
-        """Make room in a full queue by refusing the latest request of the tenant with the most in
-        it. Raises `Overloaded` if that is not another tenant with more.
+        """Make room in the full queue for a new request of `tenant`: refuse the latest request of
+        the tenant with the most waiting requests.
+
+        Raises `Overloaded` for the new request instead, unless that other tenant has at least two
+        waiting requests more than `tenant` has.
         """
         longest = max(self._queues, key=lambda name: len(self._queues[name]), default=tenant)
         if len(self._queues.get(longest, ())) <= len(self._queues.get(tenant, ())) + 1:
@@ -133,7 +152,7 @@ class Admission:
             )
         wait_s = max(_MIN_RETRY_S, self._limits.queue_s)
         return Overloaded(
-            f"{reason}, and {self.waiting} wait; try again later.", retry_after_s=wait_s
+            f"{reason}, and {self.waiting} requests wait; try again later.", retry_after_s=wait_s
         )
 
     def _update_spare(self) -> None:

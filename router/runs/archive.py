@@ -1,4 +1,4 @@
-"""Queries of stored runs."""
+"""The interface of the archive of stored runs, and the values of its queries."""
 
 from collections.abc import AsyncIterator
 from typing import Literal, Protocol
@@ -11,69 +11,84 @@ from router.trace.table import TableOutcome
 from router.trace.values import AnswerOutcome, TopologyName
 
 MAX_LISTED_CHARS = 500
-"""Max characters of a request in a list, so that a page of a thousand runs fits into a message."""
+"""Max characters of a request's text in a list of runs. With this limit, a page of a thousand runs
+fits into one gRPC message.
+"""
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """Return a text, or its beginning with `…` if it has more than `max_chars` characters."""
+    """Return `text`, shortened to `max_chars` characters with `…` at the end if it is longer."""
     return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """A run in a list."""
+    """An entry of a list of runs."""
 
     id: str
     tenant: str
     kind: RunKind
     request_id: str
     request: str
-    """At most `MAX_LISTED_CHARS` characters of it."""
+    """The question, sub-query or last message, shortened to `MAX_LISTED_CHARS` characters."""
     status: RunStatus
     outcome: AnswerOutcome | TableOutcome | None
-    """None for kinds other than answers and tables, and while there is none."""
+    """Outcome of an answer or a table; None for other kinds of runs, and for a run without a
+    result.
+    """
     started_at: float
     """Unix time, seconds."""
     duration_s: float
     answer: str = ""
-    """The beginning of its answer, report or text."""
+    """The beginning of the run's answer, report or completion."""
     topology: str = ""
     nano_usd: int | None = None
-    """Known cost of its calls, in billionths of a dollar; None if no cost is known, and while it
-    runs.
+    """Cost of the run's calls, as far as it is known, in billionths of a dollar. None if no cost is
+    known, and while the run is under way.
     """
     unsupported: bool = False
-    """True for an answer with names or numbers that no evidence in a passage supports."""
+    """True if the answer has names or numbers that no cited evidence contains."""
     good: bool | None = None
-    """The latest verdict of feedback on it; None if there is none."""
+    """Verdict of the latest feedback on the run: True for right, False for wrong; None if there is
+    no verdict.
+    """
 
 
 class RunFilter(msgspec.Struct, frozen=True):
-    """A selection of runs; None and empty fields select everything."""
+    """A selection of runs: those that match every field. Fields that are None or empty match all
+    runs.
+    """
 
     tenant: str | None = None
     kind: RunKind | None = None
-    """None for all kinds but shadows, which no client asked for."""
+    """None selects all kinds except shadow runs, which are trials that no client requested."""
     status: RunStatus | None = None
     start: float | None = None
     """Select runs that started at this Unix time or later."""
     end: float | None = None
     """Select runs that started before this Unix time."""
     text: str = ""
-    """Occurs in the request or in the beginning of the answer, ignoring case; SQLite ignores case
-    only for ASCII letters.
+    """Select runs whose request, or the beginning of whose answer, contains this text. Case is
+    ignored; in SQLite only that of ASCII letters.
     """
     outcome: AnswerOutcome | TableOutcome | None = None
     topology: TopologyName | None = None
     executor_version: str | None = None
-    """Worked in the run; versions behind shared reports do not count."""
+    """Select runs in which this version of the executor worked. A run that only took over reports
+    of this version from another run is not selected.
+    """
     unsupported: bool = False
-    """Whether to select only unsupported answers."""
+    """True selects only answers with names or numbers that no cited evidence contains."""
     feedback: Literal["good", "bad", "any"] | None = None
+    """Select runs with feedback: `good` for feedback with the verdict that the answer is right,
+    `bad` for the verdict that it is wrong, `any` for any feedback. See `Feedback.good`.
+    """
     min_nano_usd: int | None = None
+    """Select runs that cost at least this much, in billionths of a dollar."""
     max_nano_usd: int | None = None
+    """Select runs that cost at most this much, in billionths of a dollar."""
     training: bool = False
-    """Whether to leave out runs that must not be used for training: shadows, and runs of tenants
-    who opted out.
+    """True leaves out runs that must not be used for training: shadow runs, and runs of tenants
+    that do not permit training.
     """
 
 
@@ -81,13 +96,15 @@ class RunPage(msgspec.Struct, frozen=True):
     """A page of runs, newest first."""
 
     runs: tuple[RunSummary, ...]
-    """Fewer than requested on the last page, and if a search over many runs matched few."""
+    """Fewer runs than requested on the last page, and on a page for which the archive searched
+    many runs and found few that match.
+    """
     next_page: str
-    """The token of the next page; empty at the end."""
+    """The token of the next page; empty on the last page."""
 
 
 class ExportedRun(msgspec.Struct, frozen=True):
-    """An ended run with its feedback."""
+    """A run that has ended, with the feedback on it, as exports contain it."""
 
     run: Run
     feedback: tuple[Feedback, ...]
@@ -95,14 +112,15 @@ class ExportedRun(msgspec.Struct, frozen=True):
 
 
 class Archive(Protocol):
-    """Stored runs. A run that `tenant` must not see is treated as missing.
+    """Access to stored runs. Every method raises `StoreFailed` if the store fails.
 
-    `tenant`: None sees all. Every method raises `StoreFailed`.
+    `tenant`, in its methods: the tenant of the caller. Runs of other tenants are treated as if they
+    did not exist. None, for the operator, has access to all runs.
     """
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
-        """Return a run. A running or interrupted one has the calls that have ended so far. Raises
-        `NotFound`.
+        """Return the run with this identifier. If the run is under way or was interrupted, its
+        calls are those that have ended so far. Raises `NotFound` if there is no such run.
         """
 
     async def list(
@@ -111,22 +129,28 @@ class Archive(Protocol):
         size: int,
         page: str = "",
     ) -> RunPage:
-        """Return at most `size` runs, newest first. Raises `BadRequest` for an unknown `page`
-        token.
+        """Return at most `size` runs that match `wanted`, newest first.
+
+        `page`: the token of the page, from the page before it; empty for the first page. Raises
+        `BadRequest` if this is no token of a page.
         """
 
     def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
-        """Yield all ended runs with their feedback, oldest first, redacted runs included."""
+        """Yield all ended runs that match `wanted`, with their feedback, oldest first. Runs whose
+        texts are not stored are included.
+        """
 
     async def add_feedback(self, feedback: Feedback) -> str:
-        """Store feedback and return its identifier. Raises `NotFound` if its tenant does not see
-        the run, and `BadRequest` if the run has `MAX_A_RUN` already.
+        """Store feedback on a run. Return the identifier of the feedback.
+
+        Raises `NotFound` if the run does not exist or belongs to another tenant than the feedback.
+        Raises `BadRequest` if the run already has `MAX_A_RUN` pieces of feedback.
         """
 
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
-        """Return the first `MAX_A_RUN` pieces of feedback on a run, oldest first; none for an
-        unknown run.
+        """Return the feedback on a run, oldest first, at most `MAX_A_RUN` pieces. Empty if the run
+        is unknown.
         """
 
     async def request_cancel(self, run_id: str) -> None:
-        """Ask the process that works on a run to cancel it; do nothing if the run has ended."""
+        """Ask the process that works on a run to cancel it. Does nothing if the run has ended."""

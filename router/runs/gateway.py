@@ -1,4 +1,6 @@
-"""The gateway: the requests that it accepts, and who works on them."""
+"""The gateway: accepts questions, tables, sub-queries and completions, opens a run for each, and
+passes it to the search loop, an executor or a role.
+"""
 
 import asyncio
 from collections.abc import (
@@ -46,14 +48,17 @@ from router.trace.values import (
 )
 
 _PROBE_TOKENS = 16
+"""Max tokens that a probe of a model may write. Reasoning models refuse lower limits."""
 _PROBE_S = 10.0
-"""Models that reason refuse to write fewer tokens."""
+"""Deadline of a probe, in seconds."""
 _REPORTING_SHARE = 0.05
-"""The share of an execution's time that is left to report a timeout in."""
+"""Share of an execution's time that is kept for reporting that the time for searching ran out."""
 _FOLDING_SHARE = 0.1
-"""The share of a table's time that is left to build the table from the reports."""
+"""Share of a table's time that is kept for building the table from the reports."""
 _SHORT = 4_000
-"""Max characters of passages and answer that are checked faster than a thread starts."""
+"""Size, by `_read_chars`, up to which `is_supported` is called on the event loop: below this size,
+the check takes less time than starting a thread.
+"""
 OUT_OF_SCOPE = (
     "not in the demo world: the demo's models know a small fictional world only, and "
     "nothing of {words}. "
@@ -63,20 +68,21 @@ OUT_OF_SCOPE = (
 
 
 class AnswerRequest(msgspec.Struct, frozen=True):
-    """A question with the way to answer it."""
+    """A question, and the topology that answers it."""
 
     question: str
     topology: TopologyName = "factorized"
 
 
 class CompletionRequest(msgspec.Struct, frozen=True):
-    """A conversation that a role's model continues."""
+    """A conversation that the model of a role is asked to continue."""
 
     role: RoleName
     messages: tuple[Message, ...]
     stop: tuple[str, ...]
+    """Strings at which the output ends."""
     max_tokens: int
-    """0 for the role's own limit."""
+    """Max tokens of the output; 0 for the role's own limit."""
 
 
 _GRAVITY: dict[type[UpstreamError], int] = {
@@ -84,14 +90,16 @@ _GRAVITY: dict[type[UpstreamError], int] = {
     UpstreamProtocolError: 1,
     MalformedOutput: 2,
 }
-"""Order in which failures are reported, if there are several. A refusal lasts, so it comes
-first.
+"""Rank of failures: if several have occurred, the one with the lowest rank is reported. Other
+classes, such as refusals, have rank 0, because they do not pass by themselves.
 """
 
 
 class Gateway:
-    """Answers questions, fills tables, continues conversations and runs executors. Every call is
-    booked, and every run is traced and stored.
+    """Answers questions, fills tables, continues conversations and runs single executors.
+
+    The gRPC and HTTP servers pass requests to it. Each request becomes a run, which is stored with
+    its trace before its result is returned. Every model call has a row in the ledger.
     """
 
     def __init__(
@@ -107,10 +115,12 @@ class Gateway:
         vocabulary: Vocabulary | None = None,
         on_answered: Callable[[Run], None] = lambda _run: None,
     ) -> None:
-        """`topologies`: the ways to answer, which include `factorized`. `tables`: fills tables,
-        with the roles `table_roles`. `vocabulary`: all words that questions may use; None for
-        models that know the language. `on_answered`: called with every answered run whose texts are
-        stored and may be learnt from.
+        """`topologies`: the topologies for answers by name; `factorized` must be one of them.
+        `executor`: works on single sub-queries. `roles`: the roles that `complete` may call.
+        `tables`: fills tables by means of the roles `table_roles`; None if the gateway fills no
+        tables. `vocabulary`: the only words that questions may use, for models of one small
+        language; None for models that know the natural language. `on_answered`: called with each
+        finished answer whose texts are stored and may be used for training.
         """
         self._topologies = topologies
         self._executor = executor
@@ -129,9 +139,12 @@ class Gateway:
         on_event: OnEvent = lambda _event: None,
         topology: TopologyName = "factorized",
     ) -> Run:
-        """Answer a question. The run's result is a `Trajectory`. Raises `BadConfig` for a topology
-        that is not configured, `UpstreamError` if nothing was found because something failed, and
-        what `RunLifecycle.open` raises.
+        """Answer a question and return the stored run, whose result is a `Trajectory`.
+
+        `on_event`: called with each event of the run. Raises `BadRequest` for an invalid question
+        or option, `BadConfig` for a topology that is not configured, and `UpstreamError` if there
+        is no answer because a model or the retrieval failed. Also raises the errors of
+        `RunLifecycle.open`.
         """
         request = AnswerRequest(question, topology)
         request, options = await self._lifecycle.resumed("answer", request, options)
@@ -172,9 +185,12 @@ class Gateway:
         options: RequestOptions,
         on_event: OnEvent = lambda _event: None,
     ) -> Run:
-        """Fill a table. The run's result is a `TableRun`, from which `table_of` makes the table.
-        Raises `BadRequest` for an invalid request, `UpstreamError` if there is no row because
-        something failed, and what `answer` raises.
+        """Fill a table and return the stored run. The run's result is a `TableRun`, from which
+        `table_of` builds the table.
+
+        `on_event`: called with each event of the run. Raises `BadRequest` for an invalid request,
+        and `UpstreamError` if the table has no row because a model or the retrieval failed. Also
+        raises the errors of `RunLifecycle.open`.
         """
         request, options = await self._lifecycle.resumed("table", request, options)
         question = self.readable("question", request.question)
@@ -205,8 +221,11 @@ class Gateway:
         return run.stored
 
     async def execute(self, sub_query: str, options: RequestOptions) -> Run:
-        """Work on one sub-query. The run's result is an `Execution`. Raises `UpstreamError` if
-        something failed, and what `RunLifecycle.open` raises.
+        """Let an executor work on one sub-query, and return the stored run, whose result is an
+        `Execution`.
+
+        Raises `BadRequest` for an invalid sub-query or option, and `UpstreamError` if a model or
+        the retrieval failed. Also raises the errors of `RunLifecycle.open`.
         """
         sub_query = self.readable("sub_query", sub_query)
         self._check_prices(options, self._roles)
@@ -231,8 +250,12 @@ class Gateway:
         options: RequestOptions,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Run:
-        """Continue a conversation with a role's model. The run's result is a `Conversation`.
-        `on_delta`: called with each piece as it is written. Raises what `RunLifecycle.open` raises.
+        """Continue a conversation by one call of a role's model, and return the stored run, whose
+        result is a `Conversation`.
+
+        `on_delta`: called with each piece of the output when it arrives. Raises `BadRequest` for
+        invalid messages or options, and `UpstreamError` if the call failed. Also raises the errors
+        of `RunLifecycle.open`.
         """
         messages = request.messages
         if not messages or messages[-1].role == "assistant":
@@ -260,8 +283,8 @@ class Gateway:
         return run.stored
 
     async def probe(self, role: RoleName) -> None:
-        """Check with a call of a few tokens whether a role's model works. The call is booked like
-        any other. Raises what `complete` raises.
+        """Call a role's model for a few tokens, to find out whether the model works. The call has a
+        row in the ledger like any other call. Raises the errors of `complete`.
         """
         request = CompletionRequest(role, (Message("user", "Hello."),), (), _PROBE_TOKENS)
         await self.complete(request, RequestOptions(SHADOW, _PROBE_S))
@@ -273,12 +296,15 @@ class Gateway:
     def _topology(self, name: TopologyName) -> Topology:
         if name not in self._topologies:
             raise BadConfig(
-                f"topology {name}: is not set up here; add [managers.NAME] to the gateway's config."
+                f"topology {name}: is not configured here; add [managers.NAME] to the gateway's "
+                "config."
             )
         return self._topologies[name]
 
     def _check_prices(self, options: RequestOptions, roles: Mapping[Any, Role]) -> None:
-        """Refuse a limit in money if a price is unknown. Raises `BadRequest`."""
+        """Raise `BadRequest` if the request has a limit in money although the price of one of the
+        models is unknown.
+        """
         unpriced = [role.model.name for role in roles.values() if role.price is None]
         if options.budget.max_nano_usd is not None and unpriced:
             raise BadRequest(
@@ -287,8 +313,8 @@ class Gateway:
             )
 
     def readable(self, field: str, question: str) -> str:
-        """Return a question without surrounding white space. Raises `BadRequest` if it is empty or
-        too long.
+        """Return a question or sub-query without surrounding white space. `field`: the name of the
+        request's field, for error messages. Raises `BadRequest` if the text is empty or too long.
         """
         question = question.strip()
         if not question:
@@ -303,13 +329,13 @@ class Gateway:
 
 
 def _answer_failure(trajectory: Trajectory, context: RunContext) -> UpstreamError | None:
-    """Return the failure because of which nothing was found; None where there is an answer, or
-    where the documents hold none.
+    """Return the failure because of which a run has no answer. None if the run has an answer, or if
+    it searched without failures and found nothing.
     """
     if trajectory.answer != NOT_FOUND or trajectory.outcome not in ("not_found", "no_search"):
         return None
     executions = trajectory.executions
-    # A malformed output is no cause where any executor followed the protocol.
+    # If any executor followed the protocol, the malformed output of another is not the cause.
     followed = any(execution.every_search or not execution.failed for execution in executions)
     errors = list[UpstreamError]()
     for index, execution in enumerate(executions):
@@ -322,8 +348,8 @@ def _answer_failure(trajectory: Trajectory, context: RunContext) -> UpstreamErro
 
 
 def _table_failure(run: TableRun, context: RunContext) -> UpstreamError | None:
-    """Return the failure because of which a table has no row; None where there is a row, or where
-    the documents hold none.
+    """Return the failure because of which a table has no row. None if the table has given rows, or
+    if any of its executions did not fail.
     """
     if run.given or any(not execution.failed for execution in run.executions):
         return None
@@ -331,7 +357,7 @@ def _table_failure(run: TableRun, context: RunContext) -> UpstreamError | None:
 
 
 def _most_lasting(errors: Iterable[UpstreamError]) -> UpstreamError | None:
-    """Return the error that is the least likely to pass by itself."""
+    """Return the error that is the least likely to disappear by itself; None if there are none."""
     return min(errors, key=lambda error: _GRAVITY.get(type(error), 0), default=None)
 
 
@@ -340,8 +366,10 @@ def _out_of_scope(outside: Sequence[str]) -> str:
 
 
 def _read_chars(trajectory: Trajectory) -> int:
-    """Return how many characters a run's executors were shown and its answer has."""
+    """Return the size of the texts that `is_supported` reads, in characters: the passages that the
+    executors were shown, and four times the answer.
+    """
     searches = [search for execution in trajectory.executions for search in execution.every_search]
     shown = sum(len(passage.text) for search in searches for passage in search.shown)
-    # The words of an answer are looked up one by one, which costs several times as much
+    # The check looks up each word of the answer, which takes several times as long per character.
     return shown + 4 * len(trajectory.answer)

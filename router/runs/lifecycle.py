@@ -1,5 +1,5 @@
-"""The lifecycle of a run: on record before anything is spent, stored before its result is
-returned.
+"""The lifecycle of a run: it is recorded in the log before anything is spent, and stored before its
+result is returned.
 """
 
 import asyncio
@@ -35,68 +35,77 @@ _log = structlog.get_logger("gateway")
 _RESUMABLE = ("answer", "table")
 """Kinds of runs that can be resumed after an interruption."""
 _POLL_S = 0.2
-"""Interval of polling a run of another process."""
+"""Seconds between two looks at the status of a run of another process."""
 _STORING_SHARE = 0.05
 _LONGEST_STORING_S = 0.5
-"""The share of a request's time, and its maximum, for storing the run and sending the answer."""
+"""The part of a request's time that is kept for storing the run and sending the answer: this share
+of the whole time, but at most this number of seconds.
+"""
 _COUNTING_S = 0.25
-"""Max time for counting the tokens of cut streams."""
+"""Max seconds for counting the tokens of streams that were interrupted."""
 Request = TypeVar("Request")
 
 
 class RequestOptions(msgspec.Struct, frozen=True):
-    """Options of a request: the caller, its deadline, its budget, and its id."""
+    """Options that all kinds of requests have: caller, deadline, idempotency key and budget."""
 
     identity: Identity = LOCAL
     time_s: float | None = None
     """The client's deadline, in seconds from now; None for the gateway's limit."""
     request_id: str = ""
-    """The client's name for the request; repeating it returns the first answer. Empty for none."""
+    """The idempotency key that the client chose. A later request with the same key returns the run
+    of the first one. Empty if the client sent none.
+    """
     budget: Budget = UNLIMITED
     no_cache: bool = False
-    """Whether to work on every sub-query afresh: the run uses no report of another run, and shares
-    none.
+    """True if executors must work on every sub-query again: the run takes over no report from
+    another run, and no other run takes over a report of this one.
     """
     resume: str = ""
-    """The interrupted run to resume; empty for none. The request and the budget are then that
-    run's.
+    """Identifier of an interrupted run to resume; empty for none. The question and the budget of
+    that run are then used instead of those in this request.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """The work that a run is for."""
+    """A request for which a run is to be opened."""
 
     kind: RunKind
     text: str
-    """The request in short, for lists and logs."""
+    """The question, sub-query or last message, for lists and logs."""
     content: object
-    """The complete request; two requests with equal content are the same request."""
+    """The complete request. Two requests with equal kind and content are the same request, as far
+    as `request_id` is concerned.
+    """
     settings: dict[str, RoleSetting] | None = None
-    """The roles that work on it; None for the default ones."""
+    """Models and prompts of the roles that work on the request; None for the gateway's own."""
     answering_share: float = ANSWERING_SHARE
+    """Share of the run's time that is kept for writing the answer after the searches."""
     topology: str = ""
     timeout_s: float | None = None
-    """Max duration; None for the gateway's limit."""
+    """Max duration of the run, in seconds; None for the gateway's limit."""
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of kind and content."""
+        """SHA-256 of kind and content, by which equal requests are recognized."""
         return hashlib.sha256(msgspec.json.encode((self.kind, self.content))).hexdigest()
 
 
 @dataclass(slots=True)
 class OpenRun:
-    """A run under way."""
+    """A run under way, as `RunLifecycle.open` yields it to the code that does the work."""
 
     context: RunContext
     start: RunStart
+    """The record of the run's beginning."""
     live: LiveRun
     private: bool
-    """Whether its texts are left out when it is stored."""
+    """True if the run is stored without its texts."""
     training: bool
-    """Whether it may be used for training."""
+    """True if executors may be trained on the run."""
     settings: dict[str, RoleSetting]
+    """Models and prompts of the roles that work in the run."""
     begun: float = field(default_factory=time.monotonic)
     status: RunStatus = "finished"
     failure: BaseException | None = None
@@ -104,13 +113,13 @@ class OpenRun:
 
     @property
     def stored(self) -> Run:
-        """The stored run; only after its end."""
+        """The stored run. May be used only after the context of `RunLifecycle.open` is left."""
         assert self.ended is not None, "the run has not ended"
         return self.ended
 
     @property
     def last_events(self) -> tuple[Event, ...]:
-        """The events that are emitted only once the run is stored."""
+        """The events that are sent only after the run is stored: the answer of a finished run."""
         result = self.context.draft.result
         if self.status == "finished" and isinstance(result, Trajectory):
             return (AnswerWritten(result.answer),)
@@ -118,12 +127,14 @@ class OpenRun:
 
     @property
     def error(self) -> str:
-        """The failure, for the operator."""
+        """The class and the message of the exception that ended a failed run; else empty. For the
+        operator only, as the message may name addresses.
+        """
         return f"{type(self.failure).__name__}: {self.failure}" if self.status == "failed" else ""
 
 
 class RunLifecycle:
-    """Begins runs, applies their deadlines, and stores them however they end."""
+    """Opens runs, enforces their deadlines, and stores them, whether they succeed or fail."""
 
     def __init__(
         self,
@@ -137,8 +148,11 @@ class RunLifecycle:
         observer: Observer | None = None,
         conditions: Callable[[], dict[str, str]] = dict,
     ) -> None:
-        """`timeout_s`: max duration of a request. `admission`: None for the defaults. `conditions`:
-        returns what turns depend on in addition to models and prompts, by name.
+        """`journal`: records the beginning and the end of runs. `archive`: loads runs of other
+        processes. `live`: registers the runs of this process. `settings`: models and prompts of the
+        gateway's roles. `timeout_s`: max duration of a request, in seconds. `admission`: None for
+        the default limits. `conditions`: returns by name what else the turns of a run depend on,
+        such as the index; a run can be resumed only while these values are the same.
         """
         self._further_conditions = conditions
         self._journal = journal
@@ -156,15 +170,19 @@ class RunLifecycle:
         options: RequestOptions,
         on_event: OnEvent = lambda _event: None,
     ) -> AsyncIterator[OpenRun | Run]:
-        """Put a run on record, and store it when the context is left. The work inside leaves its
-        result in `context.draft`. If a request with this `request_id` was answered before, yield
-        that run instead.
+        """Record the beginning of a run, yield the run, and store it when the context is left.
 
-        Raises what the work raises, and `OutOfTime`, `RunCancelled`, `BudgetExhausted`,
-        `RequestIdTaken`, `Overloaded` and `StoreFailed`.
+        The code inside the context puts its result into `context.draft` of the yielded `OpenRun`.
+        If an earlier request with the same `request_id` has finished, its stored `Run` is yielded
+        instead, and its events are passed to `on_event`.
+
+        Raises `Overloaded` if there is no place for the run, `OutOfTime` after the deadline,
+        `RunCancelled` if the run is cancelled, `RequestIdTaken` if `request_id` belongs to another
+        request, `BudgetExhausted` if the budget or quota is too small, and `StoreFailed` if the run
+        cannot be stored. An exception that the code inside raises is passed on.
         """
         shadow = request.kind == "shadow"
-        if shadow:  # it yields to clients, and takes no place of theirs
+        if shadow:  # A trial waits until no client waits, and takes no place from clients.
             await self._admission.spare()
         now = asyncio.get_running_loop().time()
         longest = request.timeout_s or self._timeout_s
@@ -206,10 +224,11 @@ class RunLifecycle:
         request: Request,
         options: RequestOptions,
     ) -> tuple[Request, RequestOptions]:
-        """Return the request and the options of the interrupted run `options.resume`, or those
-        given if none is to be resumed.
+        """Return the request and the options of the interrupted run that `options.resume` names. If
+        it names none, return `request` and `options` unchanged.
 
-        Raises `NotFound`, and `BadRequest` for a run of another kind or one that cannot be resumed.
+        Raises `NotFound` if there is no such run, and `BadRequest` if the run is of another kind or
+        cannot be resumed.
         """
         if not options.resume:
             return request, options
@@ -218,8 +237,8 @@ class RunLifecycle:
             run = await self._archive.load(options.resume, options.identity.tenant)
             raise BadRequest(
                 f"run_id {run.id!r}: is of kind {run.kind} and {run.status}; only an answer or a "
-                "table that was interrupted at this gateway in the last hour can be resumed, once. "
-                "GetRun returns this run's result."
+                "table that was interrupted at this gateway in the last hour can be resumed, and "
+                "only once. GetRun returns this run's result."
             )
         recorded = replace(
             options,
@@ -262,8 +281,8 @@ class RunLifecycle:
         live: LiveRun,
         deadline: float,
     ) -> OpenRun:
-        """Return the run with its ledger and its deadlines."""
-        if began.resumed:  # a repeated `request_id` resumes a run, too
+        """Return the open run, with a ledger and with the deadlines of its searches and its end."""
+        if began.resumed:  # `start.resumes` is empty if a repeated `request_id` resumes the run
             start = replace(start, resumes=began.resumed.start.id)
         ledger = Ledger(
             start.id,
@@ -305,8 +324,8 @@ class RunLifecycle:
             self._admission.leave(tenant)
 
     async def _begin(self, start: RunStart) -> Admitted | Run:
-        """Put the run on record, or wait for the earlier run of the same `request_id` and return
-        it.
+        """Record the beginning of the run. If an earlier run has the same `request_id`, wait until
+        it ends, and return it if it finished.
         """
         while True:
             try:
@@ -318,8 +337,8 @@ class RunLifecycle:
                 return began
             if not began.same:
                 raise RequestIdTaken(
-                    f"request_id {start.request_id!r}: already names another request, run "
-                    f"{began.run_id}; choose a new one."
+                    f"request_id {start.request_id!r}: already belongs to another request, run "
+                    f"{began.run_id}; choose a new request_id."
                 )
             run = None
             with suppress(NotFound):
@@ -328,20 +347,25 @@ class RunLifecycle:
                 continue
             if run.redacted:
                 raise RequestIdTaken(
-                    f"request_id {start.request_id!r}: was answered by run {run.id}, "
-                    "whose texts are not stored."
+                    f"request_id {start.request_id!r}: belongs to run {run.id}, whose answer is "
+                    "not stored, as this tenant's texts are not kept; choose a new request_id."
                 )
             return run
 
     @asynccontextmanager
     async def _stored_at_the_end(self, run: OpenRun, ends_at: float) -> AsyncIterator[None]:
-        """Store the run, however its work ends. Waits for the store until `ends_at`."""
+        """Store the run when the context is left, whether its work succeeded or failed. Waits until
+        `ends_at` for the store, then raises the failure of the work, if any, or else `OutOfTime`.
+        """
         try:
             async with asyncio.timeout_at(run.context.deadline):
                 yield
         except TimeoutError:
             run.status = "failed"
-            run.failure = OutOfTime(f"Time ran out (run {run.start.id}); allow a longer deadline.")
+            run.failure = OutOfTime(
+                f"The deadline passed before run {run.start.id} had an answer; allow a longer "
+                "deadline."
+            )
         except asyncio.CancelledError as cancelled:
             run.status = "cancelled"
             run.failure = run.live.reason(cancelled)
@@ -351,10 +375,12 @@ class RunLifecycle:
         try:
             run.ended = await run.live.until_ended(self._store(run), ends_at)
         except TimeoutError:
-            late = OutOfTime(f"Time ran out while run {run.start.id} was stored; fetch it later.")
+            late = OutOfTime(
+                f"The deadline passed while run {run.start.id} was stored; get its result later."
+            )
             raise run.failure or late from None
         except StoreFailed:
-            if isinstance(run.failure, asyncio.CancelledError):  # the caller has left
+            if isinstance(run.failure, asyncio.CancelledError):  # the client has disconnected
                 raise run.failure from None
             raise
         if run.failure is not None:
@@ -394,10 +420,12 @@ async def ended_run(
     live: LiveRuns,
     tenant: str | None = None,
 ) -> Run | None:
-    """Return the run once it has ended; None if it could not be stored. Raises `NotFound`."""
+    """Wait until a run has ended, and return it; None if it could not be stored. Raises `NotFound`
+    if there is no such run, or if it belongs to another tenant than `tenant`.
+    """
     if here := live.find(run_id):
         return await asyncio.shield(here.ended)
-    # The run may be another process's, from which no event comes.
+    # The run may belong to another process, which does not notify this one of its end.
     while (run := await archive.load(run_id, tenant)).status == "running":  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)
     return run
@@ -409,4 +437,6 @@ async def _in_time(deadline: float) -> AsyncIterator[None]:
         async with asyncio.timeout_at(deadline):
             yield
     except TimeoutError:
-        raise OutOfTime("Time ran out before anything began; allow a longer deadline.") from None
+        raise OutOfTime(
+            "The deadline passed before the run could begin; allow a longer deadline."
+        ) from None

@@ -16,13 +16,15 @@ _log = structlog.get_logger("gateway")
 
 Value = TypeVar("Value")
 _LARGE = 1000
-"""Number of events from which on they are freed slowly."""
+"""If a run has more events than this, `free_slowly` frees them."""
 _USED_S = 60.0
-"""Time after the end of a run in which its last watchers let go of it."""
+"""Seconds after the end of a run in which its last watchers should drop its events."""
 
 
 class LiveRun:
-    """A run under way: its events so far, the task that works on it, and its result."""
+    """A run under way in this process: its events so far, the task that works on it, and, once it
+    has ended, the stored run. Requests that watch or cancel the run use it.
+    """
 
     def __init__(
         self,
@@ -31,29 +33,31 @@ class LiveRun:
         task: asyncio.Task[Any],
         on_event: OnEvent,
     ) -> None:
-        """`task`: works on the run. `on_event`: called with each event, in addition to the
-        watchers.
+        """`task`: the task that works on the run. `on_event`: the callback of the request that
+        started the run; called with each event.
         """
         self.run_id = run_id
         self.tenant = tenant
         self._on_event = on_event
         self.events: list[Event] = []
         self.ended: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
-        """The stored run; None if it could not be stored."""
+        """Done when the run has ended: with the stored run, or with None if storing failed."""
         self._task = task
         self._cancelled = False
         self._ending: asyncio.Future[Any] | None = None
         self._news: asyncio.Event | None = None
-        """Set by the next event; None while nobody watches."""
+        """Set when the next event arrives or the run ends; None while no request watches the
+        run.
+        """
 
     def on_event(self, event: Event) -> None:
-        """Record an event and pass it on."""
+        """Record an event, and pass it to the callback and to all watchers."""
         self.events.append(event)
         self._wake()
         self._on_event(event)
 
     def end(self, run: Run | None) -> None:
-        """Mark the run as over."""
+        """Mark the run as ended. `run`: the stored run; None if it could not be stored."""
         if not self.ended.done():
             self.ended.set_result(run)
             if len(self.events) > _LARGE:
@@ -61,14 +65,16 @@ class LiveRun:
         self._wake()
 
     def cancel(self) -> None:
-        """Cancel the work; the caller gets `RunCancelled`. Do nothing once the run is ending."""
+        """Cancel the work on the run; the request that started it gets `RunCancelled`. Has no
+        effect if the run was already cancelled, is being stored, or has ended.
+        """
         if not self._cancelled and not self.ended.done():
             self._cancelled = True
             self._task.cancel()
 
     def reason(self, cancelled: asyncio.CancelledError) -> BaseException:
-        """Return the error for the caller: `RunCancelled` if the run was cancelled, and `cancelled`
-        itself if the caller left.
+        """Return the error with which the request ends whose task got `cancelled`: `RunCancelled`
+        if the run was cancelled by `cancel`, or `cancelled` itself if the client disconnected.
         """
         if not self._cancelled:
             return cancelled
@@ -76,9 +82,12 @@ class LiveRun:
         return RunCancelled(f"Run {self.run_id} was cancelled.")
 
     async def until_ended(self, ending: Coroutine[Any, Any, Value], until: float) -> Value:
-        """Return the result of `ending`, even if the task is cancelled meanwhile. Raises
-        `TimeoutError` at `until`, in the event loop's time; `ending` continues, and the run is over
-        when it is done.
+        """Wait for `ending`, the coroutine that stores the run, and return its result. Cancelling
+        the current task does not interrupt `ending`.
+
+        Raises `TimeoutError` at `until`, in the event loop's time. Then `ending` continues in the
+        background, and the run is over when it is done. Raises `CancelledError`, after `ending` is
+        done or at `until`, if the client disconnected meanwhile.
         """
         self._ending = future = asyncio.ensure_future(ending)
         loop = asyncio.get_running_loop()
@@ -96,7 +105,9 @@ class LiveRun:
         return future.result()
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call `call` when the run is over: now, or when its detached `ending` is done."""
+        """Call `call` when the run is over: immediately, unless `until_ended` has left a coroutine
+        in the background that still stores the run. Then `call` is called when that is done.
+        """
 
         def ended(ending: asyncio.Future[Any]) -> None:
             error = None if ending.cancelled() else ending.exception()
@@ -112,7 +123,9 @@ class LiveRun:
             self._ending.add_done_callback(ended)
 
     async def watch(self, after: int) -> AsyncIterator[tuple[int, Event]]:
-        """Yield the events with their numbers, from `after` + 1 on, until the run is over."""
+        """Yield each event together with its number, from number `after` + 1 on, as the events
+        arrive. Ends when the run is over.
+        """
         while True:
             self._news = news = self._news or asyncio.Event()
             while after < len(self.events):
@@ -129,7 +142,7 @@ class LiveRun:
 
 
 class LiveRuns:
-    """All runs under way, by identifier."""
+    """Registry of the runs under way in this process, by identifier."""
 
     def __init__(self) -> None:
         self._runs: dict[str, LiveRun] = {}
@@ -141,7 +154,9 @@ class LiveRuns:
         tenant: str,
         on_event: OnEvent = lambda _event: None,
     ) -> Iterator[LiveRun]:
-        """Register a run that the current task works on, while the context is open."""
+        """Register a run on which the current task works. The run stays registered while the
+        context is open, and until it is stored.
+        """
         task = asyncio.current_task()
         assert task is not None
         live = self._runs[run_id] = LiveRun(run_id, tenant, task, on_event)
@@ -155,15 +170,15 @@ class LiveRuns:
         del self._runs[live.run_id]
 
     def find(self, run_id: str) -> LiveRun | None:
-        """Return a run that is under way here, or None."""
+        """Return a run that is under way in this process; None if there is no such run."""
         return self._runs.get(run_id)
 
     def cancel(self, run_id: str) -> None:
-        """Cancel a run; do nothing if it is not under way here."""
+        """Cancel a run. Does nothing if it is not under way in this process."""
         if live := self.find(run_id):
             live.cancel()
 
     async def ended(self) -> None:
-        """Wait until all runs are over."""
+        """Wait until all runs that are now under way have ended."""
         if ending := [live.ended for live in self._runs.values()]:
             await asyncio.wait(ending)

@@ -1,4 +1,4 @@
-"""Observers of requests, runs and searches, such as metrics and tracing."""
+"""Observers, such as metrics and tracing: they are called for each request, run and search."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +10,13 @@ from router.trace import Run
 
 
 class Observer(Protocol):
-    """Called for each request, run and search, in the task that works on it. Must be fast and raise
-    nothing.
+    """Callbacks for requests, runs and searches, called in the task that works on them. They must
+    return quickly and raise nothing.
     """
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
-        """Called when a request of `method`, such as `/rolegate.v1.AnswerService/Answer`, arrives.
-        `metadata`: its headers.
+        """Called when a request arrives. `method`: the gRPC method or the HTTP path, such as
+        `/rolegate.v1.AnswerService/Answer`. `metadata`: the headers of the request.
         """
 
     def request_ended(
@@ -25,14 +25,16 @@ class Observer(Protocol):
         code: str,
         duration_s: float,
     ) -> None:
-        """Called when it was answered. `code`: the gRPC or HTTP status, such as `OK` or `404`."""
+        """Called when a request was answered. `code`: the gRPC or HTTP status, such as `OK` or
+        `404`. `duration_s`: seconds since the request arrived.
+        """
 
     def run_began(self) -> None:
-        """Called when a run is on record and work on it begins."""
+        """Called when the beginning of a run is recorded and the work on it starts."""
 
     def run_ended(self, run: Run, *, private: bool) -> None:
-        """Called when a run has ended, with all its calls. `private`: whether its texts must not be
-        kept.
+        """Called when a run has ended. `run`: the run with all its calls. `private`: True if the
+        observer must not keep the texts of the run.
         """
 
     def searched(
@@ -42,12 +44,14 @@ class Observer(Protocol):
         duration_s: float,
         error: str | None,
     ) -> None:
-        """Called after a search. `began_at`: Unix time, seconds. `error`: the class of the error;
-        None if it succeeded.
+        """Called after a search for `query`. `began_at`: Unix time, in seconds. `error`: the name
+        of the exception's class; None if the search succeeded.
         """
 
 
 def _each(name: str) -> Callable[..., None]:
+    """Return a method that calls the method `name` of all observers."""
+
     def call(self: "Observers", *values: Any, **named: Any) -> None:
         for observer in self.all:
             getattr(observer, name)(*values, **named)
@@ -56,13 +60,13 @@ def _each(name: str) -> Callable[..., None]:
 
 
 class Observers:
-    """Several observers as one; without any, it does nothing."""
+    """An observer that passes every call to several observers. It may have none."""
 
     def __init__(self, *observers: Observer) -> None:
         self.all = observers
 
     def __bool__(self) -> bool:
-        """Return whether there are any."""
+        """Return whether it has any observer."""
         return bool(self.all)
 
     request_began = _each("request_began")

@@ -1,4 +1,4 @@
-"""Runs as their owners see them: results, events, feedback."""
+"""Access of callers to their own runs: results, lists, events, cancellation, feedback."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,24 +17,28 @@ from router.trace.identity import Identity
 from router.trace.run import MAX_CHARS, Feedback
 
 _AFTER_EVENTS = 2
-"""Messages that follow a run's own events: the tokens, and the answer."""
+"""Number of messages that follow the events of a run in a stream: the usage, and the answer or
+table.
+"""
 
 _LARGE = 200
-"""Number of calls from which on an ended run is cached."""
+"""An ended run with at least this many model calls is cached after it was loaded."""
 _KEPT_S = 30.0
-"""How long it is cached."""
+"""Seconds that an ended run stays in the cache."""
 _USED_S = 60.0
-"""How long it may be used after that."""
+"""Seconds after that in which requests may still use the run, before it is freed."""
 
 OnFeedback = Callable[[Feedback], Awaitable[None]]
 
 
 async def _ignore(_feedback: Feedback) -> None:
-    """Do nothing more."""
+    """Ignore the feedback."""
 
 
 class Runs:
-    """Shows callers their own runs; other tenants' runs are treated as missing."""
+    """Gives callers access to the runs of their tenant, and operators to all runs. A run that the
+    caller may not see is treated as if it did not exist.
+    """
 
     def __init__(
         self,
@@ -42,7 +46,9 @@ class Runs:
         live: LiveRuns,
         on_feedback: OnFeedback = _ignore,
     ) -> None:
-        """`on_feedback`: called with all feedback once it is stored; raises nothing."""
+        """`archive`: the stored runs. `live`: the runs under way in this process. `on_feedback`:
+        called with each piece of feedback after it was stored; must not raise.
+        """
         self._archive = archive
         self._live = live
         self._on_feedback = on_feedback
@@ -51,7 +57,9 @@ class Runs:
         """A lock for each run that is being loaded, so that concurrent readers load it once."""
 
     async def get(self, run_id: str, identity: Identity) -> Run:
-        """Return a run. One that runs in this process has its events so far. Raises `NotFound`."""
+        """Return a run. If it is under way in this process, it has its events so far. Raises
+        `NotFound` if there is no such run, or if the caller may not see it.
+        """
         async with self._loading.setdefault(run_id, asyncio.Lock()):
             run = self._ended.get(run_id)
             if run is None or not identity.sees(run.tenant):
@@ -76,13 +84,15 @@ class Runs:
         page: str,
         identity: Identity,
     ) -> RunPage:
-        """Return a page of runs, newest first. Raises `BadRequest` for an unknown `page` token."""
+        """Return a page of at most `size` runs that match `wanted`, newest first. `page`: the token
+        of the page; empty for the first page. Raises `BadRequest` if this is no token of a page.
+        """
         if not _may(wanted, identity):
             return RunPage((), "")
         return await self._archive.list(_own(wanted, identity), size, page)
 
     def export(self, wanted: RunFilter, identity: Identity) -> AsyncIterator[ExportedRun]:
-        """Yield all ended runs with their feedback, oldest first."""
+        """Yield all ended runs that match `wanted`, with their feedback, oldest first."""
         if not _may(wanted, identity):
             return _nothing()
         return self._archive.export(_own(wanted, identity))
@@ -93,11 +103,12 @@ class Runs:
         after: int,
         identity: Identity,
     ) -> AsyncIterator[tuple[int, Event | Run]]:
-        """Yield the events of an answer or a table with their numbers, from `after` + 1 on. The
-        last item is the run, with the number of its final message.
+        """Yield each event of an answer or a table with its number, from number `after` + 1 on. If
+        the run is under way, events are yielded as they arrive. The last item is the ended run,
+        with the number of the final message of its stream.
 
-        Raises `NotFound`, `BadRequest` for another kind of run and for an unknown number, and
-        `StoreFailed`.
+        Raises `NotFound` if there is no such run, `BadRequest` for a run of another kind and for a
+        number that the run has not reached, and `StoreFailed` if the run could not be stored.
         """
         run = await self._archive.load(run_id, identity.tenant)
         if after < 0:
@@ -117,20 +128,24 @@ class Runs:
         elif run.status == "running":
             ended = await ended_run(run_id, self._archive, self._live, identity.tenant)
         if ended is None:
-            raise StoreFailed(f"Run {run_id} could not be stored, so its answer is withheld.")
+            raise StoreFailed(
+                f"Run {run_id} could not be stored, so its answer is not returned; ask again."
+            )
         run = ended
         last = len(run.events) + _AFTER_EVENTS
         if after >= last:
             raise BadRequest(
-                f"after_event_number must be below {last}, the end of run {run_id}, got {after}."
+                f"after_event_number must be below {last}, the number of the last event of run "
+                f"{run_id}, got {after}."
             )
         for number, event in enumerate(run.events[after:], after + 1):
             yield number, event
         yield last, run
 
     async def cancel(self, run_id: str, identity: Identity) -> None:
-        """Cancel a run, also one of another process; do nothing if it has ended. Raises
-        `NotFound`.
+        """Cancel a run, in this process or in another one that shares the store. Does nothing if
+        the run has ended. Raises `NotFound` if there is no such run, or if the caller may not see
+        it.
         """
         if (live := self._live.find(run_id)) and identity.sees(live.tenant):
             live.cancel()
@@ -138,12 +153,14 @@ class Runs:
             await self._archive.request_cancel(run_id)
 
     async def feedback(self, feedback: Feedback, identity: Identity) -> str:
-        """Store a client's feedback on a run and return its identifier. Raises `BadRequest` and
-        `NotFound`.
+        """Store a client's feedback on a run, and return the identifier of the feedback.
+
+        Raises `BadRequest` if the feedback is invalid or the run has too much feedback already, and
+        `NotFound` if there is no such run, or if the caller may not see it.
         """
         if feedback.empty:
             raise BadRequest(
-                "the feedback is empty; give a verdict, a score, a right_answer or a comment."
+                "The feedback is empty; give a verdict, a score, a right_answer or a comment."
             )
         if feedback.score is not None and not 0 <= feedback.score <= 1:
             raise BadRequest(f"score must be between 0 and 1, got {feedback.score}.")
@@ -159,10 +176,12 @@ class Runs:
 
 
 def _may(wanted: RunFilter, identity: Identity) -> bool:
+    """Return whether the caller may see runs of the tenant that the filter names, if any."""
     return wanted.tenant is None or identity.sees(wanted.tenant)
 
 
 def _own(wanted: RunFilter, identity: Identity) -> RunFilter:
+    """Return the filter, limited to runs of the caller's tenant."""
     if identity.tenant is None:
         return wanted
     return msgspec.structs.replace(wanted, tenant=identity.tenant)

@@ -1,5 +1,5 @@
-"""Whether an answer is supported: its names and numbers occur in evidence that retrieved passages
-contain.
+"""Check whether an answer is supported: whether its names and numbers occur in evidence that the
+retrieved passages contain.
 """
 
 import re
@@ -10,11 +10,13 @@ from router.trace import Trajectory
 from router.trace.table import Column
 
 _SHORT_WORDS = 4
-"""In an answer of at most this many words all words are checked; in a longer one, names, numbers,
-and words of scripts without spaces.
+"""In an answer of at most this many words, every word is checked. In a longer answer, only names,
+numbers, and words of scripts without spaces are checked.
 """
 _STRANGE_SHARE = 0.25
-"""An answer is unsupported from this share of other words without support on."""
+"""An answer is unsupported if at least this share of its words is checked and does not occur in the
+evidence. A name or number that does not occur makes it unsupported in any case.
+"""
 _DATE = Column("", "date")
 _NUMBER = Column("", "number")
 _FIGURE = re.compile(
@@ -35,12 +37,15 @@ _PLAIN = (
     " this that these those there according based since while because however therefore "
     "thus so when where which what "
 )
-"""Words that claim nothing: verdicts, and words that open sentences."""
+"""Words that need no support: verdicts such as "yes", and function words."""
 
 
 def is_supported(question: str, trajectory: Trajectory) -> bool:
-    """Return whether the names and numbers of an answer occur in evidence that a passage contains,
-    or in the question. A verdict such as yes needs any evidence; "not known" needs none.
+    """Return whether the names and numbers of the trajectory's answer occur in the question, or in
+    evidence that a retrieved passage contains.
+
+    A verdict such as "yes" is supported if there is any such evidence. An answer such as "not
+    known" needs no support.
     """
     grounds = list[str]()
     for execution in trajectory.executions:
@@ -53,6 +58,7 @@ def is_supported(question: str, trajectory: Trajectory) -> bool:
 
 
 def _stands(answer: str, ground: str) -> bool:
+    """Return whether the words, numbers and dates of an answer occur in the text `ground`."""
     known = set(fold(ground).split())
     words = apart(answer).split()
     unsupported = [word for word in words if not known.issuperset(fold(word).split())]

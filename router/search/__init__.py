@@ -1,4 +1,6 @@
-"""The search: delegator, executors, answerer, and the loop that connects them."""
+"""The search of a run: the delegator, the executors and the answerer, and the loop that connects
+them.
+"""
 
 from router.search.answerer import Answerer
 from router.search.context import RunContext

@@ -1,4 +1,6 @@
-"""A model that searches, reads and writes in turns, within one context."""
+"""Conversation of a model that takes turns: in each turn it searches, opens a document, calls a
+tool, or writes its report.
+"""
 
 import dataclasses
 import time
@@ -32,7 +34,7 @@ from router.trace.values import SearchDone, SearchRecord, ToolCall
 
 _Look = Callable[[], Awaitable[SearchRecord]]
 _TOKENS_PER_CHARACTER = 1 / 3
-"""A high estimate, used until the engine has counted a prompt."""
+"""A high estimate of the tokens per character, used until the engine has counted a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,41 +42,50 @@ class ExecutorLimits:
     """Limits of an executor's work on one sub-query."""
 
     max_turns: int = 3
-    """Max assistant turns, the report included (K in TBSS 4.1)."""
+    """Max assistant turns, including the report (K in TBSS 4.1)."""
     max_searches: int = 2
+    """Max searches, opened documents and tool calls together."""
     top_k: int = 3
-    """Passages shown for each search."""
+    """Number of passages shown for each search."""
     passage_chars: int = 8000
-    """Max characters of a passage's title, and of its text; the rest is cut."""
+    """Max characters of a passage's title, and of its text. Longer ones are cut."""
     report_chars: int = 2000
-    """Max characters of a report's answer, and of each point of its evidence; the rest is cut."""
+    """Max characters of a report's answer, and of each point of its evidence. Longer ones are cut.
+    """
     access_k: int = 0
-    """Max passages shown of an opened document, which counts as a search; 0 to forbid opening."""
+    """Max passages shown of an opened document; 0 to forbid opening documents. Opening a document
+    counts as a search.
+    """
     access_chars: int = 25_000
-    """Max characters of an opened document's passages, and of a tool's output."""
+    """Max characters of an opened document's passages together, and of a tool's output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The protocol of a model that searches: the texts it is shown, and the parser of its turns."""
+    """The text protocol between an agent and its model: the parser of the model's turns, and the
+    messages that reply to them.
+    """
 
     parse: Callable[[str, bool], ExecutionTurn]
-    """Parse a turn; True if the length limit cut it."""
+    """Parses a turn. Arguments: the text of the turn, and whether the length limit cut it."""
     stop: tuple[str, ...]
+    """Stop strings of each call."""
     documents: Callable[[Sequence[Passage], bool], str]
-    """Render the passages of a search; True if no search is left."""
+    """Renders the result of a search. Arguments: the passages, and whether this was the last search
+    that is allowed.
+    """
     correction: str
     """The reply to a malformed turn."""
     no_searches: str
     """The reply to a search beyond the limit, and to a malformed turn when no search is left."""
     search_first: str = ""
-    """The reply to any other turn before the first search; empty if the model may answer without
-    one.
+    """The reply to a report or malformed turn before the first search. Empty if the model may
+    answer without a search.
     """
 
 
 def _with_actions(form: Form, *, tools: bool) -> Form:
-    """Return the form of a model that also opens documents or calls tools."""
+    """Return `form`, extended for a model that may also open documents or call tools."""
     return dataclasses.replace(
         form,
         parse=partial(parse_action_turn, form.parse),
@@ -86,7 +97,9 @@ def _with_actions(form: Form, *, tools: bool) -> Form:
 
 
 class ContextWindow:
-    """One model's growing conversation, with the passages that its searches found."""
+    """One agent's growing conversation with its model, and the passages that its searches found.
+    When the model's context becomes too small, passages are dropped from the messages.
+    """
 
     def __init__(self, opening: tuple[Message, ...], form: Form) -> None:
         self.messages = opening
@@ -95,10 +108,13 @@ class ContextWindow:
         self.searches: list[SearchRecord] = []
         self.report: Report | None = None
         self.tools: dict[str, tuple[Tool, Function]] | None = None
-        """The tools by the names that the model may write; None until they are listed."""
+        """The tools by the names that the model may write; None until the tools are listed."""
         self.corrected = False
+        """Whether the last user message asks the model to correct its turn."""
         self._documents: list[tuple[int, bool]] = []
-        """For each search, the position of its message, and whether it asks for the report."""
+        """For each search, the position of the message with its passages, and whether that message
+        asks for the report.
+        """
         self._rate = _TOKENS_PER_CHARACTER
 
     @property
@@ -108,34 +124,38 @@ class ContextWindow:
 
     @property
     def full(self) -> bool:
-        """True if the context has no room for any passage of the last search."""
+        """True if the model's context had no room for any passage of the last search."""
         last = self.searches[-1] if self.searches else None
         return last is not None and bool(last.passages) and not last.shown
 
     def absorb(self, output: Completion) -> None:
-        """Add the model's turn, and estimate the length of tokens from its usage."""
+        """Add the model's turn, and update the estimate of tokens per character from its usage."""
         self.outputs.append(output)
         if output.usage is not None:
             self._rate = output.usage.prompt_tokens / max(1, self._characters)
         self.messages += (Message("assistant", prompts.shown_turn(output.text)),)
 
     def add_user_turn(self, text: str) -> None:
-        """Add a user turn."""
+        """Add a user message."""
         self.messages += (Message("user", text),)
 
     def correct(self, text: str) -> None:
-        """Tell the model what is wanted."""
+        """Add a user message that asks the model to correct its last turn."""
         self.corrected = True
         self.add_user_turn(text)
 
     def offer(self, tools: dict[str, tuple[Tool, Function]], text: str) -> None:
-        """Let the model call `tools`, which `text` describes in the system prompt."""
+        """Let the model call `tools`. `text`: their description, which is added to the system
+        prompt.
+        """
         system, *others = self.messages
         self.tools = tools
         self.messages = (Message("system", f"{system.content}\n\n{text}".strip()), *others)
 
     def named(self, name: str) -> str | None:
-        """Return the document with this name or title, if a search has found it."""
+        """Return the name of the document with this name or title, if a search has found one of its
+        passages; else None.
+        """
         for search in self.searches:
             for passage in search.passages if search.call is UNSET else ():
                 if name in (passage.document, passage.title):
@@ -143,22 +163,24 @@ class ContextWindow:
         return None
 
     def documents(self, search: SearchRecord, *, last: bool) -> None:
-        """Add the result of a search; `last` asks for the report."""
+        """Add the result of a search as a user message. `last`: True if no search is left, so that
+        the message also asks for the report.
+        """
         self._documents.append((len(self.messages), last))
         self.searches.append(search)
         self.add_user_turn(self._rendered(search, last))
         self.corrected = False
 
     def fit(self, context_tokens: int, max_tokens: int) -> None:
-        """Drop passages until, by estimate, `max_tokens` of `context_tokens` are free for output,
-        or no passage is left.
+        """Drop passages until the estimated prompt leaves `max_tokens` of the model's
+        `context_tokens` free for the output, or until no passage is left.
         """
         while self._characters * self._rate + max_tokens > context_tokens and self.drop():
             pass
 
     def drop(self) -> bool:
-        """Drop the lowest-ranked passage of the latest search that shows any; return False if none
-        does.
+        """Remove one passage from the messages: the lowest-ranked of the latest search that still
+        has one. Return False if no passage is left.
         """
         for number, search in reversed(list(enumerate(self.searches))):
             if search.shown:
@@ -170,8 +192,10 @@ class ContextWindow:
         return False
 
     def close(self, text: str) -> None:
-        """Ask for the answer now, in the last user turn or a new one: with `text`, or by the
-        documents' own request.
+        """Ask the model to answer now.
+
+        If the last message shows a search's passages, it is rendered again with its own request for
+        the report. Otherwise `text` is added: to the last user message, or as a new one.
         """
         last = self.messages[-1]
         if self._documents and self._documents[-1][0] == len(self.messages) - 1:
@@ -199,7 +223,10 @@ class ContextWindow:
 
 
 class Agent:
-    """Runs the turns of such conversations. One instance serves any number of them concurrently."""
+    """Runs the turns of a `ContextWindow`: it calls the model, carries out the search or tool call
+    that the model asks for, and adds the result. One instance serves any number of conversations
+    concurrently.
+    """
 
     def __init__(
         self,
@@ -209,8 +236,9 @@ class Agent:
         form: Form,
         tools: Tools | None = None,
     ) -> None:
-        """`retriever`: None if the agent cannot search. `tools`, and opening documents, require a
-        form that reports.
+        """`retriever`: the index to search; None if the agent cannot search. `tools`: the tools
+        that the model may call. Tools, and opening documents, are available only with a form that
+        sets `search_first`.
         """
         self._has_actions = bool(form.search_first) and bool(tools or limits.access_k)
         if self._has_actions:
@@ -222,11 +250,11 @@ class Agent:
         self._tools = tools
 
     def begin(self, text: str) -> ContextWindow:
-        """Open a conversation about a question or sub-query."""
+        """Return a new conversation about the question or sub-query `text`."""
         return ContextWindow(self.role.opening(prompts.request(text)), self.form)
 
     def goes_on(self, work: ContextWindow) -> bool:
-        """Return whether another turn may lead to a report."""
+        """Return whether there is no report yet, and another turn is allowed."""
         return work.report is None and len(work.outputs) < self.limits.max_turns
 
     async def turn(
@@ -236,8 +264,9 @@ class Agent:
         index: int,
         purpose: Purpose = "first",
     ) -> None:
-        """Take the next turn. `index`: the number of the sub-query. Raises `BudgetExhausted` and
-        `UpstreamError`.
+        """Get the model's next turn and act on it: run a search, call a tool, take the report, or
+        ask for a correction. `index`: the number of the sub-query in the run. Raises
+        `BudgetExhausted` and `UpstreamError`.
         """
         if self._has_actions and work.tools is None:
             await self._equip(work)
@@ -299,7 +328,9 @@ class Agent:
                 work.correct(self.form.no_searches)
 
     async def _equip(self, work: ContextWindow) -> None:
-        """Tell the model about its tools, and about documents that it may open."""
+        """List the available tools, and describe them in the system prompt. If documents may be
+        opened, the prompt also explains that.
+        """
         tools = offered(await self._tools.available()) if self._tools else {}
         functions = [function for _, function in tools.values()]
         parts = (
@@ -318,8 +349,9 @@ class Agent:
         query: str,
         look: _Look,
     ) -> None:
-        """Add the result of the next search, access or call to the conversation: the recorded one,
-        if the run is resumed, or the result of `look`.
+        """Add the result of a search, an opened document or a tool call to the conversation. If the
+        run is resumed and the interrupted run recorded the same one, its result is reused.
+        Otherwise `look` is called.
         """
         agent = turns.AgentId(self.role.name, index)
         search = context.ledger.search_before(agent, query) or await look()
@@ -340,8 +372,8 @@ class Agent:
         document: str,
         text: str,
     ) -> SearchRecord:
-        """Open a document. Passages that match `text` least are left out if the document is too
-        long.
+        """Open a document. If it is longer than `access_chars`, the passages that match `text`
+        least are left out.
         """
         assert self._retriever is not None
         (passages,) = await self._retriever.search([text], self.limits.access_k, document)
@@ -362,12 +394,16 @@ class Agent:
         name: str,
         text: str,
     ) -> SearchRecord:
-        """Call a tool. A failed call, and one that no tool takes, is recorded as such."""
+        """Call the tool `name`. Never raises `ToolFailed`: a failed call, an unknown tool, and
+        invalid arguments are recorded as the error of the returned record.
+        """
         assert self._tools is not None
         tool, _ = (work.tools or {}).get(name, (None, None))
         arguments = tool.arguments(text) if tool else None
         if tool is None or arguments is None:
-            return SearchRecord(query, (), call=ToolCall("", "", text, error="no tool takes it"))
+            return SearchRecord(
+                query, (), call=ToolCall("", "", text, error="unknown tool, or invalid arguments")
+            )
         began = time.monotonic()
         passages = tuple[Passage, ...]()
         error = None
@@ -394,12 +430,16 @@ class Agent:
         index: int,
         purpose: Purpose = "first",
     ) -> Completion:
-        """Get the model's next output. Passages are dropped, one at a time, until its context holds
-        the rest.
+        """Return the model's next output, and add it to the conversation. While the prompt is too
+        long for the model's context, passages are dropped, one at a time.
+
+        `until`: the deadline of the call, by the event loop's clock. Raises `BudgetExhausted` and
+        `UpstreamError`.
         """
         role = self.role
         form = self.form
-        # No stop string in a correction: one that the model met while reasoning would be met again.
+        # A correction has no stop strings: a model that wrote one while reasoning would probably
+        # write it again.
         stop = () if work.corrected else form.stop
         if work.corrected:
             purpose = "correction"
@@ -438,8 +478,8 @@ class Agent:
         searches: int = 0,
         turns: int = 0,
     ) -> bool:
-        """Return whether, after so many more searches and turns, a further search would leave a
-        turn for the report.
+        """Return whether another search is allowed, and would leave a turn for the report, after
+        `searches` more searches and `turns` more turns.
         """
         within = len(work.searches) + searches < self.limits.max_searches
         return within and len(work.outputs) + turns < self.limits.max_turns and not work.full

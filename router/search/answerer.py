@@ -1,4 +1,6 @@
-"""The answerer: the answer, from the question and the reports alone (TBSS 3.1)."""
+"""The answerer, which writes the answer from the question and the reports alone (TBSS 3.1), and the
+judge, which compares answers.
+"""
 
 import string
 from collections.abc import Sequence
@@ -17,7 +19,9 @@ STOP = ("</answer>",)
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """Writes the answer. It sees no reasoning, no trajectories and no passages."""
+    """The role that writes the answer. It is shown only the question, the sub-queries and their
+    reports: no reasoning and no passages.
+    """
 
     role: Role
     stop: tuple[str, ...] = STOP
@@ -28,14 +32,18 @@ class Answerer:
         executions: Sequence[Execution],
         ledger: Ledger,
     ) -> tuple[str, Conversation]:
-        """Return the answer, which may be empty, and the call behind it."""
+        """Return the answer and the conversation of the call that wrote it. The answer is empty if
+        the model wrote none. Raises `UpstreamError` and `BudgetExhausted`.
+        """
         pairs = [(execution.sub_query, execution.report) for execution in executions]
         messages = self.messages(question, pairs)
         output = await self.role.ask(messages, self.stop, ledger)
         return parse_answer(output.text), Conversation(messages, (output,))
 
     def messages(self, question: str, pairs: Sequence[tuple[str, Report]]) -> tuple[Message, ...]:
-        """Return the prompt for an answer from these pairs."""
+        """Return the messages that ask for an answer to `question`. `pairs`: sub-queries, each with
+        its report.
+        """
         return self.role.opening(prompts.answer_request(question, pairs))
 
 
@@ -46,7 +54,9 @@ _AROUND = string.punctuation + string.whitespace + "“”‘’"
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Compares answers by meaning, in a fresh context."""
+    """The role that decides whether an answer is right, by comparing it with right answers by
+    meaning. Each comparison has a fresh context.
+    """
 
     role: Role
 
@@ -58,8 +68,11 @@ class Judge:
         ledger: Ledger,
         evidence: Sequence[str] = (),
     ) -> bool | None:
-        """Return whether `answer` is right; None if the reply cannot be parsed. `evidence`: decides
-        where `golds` is empty. Raises `UpstreamError`.
+        """Return whether `answer` is a right answer to `question`; None if the judge's reply cannot
+        be parsed.
+
+        `golds`: the right answers. `evidence`: sentences by which the judge decides instead if
+        `golds` is empty. Raises `UpstreamError`.
         """
         known = [element("right_answer", gold) for gold in golds]
         if not golds:
@@ -70,11 +83,11 @@ class Judge:
 
 
 def parse_verdict(text: str) -> bool | None:
-    """Return the verdict in a judge's reply: a word for yes or no in a closed `<verdict>`, or as
-    the whole reply.
+    """Return the verdict in a judge's reply. It is one of the words in `_YES` or `_NO`, either
+    within `<verdict>` and `</verdict>` or as the whole reply.
 
-    None for everything else, including "not true" and contradictory verdicts. Never raises; linear
-    time.
+    Return None for every other reply, including "not true" and contradictory verdicts. Never
+    raises, and takes linear time.
     """
     visible = without_thinking(text)
     candidates = [block.body for block in blocks(visible, "verdict") if block.closed] or [visible]

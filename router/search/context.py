@@ -1,4 +1,4 @@
-"""The context of one run: ledger, event listener, deadlines."""
+"""The context of one run, which is passed to everything that works for the run."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -16,59 +16,66 @@ ANSWERING_SHARE = 0.2
 
 @dataclass(slots=True)
 class Draft:
-    """The run's result so far, which is stored however the run ends."""
+    """Holder of the run's result so far, which is stored however the run ends."""
 
     result: Result | None = None
 
 
 def has_evidence(execution: Execution) -> bool:
-    """Return whether an execution's report carries evidence."""
+    """Return whether the execution's report has any evidence."""
     return bool(execution.report.evidence)
 
 
 @dataclass(frozen=True, slots=True)
 class Reporting:
-    """How the executors of a run report, and which reports a result may rest on."""
+    """How the executors of a run write reports, and which of the reports its result may use."""
 
     form: str = ""
-    """The key of the agent in the executor's `forms`; empty for its default agent."""
+    """Name of the form of reports: a key of the executor's `forms`; empty for its default agent."""
     is_grounds: Callable[[Execution], bool] = has_evidence
-    """Whether a result may rest on this execution."""
+    """Decides whether the run's result may be based on an execution."""
     max_joined_chars: int | None = None
-    """Max characters of each text when a manager joins reports; None for its `report_tokens`."""
+    """Max characters of each text when a manager joins reports; None for as many characters as its
+    `report_tokens`.
+    """
     escalates: bool = True
-    """Whether managers pass a sub-query on to the manager that a report names."""
+    """Whether a sub-query is passed on if a manager's report names another manager for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The ledger, the event listener and the deadlines of one run."""
+    """The ledger, the event listener, the deadlines and the settings of one run."""
 
     on_event: OnEvent
     deadline: float
-    """When the answer is due, by the event loop's clock."""
+    """Time at which the answer is due, by the event loop's clock."""
     search_deadline: float
-    """When searching ends, which leaves time to answer from what was found."""
+    """Time at which searching ends, by the event loop's clock. It is before `deadline`, to leave
+    time for the answer.
+    """
     ledger: Ledger
     draft: Draft = field(default_factory=Draft)
     sharing: bool = False
-    """Whether it uses reports of its tenant's other runs, and gives them its own."""
+    """Whether the run shares reports with other runs of its tenant, in both directions."""
     reporting: Reporting = Reporting()
     manager: str = ""
-    """The manager that a sub-query is for; empty where none is named."""
+    """Name of the manager that a sub-query is for; empty for the default manager, or without
+    managers.
+    """
     wasted: list[Execution] = field(default_factory=list)
-    """Executions that finished but were discarded. Other runs may use their reports, this one
-    may not.
+    """Executions that finished but were discarded. Their reports may be shared with other runs, but
+    not be used in this run.
     """
     failures: dict[int | None, UpstreamError] = field(default_factory=dict)
-    """Errors by the number of the failed sub-query; under None, the error of the delegator or the
-    answerer.
+    """Errors by the number of the sub-query that failed. The key None has the error of the
+    delegator or the answerer.
     """
 
     @asynccontextmanager
     async def searching(self) -> AsyncIterator[None]:
-        """Limit the work inside to the search deadline; raise `TimeoutError` beyond it. No work
-        begins after the deadline, so that no call is opened in vain.
+        """Limit the work inside the context to the search deadline. Raises `TimeoutError` when the
+        deadline passes, and also on entry if it has already passed, so that no further call is
+        made.
         """
         if asyncio.get_running_loop().time() >= self.search_deadline:
             raise TimeoutError
@@ -76,10 +83,13 @@ class RunContext:
             yield
 
     def raise_without_evidence(self, outcome: AnswerOutcome) -> None:
-        """Raise `OutOfTime` or `BudgetExhausted` if that is why the search found nothing."""
+        """Raise `OutOfTime` or `BudgetExhausted` if the search found nothing because time or budget
+        ran out, according to `outcome`. Otherwise do nothing.
+        """
         if outcome == "time_exhausted":
             raise OutOfTime(
-                "Time ran out before anything was found; allow a longer deadline or a faster model."
+                "The deadline passed before anything was found; allow a longer deadline, or use a "
+                "faster model."
             )
         if outcome == "budget_exhausted" and self.ledger.refusal is not None:
             raise self.ledger.refusal
@@ -94,7 +104,11 @@ class RunContext:
         answering_share: float = ANSWERING_SHARE,
         sharing: bool = False,
     ) -> "RunContext":
-        """Return the context of a run that begins now and may take `time_s` seconds."""
+        """Return the context of a run that begins now and may take `time_s` seconds.
+
+        `answering_share`: the share of that time that is reserved for the answerer. `sharing`:
+        whether reports are shared with other runs of the tenant.
+        """
         now = asyncio.get_running_loop().time()
         return cls(
             on_event,

@@ -1,4 +1,4 @@
-"""The delegator: one decision per round, to dispatch or to stop (TBSS 3.1)."""
+"""The delegator. In each round it decides either to dispatch sub-queries or to stop (TBSS 3.1)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,26 +16,34 @@ from router.trace.call import Purpose
 
 STOP = ("</search>",)
 HOST_STOP = ("<search_results",)
-"""For a delegator of managers, which may write one block per manager."""
+"""Stop string for a delegator of managers. It may write one block per manager, so it must not stop
+at the end of the first block.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Delegator:
-    """Splits the question into sub-queries. It never writes the answer."""
+    """The role that splits the question into sub-queries. It never writes the answer.
+
+    A manager contains a `Delegator` too, which splits the manager's step into sub-queries for its
+    workers.
+    """
 
     role: Role
     max_sub_queries: int = 8
-    """Max sub-queries of a block that are dispatched."""
+    """Max sub-queries of one block that are dispatched; further ones are reported back to the
+    model.
+    """
     stop: tuple[str, ...] = STOP
     managed: bool = False
-    """Whether its blocks may name managers."""
+    """Whether the blocks that it writes may name managers."""
     report: Callable[[str, bool], ExecutionTurn] | None = None
-    """Parse a manager's turn, in which a report is its way to stop; None for the run's own
-    delegator.
+    """For a manager: the parser of its turns, as a manager stops by writing a report. None for the
+    run's own delegator. The parser gets the text of the turn, and whether the length limit cut it.
     """
 
     def open(self, question: str) -> Conversation:
-        """Return a conversation that holds only the question."""
+        """Return a new conversation that contains only the system prompt and the question."""
         return Conversation(self.role.opening(prompts.request(question)))
 
     async def decide(
@@ -44,14 +52,18 @@ class Delegator:
         ledger: Ledger,
         early: Dispatching | None = None,
     ) -> tuple[Decision, Conversation]:
-        """Return the next decision. Malformed output is corrected once. `early`: starts sub-queries
-        that are certain to be dispatched while the decision is being written.
+        """Ask the model for its next decision. Return the decision and the extended conversation.
+
+        If the output is malformed, the model is asked once to correct it. If the correction is
+        malformed too, `Malformed` is returned. `early`: starts work on sub-queries while the
+        decision is still being written; None to wait until it is complete. Raises `UpstreamError`
+        and `BudgetExhausted`.
         """
         purposes: tuple[Purpose, ...] = ("first", "correction")
         on_text = (lambda: EarlyReader(self.max_sub_queries, early.begin).feed) if early else None
         for purpose in purposes:
-            # No stop string in a correction: one that the model met while reasoning would be met
-            # again.
+            # A correction has no stop strings: a model that wrote one while reasoning would
+            # probably write it again.
             stop = self.stop if purpose == "first" else ()
             output = await self.role.ask(
                 conversation.messages,
@@ -75,8 +87,10 @@ class Delegator:
         executions: Sequence[Execution],
         over_limit: Sequence[str],
     ) -> Conversation:
-        """Return the conversation with the reports of a block, and the sub-queries that were not
-        dispatched.
+        """Return the conversation, extended by a user message with the reports of a block.
+
+        `over_limit`: sub-queries of the block that were not dispatched because of the limit; the
+        message lists them too.
         """
         pairs = [(execution.sub_query, execution.report) for execution in executions]
         managed = self.managed or self.report is not None
@@ -85,7 +99,7 @@ class Delegator:
         )
 
     def over_limit(self, conversation: Conversation) -> tuple[str, ...]:
-        """Return the sub-queries beyond the limit in the last decision."""
+        """Return the sub-queries of the last decision that exceed `max_sub_queries`."""
         decision = self._parsed(conversation.outputs[-1])
         return decision.over_limit if isinstance(decision, Dispatch) else ()
 
@@ -99,11 +113,11 @@ class Delegator:
 
 
 def with_output(conversation: Conversation, output: Completion) -> Conversation:
-    """Return the conversation with the model's next turn."""
+    """Return the conversation, extended by the model's turn `output`."""
     message = Message("assistant", prompts.shown_turn(output.text))
     return Conversation((*conversation.messages, message), (*conversation.outputs, output))
 
 
 def with_user_turn(conversation: Conversation, text: str) -> Conversation:
-    """Return the conversation with another user turn."""
+    """Return the conversation, extended by a user message with `text`."""
     return Conversation((*conversation.messages, Message("user", text)), conversation.outputs)

@@ -1,4 +1,6 @@
-"""The executors of one round, some of which start before the delegator has finished its turn."""
+"""Dispatch of one round's sub-queries to executors. Some executors may start before the delegator
+has finished its turn (early dispatch).
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -14,11 +16,12 @@ from router.trace.values import Reported, SearchDone, SubQueryDispatched
 
 
 class Dispatching:
-    """Runs the sub-queries of a block in parallel.
+    """Runs the sub-queries of one block, that is of one delegator's turn, in parallel.
 
-    Work that starts early is a guess. Until `run` gets the complete block, its events are held back
-    and its calls are marked as undecided in the ledger. Work on sub-queries that the block does not
-    contain is cancelled, and what it spent counts as wasted.
+    Work that starts before the block is complete is speculative. Until `run` gets the complete
+    block, the events of such work are held back, and its calls are marked as undecided in the
+    ledger. Work on sub-queries that the complete block does not contain is cancelled, and its
+    tokens count as wasted.
     """
 
     def __init__(
@@ -32,9 +35,10 @@ class Dispatching:
         max_early: int | None = None,
         width: int | None = None,
     ) -> None:
-        """`number`: the round, from 1. `first`: the number of its first sub-query in the run.
-        `group`: the task group of the executors. `most`: max sub-queries started early; None for no
-        limit. `width`: max executors at a time; None for no limit.
+        """`number`: the number of the round, from 1. `first`: the number that the round's first
+        sub-query has in the run. `group`: the task group in which executors run. `max_early`: max
+        sub-queries that start early; None for no limit. `width`: max executors at a time; None for
+        no limit.
         """
         self._executor = executor
         self._number = number
@@ -51,8 +55,11 @@ class Dispatching:
         self._decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def begin(self, sub_queries: tuple[str, ...]) -> None:
-        """Start the sub-queries that the block certainly begins with. Starts nothing if they do not
-        continue those started before, as after a call that broke off and was repeated.
+        """Start work early on `sub_queries`, with which the block is certain to begin. Those that
+        were started by earlier calls are not started again.
+
+        Start nothing if the sub-queries started earlier differ from `sub_queries`. That happens if
+        the delegator's call broke off and its repetition writes other sub-queries.
         """
         started = len(self._sub_queries)
         if agreeing(self._sub_queries, sub_queries) == started:
@@ -61,8 +68,8 @@ class Dispatching:
                 self._start(sub_query)
 
     async def drop(self, kept: int = 0) -> None:
-        """Cancel all early work but the first `kept` sub-queries, and wait until it has ended. Do
-        nothing once the block is decided.
+        """Cancel all early work except that on the first `kept` sub-queries, and wait until it has
+        ended. Do nothing once the complete block is known.
         """
         if self._decided.done():
             return
@@ -80,14 +87,14 @@ class Dispatching:
         self._outer.ledger.decide(self._first + kept)
 
     async def keep(self, sub_queries: Sequence[str]) -> list[asyncio.Task[Execution]]:
-        """Cancel early work that does not match this block; return the tasks that remain, which
-        work on the block's first sub-queries.
+        """Cancel early work on sub-queries that differ from those of the complete block
+        `sub_queries`. Return the remaining tasks, which work on the first sub-queries of the block.
         """
         await self.drop(agreeing(self._sub_queries, sub_queries))
         return self._tasks
 
     def emit_held_back(self) -> None:
-        """Emit the events that were held back, and all later ones immediately."""
+        """Emit the events that were held back. From now on, events are emitted immediately."""
         self._decided.set_result(None)
         for event in self._held_back:
             self._outer.on_event(event)
@@ -95,11 +102,14 @@ class Dispatching:
     async def run(
         self, sub_queries: Sequence[str], managers: Sequence[str] = ()
     ) -> list[Execution]:
-        """Work on the block `sub_queries`; return the executions in the same order. `managers`: as
-        in `Dispatch`.
+        """Work on the complete block `sub_queries`; return the executions in the same order.
+
+        `managers`: for each sub-query, the name of the manager that it is for, or an empty string;
+        empty if the block names no managers.
         """
         managers = managers or [""] * len(sub_queries)
-        # Early work is for no named manager, so it serves only the sub-queries before the first.
+        # Early work never names a manager, so it can only be used for the sub-queries before the
+        # first that names one.
         unnamed = next((at for at, manager in enumerate(managers) if manager), len(managers))
         await self.keep(sub_queries[:unnamed])
 
@@ -130,8 +140,8 @@ class Dispatching:
         async with self._slots:
             execution = await self._executor.run(sub_query, index, context)
         if execution.outcome == "budget_exhausted" and not self._decided.done():
-            # The reservation of the delegator's call may have been in the way: wait for its end,
-            # and try again.
+            # The budget may be short only because the delegator's unfinished call still reserves
+            # a part of it. Wait until that call has ended, and try again.
             self._held_back = [event for event in self._held_back if event.index != index]
             self._outer.ledger.waste(index)
             await asyncio.wait([self._decided])  # unlike awaiting the future, never cancels it
@@ -155,8 +165,9 @@ async def dispatching(
     context: RunContext,
     width: int | None = None,
 ) -> AsyncIterator[Dispatching]:
-    """Open the dispatching of round `number` (from 1), whose first sub-query has the number
-    `first`. No executor runs once the context is left.
+    """Open a `Dispatching` for round `number` (from 1), whose first sub-query has the number
+    `first` in the run. On exit, executors that still run are cancelled or awaited, so that none
+    outlives the context. `width`: max executors at a time; None for no limit.
     """
     try:
         async with task_group() as group:

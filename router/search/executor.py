@@ -1,4 +1,4 @@
-"""The executor: searches for one sub-query and reports (TBSS 3.1)."""
+"""The executor: it searches for the answer to one sub-query, and writes a report (TBSS 3.1)."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -25,14 +25,18 @@ EXECUTOR = Form(
 
 
 class Executes(Protocol):
-    """Anything that works on sub-queries: an executor, managers, a cache."""
+    """Protocol of everything that works on a sub-query and returns an execution: an executor,
+    managers, or a report cache.
+    """
 
     @property
     def report_tokens(self) -> int:
         """Max tokens of a report."""
 
     def role(self, context: RunContext) -> Role:
-        """Return the executor's role, for calls outside of its conversations."""
+        """Return the executor's role, for callers that estimate its cost or call its model outside
+        of an execution.
+        """
 
     async def run(
         self,
@@ -44,8 +48,8 @@ class Executes(Protocol):
 
 
 class Executor:
-    """Works on one sub-query at a time, in a fresh context. One instance serves any number of
-    concurrent runs.
+    """Works on sub-queries, each in a fresh context. One instance serves any number of concurrent
+    runs.
     """
 
     def __init__(
@@ -57,9 +61,9 @@ class Executor:
         forms: Mapping[str, Agent] = {},
         tools: Tools | None = None,
     ) -> None:
-        """`retriever`: None for an executor that has only tools. `forms`: agents for other forms of
-        reports, by the name in `Reporting.form`; a form that is missing here is served by the
-        default agent.
+        """`retriever`: the index to search; None for an executor that has only tools. `forms`:
+        agents that write other forms of reports, by the name in `Reporting.form`. The default agent
+        serves all forms without an entry.
         """
         self._agent = Agent(
             role,
@@ -76,7 +80,7 @@ class Executor:
         return self._agent.role.sampling.max_tokens
 
     def role(self, _context: RunContext) -> Role:
-        """Return its role, which is the same in every run."""
+        """Return the executor's role, which is the same in every run."""
         return self._agent.role
 
     async def run(
@@ -87,11 +91,13 @@ class Executor:
         *,
         instead: bool = False,
     ) -> Execution:
-        """Search and report.
+        """Work on `sub_query`, whose number in the run is `index`, and return the execution with
+        its report.
 
-        Upstream failures and an exhausted budget are not raised: the outcome names them,
-        `context.failures` has the error, and the report is neutral. `instead`: whether it replaces
-        another version.
+        Timeouts, upstream failures and an exhausted budget are not raised. Instead, the execution's
+        `outcome` is set, its report is `NO_EVIDENCE`, and an upstream failure is kept in
+        `context.failures`. `instead`: True if this executor replaces another version that is
+        unavailable, so that its calls are recorded with the purpose `fallback`.
         """
         agent = self._forms.get(context.reporting.form, self._agent)
         work = agent.begin(sub_query)
@@ -114,7 +120,7 @@ class Executor:
             outcome = "escalated" if report.escalate_to else "reported"
             report = report.within(agent.limits.report_chars)
         elif outcome == "no_report" and not work.searches:
-            # It never searched, so this is no honest "nothing found".
+            # The model never searched, so "nothing found" would be wrong: record a failure.
             context.failures[index] = agent.role.malformed()
         version = agent.role.executor_version or ""
         return Execution(

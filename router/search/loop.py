@@ -9,12 +9,12 @@ A round has three steps:
 The rounds end when the delegator stops, after `max_rounds`, or when time or budget run out. Then
 the answerer writes the answer from the reports alone.
 
-A trajectory is a frozen value. Each step returns the next one, and `context.draft` keeps the
-latest, which is stored however the run ends.
+A trajectory is a frozen value. Each step returns an extended trajectory, and `context.draft` keeps
+the latest, which is stored however the run ends.
 
-Where spending is limited, the cost of the answer is set aside before each step that spends: before
-a decision for the reports so far, before a dispatch also for the reports to come. So the search
-can never spend what the answer needs.
+If the run has a budget, the cost of the answer is reserved before each step that spends tokens.
+Before a decision, the reservation covers an answer from the reports so far; before a dispatch, also
+from the reports to come. So the search can never spend the tokens that the answer needs.
 """
 
 import asyncio
@@ -43,46 +43,49 @@ from router.trace.values import NOT_FOUND, AnswerOutcome, RoundStarted, Topology
 
 @dataclass(frozen=True, slots=True)
 class FactorizedSearch:
-    """Answers questions with three roles that share nothing but reports. One instance serves any
-    number of concurrent questions.
+    """The search loop with its three roles: delegator, executor and answerer. Reports are the only
+    thing that one role learns from another. One instance serves any number of concurrent
+    questions.
     """
 
     delegator: Delegator
     executor: Executes
     answerer: Answerer | None
-    """None for a search that ends with the delegator's last turn and writes no answer."""
+    """None for the search inside a manager: it ends with the delegator's last turn, and no answer
+    is written.
+    """
     max_rounds: int = 4
     """Max decisions of the delegator (T in TBSS 4.1)."""
     require_evidence: bool = True
-    """Without a report that carries evidence, return `NOT_FOUND` instead of letting the answerer
-    guess.
-    """
+    """If no report has evidence, return `NOT_FOUND` instead of letting the answerer guess."""
     early_dispatch: bool = True
-    """Start a sub-query as soon as it is written, before the block is complete; ignored in runs
-    with a budget, which must not pay for guesses.
+    """Start a sub-query as soon as it is written, before the block is complete. Ignored in runs
+    with a budget, because the work is wasted if the block turns out different.
     """
     topology: TopologyName = "factorized"
-    """Recorded in the trajectories."""
+    """Name of the topology that trajectories record."""
     width: int | None = None
     """Max executors at a time; None for no limit."""
 
     def run(self, question: str, context: RunContext) -> Coroutine[Any, Any, Trajectory]:
-        """Answer `question`.
+        """Answer `question`; return the trajectory that led to the answer.
 
-        An executor that fails counts as one that found nothing, and a delegator whose output cannot
-        be parsed as one that stopped; `context.failures` has their errors. Raises `UpstreamError`
-        if the delegator or the answerer fails, `OutOfTime` if the deadline passes, and
-        `BudgetExhausted` if the budget runs out before anything is found.
+        If an executor fails, the search continues as if it had found nothing. If the delegator's
+        output cannot be parsed, the search continues as if the delegator had stopped. The errors of
+        both are in `context.failures`. Raises `UpstreamError` if the delegator or the answerer
+        fails, `OutOfTime` if the deadline passes, and `BudgetExhausted` if the budget runs out
+        before anything is found.
         """
         delegation = self.delegator.open(question)
         opened = Trajectory("", "rounds_exhausted", delegation=delegation, topology=self.topology)
         return self.proceed(question, opened, context)
 
     async def again(self, question: str, recorded: Trajectory, context: RunContext) -> Trajectory:
-        """Replay a recorded trajectory with this search's executor.
+        """Replay a recorded trajectory with this search's executor; return the new trajectory.
 
-        The recorded rounds stand as long as all reports of a round are unchanged. From the first
-        round whose reports differ, the search continues live. Raises what `run` raises.
+        Each recorded round's sub-queries are worked on again. While all new reports of a round
+        equal the recorded ones, the recorded decisions are reused. From the first round with a
+        different report, the search continues with new decisions. Raises the errors of `run`.
         """
         executions: tuple[Execution, ...] = ()
         for number in range(len(recorded.rounds)):
@@ -103,7 +106,9 @@ class FactorizedSearch:
     def instead(
         self, recorded: Trajectory, number: int, executions: Sequence[Execution]
     ) -> Trajectory:
-        """Return `recorded` up to round `number` (from 0), with `executions` as that round's."""
+        """Return `recorded` up to and including round `number` (from 0), with that round's
+        executions replaced by `executions`.
+        """
         before = recorded.before(number)
         assert before.delegation is not None
         return self._inform(before, executions, self.delegator.over_limit(before.delegation))
@@ -111,8 +116,9 @@ class FactorizedSearch:
     async def proceed(
         self, question: str, trajectory: Trajectory, context: RunContext
     ) -> Trajectory:
-        """Continue a trajectory whose delegator has just been shown the question or reports.
-        Raises what `run` raises.
+        """Continue a trajectory at the delegator's next decision, and return it complete. The
+        delegator's conversation must end with the question or with reports. Raises the errors of
+        `run`.
         """
         try:
             for number in range(len(trajectory.rounds) + 1, self.max_rounds + 1):
@@ -153,7 +159,9 @@ class FactorizedSearch:
         work: Dispatching,
         context: RunContext,
     ) -> tuple[Decision, Trajectory]:
-        """Ask the delegator for its next decision. `work` starts certain sub-queries early."""
+        """Ask the delegator for its next decision. `work`: starts sub-queries early if that is
+        allowed.
+        """
         assert trajectory.delegation is not None
         await self._reserve_for_answer(question, trajectory, (), context)
         context.on_event(RoundStarted(len(trajectory.rounds) + 1))
@@ -166,7 +174,7 @@ class FactorizedSearch:
             except ContextTooLong:
                 if not trajectory.executions:
                     raise
-                return Stop(), trajectory  # reports fill its context, so they have to suffice
+                return Stop(), trajectory  # the reports fill the context, so answer from them
         trajectory = replace(trajectory, delegation=conversation)
         context.draft.result = trajectory
         return decision, trajectory
@@ -179,14 +187,18 @@ class FactorizedSearch:
         work: Dispatching,
         context: RunContext,
     ) -> list[Execution]:
-        """Let executors work on the sub-queries of a decision."""
+        """Reserve the cost of the answer, and let executors work on the sub-queries of a decision.
+        Return the executions in the order of the sub-queries.
+        """
         await self._reserve_for_answer(question, trajectory, decision.sub_queries, context)
         return await work.run(decision.sub_queries, decision.managers)
 
     def _inform(
         self, trajectory: Trajectory, executions: Sequence[Execution], over_limit: Sequence[str]
     ) -> Trajectory:
-        """Return the trajectory with another round, whose reports the delegator is shown."""
+        """Return the trajectory with another round of `executions`. The delegator's conversation is
+        extended by their reports.
+        """
         assert trajectory.delegation is not None
         ends = {execution.outcome for execution in executions}
         outcome = trajectory.outcome
@@ -209,7 +221,7 @@ class FactorizedSearch:
     def _stopped(
         self, decision: Decision, trajectory: Trajectory, context: RunContext
     ) -> Trajectory:
-        """Return the trajectory after a decision that dispatches nothing."""
+        """Return the trajectory with the outcome of a decision that dispatches nothing."""
         if trajectory.executions:
             return replace(trajectory, outcome="answered")
         if isinstance(decision, Malformed):
@@ -223,15 +235,17 @@ class FactorizedSearch:
         coming: Sequence[str],
         context: RunContext,
     ) -> None:
-        """Set aside the worst-case cost of an answer from the reports so far and from those on the
-        sub-queries `coming`. Raises `BudgetExhausted`.
+        """Reserve the worst-case cost of an answer from the reports so far and from the future
+        reports on the sub-queries `coming`. Do nothing if the run has no budget. Raises
+        `BudgetExhausted` if the budget is too small.
         """
         if not context.ledger.limited or self.answerer is None:
             return
         pairs = [(execution.sub_query, execution.report) for execution in trajectory.executions]
         pairs += [(sub_query, NO_EVIDENCE) for sub_query in coming]
         coming_tokens = len(coming) * self.executor.report_tokens
-        # While there is no evidence, assume a short answer, which leaves more for the search.
+        # While there is no evidence, assume a short answer, which leaves more tokens for the
+        # search.
         reserve = partial(
             self.answerer.role.reserve_for_answer,
             self.answerer.messages(question, pairs),
@@ -240,8 +254,8 @@ class FactorizedSearch:
         )
         async with asyncio.timeout_at(context.search_deadline):
             if not trajectory.rounds and not coming:
-                # Refuse a budget that cannot hold a decision, a search, a report and an answer
-                # before anything is spent.
+                # Before anything is spent, refuse a budget that is too small for one decision, one
+                # search, one report and the answer.
                 searching = await self.executor.role(context).min_cost("", turns=2)
                 searching += await self.delegator.role.min_cost(question)
                 await reserve(0, extra=searching)
@@ -254,7 +268,9 @@ class FactorizedSearch:
         trajectory: Trajectory,
         context: RunContext,
     ) -> Trajectory:
-        """Let the answerer write, or return `NOT_FOUND` where there is nothing to answer from."""
+        """Let the answerer write the answer. If there is no evidence to answer from, return the
+        trajectory with the answer `NOT_FOUND`.
+        """
         grounds = any(map(context.reporting.is_grounds, trajectory.executions))
         if self.require_evidence and not grounds:
             context.raise_without_evidence(trajectory.outcome)
@@ -269,7 +285,7 @@ class FactorizedSearch:
                 )
         except TimeoutError:
             raise OutOfTime(
-                "Time ran out before the answer was written; allow a longer deadline."
+                "The deadline passed before the answer was written; allow a longer deadline."
             ) from None
         if not without_thinking(answering.outputs[-1].text).strip():
             context.failures[None] = answerer.role.malformed()
@@ -277,23 +293,27 @@ class FactorizedSearch:
 
 
 class Loop(Protocol):
-    """A search that answers questions."""
+    """Protocol of a search that answers questions, such as `FactorizedSearch`."""
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
-        """Answer `question`. Raises `UpstreamError`, `OutOfTime` and `BudgetExhausted`."""
+        """Answer `question`; return the trajectory. Raises `UpstreamError`, `OutOfTime` and
+        `BudgetExhausted`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A loop with the roles that work in it."""
+    """A search loop, together with the roles that it uses."""
 
     loop: Loop
     roles: Mapping[Any, Role]
-    """By name, managers as `managers.NAME`; without the executor's further versions."""
+    """Roles by name. A manager's role is named `managers.NAME`. Of the executor's versions, only
+    the configured one is included.
+    """
 
 
 def settings_of(roles: Mapping[Any, Role]) -> dict[str, RoleSetting]:
-    """Return the models and prompt hashes of roles, for the trace."""
+    """Return the model and the prompt's hash of each role, for the stored run."""
     return {
         name: RoleSetting(role.model.name, hashlib.sha256(role.system.encode()).hexdigest())
         for name, role in roles.items()

@@ -1,9 +1,10 @@
-"""Managers: each splits a step, lets workers search, checks their reports, and reports (InfoSeeker
-3.1 and 3.3).
+"""Managers, the optional layer between the delegator and the executors (InfoSeeker 3.1 and 3.3).
 
-The delegator sees only a manager's report, and a manager only its step. There is one layer of
-managers and no setting for more: deeper layers give worse results (WideSeek-R1, app. A) and
-multiply costs.
+A manager gets one sub-query of the delegator, its step. It splits the step into sub-queries, lets
+workers (executors) search for them, checks their reports, and writes one report. The
+delegator sees only the manager's report, and the manager sees only its step, not the question.
+There is exactly one layer of managers, because deeper layers give worse results (WideSeek-R1,
+app. A) and multiply the cost.
 """
 
 import asyncio
@@ -34,25 +35,30 @@ _CUT: Mapping[str, ExecutionOutcome] = {
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """Works on a sub-query by a nested search with a delegator and workers, in a fresh context."""
+    """Works on a sub-query by a nested search loop with a delegator and workers, in a fresh
+    context. To the outer loop, it is an executor.
+    """
 
     name: str
     delegator: Delegator
-    """Writes the sub-queries; parses the manager's own reports by `Delegator.report`."""
+    """The manager's model. It writes the sub-queries for the workers and the manager's report,
+    which `Delegator.report` parses.
+    """
     workers: Executes
     max_rounds: int = 2
-    """Max turns that dispatch sub-queries."""
+    """Max turns of the manager that dispatch sub-queries."""
     max_workers: int = 8
     """Max workers at a time."""
 
     @property
     def report_tokens(self) -> int:
-        """Max tokens of a report, whether the manager's or its workers'."""
+        """Max tokens of a report, whether the manager or a worker writes it."""
         return max(self.delegator.role.sampling.max_tokens, self.workers.report_tokens)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """Search and report. Raises nothing that an executor does not raise. If the work is cut
-        short, the report joins what workers have found by then.
+        """Work on `sub_query`, whose number in the run is `index`, and return the execution with
+        the manager's report. Errors are handled as in `Executor.run`. If time or budget run out,
+        the report joins the workers' reports so far.
         """
         inner = _inside(index, self.name, context)
         inner.draft.result = Trajectory(
@@ -91,7 +97,9 @@ class Manager:
         )
 
     def _search(self, sub_query: str, inner: RunContext) -> Coroutine[Any, Any, Trajectory]:
-        """Run the search loop over the workers, without an answerer."""
+        """Return the coroutine of the nested search loop, in which the workers are the executors
+        and there is no answerer.
+        """
         search = FactorizedSearch(
             self.delegator,
             self.workers,
@@ -105,24 +113,30 @@ class Manager:
     def _supported(
         self, report: Report | None, work: Trajectory, context: RunContext
     ) -> Report | None:
-        """Return the manager's report, or its workers' reports where it has none that they
-        support.
+        """Return the report for the manager's execution; None if neither the manager nor its
+        workers have one.
+
+        This is the manager's own report, with two exceptions. If there is none, the workers'
+        reports are joined. If the report escalates and claims evidence that no worker reported, or
+        lacks evidence although workers reported some, its text is replaced by theirs.
         """
         grounds = _grounds(work, context)
-        # Each of the up to four texts gets a quarter, at about four characters a token.
+        # A joined report has up to four texts. Each gets a quarter of `report_tokens`, which at
+        # about four characters per token is `report_tokens` characters.
         chars = context.reporting.max_joined_chars or self.report_tokens
         if report is None:
             return _joined(grounds, chars) if grounds else None
         if report.escalate_to and bool(report.evidence) != bool(grounds):
-            # Evidence that no worker reported is a guess.
+            # Evidence that no worker reported is invented, so it is replaced.
             joined = _joined(grounds, chars) if grounds else NO_EVIDENCE
             return msgspec.structs.replace(joined, escalate_to=report.escalate_to)
         return report
 
 
 def _inside(index: int, name: str, context: RunContext) -> RunContext:
-    """Return the context of a manager's workers. Their searches are reported as the manager's, and
-    part of the time is reserved for its report.
+    """Return the context in which the workers of the manager `name` run. Their search events are
+    emitted under `index`, the number of the manager's sub-query. A part of the remaining time is
+    reserved for the manager's report.
     """
 
     def on_event(event: Event) -> None:
@@ -143,7 +157,7 @@ def _inside(index: int, name: str, context: RunContext) -> RunContext:
 
 
 def _grounds(trajectory: Trajectory, context: RunContext) -> list[Execution]:
-    """Return the executions that a report may rest on."""
+    """Return the executions of workers that the manager's report may be based on."""
     return [
         execution for execution in trajectory.executions if context.reporting.is_grounds(execution)
     ]
@@ -152,9 +166,11 @@ def _grounds(trajectory: Trajectory, context: RunContext) -> list[Execution]:
 async def _report(
     delegator: Delegator, trajectory: Trajectory, context: RunContext
 ) -> Report | None:
-    """Return the manager's report: its last turn, or what it writes when asked for one.
+    """Return the manager's report: its last turn if that is a report, or else the report that it
+    writes when it is asked to. Return None if it writes none.
 
-    Without any grounds, only an escalation counts: the manager's, or else a worker's.
+    If no worker's execution may be used as grounds, only an escalation counts, that is a report
+    which names another manager to ask: the manager's own, or else a worker's.
     """
     assert delegator.report and trajectory.delegation
     grounds = _grounds(trajectory, context)
@@ -175,7 +191,7 @@ async def _report(
     )
     for purpose, text in purposes:
         last = conversation.messages[-1]
-        if last.role == "user":  # the reports of the last round: extend that message
+        if last.role == "user":  # the workers' reports of the last round: extend this message
             conversation = Conversation(conversation.messages[:-1], conversation.outputs)
             conversation = with_user_turn(conversation, f"{last.content}\n{text}")
         else:
@@ -200,8 +216,8 @@ def _read(parse: Callable[[str, bool], ExecutionTurn], output: Completion) -> Re
 
 
 def _joined(grounds: Sequence[Execution], chars: int) -> Report:
-    """Return the workers' reports as one, each text cut to `chars` characters; a single report is
-    left whole.
+    """Join the reports of several workers into one report, with each text cut to `chars`
+    characters. A single report is returned unchanged.
     """
     if len(grounds) == 1:
         return grounds[0].report
@@ -212,8 +228,8 @@ def _joined(grounds: Sequence[Execution], chars: int) -> Report:
 
 
 class Managers:
-    """Managers by name. A sub-query goes to the manager that its block names, or else to the
-    default.
+    """All managers of a topology. Each sub-query goes to the manager that the delegator's block
+    names, or else to the first, which is the default.
     """
 
     def __init__(self, managers: Sequence[Manager]) -> None:
@@ -222,21 +238,25 @@ class Managers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, beginning with the default manager's."""
+        """Names of all managers. The first is the default manager."""
         return tuple(self._by_name)
 
     @property
     def report_tokens(self) -> int:
-        """Max tokens of a report."""
+        """Max tokens of a report of any manager."""
         return max(manager.report_tokens for manager in self._by_name.values())
 
     def role(self, context: RunContext) -> Role:
-        """Return the role of the first manager's workers."""
+        """Return the role of the default manager's workers."""
         return self._first.workers.role(context)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """See `Manager.run`. If the report names another manager, that one is asked too, once,
-        unless `Reporting.escalates` is false. If it fails, the first manager's findings are kept.
+        """Let the manager that `context.manager` names work on `sub_query` (see `Manager.run`).
+
+        If its report escalates to another manager, the second manager works on `sub_query` too,
+        unless `Reporting.escalates` is false. A further escalation is ignored. If the second
+        manager fails without evidence and the first has some, the first manager's execution is
+        returned.
         """
         manager = self._by_name.get(context.manager, self._first)
         execution = await manager.run(sub_query, index, context)

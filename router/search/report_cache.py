@@ -1,4 +1,6 @@
-"""One executor run for all runs that ask the same sub-query concurrently, or shortly after."""
+"""Cache of reports: runs that have the same sub-query at the same time, or within a few minutes,
+share one execution of it.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -21,14 +23,16 @@ _MAX_REPORTS = 10_000
 
 
 class Versioned(Executes, Protocol):
-    """An executor with several versions."""
+    """An executor of which several versions may be in service."""
 
     def serving(self, context: RunContext) -> str:
-        """Return the version that serves a run."""
+        """Return the name of the executor version that works in the run of `context`."""
 
 
 class _Key(NamedTuple):
-    """Everything that a report depends on and that may differ between runs of one process."""
+    """Key of a cached report: everything that the report depends on and that may differ between
+    the runs of one process.
+    """
 
     tenant: str
     sub_query: str
@@ -39,13 +43,15 @@ class _Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A report with its execution, and the run that paid for it."""
+    """An execution whose report may be shared, and the run that paid for it."""
 
     execution: Execution
     run_id: str
 
     def given(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """Return the execution for another run, and repeat its search events there."""
+        """Return the execution as another run's, with `shared_from` set, and emit its search events
+        in that run.
+        """
         for search in self.execution.searches:
             titles = tuple(passage.title for passage in search.passages)
             context.on_event(SearchDone(index, search.query, titles))
@@ -54,33 +60,42 @@ class _Shared:
 
 @dataclass(slots=True)
 class _Flight:
-    """A sub-query under way: one run leads, the others wait for its report."""
+    """A sub-query that is being worked on. One run, the leader, works on it, and the other runs
+    with the same sub-query wait for its report.
+    """
 
     lead: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the leader."""
     parties: int = 0
+    """Number of runs that work on the sub-query or wait for its report."""
     shared: _Shared | None = None
+    """The leader's execution, once it has a report."""
     over: bool = False
-    """True once the leader has reported or failed for a reason that is not its own run's."""
+    """True once the leader has reported, or has failed for a reason that other runs would meet too.
+    False if only its own run ended, by a cancellation, a deadline or a budget.
+    """
 
 
 @dataclass(slots=True, eq=False)
 class ReportCounts:
-    """Sub-queries by the source of their report."""
+    """Counts of sub-queries, by the source of their report, for metrics."""
 
     kept: int = 0
-    """Answered from a stored report."""
+    """Sub-queries whose report was in the cache."""
     shared: int = 0
-    """Shared with another run that was working on the same sub-query."""
+    """Sub-queries that waited for the report of another run's executor."""
     worked: int = 0
-    """Worked on by this run's executor."""
+    """Sub-queries that the run's own executor worked on."""
 
 
 class ReportCache:
-    """An executor that shares reports between runs with the same sub-query.
+    """An executor that shares reports between runs with the same sub-query. It wraps the executor
+    that does the work.
 
-    A run that waits for another run's report pays nothing, and waits no longer than its own search
-    deadline. If the leading run is cancelled, or runs out of time or budget, the next one leads.
-    Failures are never shared: after one, every run works on its own.
+    A run that waits for another run's report pays nothing, and waits no longer than until its own
+    search deadline. If the leading run is cancelled, or runs out of time or budget, the next
+    waiting run becomes the leader. Failures are never shared: after a failure, each waiting run
+    works on the sub-query itself.
     """
 
     def __init__(
@@ -91,9 +106,10 @@ class ReportCache:
         keep_s: float = 300.0,
         counts: ReportCounts | None = None,
     ) -> None:
-        """`index`: returns the identifier of the current index; None if it is unknown, and then
-        only concurrent runs share. `keep_s`: how long reports are kept, in seconds.
-        `counts`: kept up to date for metrics.
+        """`executor`: works on the sub-queries. `index`: returns the identifier of the current
+        index, or None if it is unknown. Without an identifier, reports are shared only between
+        concurrent runs. `keep_s`: how long reports are kept, in seconds. `counts`: the counters to
+        increment.
         """
         self._executor = executor
         self._index = index
@@ -113,7 +129,9 @@ class ReportCache:
         return self._executor.role(context)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """See `Executor.run`. `shared_from` of the result names the run that paid for it."""
+        """See `Executor.run`. If the execution comes from another run, `shared_from` names that
+        run.
+        """
         if not context.sharing:
             return await self._executor.run(sub_query, index, context)
         key = self._key(sub_query, context)
@@ -166,7 +184,7 @@ class ReportCache:
         index: int,
         context: RunContext,
     ) -> Execution:
-        """Work on the sub-query on behalf of all runs that wait for it."""
+        """Work on the sub-query as the leader, and keep the report for the runs that wait."""
         try:
             execution = await self._executor.run(sub_query, index, context)
         except Exception:
@@ -174,10 +192,11 @@ class ReportCache:
             raise
         # Another run may have more time or budget, so the next one tries again.
         flight.over = execution.outcome not in ("timed_out", "budget_exhausted")
-        by_version = context.ledger.worked_on(index) <= {key.version}  # no other one stepped in
+        # False if another version had to be used for a part of the work
+        by_version = context.ledger.worked_on(index) <= {key.version}
         if execution.outcome == "reported" and by_version:
             flight.shared = _Shared(execution, context.ledger.run_id)
-            # Keep it only if the index was not replaced meanwhile.
+            # Cache the report only if the index was not replaced in the meantime.
             if key.index_id is not None and key.index_id == self._index():
                 self._kept[key] = flight.shared
         return execution
@@ -192,6 +211,6 @@ class ReportCache:
         )
 
     def _drop(self, key: _Key, flight: _Flight) -> None:
-        """Let the next run that asks start a new flight."""
+        """Remove the flight, so that the next run with this sub-query starts a new one."""
         if self._flights.get(key) is flight:
             del self._flights[key]

@@ -1,4 +1,4 @@
-"""The protocol of retrievers, and a retriever that reports whether it is up."""
+"""Protocol of retrievers, and a wrapper that probes a retriever and reports whether it works."""
 
 import asyncio
 import secrets
@@ -12,38 +12,43 @@ from router.protocol import Passage
 
 
 class Retriever(Protocol):
-    """Finds passages. Raises `UpstreamUnavailable`, `UpstreamRefused` or
-    `UpstreamProtocolError`.
-    """
+    """Protocol of an object that finds passages in an index."""
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
     ) -> list[list[Passage]]:
-        """Return the `top_k` nearest passages of each query, best first; fewer if the index is
-        smaller. `document`: search only this one, and return its passages in document order; none
-        if it is unknown.
+        """Return the `top_k` best passages for each query, best first. There are fewer if the index
+        has fewer.
+
+        `document`: the name of a document. If given, only this document is searched, and its
+        passages are returned in document order; an unknown document has none. Raises
+        `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`.
         """
 
 
 class IndexRetriever(Retriever, Protocol):
-    """A retriever that identifies the index it searches."""
+    """A retriever that can identify the index that it searches."""
 
     @property
     def index_id(self) -> str | None:
-        """Unchanged exactly as long as every query returns the same passages; None if unknown."""
+        """Identifier of the index. It changes whenever a query might return other passages. None if
+        it is unknown.
+        """
 
 
 _WITHIN_S = 5.0
 _EVERY_S = 5.0
 _SOON_S = 1.0
-"""Timeout of a probe, its interval, and its minimum interval after a failure."""
+"""`_WITHIN_S`: timeout of a probe. `_EVERY_S`: seconds between probes. `_SOON_S`: minimum seconds
+between probes after a failure.
+"""
 
 
 class WatchedRetriever:
-    """A retriever that tells `Readiness` whether it can search."""
+    """A retriever that is probed regularly, and that reports to `Readiness` whether it works."""
 
     def __init__(self, retriever: IndexRetriever, readiness: Readiness) -> None:
-        """`readiness`: the registry to report to."""
+        """`retriever`: does the searching. `readiness`: the registry to report to."""
         self._retriever = retriever
         self._readiness = readiness
         self._doubt = asyncio.Event()
@@ -64,8 +69,8 @@ class WatchedRetriever:
             raise
 
     async def probe(self) -> None:
-        """Search, and report the result to the readiness registry. After a failure, search for a
-        random query, which no cache can answer.
+        """Run a test query, and report to the readiness registry whether it succeeded. After a
+        failure, the query contains random characters, so that no cache can answer it.
         """
         why: str | None = None
         query = f"health {secrets.token_hex(8)}" if self._doubt.is_set() else "health"
@@ -75,11 +80,11 @@ class WatchedRetriever:
             self._doubt.clear()
         except (UpstreamError, TimeoutError) as error:
             self._doubt.set()
-            why = str(error) or f"no answer within {_WITHIN_S:g} s"
+            why = str(error) or f"no reply within {_WITHIN_S:g} s"
         self._readiness.report("retrieval", ["retrieval"], why)
 
     async def follow(self) -> None:
-        """Probe at intervals, and soon after a search that failed; forever."""
+        """Probe forever: every `_EVERY_S` seconds, and sooner after a search that failed."""
         while True:
             await asyncio.sleep(_SOON_S)
             with suppress(TimeoutError):

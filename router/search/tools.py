@@ -1,5 +1,5 @@
-"""The protocol of tools that a worker may call, such as opening a page, reading a file or running a
-query.
+"""Protocol of the tools that an executor may call, such as opening a page, reading a file or
+running a query.
 """
 
 import hashlib
@@ -16,28 +16,28 @@ from router.protocol import Passage
 
 _MAX_DESCRIPTION = 1000
 _MAX_PARAMETERS = 10_000
-"""Max characters of a tool's description, which is cut, and of its JSON schema, beyond which the
-tool is not offered.
+"""Max characters of a tool's description, which is cut if it is longer, and of a tool's JSON
+schema. A tool with a longer schema is not offered to the model.
 """
 _PASSAGE_CHARS = 2000
 _ENDS = ("\n\n", "\n", ". ", " ")
-"""Marks after which a text is cut, best first."""
+"""Strings after which a text may be cut into passages, best first."""
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A tool as its server describes it."""
+    """A tool, as its server describes it."""
 
     server: str
-    """The name of its server in the config."""
+    """The name of the tool's server in the config."""
     name: str
     description: str
     parameters: dict[str, Any]
-    """The JSON schema of its arguments."""
+    """The JSON schema of the tool's arguments."""
 
     def arguments(self, text: str) -> dict[str, Any] | None:
-        """Parse the arguments in a JSON text. Return None if it is invalid, or if an argument is
-        missing, unknown, or of the wrong type at the first level. The server checks the rest of its
-        schema.
+        """Parse the arguments in the JSON text `text`. Return None if the text is not a JSON
+        object, or if a required argument is missing, or if an argument is unknown and the schema
+        forbids others. The server checks everything else.
         """
         try:
             given = msgspec.json.decode(text or "{}", type=dict[str, Any])
@@ -57,28 +57,29 @@ class ToolOutput(msgspec.Struct, frozen=True):
     """The result of a tool call."""
 
     text: str
-    """The joined texts of its content; bounded."""
+    """The joined texts of the result's content parts. Its length is limited."""
     title: str = ""
-    """Empty if the server gives none."""
+    """Title of the source; empty if the server gives none."""
     address: str = ""
     """The URL or path of the source; empty if the server gives none."""
 
 
 class Tools(Protocol):
-    """The tools of one worker, from all servers that it may use."""
+    """The tools that one executor may use, from all servers that it has access to."""
 
     async def available(self) -> Sequence[Tool]:
-        """Return the tools that may be called. A server that is down has none."""
+        """Return the tools that can be called now. Tools of servers that are down are left out."""
 
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolOutput:
-        """Call a tool. Raises `ToolFailed` if its server is down, died, timed out, returned too
-        much, broke the protocol, or reported a failure.
+        """Call `tool` and return its result. Raises `ToolFailed` if the tool's server is down,
+        ends, times out, returns too much, breaks the protocol, or reports a failure.
         """
 
 
 def offered(tools: Iterable[Tool]) -> dict[str, tuple[Tool, Function]]:
-    """Return the tools by names that a model may write: letters, digits, `_` and `-`. If two tools
-    share a name, the later one is prefixed with its server's name.
+    """Return the tools by the names under which a model calls them, each with its description for
+    the model. A name consists of letters, digits, `_` and `-`. If two tools share a name, the later
+    tool's name is prefixed with the name of its server.
     """
     functions: dict[str, tuple[Tool, Function]] = {}
     for tool in tools:
@@ -102,9 +103,9 @@ def passages_of(
     output: ToolOutput,
     max_chars: int,
 ) -> tuple[Passage, ...]:
-    """Return the first `max_chars` characters of an output as passages, in order. They are cut at
-    ends of lines and sentences, and nothing between them is lost. `call`: the title of an output
-    that has none.
+    """Split the first `max_chars` characters of a tool's output into passages, in order. The text
+    is cut at the ends of lines or sentences where possible. `call`: the title of the passages if
+    the output has none.
     """
     text = encodable(output.text[:max_chars])
     title = encodable(output.title or call)[:_PASSAGE_CHARS]

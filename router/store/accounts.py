@@ -1,4 +1,4 @@
-"""Tenants and keys in a database."""
+"""Storage of tenants and keys in a database."""
 
 import time
 
@@ -11,7 +11,7 @@ from router.store.schema import KEYS, SPENDING, TENANTS, struct_of, structs
 
 
 class SQLAccounts:
-    """`Accounts` over a database."""
+    """Implements `Accounts` with a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -37,7 +37,7 @@ class SQLAccounts:
         return await self._database.write(add)
 
     async def revoke_key(self, key_id: str) -> Key | None:
-        """See `Accounts.revoke_key`. A key that is revoked already is not changed."""
+        """See `Accounts.revoke_key`. A key that was revoked before keeps its time of revocation."""
 
         def revoke(connection: Connection) -> Key | None:
             valid = (KEYS.c.key_id == key_id) & KEYS.c.revoked_at.is_(None)

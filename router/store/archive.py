@@ -1,4 +1,6 @@
-"""Stored runs in a database: reading, feedback, cancellation and retention."""
+"""Access to the runs in a database: read, list and export them, add feedback, request their
+cancellation, and delete old runs.
+"""
 
 import base64
 import math
@@ -35,9 +37,11 @@ from router.trace.run import MAX_A_RUN, Feedback
 _log = structlog.get_logger("store")
 _SEARCHED = 5_000
 _PIECE = 32
-"""Number of runs that an export reads at a time."""
+"""Number of runs that an export reads in one query."""
 _DELETED = 100
-"""Number of runs deleted per transaction, so that other writers do not wait long."""
+"""Number of runs that are deleted in one transaction. It is small, so that other writers do not
+wait long.
+"""
 _SUMMARY = (
     "run_id tenant kind request_id status outcome topology unsupported answer nano_usd "
     "started_at duration_s"
@@ -47,11 +51,11 @@ _LISTED = (
     func.substr(RUNS.c.request, 1, MAX_LISTED_CHARS + 1).label("request"),
 )
 _POSITION = tuple_(RUNS.c.started_at, RUNS.c.run_id)
-"""Position of a run in the order of time."""
+"""Columns by which runs are sorted in time."""
 
 
 class SQLArchive:
-    """Reads what `LogJournal` writes."""
+    """Implements `Archive` with the database that `LogJournal` writes to."""
 
     def __init__(
         self,
@@ -59,21 +63,24 @@ class SQLArchive:
         calls: Callable[[str], tuple[Call, ...] | None] = lambda _run_id: None,
         searched: int = _SEARCHED,
     ) -> None:
-        """`calls`: returns the ended calls of a run that runs here, by its identifier; None for any
-        other run. `searched`: max runs that are read for one page of a search without an index; a
-        page may then have few runs and a next page.
+        """`calls`: returns the ended calls of a run that this gateway is running, by its
+        identifier; None for any other run. `searched`: max number of runs that are read for one
+        page of a list if no index serves the filter. Such a page may contain few runs although
+        there is a next page.
         """
         self._database = database
         self._calls = calls
         self._searched = searched
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
-        """Return a run. A run that runs here has its ended calls. Raises `NotFound`."""
+        """Return a run. If this gateway is running it, it has the calls that have ended. `tenant`:
+        the tenant that the run must belong to; None for any. Raises `NotFound`.
+        """
         read = partial(_load, run_id=run_id, tenant=tenant)
 
         # The row of a running run does not change, so there is no need to wait for the database.
         if self._calls(run_id) is not None:
-            with suppress(NotFound):  # the database does not have it yet
+            with suppress(NotFound):  # the run may not be in the database yet
                 run = await self._database.read(read, behind=True)
                 if run.status == "running" and (calls := self._calls(run_id)) is not None:
                     return msgspec.structs.replace(run, calls=calls)
@@ -84,7 +91,9 @@ class SQLArchive:
         return msgspec.structs.replace(run, calls=self._calls(run_id) or ())
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
-        """Return at most `size` runs, newest first. Raises `BadRequest` for an invalid `page`."""
+        """Return at most `size` runs that match `wanted`, newest first. `page`: token of the page
+        after the previous one; empty for the first page. Raises `BadRequest` if it is invalid.
+        """
         before = _place(page) if page else (math.inf, "")
         read = partial(
             _list,
@@ -96,7 +105,9 @@ class SQLArchive:
         return await self._database.read(read)
 
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
-        """Yield all ended runs with their feedback, oldest first, including redacted ones."""
+        """Yield all ended runs that match `wanted`, with their feedback, oldest first. Redacted
+        runs are included.
+        """
         after = -math.inf, ""
         while piece := await self._database.read(partial(_piece, wanted=wanted, after=after)):
             for exported in piece:
@@ -105,9 +116,10 @@ class SQLArchive:
             after = last.started_at, last.id
 
     async def add_feedback(self, feedback: Feedback) -> str:
-        """Store feedback, without texts for redacted tenants. Return its identifier.
+        """Store feedback on a run, and return the feedback's identifier. The texts of the feedback
+        are not stored if the run's tenant has `redact`.
 
-        Raises `NotFound`, and `BadRequest` if the run has `MAX_A_RUN` entries already.
+        Raises `NotFound`, and `BadRequest` if the run has `MAX_A_RUN` entries of feedback already.
         """
         feedback_id = f"feedback-{secrets.token_hex(8)}"
         await self._database.write(
@@ -122,7 +134,9 @@ class SQLArchive:
         return (await self._database.read(read, behind=True)).get(run_id, ())
 
     async def request_cancel(self, run_id: str) -> None:
-        """Ask the gateway of a run to cancel it. No effect on a run that has ended."""
+        """Mark a run, so that the gateway that runs it cancels it. No effect on a run that has
+        ended.
+        """
         running = RUNS.update().where(RUNS.c.run_id == storable(run_id), RUNS.c.status == "running")
         await self._database.write(
             lambda connection: connection.execute(running.values(cancel_requested=True))
@@ -174,7 +188,7 @@ def _piece(
 
 
 def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str) -> None:
-    # The lock on the run makes concurrent requests, in all gateways, count this entry.
+    # Lock the run, so that concurrent requests wait, in all gateways, and then count this entry.
     visible = _visible(feedback.run_id, feedback.tenant)
     owner = connection.scalar(select(RUNS.c.tenant).where(*visible).with_for_update())
     if owner is None:
@@ -182,7 +196,8 @@ def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str) 
     given = select(func.count()).where(FEEDBACK.c.run_id == feedback.run_id)
     if connection.execute(given).scalar_one() >= MAX_A_RUN:
         raise BadRequest(
-            f"run_id {feedback.run_id!r}: has feedback {MAX_A_RUN} times, which is the maximum."
+            f"run_id {feedback.run_id!r}: has {MAX_A_RUN} entries of feedback, which is the "
+            "maximum; no more can be added."
         )
 
     texts = {"right_answer": storable(feedback.right_answer), "comment": storable(feedback.comment)}
@@ -198,7 +213,7 @@ def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str) 
 
 
 def _feedback(connection: Connection, run_ids: Sequence[str]) -> dict[str, tuple[Feedback, ...]]:
-    """Return feedback by run, oldest first. Runs without feedback are left out."""
+    """Return the feedback on each of the runs, oldest first. Runs without feedback are left out."""
     by_run = defaultdict[str, list[Feedback]](list)
     wanted = select(FEEDBACK).where(FEEDBACK.c.run_id.in_(run_ids)).order_by(FEEDBACK.c.given_at)
     for row in connection.execute(wanted):
@@ -217,7 +232,8 @@ def _not_found(run_id: str) -> NotFound:
     return NotFound(f"run_id {run_id!r}: no such run is stored here.")
 
 
-# Pages repeat the same few filters, and building conditions takes longer than reading the runs.
+# Conditions are cached: pages repeat the same few filters, and building the conditions takes longer
+# than reading the runs.
 @lru_cache(maxsize=256)
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     columns = RUNS.c
@@ -234,7 +250,7 @@ def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
 
 
 def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
-    """Return the conditions that an index can serve."""
+    """Return those conditions of a filter that an index of the table serves."""
     columns = RUNS.c
     conditions = (
         (wanted.tenant is not None, columns.tenant == storable(wanted.tenant or "")),
@@ -247,7 +263,7 @@ def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
 
 @lru_cache(maxsize=256)
 def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
-    """Return the conditions that need a search through the runs."""
+    """Return those conditions of a filter that no index serves, so that rows must be read."""
     columns = RUNS.c
     text = storable(wanted.text)
     in_request = columns.request.icontains(text, autoescape=True)
@@ -259,7 +275,8 @@ def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
     verdict: ColumnElement[bool] = true()
     if wanted.feedback != "any":
         verdict = accepted == (true() if wanted.feedback == "good" else false())
-    # The concatenation avoids the index of statuses: other runs than running ones are too many.
+    # The concatenation keeps the database from using the index of statuses, which only helps for
+    # the status `running`: all other statuses have too many runs.
     status = columns.status.concat("")
     conditions = (
         (bool(text), in_request | in_answer),
@@ -294,7 +311,9 @@ def _token(*position: object) -> str:
 
 
 def _place(page: str) -> tuple[float, str]:
-    """Return the position at which the previous page ended. Raises `BadRequest`."""
+    """Return the position of the last run of the previous page, which its token contains. Raises
+    `BadRequest` if the token is invalid.
+    """
     try:
         started_at, run_id = msgspec.msgpack.decode(
             base64.urlsafe_b64decode(page), type=tuple[float, str]
@@ -304,19 +323,23 @@ def _place(page: str) -> tuple[float, str]:
         run_id = ""
     if not math.isfinite(started_at):
         raise BadRequest(
-            "page_token: is invalid; use the token of a list, or leave it empty for the first page."
+            "page_token: is invalid; use the token that the previous page returned, or leave it "
+            "empty for the first page."
         )
     return started_at, storable(run_id)
 
 
 def runs_to_cancel(connection: Connection, log: str) -> list[str]:
-    """Return the runs of a gateway, by its log, that shall be cancelled."""
+    """Return the identifiers of running runs whose cancellation was requested. `log`: name of the
+    log of the gateway that runs them.
+    """
     running = RUNS.c.status == "running", RUNS.c.log == log, RUNS.c.cancel_requested
     return list(connection.scalars(select(RUNS.c.run_id).where(*running)))
 
 
 async def delete_old(database: Database, keep_days: float) -> None:
-    """Delete ended runs that started more than `keep_days` ago, with all their rows.
+    """Delete ended runs that started more than `keep_days` ago, with their calls, feedback and
+    trials.
 
     Raises `StoreFailed`.
     """

@@ -1,7 +1,8 @@
-"""Check of a store: is it complete, and do traces and rows agree?
+"""Check of a database: whether its tables and rows are complete, and whether the trace of each run
+agrees with the run's rows.
 
-Everything is read in one snapshot, so that a gateway may write meanwhile. Sums are not checked,
-because each is written in one transaction with its calls.
+Everything is read in one snapshot, so that a gateway may write meanwhile. The sums of calls are not
+checked, because a sum is always written in one transaction with its calls.
 """
 
 from collections import defaultdict
@@ -18,17 +19,17 @@ from router.store.database import Database, begin_snapshot
 from router.store.schema import CALLS, METADATA, RUNS, SCHEMA_NUMBER, call_row, run_of
 
 _PIECE = 100
-"""Number of runs that are read at a time."""
+"""Number of runs that are read in one query."""
 _OF_RUN = "id", "tenant", "kind", "status", "started_at", "duration_s"
 Progress = Callable[[int, int], None]
-"""Called with the number of runs checked so far, and of all runs."""
+"""A function that is called with the number of runs checked so far, and the number of all runs."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A problem in a store."""
+    """A problem in a database."""
 
     where: str
-    """The table or the row."""
+    """The place of the problem, such as `table calls` or `run run-1`."""
     what: str
     """The problem in words."""
 
@@ -37,14 +38,16 @@ class Checked(msgspec.Struct):
     """Result of a check."""
 
     schema: str = str(SCHEMA_NUMBER)
-    """Number of the schema."""
+    """Number of the database schema."""
     runs: int = 0
+    """Number of runs that were checked."""
     calls: int = 0
+    """Number of calls that were checked."""
     problems: list[Problem] = []
 
 
 async def check(database: Database, progress: Progress = lambda _done, _total: None) -> Checked:
-    """Check a store. Raises `StoreFailed` if nothing can be read."""
+    """Check a database, and return all problems. Raises `StoreFailed` if nothing can be read."""
     return await database.read(partial(_check, progress=progress))
 
 
@@ -75,7 +78,7 @@ def _check(connection: Connection, progress: Progress) -> Checked:
 
 
 def _check_file(connection: Connection) -> Iterator[Problem]:
-    """Check SQLite's file; PostgreSQL has no such check for clients."""
+    """Check the file of a SQLite database. PostgreSQL offers clients no such check."""
     if connection.dialect.name == "sqlite":
         for line in connection.exec_driver_sql("PRAGMA integrity_check").scalars():
             if line != "ok":
@@ -125,8 +128,8 @@ def _check_run(row: Row[Any], booked: dict[int, RowMapping]) -> Iterator[str]:
     traced = {call.number: call_row(call) for call in run.calls}
     for number, call in sorted(traced.items()):
         if number not in booked:
-            yield f"call {number} is in its trace, but not booked"
+            yield f"call {number} is in its trace, but has no row"
         elif wrong := [name for name, value in call.items() if booked[number][name] != value]:
             yield f"call {number} differs between its row and the trace in {', '.join(wrong)}"
     for number in sorted(booked.keys() - traced):
-        yield f"call {number} is booked, but not in its trace"
+        yield f"call {number} has a row, but is not in its trace"

@@ -1,4 +1,4 @@
-"""A database: SQLite in a file, or PostgreSQL."""
+"""Connections and transactions of a database: a SQLite file, or PostgreSQL."""
 
 import asyncio
 import os
@@ -22,10 +22,11 @@ from router.store.schema import METADATA, SCHEMA, SCHEMA_NUMBER
 
 _log = structlog.get_logger("store")
 WRITES: dict[str, Any] = {"writes": True}
-"""Execution options of a transaction that writes, and is on disk once committed."""
+"""Execution options of a transaction that writes, and that is on disk when its commit returns."""
 NOTES: dict[str, Any] = {**WRITES, "notes": True}
-"""Execution options of a transaction that survives a kill, but perhaps not a power cut. A later
-transaction that is on disk takes it along.
+"""Execution options of a transaction that writes, and that may not be on disk when its commit
+returns. It survives a kill of the process, but maybe not a power cut. It is on disk as soon as a
+later transaction is.
 """
 _CONNECT_S = 10
 _ALIVE = {
@@ -34,20 +35,27 @@ _ALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-"""Keepalive of connections to PostgreSQL: in seconds, and `tcp_user_timeout` in milliseconds."""
+"""Keepalive options of connections to PostgreSQL, in seconds; `tcp_user_timeout` in milliseconds.
+"""
 _STOPPED = "SET LOCAL idle_in_transaction_session_timeout = 2000"
 _WAIT_S = 10.0
 _OWNER_ALONE = 0o600
-"""File mode of databases, which hold questions and answers."""
+"""Mode of a SQLite database's files: only their owner may access them, because they contain
+questions and answers.
+"""
 COPY = "copy"
-"""Name, in a copied database, of its log's place at the time of the copy."""
+"""Name of a row in the table `logs` of a copied database. It has the place up to which the log was
+in the database at the time of the copy.
+"""
 _ON_DISK = "PRAGMA synchronous=FULL"
 _NOTED = "PRAGMA synchronous=NORMAL"
 _SETTINGS = (f"PRAGMA busy_timeout={_WAIT_S * 1000:.0f}", _ON_DISK, "PRAGMA foreign_keys=ON")
 
 
 def engine_of(url: str) -> Engine:
-    """Return an engine for `url`. Raises SQLAlchemy's errors and `ImportError`."""
+    """Return a SQLAlchemy engine for `url`. Raises SQLAlchemy's errors, and `ImportError` if the
+    driver is not installed.
+    """
     address = make_url(url)
     match address.get_backend_name():
         case "postgresql":
@@ -62,7 +70,7 @@ def _files_of(engine: Engine) -> tuple[Path, ...]:
     if engine.dialect.name != "sqlite":
         return ()
     file = Path(str(engine.url.database)).absolute()
-    # SQLite puts them next to the target of a link.
+    # If the file is a link, SQLite creates the other files next to the link's target.
     return file, *(Path(f"{file.resolve()}{end}") for end in ("-wal", "-shm"))
 
 
@@ -72,7 +80,8 @@ def _cannot_open(url: str, error: Exception) -> BadConfig:
         address = make_url(url)
     except (ArgumentError, ValueError):
         return BadConfig(
-            "server.store: cannot open: not an address; write sqlite:///FILE or postgresql://…"
+            "server.store: cannot open it, because it is not a database URL; write sqlite:///FILE "
+            "or postgresql://…"
         )
     reason = str(getattr(error, "orig", None) or error).strip()
     if address.password:
@@ -87,7 +96,8 @@ def _cannot_open(url: str, error: Exception) -> BadConfig:
 def _postgresql(address: URL) -> Engine:
     engine = create_engine(
         address.set(drivername="postgresql+psycopg"),
-        isolation_level="READ COMMITTED",  # sees what the last holder of a lock wrote
+        # A transaction that waited for a lock must see what the lock's last holder has written.
+        isolation_level="READ COMMITTED",
         connect_args={"connect_timeout": _CONNECT_S, **_ALIVE},
         hide_parameters=True,
         pool_pre_ping=True,
@@ -97,7 +107,7 @@ def _postgresql(address: URL) -> Engine:
 
 
 def _sqlite(address: URL) -> Engine:
-    with suppress(OSError, RuntimeError):  # opening it fails later, with a better error
+    with suppress(OSError, RuntimeError):  # connecting fails later, with a better message
         # Presets keep their stores in this folder.
         own = Path("~/.cache/rolegate").expanduser()
         if Path(address.database or "").parent == own:
@@ -112,7 +122,8 @@ def _sqlite(address: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: object) -> None:
-        connection.isolation_level = None  # or the driver begins transactions itself, too late
+        # Without this, the driver begins transactions itself, and too late.
+        connection.isolation_level = None
         for setting in _SETTINGS:
             connection.execute(setting)
 
@@ -125,26 +136,29 @@ def _begin(connection: Connection) -> None:
     writes = options.get("writes")
     notes = options.get("notes")
     if connection.dialect.name == "postgresql":
-        # Others wait for a writer's locks, so a stopped process must not keep them.
+        # PostgreSQL ends a writing transaction that is idle for two seconds, so that a stopped
+        # process does not keep locks for which others wait.
         statements = [_STOPPED] if writes else []
         if notes:
             statements.append("SET LOCAL synchronous_commit TO off")
     elif not writes:
         statements = ["BEGIN"]
     else:
-        # Syncing is set before the transaction begins. A writer locks before it reads, so that
-        # what it has read stays true.
+        # The sync mode can only be set before a transaction begins. BEGIN IMMEDIATE takes the write
+        # lock before the first read, so that no other process changes what was read.
         statements = [_NOTED if notes else _ON_DISK, "BEGIN IMMEDIATE"]
         if not notes:
-            statements.append("PRAGMA user_version=1")  # a commit without changes syncs nothing
+            # A commit without any change would not sync earlier transactions.
+            statements.append("PRAGMA user_version=1")
     for statement in statements:
         connection.exec_driver_sql(statement)
 
 
 def _keep_journal(connection: Connection) -> None:
-    """Switch a SQLite database to WAL permanently, and create its files.
+    """Switch a SQLite database to WAL mode, which is permanent, and create the files of this mode.
 
-    SQLite ignores `busy_timeout` here, and fails while others write to a new file.
+    SQLite ignores `busy_timeout` for this, and fails while another process writes to a new file. So
+    it is repeated for up to `_WAIT_S` seconds.
     """
     driver = connection.connection.dbapi_connection
     until = time.monotonic() + _WAIT_S
@@ -160,7 +174,7 @@ def _keep_journal(connection: Connection) -> None:
 
 
 def sqlite_file(url: str) -> Path | None:
-    """Return the file of a SQLite address; None for other databases and invalid addresses."""
+    """Return the file of a SQLite URL; None for other databases and invalid URLs."""
     try:
         address = make_url(url)
     except (ArgumentError, ValueError):
@@ -171,8 +185,8 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def store_problem(url: str) -> str | None:
-    """Return the reason why the tables of a store cannot be used; None if they can, or do not exist
-    yet. Blocks, creates nothing, and does not wait for an unreachable database.
+    """Return the reason why a database cannot be used, such as tables of another release. Return
+    None if it can be used, even if it has no tables yet. Creates nothing. Blocks while it connects.
     """
     engine = engine_of(url)
     try:
@@ -189,8 +203,8 @@ _LOCK = "SELECT pg_advisory_xact_lock(1919118444, 0)"
 
 
 def _create_tables(connection: Connection) -> None:
-    """Create the tables of an empty database, one process at a time. Raises `BadConfig` if it has
-    other tables.
+    """Create the tables in an empty database. A lock prevents that two processes do so. Raises
+    `BadConfig` if the database has the tables of another release or program.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(_LOCK)
@@ -200,42 +214,44 @@ def _create_tables(connection: Connection) -> None:
 
 
 def _has_tables(connection: Connection) -> bool:
-    """Return whether the database has the tables of this release; False for an empty one. Raises
-    `BadConfig` for the tables of another release or program.
+    """Return True if the database has the tables of this release, and False if it has no tables.
+    Raises `BadConfig` if it has the tables of another release or program.
     """
     names = inspect(connection).get_table_names()
     if not names:
         return False
 
-    contents = f"the tables {', '.join(sorted(names)[:3])} and no number of a schema"
+    contents = f"the tables {', '.join(sorted(names)[:3])}, but no schema number"
     if SCHEMA.name in names:
         number = connection.execute(select(SCHEMA.c.number)).scalar()
         if number == SCHEMA_NUMBER:
             return True
         contents = f"schema {number}"
     raise BadConfig(
-        f"it has {contents}, and this rolegate needs schema {SCHEMA_NUMBER}: another release "
-        "wrote it, or another program. Nothing was changed; name another file, or an empty "
-        "database."
+        f"it has {contents}, and this release of rolegate needs schema {SCHEMA_NUMBER}, so "
+        "another release or another program wrote it. Nothing was changed; name another file or "
+        "an empty database."
     )
 
 
 _READERS = 4
 _ATTEMPTS = 5
 _LOST_TO_OTHERS = ("40001", "40P01", "23505")
-"""PostgreSQL's codes of transactions that lost to others: nothing was changed, and they can be
-repeated.
+"""Error codes of PostgreSQL for transactions that failed because of a conflict with another
+transaction. Nothing was changed, and the transaction can be repeated.
 """
-FAILED = "The store does not work for now; try again."
+FAILED = "The database failed; try again later."
 _LOST = (
-    "The store's file was deleted or replaced while the gateway ran, so nothing can be read of it; "
-    "restart the gateway. Its log has what was acknowledged since."
+    "The database file was deleted or replaced while the gateway ran, so the database cannot be "
+    "used any more; restart the gateway. Everything acknowledged since is in the gateway's log."
 )
 Value = TypeVar("Value")
 
 
 class Database:
-    """Runs queries in threads, to keep the event loop free: four readers and one writer."""
+    """A database. Transactions run in threads, so that they do not block the event loop: in four
+    threads for reading, and in one for writing.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -246,22 +262,26 @@ class Database:
         self._files = {file: identity(file) for file in _files_of(engine)}
         self._lost = False
         self.caught_up: Callable[[], Awaitable[None]] | None = None
-        """Waits until everything acknowledged is in the database; None if no log is written."""
+        """Function that waits until everything acknowledged is in the database. None if this
+        process writes no log that the database follows.
+        """
 
     @classmethod
     async def open(cls, url: str) -> "Database":
-        """Connect, and create the tables of an empty database. Raises `BadConfig`."""
+        """Connect to a database, and create the tables if it is empty. Raises `BadConfig` if it
+        cannot be opened, or belongs to another release or program.
+        """
         return cls(await asyncio.to_thread(_opened, url))
 
     @property
     def shared(self) -> bool:
-        """True if several gateways may share the database: PostgreSQL."""
+        """True for PostgreSQL, which several gateways may share."""
         return not self._files
 
     @property
     def log_folder(self) -> Path:
-        """Folder of a SQLite file's log, next to it; for PostgreSQL, the parent of all logs'
-        folders.
+        """Default folder of the log. For SQLite, it is next to the database file. For PostgreSQL,
+        it contains a folder for each gateway's log.
         """
         if self._files:
             return Path(f"{next(iter(self._files)).resolve()}.log")
@@ -273,7 +293,8 @@ class Database:
     async def read(self, query: Callable[[Connection], Value], *, behind: bool = False) -> Value:
         """Run `query` in a transaction and return its result. Raises `StoreFailed`.
 
-        `behind`: do not wait until everything acknowledged is in the database.
+        `behind`: True to read immediately; False to wait until everything that was acknowledged is
+        in the database.
         """
         if self.caught_up and not behind:
             await self.caught_up()
@@ -283,11 +304,11 @@ class Database:
         self, change: Callable[[Connection], Value], *, on_disk: bool = True, behind: bool = False
     ) -> Value:
         """Run `change` in a transaction and return its result. Raises `StoreFailed`; then nothing
-        has changed. `change` may be called again if other processes interfere.
+        has changed. `change` is called again if the transaction conflicts with another process.
 
-        `on_disk`: return once the transaction is on disk. Otherwise it survives a kill, and a power
-        cut only with a later transaction on disk. `behind`: see `read`. If a file of the database
-        was deleted or replaced, this and all later calls fail.
+        `on_disk`: True to return when the transaction is on disk; False for a transaction with the
+        options `NOTES`. `behind`: see `read`. If a file of the database was deleted or replaced,
+        this call and all later calls fail.
         """
         if self.caught_up and not behind:
             await self.caught_up()
@@ -296,11 +317,11 @@ class Database:
         )
 
     async def copy(self, file: Path) -> None:
-        """Copy a SQLite database into an empty file. Raises `StoreFailed`, and `BadConfig` for
+        """Copy a SQLite database to an empty file. Raises `StoreFailed`, and `BadConfig` for
         PostgreSQL.
         """
         if not self._files:
-            raise BadConfig("server.store: is a PostgreSQL database; pg_dump makes a copy of it.")
+            raise BadConfig("server.store: is a PostgreSQL database; use pg_dump to copy it.")
         await self._run(self._readers, lambda: self._copy(file))
 
     def _copy(self, file: Path) -> None:
@@ -317,8 +338,8 @@ class Database:
             target.execute("PRAGMA journal_mode=DELETE")  # a single file
 
     def session(self) -> Any:
-        """Open a connection of PostgreSQL's driver, for use in one thread; it commits every
-        statement.
+        """Open a new connection to PostgreSQL, for use in one thread. Every statement is committed.
+        The caller closes the connection.
         """
         pooled = self._engine.raw_connection()
         session: Any = pooled.driver_connection
@@ -327,7 +348,7 @@ class Database:
         return session
 
     async def close(self) -> None:
-        """Finish running transactions, and disconnect."""
+        """Wait for running transactions, and disconnect."""
         await asyncio.to_thread(self._writer.shutdown)
         await asyncio.to_thread(self._readers.shutdown)
         self._engine.dispose()
@@ -354,8 +375,9 @@ class Database:
         return value
 
     def _see_files(self) -> None:
-        """Raise `StoreFailed` if a file was deleted or replaced since it was opened: SQLite would
-        continue with a file that has no name. Its inode is not reused while it is open.
+        """Raise `StoreFailed` if a file of the database was deleted or replaced since it was
+        opened. SQLite itself would continue to use the deleted file. A new file is recognised by
+        its inode, which cannot be the old one while the old file is open.
         """
         if not self._lost and (
             missing := [file for file, known in self._files.items() if identity(file) != known]
@@ -364,7 +386,7 @@ class Database:
             _log.error(
                 "store.gone",
                 files=[str(file) for file in missing],
-                advice="put them back, and restart",
+                advice="put the files back, and restart the gateway",
             )
         if self._lost:
             raise StoreFailed(_LOST) from FileNotFoundError()
@@ -373,15 +395,15 @@ class Database:
         try:
             return await asyncio.get_running_loop().run_in_executor(threads, work)
         except (SQLAlchemyError, OverflowError) as error:
-            # SQLite raises OverflowError for a number that it cannot hold. The text of SQLAlchemy's
-            # error is not logged, because it holds the row, and so the answer.
+            # The SQLite driver raises OverflowError for an integer that is too large. SQLAlchemy's
+            # own message is not logged, because it contains the row, and so maybe an answer.
             _log.error("store.failed", error=str(getattr(error, "orig", error)))
             raise StoreFailed(FAILED) from error
 
 
 @contextmanager
 def _driver_errors(engine: Engine) -> Iterator[None]:
-    """Translate the driver's errors to SQLAlchemy's."""
+    """Translate errors that the database driver raises directly to SQLAlchemy's `DBAPIError`."""
     driver: Any = engine.dialect.loaded_dbapi
     try:
         yield
@@ -418,16 +440,18 @@ def _opened(url: str) -> Engine:
 
 
 def unwritable(error: BaseException) -> bool:
-    """Return whether a transaction failed because of its data, which can never be written."""
+    """Return whether a transaction failed because of its data, so that it would fail again."""
     return isinstance(error.__cause__, DataError | IntegrityError | OverflowError)
 
 
 def storable(text: str) -> str:
-    """Replace NUL, which PostgreSQL refuses."""
+    """Return the text with NUL characters replaced, which PostgreSQL refuses."""
     return text.replace("\0", "\ufffd")
 
 
 def begin_snapshot(connection: Connection) -> None:
-    """Read from one snapshot until the transaction ends. Must be its first statement."""
-    if connection.dialect.name == "postgresql":  # SQLite's transactions are snapshots
+    """Let all reads of a transaction see the same snapshot. Call it before any other statement of
+    the transaction.
+    """
+    if connection.dialect.name == "postgresql":  # a transaction of SQLite always is a snapshot
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")

@@ -1,5 +1,5 @@
-"""The follower: writes the log's changes to the database, behind a running gateway and at its next
-start.
+"""The follower: writes the changes in the log to the database, while a gateway runs, and when the
+log is opened again after the gateway has ended.
 """
 
 import asyncio
@@ -37,40 +37,47 @@ _SQLITE = "log"
 """Name of the only log of a SQLite database."""
 _START = Position()
 _LEISURE_S = 0.5
-"""Time for which changes are collected, unless a reader waits for them."""
+"""Seconds for which changes are collected before they are written, unless a reader waits for them.
+"""
 _MAX_BATCH = 256
-"""Max changes in a transaction."""
+"""Max number of changes in one transaction."""
 _READING_S = 5.0
-"""Max wait of a reader until the database has what was acknowledged."""
+"""Max seconds for which a reader waits until the database has everything that was acknowledged."""
 _BACKLOG = 64 << 20
-"""Max bytes of the log that the database does not have, before no run may begin."""
+"""Number of bytes of the log that are not in the database, above which no run may begin."""
 _WAIT_S = 10.0
-"""Max wait of a command until a gateway's database has what the log has."""
+"""Max seconds for which a command waits until a running gateway has written its log to the
+database.
+"""
 _LOOK_S = 0.05
 
 
 class Follower:
-    """Writes the beginnings and ends of runs to a database, in batches, in the order of the log."""
+    """Writes the beginnings and ends of runs from a log to a database, in batches and in the order
+    of the log.
+    """
 
     def __init__(self, database: Database, log: RunLog, commits: GroupCommit | None = None) -> None:
-        """`commits`: the group commit, if gateways share the database."""
+        """`commits`: the group commit, if gateways share the database; None if they do not."""
         self._database = database
         self._log = log
         self._commits = commits
         self.name = log.name if database.shared else _SQLITE
         """Name of the log in the database."""
         self._changes: deque[Change] = deque()
-        """Changes that the database does not have."""
+        """Changes that are not in the database yet."""
         self._news = commits.news if commits else asyncio.Event()
         self._hurry = asyncio.Event()
         self._written = asyncio.Condition()
         self._refused: set[str] = set()
-        """Runs that must not be acknowledged: other gateways closed them, or they cannot be
-        written.
+        """Runs whose answers must not be acknowledged, because another gateway has closed them, or
+        because they cannot be written.
         """
 
     def take(self, run: RecordedRun, ended: Run | None = None, *, forgotten: bool = False) -> None:
-        """Take a change that the log has just got: a run begins, ends, or never began."""
+        """Queue a change whose record was just written to the log: a run has begun, or it has ended
+        (`ended`), or it never began (`forgotten`).
+        """
         self._changes.append(
             Change(
                 run.start,
@@ -89,7 +96,7 @@ class Follower:
 
     @property
     def behind(self) -> bool:
-        """True if too much of the log is not in the database."""
+        """True if so much of the log is not in the database that no run may begin."""
         end = self._log.end
         first = self._changes[0].position if self._changes else end
         return end.segment > first.segment + 1 or end.offset - first.offset > _BACKLOG
@@ -103,17 +110,26 @@ class Follower:
             async with asyncio.timeout(_READING_S), self._written:
                 await self._written.wait_for(lambda: self.has(ready[-1].position))
         except TimeoutError:
-            raise StoreFailed("The database is behind the log; try again.") from None
+            raise StoreFailed(
+                "The database does not have all acknowledged runs yet, because it is behind the "
+                "log; try again."
+            ) from None
 
     async def committed(self, run_id: str) -> None:
-        """Wait until the end of a run is in the shared database. Raises `StoreFailed`."""
+        """Wait until the end of a run is in the shared database. Raises `StoreFailed` if that takes
+        too long, or if the run's answer must not be acknowledged.
+        """
         await self.caught_up()
         if run_id in self._refused:
             self._refused.remove(run_id)
-            raise StoreFailed(f"Run {run_id} was closed by another gateway, or cannot be written.")
+            raise StoreFailed(
+                f"Run {run_id} was closed by another gateway, or the database refused it."
+            )
 
     async def keep_following(self) -> None:
-        """Write changes to the database as they come. Never returns."""
+        """Write queued changes to the database until cancelled. Errors are logged, and the changes
+        are written again.
+        """
         while True:
             await self._news.wait()
             with suppress(TimeoutError):
@@ -125,17 +141,20 @@ class Follower:
             await asyncio.sleep(_LEISURE_S)
 
     async def finish(self) -> bool:
-        """Write the remaining changes to disk; return whether all are. Raises `StoreFailed`."""
+        """Write the remaining changes to the database's disk. Return True if none is left. Raises
+        `StoreFailed`.
+        """
         await self._follow()
 
-        # A place after the last segment says that the folder may be empty.
+        # A place after the last segment means that no segment is needed, so none is missed if the
+        # folder is empty.
         min_place = Position() if self._changes else Position(self._log.end.segment + 1)
         await self._keep_place(on_disk=True, min_place=min_place)
         return not self._changes
 
     async def delete_segments(self, needed: int) -> None:
-        """Write the place, and delete the segments before `needed` that the database has on disk.
-        Raises `StoreFailed`.
+        """Write the log's place to the database. Delete the segments with numbers below `needed`
+        whose changes the database has on disk. Raises `StoreFailed`.
         """
         needed = min([needed, *(change.segment for change in self._changes)])
         obsolete = any(number_of(path) < needed for path in segments(self._log.folder))
@@ -144,14 +163,15 @@ class Follower:
             self._log.delete(needed)
 
     async def recover(self) -> tuple[list[RecordedRun], bool]:
-        """Write what the last owner has left in the log, begin a segment, and close its runs.
+        """Recover a log that its last owner has left: write its changes to the database, begin a
+        new segment, and close the runs that have not ended.
 
-        Return all interrupted runs in the log, and whether everything that was on disk could be
+        Return all interrupted runs in the log, and True if everything that was on disk could be
         read. Raises `StoreFailed`, and `BadConfig` if the log cannot be read at all.
         """
         missing = await missing_segments(self._database, self.name, self._log.folder)
         if missing:
-            advice = "the runs that only they held are lost"
+            advice = "runs that were only in these segments are lost"
             _log.error(
                 "log.segments_missing", folder=str(self._log.folder), numbers=missing, advice=advice
             )
@@ -181,13 +201,15 @@ class Follower:
             )
         await self._log.synced()
         await self._write_all(changes)
-        # Without this, readers may see rows that are not on disk.
+        # The changes so far may not be on disk, so write the place to disk, and them with it.
+        # Otherwise, readers may see rows that a power cut removes.
         await self._keep_place(on_disk=True)
         return [*fold.interrupted.values(), *left.values()], fold.complete and not missing
 
     async def read(self) -> Fold:
-        """Write what the last owner has left in the log. Return its fold, with the runs that have
-        not ended. Raises `StoreFailed`, and `BadConfig` if the log cannot be read.
+        """Write the changes to the database that the last owner of the log has left. Return the
+        fold of the log, which has the runs that have not ended. Raises `StoreFailed`, and
+        `BadConfig` if the log cannot be read.
         """
         place = await self._database.read(partial(place_of, log=self.name))
         fold = Fold()
@@ -207,8 +229,8 @@ class Follower:
                 give_back_room(segment)
         except (OSError, msgspec.DecodeError) as error:
             advice = (
-                "if another release wrote it, start that one to finish it; or move it away and "
-                "lose its last runs"
+                "if another release wrote it, start and stop that release; or move the log away, "
+                "which loses its last runs"
             )
             raise BadConfig(
                 f"server.store: the log {self._log.folder} cannot be read ({error}); {advice}."
@@ -228,8 +250,8 @@ class Follower:
             self._news.clear()
 
     def _ready(self, limit: int) -> list[Change]:
-        """Return the first waiting changes, at most `limit`. Ends are ready once they are on disk,
-        so that readers see nothing that may be lost.
+        """Return the first queued changes that may be written, at most `limit`. The end of a run
+        may be written when its record is on disk, so that readers see nothing that may be lost.
         """
 
         def ready(change: Change) -> bool:
@@ -243,8 +265,8 @@ class Follower:
             await self._write(changes[first : first + _MAX_BATCH])
 
     async def _write(self, batch: Sequence[Change]) -> None:
-        """Write changes in one transaction. If one of them cannot be written, write each alone, and
-        that one without its content.
+        """Write changes in one transaction. If the database refuses the data of a change, write
+        each change in its own transaction, and the refused run as failed, without its contents.
         """
         try:
             if self._commits:
@@ -282,10 +304,11 @@ class Follower:
 
 
 async def missing_segments(database: Database, name: str, folder: Path) -> list[int]:
-    """Return the numbers of segments that are missing in `folder`, although the database does not
-    have all their runs. `name`: name of the log in the database. Raises `StoreFailed`.
+    """Return the numbers of the segments that are missing in a log's folder, and whose runs the
+    database does not all have. `name`: name of the log in the database. Raises `StoreFailed`.
     """
-    # The folder is listed first: a gateway may advance the place and delete segments meanwhile.
+    # List the folder before reading the place: a gateway may meanwhile advance the place and then
+    # delete segments.
     numbers = {number_of(path) for path in segments(folder)}
     place = await database.read(partial(place_of, log=name), behind=True)
     copied = await database.read(partial(place_of, log=COPY), behind=True)
@@ -297,8 +320,11 @@ async def missing_segments(database: Database, name: str, folder: Path) -> list[
 
 
 def own_log(database: Database, folder: Path | None = None) -> RunLog:
-    """Open a log for a gateway of this database. `folder`: the log's folder, or for PostgreSQL, the
-    parent of all logs' folders; None for the usual one. Raises `StoreInUse` and `StoreFailed`.
+    """Open a log for a gateway of this database, and lock it. With PostgreSQL, that is the first
+    log that no other process has locked.
+
+    `folder`: the folder of the log, or for PostgreSQL, the folder that contains the logs' folders;
+    None for the database's `log_folder`. Raises `StoreInUse` and `StoreFailed`.
     """
     folder = folder or database.log_folder
     for number in count(1):
@@ -311,10 +337,12 @@ def own_log(database: Database, folder: Path | None = None) -> RunLog:
 async def opened(
     url: str, on_missing: Callable[[list[int]], None] = lambda _numbers: None
 ) -> AsyncIterator[Database]:
-    """Open a database for a command, with everything that a gateway has acknowledged so far. If no
-    gateway runs, the log is read here. `on_missing`: called with the numbers of missing segments of
-    a SQLite file's log. Raises `BadConfig`, and `StoreFailed` if a running gateway's database does
-    not keep up.
+    """Open a database for a command, and make sure that it has everything that a gateway has
+    acknowledged so far. If no gateway runs on a SQLite file, the file's log is read here.
+
+    `on_missing`: called with the numbers of missing segments of a SQLite file's log. Raises
+    `BadConfig`, and `StoreFailed` if a running gateway does not write its log to the database in
+    time.
     """
     database = await Database.open(url)
     try:
@@ -333,7 +361,9 @@ async def opened(
 
 
 async def _followed(database: Database, folder: Path) -> None:
-    """Wait until the database has what the log in `folder` has now. Raises `StoreFailed`."""
+    """Wait until a running gateway has written everything to the database that its log in `folder`
+    has now. Raises `StoreFailed` if that takes too long.
+    """
 
     def changes() -> Iterator[Position]:
         for segment in read_all(folder):
@@ -344,8 +374,10 @@ async def _followed(database: Database, folder: Path) -> None:
     wanted = await asyncio.to_thread(lambda: max(changes(), default=Position()))
     try:
         async with asyncio.timeout(_WAIT_S):
-            # Another process writes it, so that there is nothing to wait for but time.
+            # Another process writes to the database, so it can only be polled.
             while await database.read(partial(place_of, log=_SQLITE)) < wanted:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
-        raise StoreFailed("The gateway's database is behind its log; try again.") from None
+        raise StoreFailed(
+            "The gateway has not written its whole log to the database yet; try again."
+        ) from None

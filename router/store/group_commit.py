@@ -1,16 +1,17 @@
-"""Group commit of a gateway that shares a PostgreSQL with others.
+"""Group commit of a gateway that shares a PostgreSQL database with other gateways.
 
-Runs that want to begin, requests for leases, and changes from the log wait until the previous
-transaction is committed; then one transaction takes them all. It locks the sums of all tenants and
-periods that it touches, always in the same order, so that gateways cannot deadlock and no other
-gateway begins runs or takes leases of these tenants meanwhile. Under the locks it
+Runs that want to begin, requests for leases (see `quotas.py`), and changes from the log wait until
+the previous transaction is committed. Then one transaction writes them all. It locks the rows in
+`spending` of all tenants and periods that it changes, always in the same order, so that gateways
+cannot deadlock. While it holds the locks, no other gateway can begin runs or take leases of these
+tenants. Under the locks, the transaction
 
-1. resizes leases: up to what is wanted, plus some in advance, within what others leave;
-2. writes the changes, which moves spending from the lease to the sums;
-3. begins runs, one after the other, within the limits on requests and runs in flight.
+1. resizes leases: to what is wanted, plus something in advance, within what other gateways leave;
+2. writes the changes from the log, which moves spending from the leases to `spending`;
+3. begins runs, one after the other, within the limits on requests and on runs in flight.
 
-A transaction whose outcome is unknown may have changed the leases. So after a failure, all leases
-are written again with the next commit, and until then the smaller lease counts.
+If the outcome of a transaction is unknown, it may have changed the leases. So after a failure, all
+leases are written again with the next commit. Until then, the smaller of the two leases counts.
 """
 
 import asyncio
@@ -44,12 +45,14 @@ from router.store.quotas import (
 from router.store.records import Change
 
 _AHEAD = 16
-"""Factor by which a lease exceeds what is asked for."""
+"""Max amount that is leased in advance, as a multiple of what is requested."""
 _LEFT_FOR_OTHERS = 8
-"""At most this fraction (1/8) of what is left is leased in advance."""
+"""Divisor of what is left of the limit: at most 1/8 of it is leased in advance."""
 
 
 class _Begin(NamedTuple):
+    """A run that waits to begin. `answer` gets its result."""
+
     start: RunStart
     redact: bool
     tenant: Tenant
@@ -57,6 +60,8 @@ class _Begin(NamedTuple):
 
 
 class _Wish(NamedTuple):
+    """A request for a larger lease. `answer` gets True if it was granted."""
+
     tenant: str
     at: float
     wanted: Amount
@@ -64,24 +69,31 @@ class _Wish(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """Size of a lease, in one of `LIMITED`."""
+    """Sizes that a lease may get, in tokens or in money."""
 
     min_size: int
-    """The used part, plus the smallest request."""
+    """The used part of the lease, plus the smallest of the requests."""
     wanted: int
-    """The used part, plus all requests; or what is kept of a lease that is given back."""
+    """The used part of the lease, plus all requests. For a lease of which a part is given back,
+    the part that is kept.
+    """
     asked: int
     """Sum of all requests."""
     limit: int | None
+    """The tenant's limit in the lease's period; None for no limit."""
 
 
 _Sizes = dict[Period, tuple[_Size, ...]]
 _Leases = dict[Period, list[tuple[int, int]]]
-"""Pairs of the amount spent and the lease, one for each of `LIMITED`."""
+"""For each tenant and period, pairs of the amount spent and the lease: one pair in tokens, and one
+in money.
+"""
 
 
 class GroupCommit:
-    """Writes of one gateway. Everything but the transactions runs in the event loop's thread."""
+    """Groups the writes of one gateway into transactions. All methods are called in the event
+    loop's thread; only the transactions run in another one.
+    """
 
     def __init__(
         self,
@@ -99,9 +111,9 @@ class GroupCommit:
         self._begins: list[_Begin] = []
         self._wishes: list[_Wish] = []
         self._idle: set[Period] = set()
-        """Leases that are to be reduced."""
+        """Tenants and periods whose leases are to be reduced."""
         self._doubtful = False
-        """True if a transaction failed, so that the leases in the database are unknown."""
+        """True if a transaction has failed, so that it is unknown which leases the database has."""
 
     @property
     def waiting(self) -> bool:
@@ -109,7 +121,9 @@ class GroupCommit:
         return bool(self._begins or self._wishes or self._idle)
 
     async def begin(self, start: RunStart, redact: bool) -> EarlierRun | None:
-        """Begin a run, unless its `request_id` belongs to an earlier run, which is returned.
+        """Begin a run with the next commit. If its `request_id` belongs to an earlier run, the run
+        does not begin, and the earlier run is returned. `redact`: True if its texts must not be
+        stored.
 
         Raises `QuotaExhausted` and `StoreFailed`. After `StoreFailed` or a cancellation, the run
         may have begun in the database.
@@ -120,8 +134,8 @@ class GroupCommit:
         return await answer
 
     async def lease(self, tenant: str, at: float, wanted: Amount) -> bool:
-        """Ask for a lease that is larger by `wanted`; return False if that is not available.
-        Raises `StoreFailed`.
+        """Request leases that have `wanted` free, in the day and the month of the Unix time `at`,
+        with the next commit. Return False if so much is not available. Raises `StoreFailed`.
         """
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._wishes.append(_Wish(tenant, at, wanted, answer))
@@ -129,15 +143,18 @@ class GroupCommit:
         return await answer
 
     def give_back(self) -> None:
-        """Give back unused leases: half of what is free, or all of it if nothing is used."""
+        """Give back unused parts of leases with the next commit: half of what is free, or all of a
+        lease of which nothing is used.
+        """
         tallies = self._quotas.tallies.items()
         self._idle |= {key for key, tally in tallies if any(tally.free(of) > 0 for of in LIMITED)}
         if self._idle:
             self.news.set()
 
     async def commit(self, changes: Sequence[Change]) -> set[str]:
-        """Write changes and everything that waits. Return the runs in `changes` that other gateways
-        have closed. Raises `StoreFailed`.
+        """Write changes from the log, and everything that waits for a commit, in one transaction.
+        Return the identifiers of the runs in `changes` that other gateways have closed. Raises
+        `StoreFailed`.
         """
         begins = [begin for begin in self._begins if not begin.answer.done()]
         self._begins = []
@@ -161,9 +178,10 @@ class GroupCommit:
         )
         try:
             outcomes, leases, closed = await self._database.write(work)
-        except BaseException as error:  # a cancellation fails those that wait, too
+        except BaseException as error:  # a cancellation, too: callers must not wait forever
             self._doubtful = True
-            # One row cannot be written, but it is unknown which.
+            # The database refuses the data of one row, but it is unknown of which. So write each
+            # run in its own transaction.
             if unwritable(error) and begins and len(begins) + len(changes) > 1:
                 for begin in begins:
                     with suppress(StoreFailed):
@@ -195,8 +213,8 @@ class GroupCommit:
         sizes: _Sizes,
         changes: Sequence[Change],
     ) -> tuple[list[EarlierRun | QuotaExhausted | None], _Leases, set[str]]:
-        """Run the transaction. Return the outcomes of `begins`, the leases, and the runs in
-        `changes` that other gateways have closed.
+        """Carry out the transaction. Return the outcome of each of `begins`, the new leases, and
+        the runs in `changes` that other gateways have closed.
         """
         see_member(connection, epoch)
         keys = set(sizes) | set(changed(changes))
@@ -208,12 +226,15 @@ class GroupCommit:
         leases = _leases(connection, self._log, sizes, spent) if sizes else {}
         closed = project(connection, self._log, changes) if changes else set()
         if begins and any(change.forgotten for change in changes):
-            spent = _locked(connection, sorted(keys))  # forgotten runs no longer count as requests
+            # Read the sums again: runs that are forgotten no longer count as requests.
+            spent = _locked(connection, sorted(keys))
         outcomes = _begin(connection, self._log, begins, spent) if begins else []
         return outcomes, leases, closed
 
     def _note(self, leases: _Leases, changes: Sequence[Change]) -> None:
-        """Take over what the database now has as spent and as leases."""
+        """Update the tallies in memory to the amounts spent and the leases that the database has
+        after the transaction.
+        """
         for key, pairs in leases.items():
             for of, (spent, lease) in zip(LIMITED, pairs, strict=True):
                 self._quotas.tallies[key].lease(of, spent, lease)
@@ -230,7 +251,9 @@ class GroupCommit:
             self.news.set()
 
     def _sizes(self, wishes: Sequence[_Wish]) -> _Sizes:
-        """Return the sizes that leases shall have. What is given back is not used from now on."""
+        """Return the sizes that leases should get. The parts that are given back can no longer be
+        used from now on, even before the transaction.
+        """
         asked: dict[Period, list[Amount]] = defaultdict(list)
         for wish in wishes:
             for period in periods(wish.at):
@@ -247,7 +270,8 @@ class GroupCommit:
         amounts = [getattr(amount, of) or 0 for amount in asked]
         limit = limit_of(tenant, of, key[1])
         if asked:
-            wanted = max(sum(amounts), tally.free(of))  # what is free may be used meanwhile
+            # Keep the free part of the lease, because it may be used before the transaction ends.
+            wanted = max(sum(amounts), tally.free(of))
             return _Size(used + min(amounts), used + wanted, sum(amounts), limit)
 
         kept = max(0, tally.free(of)) // 2 if used else 0
@@ -286,7 +310,9 @@ _IN_FLIGHT = (
 
 
 def _locked(connection: Connection, keys: Sequence[Period]) -> dict[Period, Tally]:
-    """Lock and return what is spent. Every gateway locks in the same order."""
+    """Lock the rows of these tenants and periods in `spending`, and return their sums. `keys` must
+    be sorted, so that all gateways lock in the same order.
+    """
     rows = connection.exec_driver_sql(_LOCK, _parameters(keys))
     return {(tenant, period): Tally(*sums) for tenant, period, *sums in rows}
 
@@ -297,7 +323,9 @@ def _leases(
     sizes: _Sizes,
     spent: dict[Period, Tally],
 ) -> _Leases:
-    """Give leases their sizes, as far as the limits allow."""
+    """Write the leases of this gateway in the wanted sizes, as far as the limits allow, and return
+    them. `log`: name of the gateway's log. `spent`: the locked sums.
+    """
     own = Counter[tuple[str, str, str]]()
     others = Counter[tuple[str, str, str]]()
     for tenant, period, holder, *sums in connection.exec_driver_sql(_HELD, _parameters(sizes)):
@@ -320,8 +348,8 @@ def _parameters(keys: Iterable[Period]) -> dict[str, list[str]]:
 
 
 def _granted(size: _Size, own: int, taken: int) -> int:
-    """Return the new lease. `own`: the lease so far. `taken`: what is spent, plus the leases of
-    other gateways. A lease grows only if it can hold the smallest request.
+    """Return the new size of a lease. A lease only grows if it then has room for the smallest
+    request. `own`: its size so far. `taken`: the amount spent, plus the leases of other gateways.
     """
     if size.limit is None:
         return 0
@@ -337,7 +365,9 @@ def _begin(
     begins: Sequence[_Begin],
     spent: dict[Period, Tally],
 ) -> list[EarlierRun | QuotaExhausted | None]:
-    """Write the runs that may begin. Return the outcome of each; None if it has begun."""
+    """Write the runs that may begin. Return an outcome for each of `begins`: None if the run has
+    begun, else the earlier run or the error.
+    """
     named = _named(connection, begins)
     running = _in_flight(connection, begins)
     outcomes: list[EarlierRun | QuotaExhausted | None] = []
@@ -365,7 +395,7 @@ def _begin(
 
 
 def _named(connection: Connection, begins: Sequence[_Begin]) -> dict[Name, Named]:
-    """Return the stored runs that have the names of these requests."""
+    """Return the stored runs that have the same tenants and `request_id`s as these runs."""
     names = [name_of(begin.start) for begin in begins if begin.start.request_id]
     if not names:
         return {}
@@ -378,7 +408,7 @@ def _named(connection: Connection, begins: Sequence[_Begin]) -> dict[Name, Named
 
 
 def _in_flight(connection: Connection, begins: Sequence[_Begin]) -> Counter[str]:
-    """Return the number of running runs of the tenants that have a limit on it."""
+    """Return the number of running runs by tenant, for tenants that have a limit on it."""
     limited = [begin.tenant.name for begin in begins if begin.tenant.runs_in_flight is not None]
     if not limited:
         return Counter()

@@ -1,4 +1,6 @@
-"""The journal: writes what runs do to a log before any call is made, and checks quotas."""
+"""The journal of a gateway: writes runs to the log, each call before it is made, and checks the
+quotas of tenants.
+"""
 
 import asyncio
 import time
@@ -47,20 +49,22 @@ from router.trace.turns import AgentId, Asked, Decided, Searched
 
 _log = structlog.get_logger("store")
 _WATCH_S = 0.5
-"""Interval of the checks of settings and disks."""
+"""Interval of the checks of settings and disks, in seconds."""
 _SELDOM = 4
-"""The database is written to at every fourth check."""
+"""Number of checks after which one also writes to the database."""
 _DATABASE_TIMEOUT_S = 5.0
-"""Time after which the database counts as down."""
+"""Seconds without an answer after which the database counts as down."""
 _RESUMABLE_S = 3600.0
-"""Time since its beginning in which an interrupted run can be resumed."""
+"""Seconds after its start within which an interrupted run can be resumed."""
 _RETENTION_S = 600.0
 _LARGE = 500
-"""Number of calls above which the last record of a run is made in a thread."""
+"""Number of calls above which the last record of a run is encoded in a thread."""
 
 
 class LogJournal:
-    """Writes runs to a log and keeps their state in memory; a database follows."""
+    """Implements `Journal`: writes runs to a log, and keeps the state of running runs in memory. A
+    `Follower` then writes the runs to the database.
+    """
 
     def __init__(
         self,
@@ -102,12 +106,14 @@ class LogJournal:
         on_health: Callable[[str | None], None] = lambda _why: None,
         keep_days: float | None = None,
     ) -> AsyncIterator["LogJournal"]:
-        """Open a journal. When the context is left, the database gets what it does not have yet.
+        """Open a journal. When the context is left, changes that are not in the database yet are
+        written to it.
 
-        `log`: None for the one in the usual folder. `on_cancel`: called with the identifier of a
-        run that shall be cancelled, perhaps more than once. `on_health`: called regularly with the
-        reason why nothing can be written, or None. `keep_days`: days since its start after which a
-        run is deleted; None to keep all. Raises `BadConfig` and `StoreFailed`.
+        `log`: the log to write to; None for the log in its default folder. `on_cancel`: called with
+        the identifier of a run whose cancellation was requested, maybe more than once. `on_health`:
+        called regularly with the reason why runs cannot be written, or None. `keep_days`: days
+        after their start at which runs are deleted; None to keep all runs. Raises `BadConfig` and
+        `StoreFailed`.
         """
         log = log or own_log(database)
         journal = cls(database, log, on_cancel, on_health)
@@ -139,7 +145,7 @@ class LogJournal:
         if self._members:
             self._members.see_alive(begins=True)
 
-        # With shared databases, the name is checked when the run is written.
+        # In a shared database, the transaction that begins the run checks the `request_id`.
         if start.request_id and (self._unfinished or not self._members):
             earlier = await self._names.earlier(start)
             if earlier and earlier.holds(start.started_at):
@@ -198,7 +204,7 @@ class LogJournal:
             self._log.append(run.key, 0, payload)
         except BaseException:
             self._take_back(run)
-            if self._commits:  # the database may have it
+            if self._commits:  # the run may be in the database, so it must be deleted there
                 self._follower.take(run, forgotten=True)
             raise
 
@@ -296,12 +302,12 @@ class LogJournal:
         await (self._follower.committed(run.id) if self._commits else self._log.synced())
 
     def calls(self, run_id: str) -> tuple[Call, ...] | None:
-        """Return the ended calls of a run that runs here; None for any other run."""
+        """Return the ended calls of a run that this gateway is running; None for any other run."""
         run = self._runs.get(run_id)
         return tuple(run.calls) if run else None
 
     def under_way(self) -> tuple[list[Call], list[OpenedCall]]:
-        """Return the ended and the open calls of all runs that run here."""
+        """Return the ended calls and the open calls of all runs that this gateway is running."""
         ended: list[Call] = []
         opened: list[OpenedCall] = []
         for run in self._runs.values():
@@ -311,7 +317,7 @@ class LogJournal:
 
     def _running(self, run_id: str) -> RecordedRun:
         if (run := self._runs.get(run_id)) is None:
-            raise StoreFailed(f"Run {run_id} is no longer running.")
+            raise StoreFailed(f"Run {run_id} is not running any more, so it cannot be continued.")
         return run
 
     async def _reserve(
@@ -323,10 +329,11 @@ class LogJournal:
         *,
         answers: bool,
     ) -> None:
-        """Write a record that reserves `wanted` for a run. `answers`: it replaces the reserve for
-        the answer.
+        """Reserve `wanted` for a run in the quotas of its tenant, and write `record`. `at`: Unix
+        time that decides the day and month. `answers`: True if this replaces the amount that is
+        reserved for the run's answer.
 
-        Raises `BudgetExhausted` and `StoreFailed`; then the reserve stays.
+        Raises `BudgetExhausted` and `StoreFailed`; then nothing changes.
         """
         if self._members:
             self._members.see_alive()
@@ -366,21 +373,24 @@ class LogJournal:
         at: float,
         missing: Amount,
     ) -> bool:
-        """Ask for a larger lease. Return False if the next check is the last one. Raises `refused`
-        if a lease cannot help, and `StoreFailed`.
+        """Request a larger lease, after a check has raised `refused`. Return True if it was
+        granted; if not, the caller checks once more. Raises `refused` if a larger lease cannot
+        help, and `StoreFailed`.
         """
         if self._commits is None or not refused.contended:
             raise refused
         return await self._commits.lease(tenant, at, missing)
 
     def _append(self, run: RecordedRun, record: Record, *, later: bool = False) -> None:
-        """Write a record of a run. `later`: see `RunLog.append`. Raises `StoreFailed`."""
+        """Write a record of a run to the log, and apply it to the run's state. `later`: see
+        `RunLog.append`. Raises `StoreFailed`.
+        """
         self._log.append(run.key, run.records, encode(record), later=later)
         run.apply(record)
 
     def _end(self, recorded: RecordedRun, run: Run, payload: bytes | None = None) -> None:
-        """Write the last record of a run, whose calls are settled. `payload`: the encoded record,
-        if it exists already. Raises `StoreFailed`.
+        """Write the last record of a run to the log. All calls of the run must be settled.
+        `payload`: the encoded record; None to encode it here. Raises `StoreFailed`.
         """
         if payload is None:
             brief = redacted(run) if recorded.redact else recorded.turns.without(run)
@@ -395,13 +405,15 @@ class LogJournal:
         self._follower.take(recorded, replace(run, calls=tuple(recorded.calls)))
 
     def _take_back(self, run: RecordedRun) -> None:
-        """Undo the counts of a run that never began."""
+        """Remove a run that never began from the counts and reservations of its tenant."""
         self._quotas.end(run)
         for period in periods(run.start.started_at):
             self._quotas.tallies[run.start.tenant, period].requests -= 1
 
     def _give_up_all(self) -> None:
-        """Cancel all runs: other gateways have fenced this one and closed its runs."""
+        """Cancel all runs. Called when other gateways have fenced this gateway and closed its runs
+        in the database.
+        """
         for run in [*self._runs.values()]:
             closed = self._lost[run.start.id] = run.interrupted()
             with suppress(StoreFailed):
@@ -411,7 +423,9 @@ class LogJournal:
             self._on_cancel(closed.id)
 
     async def _recover(self) -> None:
-        """Read what the last owner of the log has left, and close its runs."""
+        """Recover the log of its last owner (see `Follower.recover`), and read settings, spending
+        and used `request_id`s from the database.
+        """
         interrupted, complete = await Follower(self._database, self._log).recover()
         self._unfinished = {run.start.id: run for run in interrupted if run.resumable}
         self._forget_unfinished()
@@ -427,19 +441,23 @@ class LogJournal:
         self._quotas.tenants = {tenant.name: tenant for tenant in await self._accounts.tenants()}
 
     async def _delete_segments(self) -> None:
-        """Delete the segments that hold no run which is running or can be resumed."""
+        """Delete the segments of the log that are older than every run that is running or can be
+        resumed.
+        """
         needed = (run.segment for run in (*self._runs.values(), *self._unfinished.values()))
         await self._follower.delete_segments(min(needed, default=self._log.end.segment))
 
     def _forget_unfinished(self) -> None:
-        """Forget interrupted runs that are too old to be resumed."""
+        """Drop the interrupted runs that are too old to be resumed."""
         oldest = time.time() - _RESUMABLE_S
         for run_id, run in [*self._unfinished.items()]:
             if run.start.started_at <= oldest:
                 del self._unfinished[run_id]
 
     async def _keep_watching(self) -> None:
-        """Check settings, disks and, less often, the database. Never returns."""
+        """Regularly check the log's disk and the database, read settings, and report problems to
+        `on_health`. Never returns.
+        """
         problem: str | None = None
         for turn in count(1):
             await asyncio.sleep(_WATCH_S)
@@ -456,12 +474,12 @@ class LogJournal:
                 problem = None
             except TimeoutError:
                 problem = f"nothing was written within {_DATABASE_TIMEOUT_S:g} s"
-            except Exception as error:  # the loop must not end
+            except Exception as error:  # an unexpected error must not end the loop
                 problem = str(error) or type(error).__name__
 
             late: str | None = None
             if self._follower.behind:
-                late = problem or "the database is too far behind the log"
+                late = problem or "too much of the log is not in the database yet"
             self._refusal = full or late
             self._on_health(self._refusal or problem)
 
@@ -469,13 +487,15 @@ class LogJournal:
         await self._end_lost()
         await self._read_settings()
         if writes:
-            await self._delete_segments()  # which fails if nothing can be written
+            await self._delete_segments()  # this also shows whether the database can be written
             wanted = partial(runs_to_cancel, log=self._follower.name)
             for run_id in await self._database.read(wanted, behind=True):
                 self._on_cancel(run_id)
 
     async def _end_lost(self) -> None:
-        """Write the ends of runs that could not be written before. Raises `StoreFailed`."""
+        """Write the last records of runs whose ends could not be written before. Raises
+        `StoreFailed`.
+        """
         if self._lost:
             for run_id, run in [*self._lost.items()]:
                 with suppress(StoreFailed):
@@ -490,14 +510,14 @@ class LogJournal:
 
 
 def _differs(before: RecordedRun | None, now: RunStart) -> str:
-    """Return the reason why a run cannot resume another; empty if it can."""
+    """Return the reason why the run `now` cannot resume the run `before`; empty if it can."""
     if before is None:
-        return "its log is not here, or it was resumed already"
+        return "this gateway has no such interrupted run, or it was resumed already"
     if before.start.tenant != now.tenant:
-        return "it is another tenant's"
+        return "it belongs to another tenant"
     then = before.start.conditions
     names = [name for name, value in then.items() if now.conditions.get(name) != value]
-    return f"since it began, there is another {' and '.join(names)}" if names else ""
+    return f"changed since it began: {' and '.join(names)}" if names else ""
 
 
 def _spent(connection: Connection) -> dict[Period, Tally]:

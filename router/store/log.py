@@ -1,19 +1,20 @@
-"""The log: an append-only file of records of runs, in order of time.
+"""The log: append-only files with records of runs, in the order in which they were written.
 
-A log is a folder with one owner, the process that holds its lock. Its files, the segments, are
-named by a number and a random salt. A segment is a sequence of frames:
+A log is a folder with one owner, the process that holds its lock. Its files are called segments.
+The name of a segment contains a number and a random salt. A segment is a sequence of frames, with
+one record each:
 
     salt (4 bytes) | payload length (4) | checksum (4) | run (8) | number in the run (4) | payload
 
-Recovery does not stop at the first bad byte. The reader looks for the next salt, and takes what
-follows as a frame if its checksum is right: CRC-32 over the frame and the salt. Text from outside
-cannot know the salt, so it cannot look like a frame. Pieces between valid frames are holes. A lost
-record leaves a gap in its run's numbers.
+Reading does not stop at the first damaged byte. The reader searches for the next salt, and accepts
+the bytes there as a frame if their checksum is right (CRC-32 over the frame and the salt). Text
+from outside cannot contain the salt, so it cannot look like a frame. The bytes between two valid
+frames are a *hole*. The numbers of a run's records show whether one of its records is lost.
 
-A hole means damage only if it had been on disk before. So each sync appends a note of the byte up
-to which the segment is synced, and the last frame of a finished segment holds its length. A hole
-before that byte is damage. A hole after it is a write that a crash cut off, and that was never
-acknowledged.
+A hole is damage only if its bytes had been synced to disk. So after each sync, a note is appended:
+the byte up to which the segment is synced. The last frame of a finished segment contains the
+segment's length. A hole before the synced byte is damage. A hole after it is the rest of a write
+that a crash interrupted, and that was never acknowledged.
 """
 
 import asyncio
@@ -43,20 +44,24 @@ _HEADER = struct.Struct("<4sIIQI")
 _SYNCED = struct.Struct("<Q")
 SEGMENT_BYTES = 64 << 20
 SEGMENT_S = 3600.0
-"""Max age of a segment. Texts stay in the log no longer than their runs plus this."""
+"""Max age of a segment, in seconds. Texts of a run stay in the log until the run has ended, and for
+at most this time more.
+"""
 _STEP = 4 << 20
-"""Disk space is allocated in steps of this many bytes."""
+"""Number of bytes by which a segment's disk space is extended."""
 _KEPT = 1 << 20
 _KEPT_A_RUN = 48 << 10
-"""Bytes allocated for the ends of runs, in total and per run, before another run may begin."""
+"""Bytes that must be allocated, in total and for each running run, before another run may begin.
+They ensure that runs can be ended on a full disk.
+"""
 _MIN_FREE = 64 << 20
-"""Free bytes below which a disk counts as full."""
+"""Number of free bytes below which a disk counts as full."""
 _LAST = 1
-"""Number of the record that ends a segment; the notes of syncs have 0."""
+"""Record number of the frame that ends a segment. The notes of syncs have the number 0."""
 _SEGMENT_NAME = re.compile(r"\d{8,18}-[0-9a-f]{8}\.log")
 _OWN_FILES = ("owner", "name")
 NOBODY = 0
-"""Run of the records about the log itself, which say how far it was synced."""
+"""Value of `run` in frames that belong to no run: notes of syncs, and ends of segments."""
 
 
 class Position(NamedTuple):
@@ -67,41 +72,51 @@ class Position(NamedTuple):
 
 
 class LogFrame(NamedTuple):
-    """One record in the log."""
+    """A frame that was read from the log."""
 
     run: int
+    """The run's key, see `records.run_key`."""
     number: int
+    """Number of the record within its run."""
     payload: bytes
+    """The encoded record."""
     end: Position
+    """Position after the frame."""
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The process that owns the log."""
+    """The process that owns the log, as written in the log's file `owner`."""
 
     pid: int
     address: str = ""
-    """Address of its gRPC server; empty while it starts, and for commands."""
+    """Address of the process's gRPC server; empty for a gateway that is starting, and for a
+    command.
+    """
 
 
 @dataclass(slots=True)
 class Segment:
-    """Contents of a segment."""
+    """The contents of a segment that was read."""
 
     number: int
     path: Path
     frames: list[LogFrame] = field(default_factory=list)
     holes: list[tuple[int, int]] = field(default_factory=list)
-    """Byte ranges that are not valid frames: start and end."""
+    """Byte ranges that are not valid frames, as pairs of start and end."""
     synced: int = 0
-    """Everything before this byte was on disk, so that a hole there is damage."""
+    """Byte up to which the segment was synced to disk, so that a hole before it is damage."""
     final_length: int = 0
-    """Length of the segment when the next one was begun; 0 if there is no next one, or unknown."""
+    """Length of the segment when the next segment was begun; 0 if it is the last segment, or if
+    the length is lost.
+    """
     unwritten: bool = False
-    """True if only zeros follow the last frame: space that was allocated and not used."""
+    """True if only zeros follow the last frame. They are disk space that was allocated and not
+    used.
+    """
 
     @property
     def damaged(self) -> int:
-        """Number of bytes that were on disk and cannot be read."""
+        """Number of bytes that had been synced to disk and are not valid frames."""
         return sum(max(0, min(end, self.synced) - start) for start, end in self.holes)
 
 
@@ -139,7 +154,9 @@ def read_segment(path: Path) -> Segment:
 
 
 def give_back_room(segment: Segment) -> None:
-    """Truncate the unused end of a segment. Only for the log's next owner."""
+    """Truncate the unused end of a segment. Only the log's owner may call it, for segments of an
+    earlier owner.
+    """
     if segment.unwritten:
         with suppress(OSError), segment.path.open("r+b", buffering=0) as file:
             file.truncate(segment.holes[-1][0])
@@ -151,7 +168,7 @@ def _frame(
     salt: bytes,
     segment: int,
 ) -> LogFrame | None:
-    """Return the frame that begins at `start`; None if there is no valid one."""
+    """Return the frame that begins at `start`; None if no valid frame begins there."""
     payload_start = start + _HEADER.size
     if payload_start > len(data):
         return None
@@ -198,19 +215,21 @@ def segments(folder: Path) -> list[Path]:
 
 
 def number_of(segment: Path) -> int:
-    """Return the number of a segment."""
+    """Return the number in the name of a segment's file."""
     return int(segment.stem.split("-")[0])
 
 
 class RunLog:
-    """The log of a process. Only `open` may be called outside the event loop's thread."""
+    """A log that this process owns and writes to. Only `open` may be called outside the event
+    loop's thread.
+    """
 
     def __init__(self, folder: Path, lock: int) -> None:
-        """`lock`: descriptor of the locked `owner` file. Use `open` to make a log."""
+        """Use `open` instead. `lock`: file descriptor of the locked file `owner`."""
         self.folder = folder
         self._lock = lock
         self.failed: str | None = None
-        """The reason why nothing can be written any more; None while the log works."""
+        """The reason why the log cannot be written any more; None if it works."""
         last = segments(folder)
         self._number = number_of(last[-1]) if last else 0
         self._file = -1
@@ -220,21 +239,23 @@ class RunLog:
         self._salt = b""
         self._begun = 0.0
         self.durable = Position()
-        """Position up to which the log is on disk."""
+        """Position up to which the log is synced to disk."""
         self._buffer: list[bytes] = []
-        """Frames that are not written yet."""
+        """Frames that are not written to the file yet."""
         self._flushing = False
         self._unsynced: list[int] = []
-        """Descriptors of finished segments that are not synced to their ends."""
+        """File descriptors of finished segments that are not completely synced yet."""
         self._new = True
-        """True if the folder must be synced, as a file was created in it."""
+        """True if the folder must be synced, because a file was created in it."""
         self._thread = ThreadPoolExecutor(1, "log")
         self._waiting: list[asyncio.Future[None]] = []
         self._syncing = False
 
     @classmethod
     def open(cls, folder: Path) -> "RunLog":
-        """Lock a folder. Raises `StoreInUse` if another process owns it, and `StoreFailed`."""
+        """Create the folder of a log if needed, lock it, and return the log. Raises `StoreInUse` if
+        another process owns the log, and `StoreFailed`.
+        """
         with _explained(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(folder / "owner", os.O_RDWR | os.O_CREAT, 0o600)
@@ -252,28 +273,30 @@ class RunLog:
 
     @property
     def name(self) -> str:
-        """Name of the log in a shared database; created on first use. Raises `StoreFailed`."""
+        """Name of the log in a shared database. It is chosen at random on first use, and stored in
+        the log's folder. Raises `StoreFailed`.
+        """
         with _explained(self.folder), (self.folder / "name").open("a+", encoding="ascii") as file:
             file.seek(0)
-            if not (name := file.read()):  # new, or its writer was killed before it wrote one
+            if not (name := file.read()):  # a new file, or its writer was killed while writing
                 file.write(name := secrets.token_hex(8))
                 file.flush()
                 os.fsync(file.fileno())
         return name
 
     def write_address(self, address: str) -> None:
-        """Write the owner's address to the `owner` file."""
+        """Write this process's identifier and gRPC address to the file `owner`."""
         owner = msgspec.json.encode(Owner(os.getpid(), address))
         os.pwrite(self._lock, owner, 0)
         os.ftruncate(self._lock, len(owner))
 
     @property
     def end(self) -> Position:
-        """Position after the last record."""
+        """Position after the last record, even if it is not written to the file yet."""
         return Position(self._number, self._offset + sum(map(len, self._buffer)))
 
     def start(self, *, after: int = 0) -> None:
-        """Begin a segment whose number is above `after`. Raises `StoreFailed`."""
+        """Begin the next segment. Its number is greater than `after`. Raises `StoreFailed`."""
         if self._file != -1:
             self.append(NOBODY, _LAST, _SYNCED.pack(self.end.offset))
 
@@ -304,15 +327,19 @@ class RunLog:
         self._begun = time.monotonic()
 
     def rotate(self) -> None:
-        """Begin the next segment if this one is large or old enough."""
+        """Begin the next segment if the current segment is too large or too old. If that fails, the
+        current segment is continued.
+        """
         if self._offset >= SEGMENT_BYTES or (
             self._offset and time.monotonic() - self._begun >= SEGMENT_S
         ):
-            with suppress(StoreFailed):  # then this one is continued
+            with suppress(StoreFailed):
                 self.start()
 
     def admit(self, running: int) -> None:
-        """Allocate space for one more run. `running`: number of runs now. Raises `StoreFailed`."""
+        """Allocate disk space for one more run. `running`: number of runs that are running now.
+        Raises `StoreFailed` if the disk is full or the log does not work.
+        """
         self._see_open()
         self.rotate()
         self._see_room(self._offset + _KEPT + _KEPT_A_RUN * (running + 1))
@@ -327,8 +354,9 @@ class RunLog:
     ) -> None:
         """Write a record. Raises `StoreFailed`; then the record is not in the log.
 
-        `later`: write it together with the next record, or at the end of the event loop's turn. If
-        that fails, it is kept until it can be written.
+        `run`: key of the record's run. `number`: number of the record within the run. `payload`:
+        the encoded record. `later`: write it together with the next record, or else in the next
+        iteration of the event loop. If that fails, it is kept until it can be written.
         """
         self._see_open()
         length = len(payload)
@@ -365,7 +393,7 @@ class RunLog:
             self._flush()
 
     def _flush(self) -> None:
-        """Write all buffered records. Raises `StoreFailed`; then they stay buffered."""
+        """Write all buffered records to the file. Raises `StoreFailed`; then they stay buffered."""
         if not self._buffer:
             return
         data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
@@ -379,8 +407,8 @@ class RunLog:
         self._buffer.clear()
 
     def synced(self) -> "asyncio.Future[None]":
-        """Return a future that is done once everything written so far is on disk. One sync serves
-        all that wait. Fails with `StoreFailed`.
+        """Return a future that is done when everything written so far is on disk. All callers that
+        wait share one sync. The future raises `StoreFailed` if the sync fails.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.failed:
@@ -392,8 +420,9 @@ class RunLog:
         return future
 
     def watch(self) -> str | None:
-        """Return the reason why no run may begin, such as a disk that is almost full; None if
-        runs may. A log that was deleted or replaced fails permanently.
+        """Check the log and its disk. Return the reason why no run may begin, such as a disk that
+        is almost full; None if runs may begin. If a file of the log was deleted or replaced, the
+        log fails permanently.
         """
         if self.failed:
             return self.failed
@@ -417,7 +446,7 @@ class RunLog:
         if longest != resource.RLIM_INFINITY and longest < wanted:
             return _full(OSError(errno.EFBIG, "File too large"), self.folder)
 
-        # A quota of the file system shows only when space is allocated.
+        # Whether a quota of the file system is exceeded is only known when space is allocated.
         try:
             self._see_room(wanted)
         except StoreFailed as error:
@@ -437,7 +466,9 @@ class RunLog:
         self.close()
 
     def close(self, *, empty: bool = False) -> None:
-        """Release the folder. `empty`: delete its segments, as the database has all runs."""
+        """Close the log and release its lock. `empty`: delete its segments, because the database
+        has all runs.
+        """
         if self._lock == -1:
             return
         self._thread.shutdown()
@@ -458,8 +489,8 @@ class RunLog:
             raise StoreFailed(self.failed)
 
     def _see_room(self, wanted: int) -> None:
-        """Allocate disk space up to byte `wanted`, and up to the next step if that works. Raises
-        `StoreFailed`.
+        """Allocate the segment's disk space up to the byte `wanted`, rounded up to `_STEP` if the
+        disk has room for that. Raises `StoreFailed`.
         """
         if wanted <= self._room:
             return
@@ -474,7 +505,7 @@ class RunLog:
                 return
 
     def _cut_back(self) -> None:
-        """Undo a partial write. Raises `StoreFailed`."""
+        """Remove the bytes of a write that was only partly done, then raise `StoreFailed`."""
         try:
             os.ftruncate(self._file, self._offset)
         except OSError as error:
@@ -485,7 +516,9 @@ class RunLog:
         )
 
     def _sync(self) -> None:
-        """Sync everything written so far in the thread, then serve all that wait."""
+        """Start a sync of everything written so far, in the thread. When it is done, resolve the
+        futures that wait for it.
+        """
         with suppress(StoreFailed):
             self._flush()
         waiting = self._waiting
@@ -510,7 +543,9 @@ class RunLog:
                 self._note_synced(synced_to)
 
             served = waiting
-            if self.failed:  # a later sync would prove nothing, so nothing waits for one
+            # After a failed sync, a later sync that succeeds proves nothing: the system may have
+            # dropped the data. So no future waits for one.
+            if self.failed:
                 served = waiting + self._waiting
                 self._waiting = []
             for future in served:
@@ -527,19 +562,22 @@ class RunLog:
         work.add_done_callback(done)
 
     def _not_synced(self, error: BaseException) -> None:
-        self.failed = f"The log {self.folder} cannot be synced ({error}); nothing is acknowledged."
-        advice = "see to the disk, and restart the gateway"
+        self.failed = (
+            f"The log {self.folder} cannot be synced to disk ({error}), so no answer is "
+            "acknowledged; check the disk, and restart the gateway."
+        )
+        advice = "check the disk, and restart the gateway"
         _log.error("log.not_synced", error=str(error), advice=advice)
 
     def _note_synced(self, position: Position) -> None:
         self.durable = position
-        # The notes of a later segment cover a segment that has ended.
+        # A finished segment needs no note: a note in a later segment means that it is synced.
         if not self.failed and position.segment == self._number:
             with suppress(StoreFailed):
                 self.append(NOBODY, 0, _SYNCED.pack(position.offset), later=True)
 
     def _sync_files(self, finished: list[int], current: int, folder: bool) -> None:
-        # The folder itself may be as new as its files, so its parent is synced, too.
+        # The folder may have been created with its files, so sync its parent, too.
         for path in (self.folder, self.folder.parent) if folder else ():
             descriptor = os.open(path, os.O_RDONLY)
             try:
@@ -558,17 +596,19 @@ def _in_use(folder: Path) -> StoreInUse:
     advice = "try again soon"
     with suppress(OSError, msgspec.DecodeError):
         owner = msgspec.json.decode((folder / "owner").read_bytes(), type=Owner)
-        user = f"process {owner.pid}, a gateway that starts or a command"
+        user = f"process {owner.pid}, a command or a gateway that is starting"
         address = owner.address
     if address:
         user = f"the gateway at {address}"
-        advice = "ask that one"
-    message = f"server.store: is in use by {user} ({folder}); {advice}, or name another store."
+        advice = "use that gateway"
+    message = f"server.store: is in use by {user} ({folder}); {advice}, or set another store."
     return StoreInUse(message, address=address)
 
 
 def identity(file: int | Path) -> tuple[int, int] | None:
-    """Return device and inode, which identify a file; None if there is no file."""
+    """Return the device and the inode of a file, which identify it; None if the file does not
+    exist.
+    """
     try:
         status = file.stat() if isinstance(file, Path) else os.fstat(file)
     except OSError:
@@ -578,7 +618,9 @@ def identity(file: int | Path) -> tuple[int, int] | None:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Translate an `OSError` of the log's files to `StoreFailed`, with advice."""
+    """Translate an `OSError` in the body of the `with` statement to a `StoreFailed` that says what
+    to do.
+    """
     try:
         yield
     except OSError as error:
@@ -587,18 +629,18 @@ def _explained(folder: Path) -> Iterator[None]:
 
 def _full(error: OSError, folder: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"The disk of the log {folder} is full; make room there, or move it."
+        return f"The disk of the log {folder} is full; make room there, or move the log."
     if error.errno == errno.EFBIG:
         return (
-            f"The log {folder} cannot be written: it reached the limit on the size of files "
-            "(ulimit -f); raise it."
+            f"The log {folder} cannot be written, because a file has reached the limit on file "
+            "sizes (ulimit -f); raise the limit."
         )
     return f"The log {folder} cannot be written: {error.strerror}."
 
 
 def read_all(folder: Path) -> Iterator[Segment]:
-    """Yield every segment, oldest first. A segment that its owner deletes meanwhile is left out.
-    Raises `OSError`.
+    """Yield every segment of a log, oldest first. A segment that the log's owner deletes meanwhile
+    is left out. Raises `OSError`.
     """
     previous: Segment | None = None
     for path in segments(folder):
@@ -607,7 +649,7 @@ def read_all(folder: Path) -> Iterator[Segment]:
         except FileNotFoundError:
             continue
         if previous:
-            if segment.synced:  # each sync covers all earlier segments
+            if segment.synced:  # a sync of a segment also syncs all earlier segments
                 previous.synced = max(previous.synced, previous.final_length)
             yield previous
         previous = segment

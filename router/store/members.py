@@ -1,9 +1,12 @@
-"""Members: the gateways that share a PostgreSQL. Each has a number, its epoch.
+"""Members: the gateways that share a PostgreSQL database. Each has a row in the table `gateways`,
+and a number, its epoch.
 
-A gateway locks its epoch in a session that it uses every second; PostgreSQL ends idle sessions. If
-the lock of another gateway is free for a grace period, that gateway is fenced: its row is deleted,
-its runs are closed, and none of its transactions can be committed any more. A gateway that has had
-no session for almost that long stops beginning runs and calls on its own.
+A gateway holds an advisory lock on its epoch, in a database session that it uses every second.
+PostgreSQL ends idle sessions, and so releases the lock of a gateway that was killed, stopped or
+disconnected. If the lock of a gateway is free for a grace period, another gateway fences it: it
+deletes the row and closes the gateway's runs, so that the fenced gateway cannot commit any
+transaction any more. A gateway that has had no session for almost the grace period does not begin
+runs and calls.
 """
 
 import asyncio
@@ -27,19 +30,22 @@ from router.store.schema import GATEWAYS, LEASES, RUNS, trace_of
 
 _log = structlog.get_logger("store")
 _LOOK_S = 1.0
-"""Interval at which a gateway uses its session."""
+"""Seconds between two uses of a gateway's session."""
 _SESSION_S = 3.0
-"""Time after which PostgreSQL ends an idle session, whose gateway is stopped or unreachable."""
+"""Seconds after which PostgreSQL ends an idle session. Its gateway is then stopped or unreachable.
+"""
 _GRACE_S = 5.0
-"""Time from the first look at a free lock to the fence."""
+"""Seconds for which a gateway's lock must be seen to be free before the gateway is fenced."""
 _BEGINS_S = _GRACE_S - 2.0
-"""Time since the last proof of membership in which runs may begin."""
+"""Seconds after the last proof of membership within which runs may begin."""
 _OPENS_S = _GRACE_S - 1.0
-"""Time since the last proof of membership in which calls may be made."""
+"""Seconds after the last proof of membership within which calls may be made."""
 _PAST_S = 86400.0
-"""Time after its end when a day or month is over for all gateways, despite clock differences."""
+"""Seconds after the end of a day or month, after which it is over for all gateways, even if their
+clocks differ.
+"""
 _LOCKS = 1919118445
-"""Class of the advisory locks on epochs."""
+"""First key of the advisory locks on epochs; the second key is the epoch."""
 _LOOK = """
 SELECT epoch, session, EXISTS (
     SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2
@@ -51,27 +57,33 @@ _MEMBER = "SELECT FROM gateways WHERE epoch = %(epoch)s FOR SHARE"
 
 
 class Members:
-    """Membership of this gateway, and its watch over the others."""
+    """The membership of this gateway. It proves that this gateway is alive, and fences other
+    gateways that are not.
+    """
 
     def __init__(self, database: Database, log: str) -> None:
         """`log`: name of the gateway's log."""
         self.epoch = 0
         self.done = False
-        """True if no run is left, so that the gateway may leave and give its leases back."""
+        """True if no run is left, so that the gateway may give its leases back and leave."""
         self._database = database
         self._log = log
         self._thread = ThreadPoolExecutor(1, "session")
         self._session: Any = None
         self._locked = False
         self._good = -math.inf
-        """Monotonic time of the last proof of membership: lock held, not fenced."""
+        """Monotonic time at which this gateway last saw that it holds its lock and is not fenced.
+        """
         self._gone: dict[tuple[int, int], float] = {}
-        """Epochs and sessions with free locks, and since when they are free."""
+        """Gateways whose locks are free, as pairs of epoch and session number, with the monotonic
+        time at which the lock was first seen to be free.
+        """
 
     @asynccontextmanager
     async def joined(self, on_fenced: Callable[[], None]) -> AsyncIterator[None]:
-        """Be a member while the context is open. `on_fenced`: called when others have fenced this
-        gateway and closed its runs; then it joins again. Raises `StoreFailed`.
+        """Be a member while the context is open. `on_fenced`: called when another gateway has
+        fenced this gateway and closed its runs; afterwards, it joins again with a new epoch. Raises
+        `StoreFailed`.
         """
         try:
             await self._join()
@@ -86,8 +98,9 @@ class Members:
             self._thread.shutdown()
 
     async def book_leases(self, *, complete: bool) -> None:
-        """Give back the leases of this log, once the database has all of it. If the log is not
-        `complete`, they count as spent. Raises `StoreFailed`.
+        """Give back the leases of this gateway's log, after everything in the log was written to
+        the database. `complete`: False if a part of the log is lost; then the leases count as spent
+        instead. Raises `StoreFailed`.
         """
         own = LEASES.c.log == self._log
         lost = LEASES.update().where(own).values(log=f"{self._log} before {self.epoch}")
@@ -96,17 +109,23 @@ class Members:
         )
 
     def see_alive(self, *, begins: bool = False) -> None:
-        """Raise `StoreFailed` if others may soon fence this gateway."""
+        """Raise `StoreFailed` if another gateway may soon fence this one. `begins`: True to begin a
+        run, False to make a call.
+        """
         if time.monotonic() - self._good > (_BEGINS_S if begins else _OPENS_S):
-            raise StoreFailed("Lost the database session; try again, or ask another gateway.")
+            raise StoreFailed(
+                "The gateway has lost its database session; try again, or use another gateway."
+            )
 
     async def _join(self) -> None:
-        """Join with a new epoch, in place of the log's last owner. Raises `StoreFailed`."""
+        """Become a member with a new epoch, and delete the row of the log's last owner. Raises
+        `StoreFailed`.
+        """
         self._locked = False
         self._good = -math.inf
         self.epoch = await self._database.write(partial(_join, log=self._log))
         if not await self._look() or self._good == -math.inf:
-            raise StoreFailed("PostgreSQL gives this gateway no session; try again.")
+            raise StoreFailed("The gateway cannot open a session in PostgreSQL; try again.")
 
     async def _keep_looking(self, on_fenced: Callable[[], None]) -> None:
         while True:
@@ -117,15 +136,15 @@ class Members:
                     await self._join()
 
     async def _look(self) -> bool:
-        """Use the session, and fence gateways that have lost theirs. Return False if this gateway
-        was fenced itself.
+        """Use the session, and fence gateways whose sessions have ended for the grace period.
+        Return False if this gateway was fenced itself.
         """
         asked = time.monotonic()
         try:
             async with asyncio.timeout(_SESSION_S):
                 seen = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask)
         except Exception as error:
-            # The driver's error, SQLAlchemy's while it connects, or a timeout.
+            # An error of the driver, an error of SQLAlchemy while it connects, or a timeout.
             _log.warning(
                 "store.session_lost",
                 error=str(getattr(error, "orig", error)) or type(error).__name__,
@@ -142,13 +161,15 @@ class Members:
         for (epoch, session), since in self._gone.items():
             if asked - since >= _GRACE_S:
                 with errors_logged(_log, "store.not_fenced"), suppress(TimeoutError):
-                    # A fence that takes longer is tried again, so that this session stays in use.
+                    # The timeout keeps this session in use; the fence is tried again later.
                     async with asyncio.timeout(_LOOK_S):
                         await self._database.write(partial(_fence, epoch=epoch, session=session))
         return bool(own)
 
     def _ask(self) -> dict[tuple[int, int], bool]:
-        """Return epochs and session numbers, and whether their locks are held."""
+        """Return all members, as pairs of epoch and session number, and whether the member holds
+        its lock. Opens the session and takes this gateway's lock if needed.
+        """
         try:
             if self._session is None:
                 self._locked = False
@@ -158,7 +179,7 @@ class Members:
             if not self._locked:
                 locking = "SELECT pg_try_advisory_lock(%(locks)s, %(epoch)s::int)"
                 self._locked = self._session.execute(locking, own).fetchone()[0]
-                if self._locked:  # a new number, so that a fence of the last session misses
+                if self._locked:  # a new session number makes a fence of the last session fail
                     counting = "UPDATE gateways SET session = session + 1 WHERE epoch = %(epoch)s"
                     self._session.execute(counting, own)
             rows = self._session.execute(_LOOK, own).fetchall()
@@ -175,18 +196,21 @@ class Members:
 
 
 def see_member(connection: Connection, epoch: int) -> None:
-    """Prevent the fence of a gateway until the transaction ends; the first step of a transaction
-    that writes runs. Raises `StoreFailed` if the gateway is fenced already.
+    """Prevent that a gateway is fenced before the transaction ends. This is the first step of every
+    transaction that writes runs. Raises `StoreFailed` if the gateway is fenced already.
     """
     if not connection.exec_driver_sql(_MEMBER, {"epoch": epoch}).rowcount:
         raise StoreFailed(
-            "Lost the database session, and other gateways closed its runs; try again."
+            "The gateway has lost its database session, and other gateways have closed its runs; "
+            "try again."
         )
 
 
 def _join(connection: Connection, log: str) -> int:
     connection.execute(GATEWAYS.delete().where(GATEWAYS.c.log == log))
-    lost = LEASES.c.log.not_in(select(GATEWAYS.c.log))  # logs that may never be read
+    # Leases of logs without a gateway, which may never be read again. They are deleted when their
+    # day or month is over.
+    lost = LEASES.c.log.not_in(select(GATEWAYS.c.log))
     for period in periods(time.time() - _PAST_S):
         past = LEASES.c.period < period, func.length(LEASES.c.period) == len(period)
         connection.execute(LEASES.delete().where(lost, *past))
@@ -199,8 +223,9 @@ def _leave(connection: Connection, epoch: int) -> None:
 
 
 def _fence(connection: Connection, epoch: int, session: int) -> None:
-    """Delete a gateway with this session number, once its transactions have ended, and close its
-    runs. What they have spent is in its log.
+    """Delete the row of a gateway, which waits until the gateway's transactions have ended, and
+    close the gateway's runs. Do nothing if the gateway has a new session number. The calls of the
+    runs are in the gateway's log, and are written when the log is read.
     """
     fenced = GATEWAYS.delete().where(GATEWAYS.c.epoch == epoch, GATEWAYS.c.session == session)
     log = connection.scalar(fenced.returning(GATEWAYS.c.log))

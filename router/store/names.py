@@ -1,6 +1,8 @@
-"""Clients' names for requests (`request_id`), and the runs that have them.
+"""The idempotency keys that clients choose for requests (`request_id`), and the runs to which they
+belong. Here, such a key together with its tenant is called a name.
 
-Most names are new. A filter of the last day's names shows that without a look into the database.
+Most names are new. A Bloom filter of the names of the last day shows that without a query of the
+database.
 """
 
 import time
@@ -20,22 +22,22 @@ from router.store.schema import RUNS
 from router.trace.run import RunStatus
 
 _REQUEST_ID_S = 86400
-"""Time for which a name belongs to its run."""
+"""Seconds after the run's start for which a name belongs to its run."""
 _BITS = 1 << 25
-"""Bits of the filter per day: 4 MiB. After two million names, it takes one of a thousand new names
-for a used one.
+"""Number of bits of the Bloom filter of one day, 4 MiB. With two million names in it, one in a
+thousand new names is mistaken for a used one.
 """
 Name = tuple[str, str]
-"""A tenant, and its name for a request."""
+"""A tenant, and the `request_id` that it has chosen."""
 
 
 def name_of(start: RunStart) -> Name:
-    """Return the name of a run's request."""
+    """Return the tenant and the `request_id` of a run."""
     return start.tenant, storable(start.request_id)
 
 
 class Named(NamedTuple):
-    """The run that has a name."""
+    """The run to which a name belongs."""
 
     run_id: str
     fingerprint: str
@@ -44,31 +46,35 @@ class Named(NamedTuple):
 
     @classmethod
     def of(cls, start: RunStart) -> "Named":
-        """Return the entry of a run that begins."""
+        """Return the entry for a run that is beginning."""
         return cls(start.id, start.fingerprint, "running", start.started_at)
 
     def holds(self, now: float) -> bool:
-        """Return whether the name is taken."""
+        """Return whether the name still belongs to this run at the Unix time `now`, so that no new
+        run can have it.
+        """
         return now - self.started_at < _REQUEST_ID_S and self.status in ("running", "finished")
 
     def earlier_run(self, start: RunStart) -> EarlierRun:
-        """Return the answer to a request for the same name."""
+        """Return the result of `Journal.begin` for a request that has the same name as this run."""
         return EarlierRun(self.run_id, self.status, self.fingerprint == start.fingerprint)
 
 
 class RequestNames:
-    """Names of requests of a gateway. In a shared database, only the database knows them."""
+    """The names that requests to a gateway have used. If several gateways share the database, only
+    the database is used.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._runs: dict[Name, Named] = {}
-        """Runs by name: running ones, and ended ones that may not be in the database yet."""
+        """Runs by name: running runs, and ended runs that may not be in the database yet."""
         self._ended: deque[tuple[Position, Name, str]] = deque()
-        """Ended runs: position in the log, name and identifier."""
+        """Ended runs in `_runs`, each with its position in the log, its name and its identifier."""
         self._used = UsedNames()
 
     async def read(self) -> None:
-        """Read the names of the last day. Raises `StoreFailed`."""
+        """Read the names of the last day from the database. Raises `StoreFailed`."""
 
         def read(connection: Connection) -> None:
             newest = connection.execute(select(func.max(RUNS.c.started_at))).scalar() or 0.0
@@ -80,7 +86,9 @@ class RequestNames:
         await self._database.read(read)
 
     async def earlier(self, start: RunStart) -> Named | None:
-        """Return the run that has the name of a request, if any. Raises `StoreFailed`."""
+        """Return the earlier run that has the same name as `start`; None if there is none. Raises
+        `StoreFailed`.
+        """
         name = name_of(start)
         stored = None
         if name not in self._runs and (self._database.shared or name in self._used):
@@ -88,14 +96,14 @@ class RequestNames:
         return self._runs.get(name) or stored
 
     def begin(self, start: RunStart) -> None:
-        """Give the name of a request to its run."""
+        """Note that a run has begun, so that its name belongs to it."""
         if start.request_id and not self._database.shared:
             name = name_of(start)
             self._runs[name] = Named.of(start)
             self._used.add(name)
 
     def end(self, start: RunStart, status: RunStatus, place: Position) -> None:
-        """Note the end of a run. `place`: position of its record in the log."""
+        """Note that a run has ended. `place`: position in the log after its last record."""
         name = name_of(start)
         if (named := self._runs.get(name)) and named.run_id == start.id:
             self._runs[name] = named._replace(status=status)
@@ -106,8 +114,8 @@ class RequestNames:
         self._runs.pop(name_of(start), None)
 
     def forget_ended(self, stored: Callable[[Position], bool]) -> None:
-        """Forget ended runs that are in the database. `stored`: returns whether it has everything
-        up to a position in the log.
+        """Drop ended runs from memory that are in the database now. `stored`: returns whether the
+        database has everything up to a position in the log.
         """
         while self._ended and stored(self._ended[0][0]):
             _, name, run_id = self._ended.popleft()
@@ -123,8 +131,8 @@ def _stored(connection: Connection, name: Name) -> Named | None:
 
 
 class UsedNames:
-    """Bloom filter of the names of the last day. It never misses a used name, and rarely takes a
-    new one for used.
+    """Bloom filter of the names of the last day. It contains every used name, and rarely seems to
+    contain a new name.
     """
 
     def __init__(self) -> None:

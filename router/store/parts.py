@@ -1,7 +1,7 @@
-"""Encoding and decoding of runs, part by part.
+"""Encode and decode runs part by part, so that other threads can continue meanwhile.
 
-msgspec never lets another thread continue while it works, and a large table takes it 100 ms. So
-the events, calls and executions of a run are encoded and decoded one at a time.
+msgspec holds Python's interpreter lock while it encodes or decodes a value, and a large table takes
+it 100 ms. So the events, calls and executions of a run are encoded and decoded one at a time.
 """
 
 from typing import Any, TypeVar, get_args, get_origin
@@ -19,7 +19,9 @@ _read_map = msgpack.Decoder(dict[str, Raw]).decode
 
 
 def encoded_in_parts(run: Run) -> Run:
-    """Return the run with parts that are encoded already."""
+    """Return a run whose events, calls and executions are already encoded as `msgspec.Raw`. It can
+    only be encoded.
+    """
     result = run.result
     if isinstance(result, TableRun):
         result = replace(result, executions=_encoded(result.executions))

@@ -1,16 +1,17 @@
 """The projection: writes the runs of a log as rows of a database.
 
-Changes are written in batches, in the order of the log. Each transaction also writes its place: the
-position in the log after its last change. Changes at or before the stored place are skipped. So
-every run counts exactly once in the sums: after a crash, the log is read from the place on, and a
-batch that was committed is not written again.
+Changes are written in batches, in the order of the log. Each transaction also writes the log's
+place: the position in the log after the batch's last change. Changes at or before the stored place
+are skipped. So every run counts exactly once in the sums: after a crash, the log is read again, and
+a batch that was committed before is not written again.
 
-A run has a row when it begins, and its final row, calls and sums when it has ended. On a shared
-PostgreSQL, a run begins in the database before it begins in the log, and other gateways may have
-closed it in the meantime; then it stays closed, and only its calls are added.
+A row is written when a run begins. When the run has ended, its final row, its calls and its sums
+are written. In a shared PostgreSQL database, a run begins in the database before it begins in the
+log, and another gateway may have closed it before its end is written. Then the run stays closed,
+and only its calls are added.
 
-Rows go to the driver directly, because SQLAlchemy's layer takes several times as long as the
-database.
+Rows are passed to the driver directly, because SQLAlchemy's own layer takes several times as long
+as the database.
 """
 
 from collections import defaultdict
@@ -63,8 +64,9 @@ Row = dict[str, Any]
 
 
 def project(connection: Connection, log: str, changes: Sequence[Change]) -> set[str]:
-    """Write changes and the place after the last one, in the transaction of `connection`. Changes
-    that were written before are skipped. Return the runs that other gateways have closed.
+    """Write changes, and the position after the last change as the log's place, in the transaction
+    of `connection`. Changes that were written before are skipped. `log`: name of the log. Return
+    the identifiers of the runs that other gateways have closed.
     """
     place = place_of(connection, log)
     last = changes[-1].position
@@ -86,8 +88,9 @@ def _as_they_stand(
     place: Position,
     closed: set[str],
 ) -> Iterator[Change]:
-    """Yield the changes to write on PostgreSQL, where runs have rows already. Add the runs that
-    other gateways have closed to `closed`.
+    """Yield the changes that must be written to a PostgreSQL database, where each run has a row
+    since it began. A run that another gateway has closed is added to `closed`, and yielded as
+    interrupted, without its answer.
     """
     ids = [change.start.id for change in changes]
     wanted = (
@@ -112,8 +115,8 @@ def _as_they_stand(
 
 
 def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
-    """Write changes, in the transaction of `connection`. A run counts as a request when it ends; on
-    PostgreSQL, when it begins.
+    """Write changes, in the transaction of `connection`. A run is counted as a request of its
+    tenant when it ends, but in PostgreSQL, when it begins.
     """
     counts_first = connection.dialect.name == "postgresql"
     spent = defaultdict[Period, Tally](Tally)
@@ -153,8 +156,8 @@ def _do(connection: Connection, statement: Any, rows: Sequence[Row]) -> None:
 
 
 def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
-    """Return those of the runs that have ended in the database. An interrupted run without calls
-    may have been closed by another gateway, which does not know its calls; it does not count.
+    """Return the identifiers of those runs that have ended in the database. An interrupted run
+    without calls does not count as ended: another gateway may have closed it, without its calls.
     """
     known = exists().where(CALLS.c.run_id == RUNS.c.run_id)
     ended = RUNS.c.status.not_in(("running", "interrupted")) | (
@@ -164,7 +167,7 @@ def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
 
 
 def left_over(connection: Connection, name: str) -> list[RecordedRun]:
-    """Return the runs of a log that are running in the database."""
+    """Return the runs of the log `name` that have the status `running` in the database."""
     redact = (
         select(TENANTS.c.redact)
         .where(TENANTS.c.name == RUNS.c.tenant)
@@ -180,7 +183,9 @@ def left_over(connection: Connection, name: str) -> list[RecordedRun]:
 
 
 def put_leases(connection: Connection, log: str, leases: Mapping[Period, Sequence[int]]) -> None:
-    """Write the leases of a log, in tokens and money. An empty lease has no row."""
+    """Write the leases of the gateway with the log `log`, each as an amount of tokens and of money.
+    The rows of empty leases are deleted.
+    """
     rows = [dict(zip(_LEASE, (*key, log, *lease), strict=True)) for key, lease in leases.items()]
     _do(connection, _put(LEASES, "postgresql"), rows)
     connection.execute(
@@ -189,14 +194,14 @@ def put_leases(connection: Connection, log: str, leases: Mapping[Period, Sequenc
 
 
 def ended_calls(changes: Iterable[Change]) -> Iterator[Call]:
-    """Yield the calls of the runs that have ended."""
+    """Yield the calls of all runs that end by these changes."""
     for change in changes:
         if change.run:
             yield from change.run.calls
 
 
 def changed(changes: Sequence[Change]) -> Iterator[Period]:
-    """Yield the tenants and periods of the sums that changes add to."""
+    """Yield the tenants and periods whose sums in `spending` these changes add to."""
     for change in changes:
         calls = change.run.calls if change.run else ()
         for at in {change.start.started_at, *(call.started_at for call in calls)}:
@@ -205,7 +210,7 @@ def changed(changes: Sequence[Change]) -> Iterator[Period]:
 
 
 def place_of(connection: Connection, log: str) -> Position:
-    """Return the place of a log."""
+    """Return the place of a log: the position up to which it was written to the database."""
     with closing(connection.connection.cursor()) as cursor:
         cursor.execute(_text(_PLACE, connection.dialect, ()), {"_log": log})
         row = cursor.fetchone()
@@ -213,14 +218,16 @@ def place_of(connection: Connection, log: str) -> Position:
 
 
 def keep_place(connection: Connection, log: str, place: Position) -> None:
-    """Write the place of a log, which never goes back."""
+    """Write the place of a log, unless the stored place is further in the log."""
     place = max(place, place_of(connection, log))
     row = {"log": log, "segment": place.segment, "bytes": place.offset}
     _do(connection, _put(LOGS, connection.dialect.name), [row])
 
 
 def _run_rows(changes: Sequence[Change], log: str) -> list[Row]:
-    """Return the rows of runs. A run that begins takes its name from the run that had it before."""
+    """Return the rows of runs. If several of these runs have the same `request_id`, only the run
+    that began last keeps it.
+    """
     rows: dict[str, Row] = {}
     owners: dict[Name, str] = {}
     for change in changes:
@@ -271,7 +278,7 @@ _OF_NAME = RUNS.c.tenant == bindparam("_tenant"), RUNS.c.request_id == bindparam
 _RELEASE = (
     RUNS.update().where(*_OF_NAME, RUNS.c.run_id != bindparam("_run_id")).values(request_id=null())
 )
-"""Takes the name of a request from the run that had it before."""
+"""Removes a `request_id` from the run that had it before."""
 _PLACE = select(LOGS.c.segment, LOGS.c.bytes).where(LOGS.c.log == bindparam("_log"))
 _FORGET = RUNS.delete().where(RUNS.c.run_id == bindparam("_run_id"))
 
@@ -282,7 +289,7 @@ def _inserting(table: Table, dialect: str) -> Any:
 
 @cache
 def _put(table: Table, dialect: str) -> Any:
-    """Return a statement that inserts rows, or replaces rows of the same key."""
+    """Return a statement that inserts rows, and replaces existing rows with the same key."""
     insert = _inserting(table, dialect)
     keys = list(table.primary_key.columns)
     values = {
@@ -293,8 +300,8 @@ def _put(table: Table, dialect: str) -> Any:
 
 @cache
 def _adding(table: Table, dialect: str) -> Any:
-    """Return a statement that inserts rows of sums, or adds to existing ones. An unknown sum counts
-    as 0, unless both are unknown.
+    """Return a statement that inserts rows of sums, and adds them to existing rows with the same
+    key. If only one of the two sums is null, it counts as 0; if both are null, the result is null.
     """
     insert = _inserting(table, dialect)
     sums = {

@@ -1,17 +1,19 @@
-"""Quotas: what tenants have spent and reserved in a day and a month (UTC), against their limits.
+"""Quotas: the amounts that tenants have spent and reserved in the current day and month (UTC), and
+checks against the tenants' limits.
 
 A gateway with its own database knows everything that is spent, so it checks a call in memory:
 
     spent + reserved + amount <= limit
 
-Gateways that share a database hold leases instead. A lease is a part of the limit that one gateway
-may spend without asking, for one tenant and period. The database guarantees that
+Gateways that share a database hold leases instead. A lease is a part of a tenant's limit, in one
+period, that one gateway may spend without a transaction. The database guarantees that
 
     spent in the database + all leases <= limit
 
-A gateway reserves calls against its lease, and asks for a larger lease when that is too small.
-Spending moves from the lease to the database in the transaction that stores the run. So no limit is
-ever exceeded: if a gateway is killed, or a transaction fails, the lease still counts.
+A gateway reserves calls within its lease, and requests a larger lease if that is too small. The
+transaction that stores a run moves the run's spending from the lease to the sums in the database.
+So no limit is ever exceeded: if a gateway is killed, or a transaction fails, the lease still
+counts.
 """
 
 from collections import Counter, defaultdict
@@ -31,32 +33,38 @@ from router.trace import Call
 _DAY_S = 86400
 _SOON_S = 1.0
 Period = tuple[str, str]
-"""A tenant, and a day or a month as 2026-11-21 or 2026-11."""
+"""A tenant, and a day such as 2026-11-21 or a month such as 2026-11."""
 Unit = Literal["day", "month"]
 LIMITED: tuple[Literal["tokens", "nano_usd"], ...] = ("tokens", "nano_usd")
 MAX_LIMIT = 2 * 10**16
-"""Max value of a limit: twenty million dollars, so that sums of what is spent fit into a database's
-integers.
+"""Max value of a limit on tokens or on money, for which it is twenty million dollars. Sums up to it
+fit into the integers of the database.
 """
 
 
 class Tally(msgspec.Struct):
-    """Sums of one tenant in one period, as far as this gateway knows them."""
+    """Sums of one tenant in one period, as far as this gateway knows them. Fields with `nano_usd`
+    are like those with `tokens`, in billionths of a dollar.
+    """
 
     requests: int = 0
     tokens: int = 0
+    """Tokens that have been spent."""
     nano_usd: int = 0
     reserved_tokens: int = 0
+    """Tokens that are reserved for calls in flight and for answers."""
     reserved_nano_usd: int = 0
     booked_tokens: int = 0
     """The part of `tokens` that is in a shared database; 0 if the database is not shared."""
     booked_nano_usd: int = 0
     lease_end_tokens: int = 0
-    """The end of the lease: max of `tokens` and `reserved_tokens` together."""
+    """Upper limit of `tokens` plus `reserved_tokens`, up to which the lease allows spending."""
     lease_end_nano_usd: int = 0
 
     def used(self, of: str) -> int:
-        """Return the part of the lease that is reserved, or spent and not yet in the database."""
+        """Return the used part of the lease: what is reserved, or is spent and not yet in the
+        database. `of`: `tokens` or `nano_usd`, as in the other methods.
+        """
         booked = getattr(self, f"booked_{of}")
         return int(getattr(self, of) - booked + getattr(self, f"reserved_{of}"))
 
@@ -67,7 +75,9 @@ class Tally(msgspec.Struct):
         )
 
     def lease(self, of: str, spent: int, lease: int) -> None:
-        """Take over what a transaction has read as spent and written as the lease."""
+        """Update the sums after a transaction. `spent`: the amount that the database has as spent.
+        `lease`: the lease that the transaction has written.
+        """
         by_others = spent - getattr(self, f"booked_{of}")
         setattr(self, of, getattr(self, of) + by_others)
         setattr(self, f"booked_{of}", spent)
@@ -75,11 +85,11 @@ class Tally(msgspec.Struct):
 
 
 class Quotas:
-    """Sums of all tenants and checks against their limits."""
+    """The sums of all tenants, and checks against their limits."""
 
     def __init__(self, *, shared: bool = False) -> None:
-        """`shared`: several gateways share the quotas. Then nothing is spent without a lease, and
-        the database counts requests and runs in flight.
+        """`shared`: True if several gateways share the quotas. Then nothing is spent without a
+        lease, and the limits on requests and runs in flight are checked in the database.
         """
         self._shared = shared
         self.tenants: Mapping[str, Tenant] = {}
@@ -88,12 +98,12 @@ class Quotas:
         """Number of running runs by tenant."""
 
     def tenant(self, name: str) -> Tenant:
-        """Return a tenant's settings; an unknown tenant has no limits."""
+        """Return the settings of a tenant. A tenant without stored settings has no limits."""
         return self.tenants.get(name) or Tenant(name)
 
     def begin(self, name: str, at: float, kept: Amount) -> None:
-        """Count a new run, and reserve the amount for its answer. Raises `BudgetExhausted`; then
-        the run is not counted.
+        """Count a new run of the tenant `name`, and reserve `kept` for its answer. `at`: Unix time
+        of its start. Raises `BudgetExhausted`; then the run is not counted.
         """
         tenant = self.tenant(name)
         self.check(
@@ -120,11 +130,13 @@ class Quotas:
         *,
         answers: bool,
     ) -> None:
-        """Raise `QuotaExhausted` if `amount` exceeds what is left, and `PriceUnknown` if its cost
-        is unknown and limited.
+        """Raise `QuotaExhausted` if `amount` exceeds what is left of the tenant's quotas. Raise
+        `PriceUnknown` if the tenant has a limit on money, and the cost of `amount` is unknown.
 
-        `run`: the run that asks, if it has begun. Its reserve for the answer is available only if
-        this call `answers`; otherwise waiting for it is useless.
+        `at`: Unix time that decides the day and month. `run`: the run that the amount is for; None
+        if it has not begun. `answers`: True if the amount is for the answer, so that it may use
+        what the run has reserved for its answer. Other amounts cannot use it, and need not wait
+        until it is released.
         """
         if not tenant.limited:
             return
@@ -140,8 +152,8 @@ class Quotas:
                 if getattr(amount, of) is None:
                     raise PriceUnknown(
                         f"tenant {tenant.name} has a limit in dollars per {unit}, and the price "
-                        "of the next call's model is unknown; give it in [prices] of the config, "
-                        "or limit tokens instead."
+                        "of the next call's model is unknown; set the price in [prices] of the "
+                        "config, or limit tokens instead."
                     )
 
                 unspent = limit - getattr(tally, of)
@@ -166,7 +178,7 @@ class Quotas:
                         f": {later.against(amount)}",
                     )
                 raise QuotaExhausted(
-                    f"{message}, and the rest is reserved for runs under way: "
+                    f"{message}, and what is left is reserved for other calls: "
                     f"{now.against(amount)}.",
                     retry_after_s=_SOON_S,
                     contended=True,
@@ -181,7 +193,9 @@ class Quotas:
         *,
         sign: int = 1,
     ) -> None:
-        """Reserve `amount`; with a `sign` of -1, release it."""
+        """Reserve `amount` for the tenant `name`, or if `sign` is -1, release it. `at`: Unix time
+        that decides the day and month.
+        """
         if amount != NOTHING:
             for period in periods(at):
                 tally = self.tallies[name, period]
@@ -189,12 +203,16 @@ class Quotas:
                 tally.reserved_nano_usd += sign * (amount.nano_usd or 0)
 
     def settle(self, call: Call) -> None:
-        """Release what was reserved for a call, and count what it has spent."""
+        """Release the amount that was reserved for a call, and count the amount that the call has
+        spent.
+        """
         self.reserve(call.tenant, call.started_at, call.reserved, sign=-1)
         add_spent(self.tallies, [call])
 
     def end(self, run: RecordedRun) -> None:
-        """Release what a run still has reserved, and count it as in flight no longer."""
+        """Release all amounts that are still reserved for a run, and remove the run from the runs
+        in flight.
+        """
         for at, amount in run.reserved:
             self.reserve(run.start.tenant, at, amount, sign=-1)
         self.in_flight[run.start.tenant] -= 1
@@ -206,12 +224,12 @@ def see_counts(
     running: int,
     tallies: Mapping[Period, Tally],
 ) -> None:
-    """Raise `QuotaExhausted` if one more run exceeds the limit on runs in flight (`running` now) or
-    on requests.
+    """Raise `QuotaExhausted` if one more run would exceed the tenant's limit on runs in flight or
+    on requests. `running`: number of the tenant's runs that are running now.
     """
     if tenant.runs_in_flight is not None and running >= tenant.runs_in_flight:
         raise QuotaExhausted(
-            f"tenant {tenant.name}: {running} runs are in flight, and runs_in_flight is "
+            f"tenant {tenant.name}: {running} runs are running, and the limit runs_in_flight is "
             f"{tenant.runs_in_flight}; wait until one of them has ended.",
             retry_after_s=_SOON_S,
         )
@@ -222,14 +240,14 @@ def see_counts(
 
 
 def limit_of(tenant: Tenant, of: str, period: str) -> int | None:
-    """Return a tenant's limit on tokens or money in a period; None for no limit."""
+    """Return a tenant's limit in a period; None for no limit. `of`: `tokens` or `nano_usd`."""
     unit = "day" if len(period) > len("2026-11") else "month"
     limit: int | None = getattr(tenant, f"{of}_per_{unit}")
     return limit
 
 
 def add_spent(tallies: defaultdict[Period, Tally], calls: Iterable[Call]) -> None:
-    """Add what calls have spent to the sums of their tenants."""
+    """Add the amounts that calls have spent to the sums of their tenants."""
     for call in calls:
         charged = call.charged
         for period in periods(call.started_at):
@@ -239,7 +257,7 @@ def add_spent(tallies: defaultdict[Period, Tally], calls: Iterable[Call]) -> Non
 
 
 def periods(at: float) -> list[str]:
-    """Return the day and the month of a Unix time."""
+    """Return the day and the month of a Unix time, such as 2026-11-21 and 2026-11."""
     return [period for period, _ in _periods(at)]
 
 
@@ -272,7 +290,8 @@ def _used_up(
     else:
         reset = (start.replace(day=1) + timedelta(days=32)).replace(day=1)
     return QuotaExhausted(
-        f"{message}, and the rest is too small{rest}; it resets at {reset:%Y-%m-%d %H:%M} UTC.",
+        f"{message}, and not enough of it is left{rest}; the limit resets at "
+        f"{reset:%Y-%m-%d %H:%M} UTC.",
         retry_after_s=(reset - now).total_seconds(),
         left=left,
     )

@@ -1,5 +1,5 @@
-"""Records of the log, and runs as the fold of their records: while they run, and when the log is
-read again.
+"""The records of the log, and the state of a run as the fold of its records. The fold is computed
+while the run is running, and again when the log is read.
 """
 
 from collections import defaultdict
@@ -21,20 +21,23 @@ from router.trace.values import AnswerWritten
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """A run has begun. The texts of a redacted run are left out."""
+    """Record that a run has begun. If the run is redacted, `start` has no texts."""
 
     start: RunStart
     redact: bool
+    """True if the texts of the run must not be stored."""
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """A call is about to be made."""
+    """Record that a call is about to be made."""
 
     call: OpenedCall
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """A call has ended: its number, and every field that `Call` adds to `OpenedCall`."""
+    """Record that a call has ended. It has the call's number, and all fields that `Call` has and
+    `OpenedCall` does not have.
+    """
 
     __annotations__ = {"number": int} | {
         field.name: field.type
@@ -44,22 +47,24 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
     @classmethod
     def of(cls, call: Call) -> "Settled":
-        """Return the record of a call's end."""
+        """Return the record for a call that has ended."""
         return cls(*[getattr(call, name) for name in cls.__struct_fields__])
 
 
 class Reserved(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """The amount reserved for the answer, in place of any earlier one."""
+    """Record of the amount reserved for the answer. It replaces the amount reserved before."""
 
     amount: Amount
 
 
 class Forgotten(msgspec.Struct, frozen=True, array_like=True, tag=14):
-    """The run never began."""
+    """Record that a run is undone, because its `begin` was cancelled: it never began."""
 
 
 class RunEnded(msgspec.Struct, frozen=True, array_like=True, tag=15):
-    """The run has ended. Its calls, turns and searches are in the records before this one."""
+    """Record that a run has ended. `run` has no calls, turns and searches, because these are in
+    earlier records of the run.
+    """
 
     run: Run
 
@@ -72,22 +77,22 @@ decode = msgspec.msgpack.Decoder(Record).decode
 
 
 def run_key(run_id: str) -> int:
-    """Return the number of a run in its frames; never 0."""
+    """Return the number by which frames refer to a run: a hash of its identifier, never 0."""
     return int.from_bytes(blake2b(run_id.encode(), digest_size=8).digest()) or 1
 
 
 class RecordedRun:
-    """State of a run after the records so far."""
+    """The state of a run, as the fold of its records so far."""
 
     def __init__(self, begun: Begun) -> None:
         self.start = begun.start
         self.redact = begun.redact
         self.key = run_key(begun.start.id)
-        """Number of the run in its frames."""
+        """Number of the run in its frames, see `run_key`."""
         self.records = 1
-        """Number of records so far."""
+        """Number of the run's records so far, including lost ones."""
         self.gaps = 0
-        """Minimum number of lost records."""
+        """Number of records that are known to be lost; more may be."""
         self.end = Position()
         """Position after the last record that was read."""
         self.segment = 0
@@ -95,24 +100,26 @@ class RecordedRun:
         self.open: dict[int, OpenedCall] = {}
         """Calls that have not ended, by number."""
         self.calls: list[Call] = []
-        """Calls that have ended, in that order."""
+        """Calls that have ended, in the order of their ends."""
         self.kept = begun.start.hold
         """Amount reserved for the answer."""
         self.turns = Turns()
         self.before: RecordedRun | None = None
-        """The interrupted run that this one resumes; some of its turns may not be reached yet."""
+        """The interrupted run that this run resumes; None if it resumes none. Its turns are kept,
+        because this run may not have reached all of them.
+        """
 
     @property
     def chain(self) -> "Iterator[RecordedRun]":
-        """The run, the run that it resumes, and so on."""
+        """The run, the run that it resumes, the run that the latter had resumed, and so on."""
         yield self
         if self.before:
             yield from self.before.chain
 
     @property
     def reserved(self) -> Iterator[tuple[float, Amount]]:
-        """Amounts reserved for the open calls and the answer, each with the Unix time that
-        decides its day and month.
+        """Amounts that are reserved for the open calls and for the answer. Each comes with the Unix
+        time that decides in which day and month it counts.
         """
         if self.kept != NOTHING:
             yield self.start.started_at, self.kept
@@ -121,18 +128,18 @@ class RecordedRun:
 
     @property
     def resumable(self) -> bool:
-        """True if the run can be resumed once interrupted: an answer or a table whose records are
-        complete and hold its texts.
+        """True if the run can be resumed after an interruption: it is an answer or a table, it is
+        not redacted, and none of its records is lost.
         """
         return self.start.kind in ("answer", "table") and not self.redact and not self.gaps
 
     @property
     def damage(self) -> str:
-        """Description of the damage; empty for none."""
+        """Description of the run's damage, if records are lost; empty if none is."""
         return f"damaged: {self.gaps} or more of its records are lost" if self.gaps else ""
 
     def apply(self, record: Record) -> None:
-        """Take the next record."""
+        """Change the state by the next record of the run."""
         self.records += 1
         match record:
             case Opened(call):
@@ -149,13 +156,13 @@ class RecordedRun:
                 self.turns.apply(record)
 
     def ended(self, run: Run) -> Run:
-        """Return the whole run, given the one in its `RunEnded` record."""
+        """Return the complete run after its end. `run`: the run in its `RunEnded` record."""
         calls = (*self.calls, *self.cut())
         return replace(self.turns.within(run), calls=calls, error=run.error or self.damage)
 
     def interrupted(self) -> Run:
-        """Return the run, closed without a `RunEnded` record: calls in flight are charged their
-        worst case.
+        """Return the run as an interrupted one, for a run without a `RunEnded` record. Calls that
+        were in flight are charged their worst case.
         """
         calls = (*self.calls, *self.cut())
         begun = self.start.started_at
@@ -171,7 +178,7 @@ class RecordedRun:
         )
 
     def cut(self) -> Iterator[Call]:
-        """Yield the open calls as interrupted ones, whose usage is unknown."""
+        """Yield the open calls as ended ones, with the outcome `interrupted` and unknown usage."""
         for _, opened in sorted(self.open.items()):
             yield Call(
                 **asdict(opened),
@@ -184,7 +191,9 @@ class RecordedRun:
 
 
 def withheld(run: Run, status: RunStatus, error: str) -> Run:
-    """Return an ended run without its answer, which is not delivered."""
+    """Return an ended run with another status and without its answer, for an answer that is not
+    delivered. `error`: the run's error.
+    """
     events = tuple(event for event in run.events if not isinstance(event, AnswerWritten))
     return replace(
         run,
@@ -196,14 +205,17 @@ def withheld(run: Run, status: RunStatus, error: str) -> Run:
 
 
 class Change(NamedTuple):
-    """A change to the database: a run begins, ends, or turns out never to have begun."""
+    """A change that must be written to the database: a run has begun, has ended, or is undone
+    because it never began.
+    """
 
     start: RunStart
     redact: bool
+    """True if the texts of the run must not be stored."""
     run: Run | None = None
-    """The ended run; None if it begins or never began."""
+    """The run after its end; None if it has not ended."""
     forgotten: bool = False
-    """True if the run never began."""
+    """True if the run is undone."""
     position: Position = Position()
     """Position in the log after the record of the change."""
     segment: int = 0
@@ -213,25 +225,31 @@ class Change(NamedTuple):
 class Fold:
     """Folds the frames of a log into runs.
 
-    Frames of different runs are mixed, and each has its number within its run. A number that is
-    skipped is a gap: the run is marked as damaged by it. Records whose `Begun` record is lost are
-    collected apart. If one of them names the run (`RunEnded`, or else `Opened`), a start is made up
-    from it, so that the calls are still charged. Damage without a later record of the run shows no
-    gap, so `read` also marks the running runs that may have had a record there.
+    The frames of different runs are mixed in the log. Each record has a number within its run. If a
+    number is skipped, a record is lost, and the run is marked as damaged.
+
+    Records of a run whose `Begun` record is lost are collected separately. If one of them contains
+    the run's identifier (`RunEnded`, or else `Opened`), a start of the run is made from it, so that
+    the run's calls are still charged.
+
+    If the last records of a run are lost, no number is skipped. So `read` also marks the running
+    runs of which a record may have been in a damaged part of a segment.
     """
 
     def __init__(self) -> None:
         self.complete = True
-        """True if everything that was on disk could be read."""
+        """True if everything that was synced to disk could be read."""
         self.running: dict[int, RecordedRun] = {}
         """Runs that have not ended, by key."""
         self.interrupted: dict[str, RecordedRun] = {}
-        """Runs that were closed because their gateway had ended, by identifier."""
+        """Runs that ended as interrupted, because their gateway had ended, by identifier."""
         self._headless: dict[int, list[tuple[int, Record]]] = defaultdict(list)
-        """Numbered records of runs whose `Begun` record is lost, by key."""
+        """Records of runs whose `Begun` record is lost, with the records' numbers, by key."""
 
     def apply(self, frame: LogFrame) -> Change | None:
-        """Take the next frame. Return its change to the database, if any."""
+        """Apply the next frame to its run. Return the change that must be written to the database;
+        None if the frame needs none.
+        """
         record = decode(frame.payload)
         if isinstance(record, Begun):
             return self._begin(frame, record)
@@ -268,10 +286,10 @@ class Fold:
         return Change(begun.start, begun.redact, position=frame.end)
 
     def read(self, segment: Segment) -> list[Change]:
-        """Take all frames of a segment. Return their changes to the database.
+        """Apply all frames of a segment. Return the changes that must be written to the database.
 
-        A damaged piece that was on disk may have held records of any run that is under way and
-        has no later record, so those runs get a gap.
+        A damaged part of the segment may have contained records of any running run. So running runs
+        without a record after the damaged part are marked as damaged.
         """
         changes = [change for frame in segment.frames if (change := self.apply(frame))]
         self.complete = self.complete and not segment.damaged
@@ -283,7 +301,7 @@ class Fold:
 
     def left(self) -> dict[int, RecordedRun]:
         """Return the runs that have not ended, by key. A run whose `Begun` record is lost is
-        included if another record names it.
+        included if another of its records contains its identifier.
         """
         for key in list(self._headless):
             if run := self._salvaged(key):
@@ -291,7 +309,9 @@ class Fold:
         return self.running
 
     def _salvaged(self, key: int) -> RecordedRun | None:
-        """Rebuild a run whose `Begun` record is lost from its other records, if they name it."""
+        """Rebuild a run whose `Begun` record is lost from its other records. Return None if none of
+        them contains the run's identifier.
+        """
         numbered = self._headless.pop(key)
         start = None
         for _, record in numbered:

@@ -1,4 +1,6 @@
-"""Tables, and conversion of structs to rows. The columns of a struct follow from its fields."""
+"""The tables of the database, and the conversion between structs and rows. The columns of a struct
+are derived from the struct's fields.
+"""
 
 import zlib
 from collections.abc import Iterator
@@ -41,14 +43,14 @@ from router.versions.book import Judgement, Side, Trial
 
 Value = TypeVar("Value", bound=msgspec.Struct)
 _TYPES: dict[Any, type[Any]] = {int: BigInteger, float: Float, bool: Boolean}
-"""Column types by field types; all others are strings."""
+"""Column types by field types. Fields of all other types are stored as strings."""
 
 
 def _columns(
     struct: type[msgspec.Struct], *keys: str, without: tuple[str, ...] = ()
 ) -> Iterator[Column[Any]]:
-    """Yield a column for each field, nullable if it may be None. `keys`: fields of the primary key.
-    `without`: fields to leave out.
+    """Yield a column for each field of a struct. A column is nullable if its field may be None.
+    `keys`: fields of the primary key. `without`: fields without a column.
     """
     for field in msgspec.structs.fields(struct):
         union = get_origin(field.type) in (Union, UnionType)
@@ -75,8 +77,8 @@ def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
 
 METADATA = MetaData()
 SCHEMA_NUMBER = 7
-"""Number of this schema. Every change increments it, here and in the demo's file name
-(`mini.toml`).
+"""Number of this schema. Increment it with every change of the schema, also in the name of the
+demo's database file (`serving/presets/mini.toml`).
 """
 SCHEMA = Table(
     "rolegate_schema", METADATA, Column("number", Integer, primary_key=True, autoincrement=False)
@@ -88,22 +90,23 @@ RUNS = Table(
     Column("tenant", String, nullable=False),
     Column("key_id", String, nullable=False),
     Column("kind", String, nullable=False),
-    # The client's name; null if there is none, or another run has taken it over
+    # Idempotency key of the client; null if there is none, or a later run has taken it over
     Column("request_id", String),
     Column("fingerprint", String, nullable=False),
     Column("request", String, nullable=False),
     Column("status", String, nullable=False),
-    Column("outcome", String, nullable=False),  # for answers and tables; empty for other kinds
-    Column("topology", String, nullable=False),  # likewise
+    Column("outcome", String, nullable=False),  # empty for kinds other than answers and tables
+    Column("topology", String, nullable=False),  # empty for kinds other than answers
     Column("unsupported", Boolean, nullable=False),
     # Beginning of the output, for lists and text search
     Column("answer", String, nullable=False),
-    Column("nano_usd", BigInteger),  # sum over calls with known cost; null if there are none
+    Column("nano_usd", BigInteger),  # sum over calls with known cost; null if no call has one
     Column("started_at", Float, nullable=False),
     Column("duration_s", Float, nullable=False),
-    Column("log", String, nullable=False),  # log of the gateway that runs or ran it
+    Column("log", String, nullable=False),  # name of the log of the run's gateway
     Column("cancel_requested", Boolean, nullable=False),
-    # Null while it runs; last, because SQLite reads through it to later columns
+    # Null while the run is running. It is the last column, because SQLite has to read all of it to
+    # reach the columns behind it.
     Column("trace", LargeBinary),
     Index("runs_by_time", "started_at", "run_id"),
     Index("runs_by_tenant", "tenant", "started_at", "run_id"),
@@ -111,7 +114,7 @@ RUNS = Table(
     Index("runs_by_status", "status", "tenant"),
 )
 RESERVED = {f"reserved_{name}": name for name in Amount.__struct_fields__}
-"""Columns of `OpenedCall.reserved`, with their fields of `Amount`."""
+"""Names of the columns for `OpenedCall.reserved`, each with its field of `Amount`."""
 CALLS = Table(
     "calls",
     METADATA,
@@ -121,7 +124,7 @@ CALLS = Table(
         "number",
         without=("run_id", "executor_version", "reserved", "usage", "impossible_usage"),
     ),
-    Column("executor_version", String, nullable=False),  # empty for the other roles
+    Column("executor_version", String, nullable=False),  # empty for roles other than execution
     *(Column(column, BigInteger, nullable=name == "nano_usd") for column, name in RESERVED.items()),
     *(Column(name, BigInteger) for name in TOKEN_COUNTS),  # null if the usage is unknown
     Column("counted", String, nullable=False),  # as `Call.counted`
@@ -131,8 +134,10 @@ CALLS = Table(
 )
 """Calls of runs that have ended."""
 GROUPS = "tenant", "hour", "role", "model", "deployment", "executor_version", "manager"
-"""Primary key of `usage_hours`, common to the calls of a row. An hour is Unix time // 3600."""
-# Sums of ended calls by the hour of their start; kept when the calls are deleted
+"""Primary key of `usage_hours`: a row has the sums of the calls with equal values of these. `hour`
+is the Unix time of a call's start // 3600.
+"""
+# Sums of ended calls by the hour in which they started. They are kept when the calls are deleted.
 USAGE_HOURS = Table(
     "usage_hours",
     METADATA,
@@ -143,7 +148,7 @@ USAGE_HOURS = Table(
     *_columns(UsageSums),
     Index("usage_hours_by_time", "hour"),
 )
-# What counts against quotas: a row for each day and each month in which a tenant has requests
+# Sums that count against quotas: a row for each day and each month in which a tenant has requests
 SPENDING = Table(
     "spending", METADATA, Column("tenant", String, primary_key=True), *_columns(Spent, "period")
 )
@@ -162,21 +167,21 @@ KEYS = Table(  # `scopes` are separated by commas
     *_columns(Key, "key_id", without=("tenant",)),
     Column("tenant", ForeignKey("tenants.name")),
 )
-LOGS = Table(  # logs of gateways, and the place up to which each was read into these tables
+LOGS = Table(  # the place of each log: the position up to which it is written to the database
     "logs",
     METADATA,
     Column("log", String, primary_key=True),
     Column("segment", Integer, nullable=False),
     Column("bytes", BigInteger, nullable=False),
 )
-GATEWAYS = Table(  # gateways that share a PostgreSQL and are not fenced
+GATEWAYS = Table(  # the gateways that share a PostgreSQL database and are not fenced
     "gateways",
     METADATA,
     Column("epoch", BigInteger, Identity(), primary_key=True),
     Column("log", String, nullable=False),
     Column("session", BigInteger, nullable=False),  # number of sessions that have held its lock
 )
-LEASES = Table(  # parts of quotas that gateways may spend, in addition to `spending`
+LEASES = Table(  # the parts of quotas that gateways may spend in addition to `spending`
     "leases",
     METADATA,
     *(Column(name, String, primary_key=True) for name in ("tenant", "period", "log")),
@@ -184,7 +189,7 @@ LEASES = Table(  # parts of quotas that gateways may spend, in addition to `spen
 )
 EXECUTOR_VERSIONS = Table("executor_versions", METADATA, *_columns(ExecutorVersion, "version"))
 SIDES = "candidate", "active"
-VERSION_TRIALS = Table(  # runs that two versions worked on; deleted with the run
+VERSION_TRIALS = Table(  # comparisons of two versions on a run; deleted with the run
     "version_trials",
     METADATA,
     _of_run(primary_key=True),
@@ -194,11 +199,11 @@ VERSION_TRIALS = Table(  # runs that two versions worked on; deleted with the ru
         for side in SIDES
         for column in _columns(Side)
     ),
-    # Null until it is known which version is right
+    # Null until the answers have been judged
     *(Column(column.name, column.type) for column in _columns(Judgement)),
     Index("version_trials_by_candidate", "candidate", "stage", "ended_at"),
 )
-# Numbers are assigned under a lock, so in the order of commits; figures are JSON
+# `number` is assigned under a lock, so it follows the order of commits. `figures` is JSON.
 VERSION_DECISIONS = Table(
     "version_decisions",
     METADATA,
@@ -218,18 +223,22 @@ def call_row(call: Call) -> dict[str, object]:
 
 
 def struct_of(struct: type[Value], row: RowMapping, **others: object) -> Value:
-    """Return a struct from a row. `others`: fields that are no columns."""
+    """Return a struct with the values of a row. `others`: fields of the struct that are not columns
+    of the row.
+    """
     fields = {name: row[name] for name in struct.__struct_fields__ if name in row}
     return msgspec.convert(fields | others, struct)
 
 
 def structs(connection: Connection, struct: type[Value], query: Select[Any]) -> list[Value]:
-    """Return a struct from each row of a query, whose columns are its fields."""
+    """Return a struct for each row of a query. The query's columns are the struct's fields."""
     return [struct_of(struct, row) for row in connection.execute(query).mappings()]
 
 
 def found_by(run: Run | None) -> dict[str, object]:
-    """Return the columns of a run that follow from its end, by which runs are found."""
+    """Return the columns of a run that are known when it ends, and by which runs are listed and
+    searched. `run`: None for a run that is running.
+    """
     result = run.result if run and isinstance(run.result, Trajectory | TableRun) else None
     return {
         "status": run.status if run else "running",
@@ -243,14 +252,14 @@ def found_by(run: Run | None) -> dict[str, object]:
 
 
 _LARGE = 1 << 16
-"""Bytes from which a trace is compressed. Executors of a table share their prompt and most
-passages.
+"""Number of bytes from which a trace is compressed. Traces of tables are large, and compress well,
+because their executors have the same prompt and many of the same passages.
 """
 
 
 def trace_of(run: Run) -> bytes:
-    """Encode a run as MessagePack, compressed if large. Executions are left out of the events,
-    because the result holds them.
+    """Return a run as MessagePack, compressed if it is large. Executions are left out of the
+    events, because the run's result contains them.
     """
     run = msgspec.structs.replace(run, events=brief(run.events))
     trace = msgspec.msgpack.encode(encoded_in_parts(run))
@@ -258,8 +267,8 @@ def trace_of(run: Run) -> bytes:
 
 
 def run_of(row: Row[Any]) -> Run:
-    """Return the run in a whole row of `runs`; without a trace, it has no calls. Raises
-    `StoreFailed`.
+    """Return the run in a complete row of `runs`. A run that is running has no trace, and so no
+    calls. Raises `StoreFailed` if the trace cannot be decoded.
     """
     if row.trace is None:
         missing: dict[str, object] = {"error": "", "result": None, "settings": {}}
@@ -273,11 +282,11 @@ def run_of(row: Row[Any]) -> Run:
             **missing,
         )
     try:
-        # MessagePack of a map never begins with "x", and zlib's output always does.
+        # The output of zlib always begins with "x", and a map in MessagePack never does.
         trace = zlib.decompress(row.trace) if row.trace[:1] == b"x" else row.trace
         run = decode_run(trace)
     except (zlib.error, msgspec.DecodeError) as error:
         raise StoreFailed(
-            f"The trace of run {row.run_id} is damaged; see `rolegate store check`."
+            f"The trace of run {row.run_id} is damaged; run `rolegate store check`."
         ) from error
     return msgspec.structs.replace(run, events=with_executions(run.events, run.result))

@@ -1,7 +1,9 @@
-"""Sums over stored calls, made by the database: usage, and the ledger's side of reconciliation.
+"""Sums over stored calls, computed by the database: usage, and the ledger's sums for
+reconciliation.
 
-Whole hours come from `usage_hours`, which is small and outlives the calls. The rest of a span comes
-from the calls of its first and last hour, through their index by tenant and time.
+The whole hours of a time span are summed from the table `usage_hours`, which is small, and whose
+rows are kept when calls are deleted. If the span begins or ends within an hour, the calls in this
+hour are summed from the table `calls`, by its index on tenant and time.
 """
 
 import time
@@ -35,17 +37,19 @@ from router.trace.call import COMPLETE_OUTCOMES, SUMMED_COUNTS, SUMS, OpenedCall
 
 _HOUR_S = 3600
 _BUCKET_HOURS: dict[Bucket, int] = {"hour": 1, "day": 24, "month": 24}
-"""Hours of a bucket; months are summed from days."""
+"""Number of hours in a bucket of the database's sums. Months are summed from days afterwards."""
 _UnderWay = Callable[[], tuple[Sequence[Call], Sequence[OpenedCall]]]
 _FOREVER = 10**8 * _HOUR_S
 _COLUMNS = "hour", *get_args(Dimension), *SUMS
 
 
 class SQLUsages:
-    """`Usages` and `LedgerSums` over a database."""
+    """Implements `Usages` and `LedgerSums` with a database."""
 
     def __init__(self, database: Database, under_way: _UnderWay = lambda: ((), ())) -> None:
-        """`under_way`: returns the ended and the open calls of running runs."""
+        """`under_way`: returns the ended calls and the open calls of runs that are running, which
+        the database does not have.
+        """
         self._database = database
         self._under_way = under_way
 
@@ -84,9 +88,11 @@ class SQLUsages:
 
 
 def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
-    """Return the usage in one snapshot of the database. Raises `BadRequest`."""
+    """Return the usage that `query` selects, from one snapshot of the database. Raises
+    `BadRequest`, see `Usages.usage`.
+    """
     if query.start is not None and query.end is not None and query.start >= query.end:
-        raise BadRequest("start_time must be before end_time; leave one of them out, or swap them.")
+        raise BadRequest("start_time must be before end_time; swap them, or leave one of them out.")
 
     begin_snapshot(connection)
     start = query.start or 0.0
@@ -118,7 +124,9 @@ def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
 
 
 def _tenants(connection: Connection, hour: int) -> list[str]:
-    """Return the tenants with calls in an hour; with their names, the index finds the calls."""
+    """Return the tenants that have calls in an hour. A query needs them to find the calls by the
+    index on tenant and time.
+    """
     return list(
         connection.scalars(
             select(USAGE_HOURS.c.tenant).where(USAGE_HOURS.c.hour == hour).distinct()
@@ -127,7 +135,9 @@ def _tenants(connection: Connection, hour: int) -> list[str]:
 
 
 def _hourly(hour: int) -> Select[Any]:
-    """Select the calls of an hour as rows of `usage_hours`, one per call."""
+    """Return a query for calls of an hour that has the columns of `usage_hours`, with one row per
+    call.
+    """
     calls = CALLS.c
     known = {
         name: func.coalesce(calls[name], 0)
@@ -151,16 +161,17 @@ def _ended(tenants: list[str], start: float, end: float) -> list[ColumnElement[b
 
 
 def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
-    """Raise `BadRequest` if calls of an hour have been deleted, so that a part of it cannot be
-    summed.
+    """Raise `BadRequest` if calls of an hour have been deleted, so that a part of the hour cannot
+    be summed.
     """
     start = hour * _HOUR_S
     hours = (USAGE_HOURS.c.hour == hour, USAGE_HOURS.c.tenant.in_(tenants))
     if not _all_kept(connection, hours, _ended(tenants, start, start + _HOUR_S)):
         begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start))
         raise BadRequest(
-            f"calls of the hour from {begun} on have been deleted (server.keep_days), and only its "
-            "sum is left; use a span of whole hours."
+            f"calls of the hour that begins at {begun} have been deleted (server.keep_days), so "
+            "that only the sum of the whole hour is known; start and end the time span at whole "
+            "hours."
         )
 
 
@@ -168,7 +179,9 @@ _Conditions = Iterable[ColumnElement[bool]]
 
 
 def _all_kept(connection: Connection, hours: _Conditions, calls: _Conditions) -> bool:
-    """Return whether the stored `calls` are as many as `hours` have summed."""
+    """Return whether no calls have been deleted: as many calls are stored as the rows of
+    `usage_hours` have counted. `hours`, `calls`: conditions on the two tables.
+    """
     summed = connection.scalar(select(func.sum(USAGE_HOURS.c.attempts)).where(*hours)) or 0
     stored = connection.execute(select(func.count()).select_from(CALLS).where(*calls)).scalar_one()
     return stored >= int(summed)
@@ -177,7 +190,9 @@ def _all_kept(connection: Connection, hours: _Conditions, calls: _Conditions) ->
 def _summed(
     connection: Connection, query: UsageQuery, parts: list[Select[Any]]
 ) -> dict[tuple[Any, ...], UsageRow]:
-    """Sum rows of `_COLUMNS`. Return the sums by time and dimensions."""
+    """Sum the rows of the queries `parts`, whose columns are `_COLUMNS`. Return the sums by the
+    start of the bucket and the values of the dimensions.
+    """
     columns = union_all(*parts).subquery().c
     rows = dict[tuple[Any, ...], UsageRow]()
     groups: list[ColumnElement[Any]] = [columns[name] for name in query.by]
@@ -187,7 +202,7 @@ def _summed(
     sums = (func.sum(columns[name]).label(name) for name in SUMS)
     for sum_row in connection.execute(select(*groups, *sums).group_by(*groups)).mappings():
         if not sum_row["attempts"]:
-            continue  # the sum of no rows
+            continue  # without rows, SQL returns one sum of null
         counts = {name: None if sum_row[name] is None else int(sum_row[name]) for name in SUMS}
         at = None if query.bucket is None else _bucket_start(query.bucket, sum_row["at"])
         by: dict[str, Any] = {name: sum_row[name] for name in query.by}
@@ -198,7 +213,9 @@ def _summed(
 
 
 def _bucket_start(bucket: Bucket, hour: int) -> float:
-    """Return the Unix time at which the bucket of an hour begins."""
+    """Return the Unix time at which the bucket begins that contains an hour. `hour`: Unix time //
+    3600.
+    """
     begun = hour // _BUCKET_HOURS[bucket] * _BUCKET_HOURS[bucket] * _HOUR_S
     if bucket == "month":
         return datetime.fromtimestamp(begun, UTC).replace(day=1).timestamp()
@@ -206,7 +223,7 @@ def _bucket_start(bucket: Bucket, hour: int) -> float:
 
 
 def hourly_usage(calls: Iterable[Call]) -> list[dict[str, Any]]:
-    """Sum calls to rows of `usage_hours`."""
+    """Return the sums of calls as rows of `usage_hours`."""
     groups: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:
         row = msgspec.structs.asdict(call) | {"hour": int(call.started_at // _HOUR_S)}
@@ -219,26 +236,36 @@ def hourly_usage(calls: Iterable[Call]) -> list[dict[str, Any]]:
 
 
 _LISTED = 1000
-"""Max number of uncertain calls that are named."""
+"""Max number of uncertain calls whose names are returned."""
 _ALIKE = CALLS.c.outcome, CALLS.c.counted, CALLS.c.first_token_s.is_(None).label("silent")
 _SUMMED = CALLS.c.prompt_tokens, CALLS.c.completion_tokens, CALLS.c.prompt_bound, CALLS.c.max_tokens
 
 
 class _Calls(NamedTuple):
-    """Sums of calls with the same kind of end. Open calls have no outcome."""
+    """Sums of the calls that ended in the same way."""
 
     outcome: str
+    """Outcome of the calls; empty for open calls."""
     counted: str
+    """How the tokens are known, see `Call.counted`."""
     silent: bool
+    """True if the calls had no first token."""
     calls: int
+    """Number of calls."""
     read: int
+    """Known prompt tokens."""
     wrote: int
+    """Known completion tokens."""
     prompt_bound: int
+    """Max prompt tokens."""
     max_tokens: int
+    """Max completion tokens."""
 
     @property
     def nothing(self) -> bool:
-        """True if the endpoint did no work."""
+        """True if the endpoint did no work for the calls, so that its counters have no tokens of
+        them.
+        """
         return self.outcome in ("refused", "connect_error") and self.counted == "" and self.silent
 
     @property
@@ -276,8 +303,8 @@ def _alone(call: OpenedCall) -> _Calls:
 def _since(
     connection: Connection, deployment: str, start: float
 ) -> tuple[list[_Calls], list[str], bool]:
-    """Return sums of a deployment's calls by their kind of end, the names of uncertain calls, and
-    whether all calls are still stored.
+    """Return the sums of a deployment's calls that started at `start` or later, grouped by how they
+    ended; the names of the uncertain calls; and whether none of the calls has been deleted.
     """
     begin_snapshot(connection)
     wanted = CALLS.c.deployment == deployment, CALLS.c.started_at >= start
@@ -287,7 +314,7 @@ def _since(
     uncertain = [group[:3] for group in groups if not group.exact and not group.nothing]
     named = select(CALLS.c.run_id, CALLS.c.number).where(*wanted, tuple_(*_ALIKE).in_(uncertain))
     names = connection.execute(named.order_by(CALLS.c.started_at).limit(_LISTED))
-    hour = -int(-start // _HOUR_S)  # the first whole one
+    hour = -int(-start // _HOUR_S)  # the first whole hour
     hours = USAGE_HOURS.c.deployment == deployment, USAGE_HOURS.c.hour >= hour
     complete = _all_kept(connection, hours, [wanted[0], CALLS.c.started_at >= hour * _HOUR_S])
     return groups, [f"{run_id}-{number}" for run_id, number in names], complete

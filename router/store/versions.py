@@ -1,4 +1,4 @@
-"""Executor versions, their trials and the decisions about them, in a database."""
+"""Storage of executor versions, their trials and the decisions on them in a database."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ _OF_PAIRS = [
 
 
 class SQLVersionBook:
-    """`VersionBook` over a database, which several gateways may share."""
+    """Implements `VersionBook` with a database, which several gateways may share."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -60,7 +60,9 @@ class SQLVersionBook:
         changed: Sequence[ExecutorVersion],
         decisions: Sequence[VersionDecision],
     ) -> bool:
-        """See `VersionBook.change`. Returns False, too, if two would be active or on trial."""
+        """See `VersionBook.change`. Also returns False, without any change, if afterwards two
+        versions would be active, or two would be on trial.
+        """
 
         def change(connection: Connection) -> bool:
             _lock(connection)
@@ -81,7 +83,9 @@ class SQLVersionBook:
         return await self._database.write(change, behind=True)
 
     async def wait(self, decision: VersionDecision) -> None:
-        """See `VersionBook.wait`. No effect if the version has left that state."""
+        """See `VersionBook.wait`. No effect if the version is not in the state `decision.to_state`
+        any more.
+        """
 
         def wait(connection: Connection) -> None:
             _lock(connection)
@@ -111,7 +115,9 @@ class SQLVersionBook:
         )
 
     async def add_trial(self, trial: Trial) -> None:
-        """See `VersionBook.add_trial`. No effect if the run is deleted or its tenant redacted."""
+        """See `VersionBook.add_trial`. No effect if the run was deleted, or if its tenant has
+        `redact`.
+        """
 
         def add(connection: Connection) -> None:
             run = select(RUNS.c.run_id, TENANTS.c.redact).outerjoin(
@@ -130,7 +136,7 @@ class SQLVersionBook:
 
     async def judge(self, run_id: str, judgement: Judgement) -> None:
         """See `VersionBook.judge`. No effect if the run has no trial."""
-        # Names of sources are in the order of trust, see `Source`.
+        # The alphabetical order of the sources is also their order of trust, see `Source`.
         less_trusted = or_(_TRIALS.source.is_(None), _TRIALS.source < judgement.source)
         trial = VERSION_TRIALS.update().where(_TRIALS.run_id == storable(run_id), less_trusted)
         judged = trial.values(msgspec.structs.asdict(judgement) | {"judged_at": time.time()})
@@ -157,7 +163,7 @@ class SQLVersionBook:
 
 
 def _lock(connection: Connection) -> None:
-    """Lock versions and the numbers of decisions until the transaction ends."""
+    """Lock versions and decisions against other writers, until the transaction ends."""
     if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
         connection.exec_driver_sql(_LOCK)
 

@@ -1,5 +1,5 @@
-"""Tables: the columns that are wanted, the fold of reports to cells, and the loop that asks for
-them.
+"""Tables: checks of the requested columns, the loop that has executors look for rows and cells, and
+the assembly of their reports to a table.
 """
 
 from router.table.assembly import Table

@@ -1,15 +1,19 @@
-"""The fold of reports to a table; its result does not depend on the order of arrival.
+"""Assembly of a table from executors' reports. The result does not depend on the order in which the
+reports arrive.
 
-1. `read_report` reads one report into `RowClaims`: a key and a claim (value, canonical form and
-   support) for each column.
+1. `read_report` reads one report into `RowClaims`: for each row that it names, a key, and a claim
+   (value, canonical form and support) for each column.
 2. A row is a group of keys: keys that are equal, and keys whose names two documents tie together
-   ("A, also known as B"). Its home is the first key, by the rank of the ask that named it.
-3. A cell is folded from all claims in its column: equal forms are one value, the best supported
-   value wins, and two values with equal support are a conflict.
+   ("A, also known as B"). The first key of the group is the row's home. "First" is decided by the
+   rank of the ask (the piece of work) whose report named the key.
+3. A cell is computed from all claims in its column. Claims with equal canonical forms state one
+   value. The best supported value wins. If two values are supported equally well, the cell is in
+   conflict.
 
-Ranks depend on asks alone, not on time, so the same reports give the same table in any order.
-`Assembly` does this incrementally: a report remakes only the cells that it is about. All keys are
-grouped again only if it brings a tie of known names, or a key that a tie may be about.
+Ranks depend on the asks alone, not on time, so the same reports give the same table in any order.
+`Assembly` works incrementally: a report changes only the cells that it is about. All keys are
+grouped again only if the report brings a new tie between known names, or a new key that an existing
+tie may be about.
 """
 
 import sys
@@ -31,35 +35,40 @@ from router.trace import Execution
 from router.trace.table import Ask, Cell, Claim, Column, Row, RowKey, Schema, Support
 
 _Place = tuple[tuple[Any, ...], int]
-"""Rank of an ask, and number of a row in its report."""
+"""Where a row was named: the rank of the ask, and the number of the row in its report."""
 _SUPPORTS: tuple[Support, ...] = get_args(Support)
+"""Kinds of support, best first."""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Given rows, then the others in the order in which discoveries name them, by rank."""
+    """A table: its columns and its rows. Rows that the client gave come first, then the others in
+    the order of the discoveries that named them, by rank.
+    """
 
     schema: Schema
     rows: tuple[Row, ...]
 
 
 class RowClaims(NamedTuple):
-    """Part of one report about one row."""
+    """Statements of one report about one row."""
 
     ask: Ask
     key: RowKey
     claims: tuple[Claim | None, ...]
-    """Claim for each column."""
+    """A claim for each column, or None if the report has no value for it."""
     looked: bool
-    """True if an executor looked for the row's cells without failing."""
+    """True if the ask is about this row, and its executor completed the search without failing."""
 
 
 class ReportRows(NamedTuple):
-    """Rows of one report, with the ties in its passages."""
+    """The rows of one report, and the ties in the passages behind it."""
 
     rows: tuple[RowClaims, ...]
     ties: tuple[Tie, ...]
     lost: int
-    """Rows that the report mentions and lacks; they are asked for again."""
+    """Number of rows that were cut off or left out in the report, so that it should be asked for
+    again.
+    """
 
 
 def read_report(
@@ -68,9 +77,10 @@ def read_report(
     execution: Execution,
     max_rows: int = sys.maxsize,
 ) -> ReportRows:
-    """Return the rows and values in the report of an ask, each with its support.
+    """Return the rows and values in the report that an ask led to, with the support of each value.
 
-    `max_rows`: max rows of a table. One row more is kept, which shows that there are more.
+    `max_rows`: max rows of a table. If the report has more, one row above the limit is kept, so
+    that the caller can see that there are too many.
     """
     answer = "" if execution.failed and not execution.report.evidence else execution.report.answer
     shown = Shown(chain.from_iterable(search.shown for search in execution.every_search))
@@ -114,7 +124,9 @@ def read_report(
 
 
 def names_of(schema: Schema, key: RowKey) -> list[str]:
-    """Return the folded parts of a key that are names; all parts if none is."""
+    """Return the folded parts of a key that are names, that is of text columns. If the key has no
+    text columns, return all parts.
+    """
     texts = [
         sought(part) for column, part in zip(schema.keys, key, strict=True) if column.type == "text"
     ]
@@ -122,10 +134,11 @@ def names_of(schema: Schema, key: RowKey) -> list[str]:
 
 
 class Assembly:
-    """Incremental fold of a table.
+    """Assembles a table incrementally, one report at a time.
 
-    Rows stand in the order of their places: given rows first, then each by the first ask that names
-    it. Rows beyond `max_rows` keep their places, but are not made.
+    Each row has a place, by which rows are ordered: given rows come first, then each row by the
+    first ask, by rank, whose report names it. Rows beyond `max_rows` have a place too, but their
+    cells are not computed.
     """
 
     def __init__(
@@ -136,9 +149,9 @@ class Assembly:
         asks_per_cell: int = 2,
         max_rows: int = sys.maxsize,
     ) -> None:
-        """`given`: rows with a value for each column, empty if it is wanted. `asks_per_cell`: after
-        so many executors looked for a cell in vain, it is `not_found`. `max_rows`: max rows of the
-        table.
+        """`given`: rows that the client gave, with a value for each column; an empty value is to be
+        looked up. `asks_per_cell`: number of executors without a value for a cell after which the
+        cell is `not_found`. `max_rows`: max rows of the table.
         """
         self._schema = schema
         self._asks_per_cell = asks_per_cell
@@ -147,34 +160,37 @@ class Assembly:
         self._places: dict[RowKey, _Place] = {
             key: ((-1,), number) for number, key in enumerate(self._given)
         }
-        """First place of each key."""
+        """The first place at which each key was named."""
         self._order: list[tuple[_Place, RowKey]] = []
-        """Place and home of each row, in order."""
+        """Place and home of each row, in the order of the rows."""
         self._claims: dict[RowKey, list[tuple[_Place, RowClaims]]] = {
             key: [] for key in self._given
         }
-        """Found rows by key, in order of their places."""
+        """Statements of all reports about each key, in the order of their places."""
         self._parts: dict[RowKey, tuple[str, ...]] = {}
-        """Folded parts of keys."""
+        """Folded parts of each key."""
         self._names = set[str]()
+        """Folded names in all keys."""
         self._ties = set[Tie]()
         self._groups: dict[RowKey, list[RowKey]] = {}
-        """Keys of each row, by its home, which is the first of them."""
+        """All keys of each row, by the row's home, which is the first of them."""
         self._homes: dict[RowKey, RowKey] = {}
-        """Home of each key."""
+        """For each key, the home of its row."""
         self._rows: dict[RowKey, Row] = {}
+        """Rows as last computed, by their homes."""
         self._changed: dict[RowKey, set[str]] = {}
-        """Homes of rows to make again, with the columns that new reports are about."""
+        """Homes of rows to compute again, with the names of the columns that new reports are about.
+        """
         self._know(self._given)
         self._group()
 
     @property
     def overflows(self) -> bool:
-        """True if there are more rows than the table may have."""
+        """True if more rows were found than `max_rows`."""
         return len(self._order) > self._max_rows
 
     def add(self, ask: Ask, execution: Execution) -> ReportRows:
-        """Add the report of an ask, one per ask, and return its rows."""
+        """Add the report that an ask led to, and return its rows. Each ask may be added once."""
         reading = read_report(self._schema, ask, execution, self._max_rows)
         rank = ask.rank
         moved = dict[RowKey, _Place | None]()
@@ -202,7 +218,7 @@ class Assembly:
         return reading
 
     def changed(self) -> Iterator[Row]:
-        """Yield the rows that have changed since the last time, in their order."""
+        """Yield the rows that have changed since the last call, in the order of the rows."""
         changed = self._changed
         self._changed = {}
         last = self._order[self._max_rows - 1][0] if self.overflows else None
@@ -215,20 +231,22 @@ class Assembly:
                 yield row
 
     def table(self) -> Table:
-        """Return the table of the reports so far."""
+        """Return the table that results from the reports so far."""
         deque(self.changed(), 0)
         return Table(
             self._schema, tuple(self._rows[home] for _, home in self._order[: self._max_rows])
         )
 
     def _know(self, keys: Iterable[RowKey]) -> None:
-        """Note the names in new keys."""
+        """Note the folded parts and names of new keys."""
         for key in keys:
             self._parts[key] = tuple(map(sought, key))
             self._names.update(names_of(self._schema, key))
 
     def _move(self, key: RowKey, before: _Place | None) -> None:
-        """Move a row without ties to its place. `before`: its earlier place."""
+        """Put a row that consists of one key at its place in the order. `before`: its earlier
+        place; None if it is new.
+        """
         if before is not None:
             del self._order[bisect_left(self._order, (before, key))]
         insort(self._order, (self._places[key], key))
@@ -236,7 +254,9 @@ class Assembly:
         self._groups[key] = [key]
 
     def _group(self) -> None:
-        """Group equal keys, and keys that two documents tie together; given rows stay apart."""
+        """Group all keys into rows: equal keys, and keys that two documents tie together. Rows that
+        the client gave are never joined with each other.
+        """
         same: dict[str, frozenset[str]] = {}
         for name, other in tied(self._ties, self._names):
             names = same.get(name, frozenset((name,)))
@@ -269,7 +289,10 @@ class Assembly:
         before: Row | None,
         columns: Collection[str],
     ) -> Row:
-        """Make a row. `before`: its last state, which new reports change in `columns` only."""
+        """Compute the row with the key `home`. `members`: what all reports state about it.
+        `before`: the row as last computed, of which only the key cells and the cells in `columns`
+        are computed again; None to compute all.
+        """
         given = self._given.get(home)
         cells = list[Cell]()
         parts = iter(home)
@@ -284,7 +307,7 @@ class Assembly:
             looked = sum(row.looked and column.name in row.ask.columns for row in members)
             value = given[at] if given else ""
             cell = _cell(column, value, list(claims.values()), looked >= self._asks_per_cell)
-            # A row that is asked for and not yet found shows its key
+            # A key cell without a claim shows the row's key
             part = next(parts) if column.key else ""
             cells.append(cell if cell.value else Cell(part, cell.state))
 
@@ -305,7 +328,9 @@ def assemble(
     reports: Iterable[tuple[Ask, Execution]],
     **limits: int,
 ) -> Table:
-    """Return the table of reports in any order, one per ask. `limits`: as for `Assembly`."""
+    """Return the table that results from `reports`, one per ask, in any order. `limits`: the
+    keyword arguments `asks_per_cell` and `max_rows` of `Assembly`.
+    """
     assembly = Assembly(schema, given, **limits)
     for ask, execution in reports:
         assembly.add(ask, execution)
@@ -313,7 +338,7 @@ def assemble(
 
 
 def _is_about(tie: Tie, parts: set[str]) -> bool:
-    """Return whether a tie may name any of these parts."""
+    """Return whether one of the names in `tie` may be one of these folded parts of keys."""
     return not parts.isdisjoint(tie.before + tie.after)
 
 
@@ -323,7 +348,10 @@ def _cell(
     claims: Sequence[Claim],
     exhausted: bool,
 ) -> Cell:
-    """Return the cell of claims, which come the best supported first, then by rank."""
+    """Return the cell that results from `claims`, which are sorted: best supported first, then by
+    rank. `given`: the client's value, or empty. `exhausted`: whether the allowed number of
+    executors have looked for the cell.
+    """
     finer = _finer({claim.canonical for claim in claims}) if column.type == "date" else {}
     groups: dict[str, list[Claim]] = {}
     for claim in claims:
@@ -348,7 +376,9 @@ def _grade(claim: Claim) -> int:
 
 
 def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int]:
-    """Return a sort key, smaller for better values: by support, type, documents, then reports."""
+    """Return a sort key for a value with these claims; the best value has the smallest. It compares
+    support, then whether the type is right, then the numbers of documents and of claims.
+    """
     return (
         _grade(claims[0]),
         is_mistyped(column, claims[0].canonical),
@@ -363,7 +393,9 @@ def _documents(claims: Iterable[Claim]) -> set[str]:
 
 
 def _finer(forms: Iterable[str]) -> dict[str, str]:
-    """Map each date to the more precise one among `forms`, if there is exactly one."""
+    """Map each date in `forms` to the most precise date that agrees with it, such as 1943 to
+    1943-05-02. A date is left out if more precise dates contradict each other.
+    """
     dates = sorted((form for form in forms if len(form) in (4, 7, 10)), key=len)
     finer = dict[str, str]()
     for form in dates:

@@ -1,6 +1,7 @@
 """Canonical forms of cell values, by the type of their column.
 
-Two values with the same form are the same value. Any text has a form, and a form is its own form.
+Two values with the same canonical form count as the same value. Every text has a canonical form,
+and the canonical form of a canonical form is itself.
 """
 
 import re
@@ -54,11 +55,13 @@ _DASH = re.compile("[–—―]")
 _NO_LETTER = re.compile(r"[-.…?/|_~*ー・·•]*")
 
 _LONGEST_NAMING = 300
-"""Max characters of a value that are searched for a choice."""
+"""Max characters of a value that are searched for the name of a choice."""
 
 
 def is_blank(value: str, column: Column | None = None) -> bool:
-    """Return whether a text means that there is no value; in a boolean column, "no" is a value."""
+    """Return whether `value` means that there is no value, such as "n/a" or "unknown". In a boolean
+    column, words for "no" are values, so they are not blank.
+    """
     if len(value) > 50 or (column and column.type == "boolean" and _typed(column, value)):
         return False
     text = "".join(normal_text(value).strip("()").split())
@@ -66,24 +69,27 @@ def is_blank(value: str, column: Column | None = None) -> bool:
 
 
 def canonical(column: Column, value: str) -> str:
-    """Return the canonical form of a value; that of a text if it is not of the column's type.
+    """Return the canonical form of `value`. A value that is not of the column's type gets the
+    canonical form of a text.
 
-    Text: NFKC, case folded, without markup, punctuation around it and surplus space. Number,
-    integer: decimal, without separators, unit and percent sign, multiplied by its power. Date: ISO
-    8601, as far as it is stated (`1943-05`). URL: host and path. Boolean: `true` or `false`.
-    Choice: one of the choices.
+    Text: NFKC, case folded, without markup, surrounding punctuation and surplus space. Number and
+    integer: decimal digits without separators, unit and percent sign; words such as "million" are
+    multiplied out. Date: ISO 8601, to the precision that is stated (`1943-05`). URL: host and path.
+    Boolean: `true` or `false`. Choice: one of the column's choices.
     """
     return _typed(column, value) or _text(column, value)
 
 
 def is_mistyped(column: Column, value: str) -> bool:
-    """Return whether a value is not of the column's type."""
+    """Return whether `value` is not of the column's type."""
     typed = _typed(column, value)
     return typed is None or (column.type == "integer" and "." in typed)
 
 
 def _text(column: Column, value: str) -> str:
-    """Return the canonical form of a text; in a date column, a dash means a range."""
+    """Return the canonical form of `value` as a text. In a date column, dashes become `~`, because
+    they mean a range of dates.
+    """
     return normal_text(_DASH.sub("~", value) if column.type == "date" else value)
 
 
@@ -105,7 +111,9 @@ def _typed(column: Column, value: str) -> str | None:
 
 
 def row_key(schema: Schema, values: Sequence[str]) -> RowKey:
-    """Return the key of a row from its values, one for each column."""
+    """Return the key of a row: the canonical forms of its key values. `values`: one value for each
+    column of the schema.
+    """
     return tuple(
         canonical(column, value)
         for column, value in zip(schema.columns, values, strict=True)
@@ -115,7 +123,9 @@ def row_key(schema: Schema, values: Sequence[str]) -> RowKey:
 
 @lru_cache(4096)  # the same sentences are searched for all cells of a column
 def values_in(column: Column, text: str) -> tuple[str, ...]:
-    """Return the canonical forms of all numbers or dates in a text; none for other column types."""
+    """Return the canonical forms of all numbers (or dates) in `text`, if the column contains
+    numbers (or dates). Return nothing for other column types.
+    """
     if column.type in ("integer", "number"):
         return tuple(number for _, number in numbers_in(number_text(text), column.unit))
     if column.type == "date":
@@ -145,21 +155,21 @@ _DATE = re.compile(
 
 
 def _dates(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each date in a folded text, as written and in ISO 8601."""
+    """Yield each date in the folded text `text`, as a pair: as it is written, and in ISO 8601."""
     for match in _DATE.finditer(text):
         written = match[0]
         parts = {name[0]: part for name, part in match.groupdict().items() if part}
         year = parts["y"]
         month = parts.get("m", "")
         day = parts.get("d", "")
-        # 2011/12 is a season
+        # 2011/12 is a season over two years, not a month
         if written[4:5] == "/" and not day and int(month) == (int(year) + 1) % 100:
             continue
         if "n" in parts:
             month = str(
                 next(at for at, name in enumerate(_MONTHS, 1) if name.startswith(parts["n"][:3]))
             )
-        elif "a" in parts:  # the order is clear only if one cannot be a month
+        elif "a" in parts:  # which is the month is clear only if the other number cannot be one
             small = sorted((parts["a"], parts["b"]), key=int)
             if int(small[0]) != int(small[1]) and int(small[1]) <= 12:
                 continue
@@ -183,7 +193,7 @@ _SITE = re.compile(
 
 
 def _url(text: str) -> str | None:
-    """Return host and path of the first address in a text; None if there is none."""
+    """Return the host and path of the first URL in `text`; None if it contains none."""
     start = _SCHEME.search(text)
     site = _SITE.match(text, start.start()) if start else _SITE.match(text.strip())
     if site is None:
@@ -208,7 +218,9 @@ nein non nej nee não нет ні nie hayır falso faux falsch nem ei όχι ل�
 
 
 def _choice(text: str, choices: tuple[str, ...]) -> str | None:
-    """Return the choice that a folded text equals; else the only one that it names."""
+    """Return the choice that the folded text `text` equals, or else the choice whose name it
+    contains. Return None if it contains none or several.
+    """
     forms = _forms(choices)
     if text in forms:
         return forms[text][0]
@@ -220,8 +232,8 @@ def _choice(text: str, choices: tuple[str, ...]) -> str | None:
 
 @lru_cache(64)
 def _forms(choices: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-    """Return the choices by canonical form, each with the string to search for: words between
-    spaces, if its script has spaces.
+    """Return the choices by their canonical forms, each with the string to search a text for. In
+    this string, words are between spaces if the choice is written in ASCII.
     """
     forms = ((normal_text(choice), choice) for choice in choices)
     return {form: (choice, _spaced(form) if form.isascii() else form) for form, choice in forms}

@@ -1,4 +1,4 @@
-"""Counts of a table's cells, and estimates of the rows that it lacks."""
+"""Counts of a table's rows and cells, and an estimate of the number of rows that exist."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -11,26 +11,32 @@ from router.trace.table import Ask, CellState
 
 
 class Completeness(msgspec.Struct, frozen=True):
-    """State of a table in counts."""
+    """How complete a table is."""
 
     rows: int
     complete_rows: int
-    """Rows with a value in each cell."""
+    """Number of rows in which each cell has a value."""
     cells: dict[CellState, int]
     """Number of cells by state."""
     fill_rate: float
-    """Share of the cells outside keys that have a value; 1 without such cells."""
+    """Share of the cells in columns other than keys that have a value, from 0 to 1; 1 if there are
+    no such cells.
+    """
     rows_seen_once: int
-    """Rows that exactly one discovery names."""
+    """Number of rows that exactly one discovery names."""
     estimated_rows: int | None
-    """Chao1, bias-corrected: a lower bound, as discoveries over one index find the same pages. None
-    if fewer than half of the namings are of rows named again (Good's coverage, 1953): discoveries
-    that ask for disjoint parts do not tell the size of the whole.
+    """Estimate of the number of rows that exist, found or not, by the bias-corrected Chao1
+    estimator. It is a lower bound, because all discoveries search the same index and tend to find
+    the same pages. None if discoveries overlap too little for an estimate: if there are fewer than
+    two, or if more than half of all mentions of rows are the only mention of their row (Good's
+    coverage, 1953).
     """
 
 
 def completeness(table: Table, independent_discoveries: Collection[Ask]) -> Completeness:
-    """Count cells and estimate rows. `independent_discoveries`: those that searched themselves."""
+    """Return the counts and the estimate for `table`. `independent_discoveries`: the discoveries
+    that searched themselves, instead of using a report of another run.
+    """
     cells = list(chain.from_iterable(row.cells for row in table.rows))
     known = len(table.rows)
     keys = known * len(table.schema.keys)

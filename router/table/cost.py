@@ -1,4 +1,6 @@
-"""Cost of a table's rows, which with the overhead is the cost of all calls exactly."""
+"""Cost of each row of a table. The costs of all rows and the overhead add up exactly to the cost of
+all calls of the run.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -11,12 +13,16 @@ from router.trace.table import Ask
 
 
 class TableCost(NamedTuple):
-    """Known tokens and money; `nano_usd` is None if no price is known."""
+    """Cost of a table in known tokens and money, split by row. An amount's `nano_usd` is None if no
+    price is known.
+    """
 
     rows: tuple[Amount, ...]
-    """Cost of each row."""
+    """Cost of each row, in the order of the rows."""
     overhead: Amount
-    """Cost of the delegator's calls, of discoveries that named no new row, and remainders."""
+    """Cost that belongs to no row: of the delegator's calls and of discoveries that named no new
+    row, and what remains when a cost is divided into whole numbers.
+    """
 
 
 def table_cost(
@@ -24,8 +30,9 @@ def table_cost(
     asks: Sequence[Ask],
     calls: Iterable[Call],
 ) -> TableCost:
-    """Split the cost of calls in whole numbers: that of a discovery over the rows that it names
-    first; that of other asks is their row's. `asks`: by sub-query number.
+    """Split the cost of `calls` over the table's rows, in whole numbers. The cost of a discovery is
+    divided equally among the rows that it was the first to name. The cost of any other ask belongs
+    to its row. `asks`: all asks of the run, each at the position that is its sub-query's number.
     """
     homes = {key: at for at, row in enumerate(table.rows) for key in (row.key, *row.aliases)}
     first: dict[Ask, list[int]] = {}
@@ -53,7 +60,9 @@ def table_cost(
 
 
 def _split(amount: Amount, ways: int) -> tuple[Amount, Amount]:
-    """Return one of equal shares, and the remainder."""
+    """Divide `amount` into `ways` equal shares of whole numbers; return one share, and the
+    remainder.
+    """
     if not ways:
         return NOTHING, amount
     tokens = amount.tokens
@@ -63,6 +72,6 @@ def _split(amount: Amount, ways: int) -> tuple[Amount, Amount]:
 
 
 def _sum(amounts: Sequence[Amount]) -> Amount:
-    """Return the known part of a sum."""
+    """Return the sum of the known parts of `amounts`."""
     money = sum_known([amount.nano_usd for amount in amounts]) if amounts else 0
     return Amount(sum(amount.tokens for amount in amounts), money)

@@ -1,17 +1,21 @@
-"""Fill a table: discoveries find rows, fills look up cells, until nothing is left to ask.
+"""The loop that fills a table. Each piece of work for an executor is an ask: a discovery finds
+rows, a fill looks up cells of a row, and a settling gets a second opinion on cells.
 
-1. The delegator writes discoveries (questions that find rows) and a question for each column that
-   has none. It never sees the table, only its status: counts, and the names of some rows and holes.
-2. Each piece of work is an `Ask` in one queue, from which `width` executors are kept busy. Asks
-   about cells go before discoveries, so known rows are completed while others are still searched.
-3. Each report is folded into the table (`Assembly`). A new row puts fills for its cells into the
-   queue. A cell that a report lacks is asked for again, `asks_per_cell` times at most.
-4. Once the queue is empty and no executor is at work, cells with conflicting values are queued as
-   asks to settle them.
-5. When nothing is left, the delegator sees the new status: it writes more discoveries, or stops.
+1. The delegator writes discoveries (questions that find rows), and a question template for each
+   column that has none. It never sees the table, only its status: counts, and the names of some
+   rows and missing cells.
+2. All asks are in one queue, from which up to `width` executors work at a time. Asks about cells
+   have priority over discoveries, so known rows are completed while further rows are searched for.
+3. Each report is added to the table (`Assembly`). For a new row, fills of its cells are queued. A
+   cell whose value is missing from a report is queued again, up to `asks_per_cell` times.
+4. Once the queue is empty and no executor works, settlings are queued for cells with conflicting
+   values.
+5. When nothing is left to do, the delegator is shown the new status. It writes more discoveries, or
+   stops.
 
-Only executors see passages, and no model writes the table. A deadline, budget or limit empties the
-queue: executors at work finish, and the run ends with the table that there is.
+Only executors see passages, and no model writes the table. When a deadline, a budget or a limit is
+reached, the queue is emptied. Executors that are working finish, and the run ends with the rows and
+cells found so far.
 """
 
 import asyncio
@@ -55,66 +59,74 @@ from router.trace.values import (
 )
 
 _OVER: tuple[TableOutcome, ...] = ("tasks_exhausted", "time_exhausted", "budget_exhausted")
-"""Outcomes after which no ask is begun."""
+"""Outcomes after which no further ask is started."""
 EXECUTOR_OF_TABLES = dataclasses.replace(EXECUTOR, parse=parse_table_turn)
+"""Form of an executor whose reports may contain tables."""
 TABLE_FORM = "table"
-"""The name of this form among an executor's `forms`."""
+"""The key of this form among an executor's `forms`."""
 
 
 def _is_grounds(execution: Execution) -> bool:
-    """Return whether a table may rest on a report: on any, as each of its values is checked
-    against the passages.
+    """Return whether a table may use the execution's report. Evidence is not required, because each
+    value is checked against the passages.
     """
     return bool(execution.report.evidence) or not execution.failed
 
 
 TABLE_REPORTING = Reporting(TABLE_FORM, _is_grounds, max_joined_chars=1_000_000, escalates=False)
-"""Executors report rows and cells, managers keep all lines of their workers, and the table itself
-asks the manager that a report names.
+"""How reports are written for a table: executors report rows and cells, and managers join all lines
+of their workers' reports. If a report escalates to another manager, the filling queues an ask for
+that manager itself.
 """
 _LARGE = 4_000
-"""Characters of a report above which it is read in a thread; shorter ones take under 50 ms."""
+"""Max characters of a report that is read on the event loop, which takes less than 50 ms. Longer
+reports are read in a thread.
+"""
 _ROW_CHARS = 100
-"""Characters that cost as much to read as one row."""
+"""Characters that take as much time to read as one row."""
 _Count = Annotated[int, Meta(ge=1, le=10**6)]
 
 
 class TableLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limits of a table's run."""
+    """Limits of the run of a table."""
 
     width: Annotated[int, Meta(ge=1, le=1000)] = 10
-    """Max executors at a time."""
+    """Max executors that work on a table at a time."""
     max_rounds: _Count = 10
     """Max turns of the delegator."""
     discoveries: _Count = 20
-    """Max questions in one turn that look for rows."""
+    """Max questions for rows in one turn of the delegator."""
     max_tasks: _Count = 3000
-    """Max executors of a run."""
+    """Max tasks of a run. A task is the work of one executor: to find rows, or to look up cells of
+    a row.
+    """
     asks_per_cell: Annotated[int, Meta(ge=1, le=10)] = 2
-    """Max executors that look for a cell; failed executors are allowed twice as many."""
+    """Max executors that look for the value of one cell. If executors fail, up to twice as many are
+    tried.
+    """
     cells_per_ask: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Max cells of a row in one ask; 0 for all wanted cells."""
+    """Max cells of a row that one executor looks up; 0 for all cells that are wanted."""
     max_rows: _Count = 2000
     """Max rows of a table."""
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 1800.0
-    """Longest duration of a table's request, in seconds; replaces server.timeout_s."""
+    """Max duration of a request for a table, in seconds. It applies instead of server.timeout_s."""
 
 
 class TableRequest(msgspec.Struct, frozen=True):
-    """A request for a table."""
+    """A client's request for a table."""
 
     question: str
     """Description of the wanted rows."""
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...] = ()
-    """Known rows, a value for each column; empty values are looked up, the others kept."""
+    """Known rows, with a value for each column. Empty values are looked up, others are kept."""
     closed: bool = False
-    """Whether the table has only the known rows."""
+    """Whether the known rows are all rows of the table, so that no others are looked for."""
     max_rows: int = 0
-    """Max rows; 0 for the limit of the configuration."""
+    """Max rows of the table; 0 for the limit in the configuration."""
 
     def checked(self, limits: TableLimits) -> "TableRequest":
-        """Return the request with normalized values. Raises `BadRequest`."""
+        """Return the request with normalized values. Raises `BadRequest` for the first defect."""
         max_rows = min(self.max_rows or limits.max_rows, limits.max_rows)
         if self.max_rows < 0:
             raise BadRequest(
@@ -122,10 +134,14 @@ class TableRequest(msgspec.Struct, frozen=True):
             )
         if len(self.rows) > max_rows:
             raise BadRequest(
-                f"rows: {len(self.rows)} given, but max_rows is {max_rows}; send fewer rows."
+                f"rows: {len(self.rows)} rows given, at most {max_rows} (max_rows) are allowed; "
+                "send fewer rows."
             )
         if self.closed and not self.rows:
-            raise BadRequest("closed: needs at least one row in `rows`, got none.")
+            raise BadRequest(
+                "closed: a closed table needs at least one row in `rows`; send rows, or unset "
+                "closed."
+            )
 
         schema = checked_schema(self.columns)
         rows = checked_rows(schema, self.rows)
@@ -133,7 +149,7 @@ class TableRequest(msgspec.Struct, frozen=True):
 
 
 def table_of(run: TableRun) -> Table:
-    """Return the table of a run."""
+    """Return the table that results from the reports of a run."""
     reports = zip(run.asks, run.executions, strict=True)
     return assemble(
         run.schema,
@@ -145,7 +161,9 @@ def table_of(run: TableRun) -> Table:
 
 
 def independent_discoveries(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask]:
-    """Return the discoveries that searched themselves instead of sharing another report."""
+    """Return the discoveries that searched themselves, instead of using a report of another run.
+    Discoveries that were interrupted are left out.
+    """
     return {
         ask
         for ask, execution in reports
@@ -154,7 +172,9 @@ def independent_discoveries(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask
 
 
 def _size(execution: Execution) -> int:
-    """Return the characters to read in a report and its passages."""
+    """Return the size of a report and its passages in characters, as a measure of the time that
+    reading them takes.
+    """
     passages = chain.from_iterable(search.shown for search in execution.every_search)
     return sum(
         len(passage.text) for passage in passages
@@ -163,22 +183,29 @@ def _size(execution: Execution) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WideSearch:
-    """Fills tables with a delegator that plans and executors that search; any number at a time."""
+    """Fills tables: a delegator plans the work, and executors search. One instance serves any
+    number of requests at a time.
+    """
 
     delegator: Delegator
     executor: Executes
     limits: TableLimits
     early_dispatch: bool = True
-    """As for `FactorizedSearch`."""
+    """Whether executors may start while the delegator still writes its turn, as in
+    `FactorizedSearch`.
+    """
     managers: Sequence[str] = ()
-    """Names of the managers behind `executor`; a cell that one did not settle goes to the next."""
+    """Names of the managers, if `executor` consists of managers. Repeated asks for a cell go to the
+    managers in turn.
+    """
 
     async def run(self, request: TableRequest, context: RunContext) -> TableRun:
-        """Fill the table of a checked request.
+        """Fill the table of a checked request, and return the run's result.
 
-        A deadline, budget or limit ends the run with the table that there is; a failed executor
-        costs its cells. Both are noted in `context.failures`. Raises `UpstreamError` if the
-        delegator fails before any row is known, and `StoreFailed`.
+        If a deadline passes, or a budget or limit is reached, the result is the table so far, and
+        its outcome names the reason. If an executor fails, its cells remain empty, and the error is
+        noted in `context.failures`. Raises `UpstreamError` if the delegator fails before any row is
+        known, and `StoreFailed` if the run cannot be recorded.
         """
         work = await in_worker(_Filling, self, request, context)
         try:
@@ -191,7 +218,7 @@ class WideSearch:
 
 
 class _Filling:
-    """The filling of one table."""
+    """State of the filling of one table."""
 
     def __init__(
         self,
@@ -211,33 +238,35 @@ class _Filling:
         self._round = 0
 
         self._discoveries: dict[tuple[str, str], str] = {}
-        """Discovery questions by normal form and manager, in the order written."""
+        """Questions of discoveries, by their normal form and manager, in the order in which the
+        delegator wrote them.
+        """
         self._not_dispatched: tuple[str, ...] = ()
-        """Questions of the last turn that were over its limit."""
+        """Questions of the delegator's last turn that exceeded the limit."""
         self._listed: dict[int, dict[RowKey, None]] = {}
-        """Keys that each discovery has named, by the discovery's number."""
+        """Keys of the rows that each discovery has found, by the discovery's number."""
         self._names = {row_key(self._schema, row): self._named(row) for row in request.rows}
-        """Key values as models see them."""
+        """Key values of each row in the form that models are shown, by the row's key."""
 
         self._numbers = context.ledger.asks_before()
-        """Sub-query numbers of all asks; a resumed run keeps those on record."""
+        """Sub-query numbers of all asks. In a resumed run, recorded asks keep their numbers."""
         self._asks = sorted(self._numbers, key=self._numbers.__getitem__)
         self._executions: dict[int, Execution] = {}
         self._queue: list[tuple[float, int, tuple[Any, ...], Ask]] = []
-        """Heap of asks, see `_put`."""
+        """Heap of waiting asks, ordered as `_put` describes."""
         self._at_work: dict[asyncio.Task[Execution], int] = {}
-        """Sub-query numbers of running executors."""
+        """Tasks of the running executors, with their sub-query numbers."""
 
         self._asked = defaultdict[RowKey, Counter[str]](Counter)
-        """Last attempt for each cell, by row and column."""
+        """Number of the last attempt for each cell, by row and column."""
         self._looked = defaultdict[RowKey, Counter[str]](Counter)
-        """Executors that looked for each cell without failing, by row and column."""
+        """Number of executors that looked for each cell without failing, by row and column."""
         self._filled: set[RowKey] = set()
-        """Keys whose fills have been queued."""
+        """Keys of the rows whose fills have been queued."""
 
     @property
     def result(self) -> TableRun:
-        """The run so far; executors that have not reported count as timed out."""
+        """The result so far. Executors that have not reported count as timed out."""
         cut = Execution(
             "",
             NO_EVIDENCE,
@@ -259,17 +288,21 @@ class _Filling:
     # The delegator's part
 
     async def fill(self, group: asyncio.TaskGroup) -> None:
-        """Fill the table; executors run in `group`."""
+        """Fill the table until its outcome is known. `group`: the task group in which executors
+        run.
+        """
         self._group = group
         opening = table_delegation.opening(self._request.question, self._schema)
         if self._request.rows:
             await in_worker(self._plan, "")
             opening += await in_worker(self._status)
         self._delegation = Conversation(self._search.delegator.role.opening(opening))
-        await in_worker(self._plan, "")  # again, as the status took the changes of given rows
+        # Start again with an empty assembly: making the status has consumed the changes of given
+        # rows, which must still be announced.
+        await in_worker(self._plan, "")
 
         rounds = self._limits.max_rounds
-        if self._request.closed:  # one turn, and only to word the questions for columns
+        if self._request.closed:  # at most one turn, to get the missing question templates
             rounds = int(any(not (column.key or column.ask) for column in self._schema.columns))
         if not rounds:
             self._context.on_event(Planned(self._schema.columns))
@@ -283,7 +316,9 @@ class _Filling:
             self._outcome = "rounds_exhausted"
 
     def _plan(self, text: str) -> None:
-        """Set the columns' questions from the delegator's text, and start the fold."""
+        """Read the columns' question templates from the delegator's turn `text`, and start a new
+        assembly of the table.
+        """
         self._schema = table_delegation.planned(Schema(self._request.columns), text)
         self._assembly = Assembly(
             self._schema,
@@ -293,7 +328,7 @@ class _Filling:
         )
 
     def _status(self) -> str:
-        """Return the table's status for the delegator."""
+        """Return the text that shows the delegator the table's status."""
         reports = ((self._asks[number], report) for number, report in self._executions.items())
         table = self._assembly.table()
         return table_delegation.status(
@@ -301,7 +336,7 @@ class _Filling:
         )
 
     async def _turn(self) -> bool:
-        """Take the delegator's next turn; return whether it has new discoveries."""
+        """Let the delegator take its next turn. Return whether it wrote new discoveries."""
         context = self._context
         first = self._round == 1
         context.on_event(RoundStarted(self._round))
@@ -325,9 +360,11 @@ class _Filling:
         return await self._discover(questions, early)
 
     async def _decide(self, early: Dispatching) -> list[tuple[str, str]]:
-        """Return the discoveries of the delegator's turn, each a question and a manager's name.
+        """Let the delegator write its turn. Return its discoveries, each as a question and the name
+        of a manager, which is empty if the delegator named none.
 
-        A failure of the turn becomes the outcome; it is raised only if no row is known yet.
+        If the turn fails, the table's outcome is set. An `UpstreamError` is raised only if no row
+        is known yet.
         """
         delegator = self._search.delegator
         context = self._context
@@ -370,8 +407,8 @@ class _Filling:
         return []
 
     async def _discover(self, questions: Iterable[tuple[str, str]], early: Dispatching) -> bool:
-        """Keep the executors that began early with the turn's first questions, and queue the
-        others; return whether any question is new.
+        """Queue the new questions of the delegator's turn. Executors that have started early on the
+        first of them keep working. Return whether any question is new.
         """
         managers = self._search.managers
         texts = list[str]()
@@ -384,7 +421,8 @@ class _Filling:
                 texts.append(text)
                 asks.append(Ask("discover", (), discovery=len(self._discoveries), manager=manager))
 
-        # An executor that began early has no manager, so a question with one ends the block.
+        # Early work never names a manager, so it can only be used for the questions before the
+        # first that names one.
         unnamed = next((at for at, ask in enumerate(asks) if ask.manager), len(asks))
         begun = await early.keep(texts[:unnamed])
         for ask, task in zip(asks, begun, strict=False):
@@ -397,7 +435,7 @@ class _Filling:
     # The executors' part
 
     async def _work_off(self) -> None:
-        """Run executors until the queue is empty and no conflict is left to settle."""
+        """Run executors until the queue is empty and no conflicting values are left to settle."""
         await self._announce()
         while True:
             await self._start_executors()
@@ -418,7 +456,9 @@ class _Filling:
                 await self._announce()
 
     async def _start_executors(self) -> None:
-        """Start executors on queued asks while slots are free."""
+        """Start executors on the queued asks, up to `width` at a time. Set the outcome if a limit
+        is reached.
+        """
         while self._queue and len(self._at_work) < self._limits.width:
             await asyncio.sleep(0)
             if asyncio.get_running_loop().time() >= self._context.search_deadline:
@@ -431,16 +471,16 @@ class _Filling:
                 self._at_work[self._group.create_task(self._work(number, ask))] = number
 
     async def _work(self, number: int, ask: Ask) -> Execution:
-        """Run one executor."""
+        """Run one executor on an ask. `number`: the number of the sub-query."""
         context = dataclasses.replace(self._context, manager=ask.manager)
-        if ask.kind == "settle":  # a second opinion must not come from a shared report
+        if ask.kind == "settle":  # a second opinion must not be another run's report
             context = dataclasses.replace(context, sharing=False)
         execution = await self._search.executor.run(self._text(ask), number, context)
         context.on_event(Reported(number, execution))
         return execution
 
     def _dispatched(self, ask: Ask) -> int:
-        """Record that an ask begins, and return the number of its sub-query."""
+        """Record that work on an ask begins, and return the number of its sub-query."""
         if ask not in self._numbers:
             self._numbers[ask] = len(self._asks)
             self._asks.append(ask)
@@ -458,7 +498,7 @@ class _Filling:
         return number
 
     def _text(self, ask: Ask) -> str:
-        """Return the sub-query of an ask."""
+        """Return the text of the sub-query that expresses an ask."""
         if ask.row is not None:
             name = self._names[ask.row]
             return question(self._schema, name, ask.columns, reworded=ask.kind == "settle")
@@ -472,7 +512,7 @@ class _Filling:
         return text
 
     def _take(self, number: int, execution: Execution) -> None:
-        """Fold a report into the table, and ask again for what it lacks."""
+        """Add a report to the table, and queue asks for the values that the report lacks."""
         ask = self._asks[number]
         self._executions[number] = execution
         reading = self._assembly.add(ask, execution)
@@ -501,7 +541,9 @@ class _Filling:
         execution: Execution,
         reading: ReportRows,
     ) -> None:
-        """Note the rows that a discovery names, and repeat it if there may be more."""
+        """Note the rows that a discovery found. Queue the discovery again if its list was cut off,
+        or if its executor failed.
+        """
         listed = self._listed.setdefault(ask.discovery, {})
         new = [row.key for row in reading.rows if row.key not in listed]
         listed |= dict.fromkeys(new)
@@ -510,7 +552,7 @@ class _Filling:
             self._names.setdefault(found.key, self._named(values))
 
         attempts = 0
-        if reading.lost and new:  # a long list was cut, and is continued
+        if reading.lost and new:  # a long list was cut off: ask for its further rows
             attempts = self._limits.max_rounds
         elif not execution.looked:
             attempts = 2 * self._limits.asks_per_cell
@@ -522,12 +564,14 @@ class _Filling:
             self._put(replace(ask, attempt=attempt, manager=manager))
 
     def _named(self, values: Sequence[str]) -> tuple[str, ...]:
-        """Return the key values of a row's values."""
+        """Return the values of the key columns. `values`: one value for each column."""
         columns = self._schema.columns
         return tuple(value for column, value in zip(columns, values, strict=True) if column.key)
 
     def _manager(self, attempt: int, wanted: str = "") -> str:
-        """Return the manager of an attempt: `wanted` if it exists, else each in turn."""
+        """Return the name of the manager for an attempt: `wanted` if there is a manager of that
+        name, or else the managers in turn, by the number of the attempt. Empty without managers.
+        """
         managers = self._search.managers
         if not managers:
             return ""
@@ -539,9 +583,10 @@ class _Filling:
         columns: Iterable[str],
         wanted: str = "",
     ) -> None:
-        """Queue asks for cells of a row, except those that were asked for often enough.
+        """Queue asks for cells of a row, except for cells that have reached their limit of
+        attempts.
 
-        `wanted`: the manager that the last report named.
+        `wanted`: the manager to which the last report escalated; empty if it did not.
         """
         limit = self._limits.asks_per_cell
         asked = self._asked[key]
@@ -567,14 +612,14 @@ class _Filling:
             )
 
     def _wanted(self, ask: Ask) -> bool:
-        """Return whether the outcome so far lets an ask begin."""
+        """Return whether the outcome so far still allows work on `ask` to begin."""
         if self._outcome == "rows_exhausted":
             return ask.row is not None
         return self._outcome not in _OVER
 
     def _put(self, ask: Ask) -> None:
-        """Queue an ask: those on record of a resumed run first, then cells before discoveries,
-        then by rank.
+        """Queue an ask, unless the outcome so far rules it out. Asks that a resumed run has on
+        record come first, then asks about cells, then discoveries; within each group by rank.
         """
         if self._wanted(ask):
             rank = ask.rank
@@ -587,7 +632,7 @@ class _Filling:
         heapify(self._queue)
 
     async def _announce(self) -> None:
-        """Announce changed rows, and queue fills for new ones."""
+        """Emit an event for each row that changed, and queue fills for rows that are new."""
         if self._assembly.overflows and self._outcome not in (*_OVER, "rows_exhausted"):
             self._end("rows_exhausted")
         for row in self._assembly.changed():
@@ -604,9 +649,10 @@ class _Filling:
                     self._ask(key, wanted)
 
     async def _settle(self) -> None:
-        """Queue asks for cells in conflict.
+        """Queue settlings for all cells with conflicting values.
 
-        This waits until all reports are in, as reports under another key may have joined a row.
+        This is done only when all reports have arrived, because a report may show that two keys
+        name the same row, which joins their values.
         """
         table = await in_worker(self._assembly.table)
         for row in table.rows:

@@ -1,4 +1,6 @@
-"""Numbers in text: digits of any script, separators, signs, powers of ten in words, and units."""
+"""Reading of numbers in text: with digits of any script, separators, signs, words for powers of
+ten, and units.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -32,8 +34,8 @@ for _line in folded("""\
 """).splitlines():
     _power, *_words = _line.split()
     _POWERS |= dict.fromkeys(_words, int(_power))
-"""Words and characters for powers of ten, without those that mean something else in another
-language, such as "mil".
+"""Exponents of the words and characters for powers of ten. Words that mean different powers in
+different languages, such as "mil", are left out here.
 """
 _LARGE = "万萬만亿億억兆조"
 _SMALL = "十拾십百佰백千仟천"
@@ -56,20 +58,22 @@ _NUMBER = re.compile(
 )
 _PART = re.compile(rf"{_PLAIN_NUMBER}|[{_NUMERALS}]|{_POWER}")
 _LEFT_POWER = re.compile(rf"[{_LARGE}‰]|\b[mbt] ?[$€£¥]|[$€£¥] ?[mbt]\b")
-"""A power of ten without a number."""
+"""Matches a power of ten that no number precedes."""
 _GROUPED = re.compile(r"(?:[1-9]\d{0,2}(?:(?:,\d{3})+|(?:\.\d{3}){2,})|\d{1,2}(?:,\d{2})+,\d{3})")
 _CURRENCY = r"(?:[$€£¥₹₩₽₺]|\b(?:usd|eur|gbp|chf|inr|rs))"
 _LETTER = re.compile(
     rf"(?:{_CURRENCY} ?\d[\d.,]* ?(?:mm?|b|t)|\d ?[mbt](?= ?[$€£¥₹])|(?-i:\d ?[MB]))(?![^\W_])",
     re.IGNORECASE,
 )
-"""A letter that means a power of ten: next to a currency, or in upper case."""
+"""Matches a number with a letter that means a power of ten, such as "5M": next to a currency sign,
+or in upper case.
+"""
 _SIGN = re.compile(
     rf"(?:(?<![\w)])-(?=\S)|\b(?:minus|negative)\b|负|負|零下|マイナス|영하) ?((?:[a-z]{{0,"
     rf"3}}{_CURRENCY})?) ?(?=[\d.])"
 )
 _NEGATIVE = re.compile(r"(\W{0,4})\((\W{0,4})(\d(?:[\d ']*[.,%])+[\d ']*)\W{0,4}\)\W{0,4}")
-"""A negative number in parentheses, as accountants write it."""
+"""Matches a negative number that is written in parentheses, as in accounting."""
 _IN_PARENTHESES = re.compile(r"\([^()]*\)")
 _WORD = re.compile(r"[^\W\d_]+")
 _AFTER = re.compile(r"[ -]?([^\W\d_][^\s,;:()/-]*)")
@@ -99,23 +103,28 @@ _EXACT = Context(prec=200)
 
 
 def number_text(text: str) -> str:
-    """Return a folded text with plain minus signs and words for powers of ten."""
+    """Return `text` folded, with every minus written as `-`, and with letters that mean a power of
+    ten written as words ("5M" as "5mn").
+    """
     text = folded(_LETTER.sub(r"\g<0>n", text))
     return _SIGN.sub(r"\1-", text)
 
 
 def numbers_in(text: str, unit: str) -> Iterator[tuple[str, str]]:
-    """Yield each number in a folded text, as written and in canonical form."""
+    """Yield each number in the folded text `text`, as a pair: as it is written, and in canonical
+    form. `unit`: the column's unit; a power of ten in it divides the number.
+    """
     for written in _NUMBER.finditer(text):
         if number := _exact(written[0], unit):
             yield written[0], number
 
 
 def _exact(written: str, unit: str) -> str | None:
-    """Return a number in canonical form, divided by the power of ten in `unit`, if any.
+    """Return the number `written` in canonical form, divided by the power of ten in `unit` if it
+    contains one. Return None if `written` cannot be read.
 
-    A power multiplies the number before it, and all smaller sums before that: 三百五十万 is
-    (3 * 100 + 5 * 10) * 10,000.
+    A word for a power of ten multiplies the number before it, together with all smaller parts
+    before that number: 三百五十万 is (3 * 100 + 5 * 10) * 10,000.
     """
     parts = _PART.findall(written)
     if len(parts) > _MAX_PARTS:
@@ -156,10 +165,11 @@ def _decimal(written: str) -> Decimal | None:
 
 
 def only_number(text: str, column: Column) -> str | None:
-    """Return the only number in a folded text.
+    """Return the canonical form of the only number in the folded text `text`.
 
-    None if there is none, or a range, a fraction or a date; also if the word after it is no known
-    unit, as it may be a power of ten.
+    Return None if there is no number or more than one, or if the text is a range, a fraction or a
+    date. Also return None if the word after the number is not a known unit, because it may be a
+    power of ten in another language.
     """
     if negative := _NEGATIVE.fullmatch(text):
         text = "{}{}-{}".format(*negative.groups())
@@ -198,14 +208,16 @@ _OTHER_ERA = re.compile(
     r"|明治|大正|昭和|平成|令和|民[国國]|พ\.?ศ"
     r"|\bb\.e\b|\ba\.?h\b|quarter|[季四]半?[期度]|(?<![a-z])[qh][1-4](?!\d)|(?<!\d)[1-4]q"
 )
-"""Years of other eras, and parts of years."""
+"""Matches years in other calendars or eras (such as BC), and parts of years (such as Q1)."""
 _DIGIT = re.compile(r"(?<![a-z\d])\d")
-"""A digit that is not part of a unit such as km2."""
+"""Matches a digit that is not part of a unit such as km2."""
 
 
 def only(matches: Iterable[tuple[str, str]], text: str) -> str | None:
-    """Return the canonical form of the only number or date in a text; None if the text has others,
-    or further digits.
+    """Return the canonical form of the only number or date in `text`. Return None if there is none
+    or more than one, or if the text contains further digits.
+
+    `matches`: the numbers or dates in `text`, each as it is written and in canonical form.
     """
     pairs = list(matches)
     if len(pairs) != 1 or _OTHER_ERA.search(text):

@@ -1,4 +1,6 @@
-"""Plain text of values, without markup and in plain characters, so that equal values match."""
+"""Normalization of values: without markup, and with plain characters, so that equal values become
+equal texts.
+"""
 
 import re
 import unicodedata
@@ -10,7 +12,9 @@ LINK = re.compile(r"!?\[([^\[\]]*)\]\(([^()\s]*(?:\([^()\s]*\)[^()\s]*)*)\)")
 _ADDRESS = re.compile(r"<((?:https?|mailto):[^<>\s]*)>", re.IGNORECASE)
 _INLINE_TAG = re.compile(r"</?(?:b|i|u|em|strong|sup|sub|span|code|mark|small)>", re.IGNORECASE)
 MARKS = re.compile(r"(?<!\d)\*\*+|\*\*+(?!\d)|`|(?<=\S)\[\^?\d{1,3}\](?:\([^()\s]*\))?")
-"""Markup of emphasis, code, and notes such as `[1]` with their links."""
+"""Matches Markdown marks of emphasis and code, and references to notes such as `[1]` with their
+links.
+"""
 _AROUND = " \"'“”‘’«»‹›„,;:!?…*_~|。，、；：！？「」『』《》"
 """Characters that are dropped from both ends of a value."""
 _SIGNS = str.maketrans("“”„‟″‐‑‒–—―−﹣ı٫٬", '"""""--------i.,')
@@ -22,8 +26,8 @@ _POWER_OF_TEN = re.compile(
 
 
 def folded(text: str) -> str:
-    """Return a text case-folded, with plain signs, digits and powers of ten; superscript note
-    numbers are dropped.
+    """Return `text` case-folded, with plain punctuation, ASCII digits, and powers of ten written
+    like `1e6`. Superscript numbers of notes are dropped.
     """
     if not text.isascii():
         text = _RAISED.sub(lambda raised: f"10^{raised[2]}" if raised[1] else "", text)
@@ -37,7 +41,7 @@ def folded(text: str) -> str:
 
 
 def plain(value: str) -> str:
-    """Return a value without Markdown and HTML markup; links become their text."""
+    """Return `value` without Markdown and HTML markup. Links are replaced by their text."""
     if not set("[<*`").isdisjoint(value):
         value = LINK.sub(r"\1", MARKS.sub("", value))
         value = _INLINE_TAG.sub(" ", _ADDRESS.sub(r"\1", value))
@@ -50,8 +54,8 @@ _BRACKETS = str.maketrans({"[": "", "]": "", "(": " (", ")": ") "})
 
 @lru_cache(4096)
 def normal_text(value: str) -> str:
-    """Return the canonical form of a text."""
-    for _ in range(8):  # until it is stable, usually after three rounds
+    """Return the canonical form of the text `value`."""
+    for _ in range(8):  # repeat until nothing changes, usually after three rounds
         text = " ".join(plain(folded(value)).translate(_BRACKETS).split())
         text = _HYPHEN.sub("-", text).replace(" & ", " and ")
         text = text.lstrip(_AROUND).rstrip(_AROUND + ".") or text

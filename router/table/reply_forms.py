@@ -1,6 +1,7 @@
-"""Rows of replies in JSON, JSON lines, or lines of names and values; HTML tables as Markdown.
+"""Reading of rows from replies in JSON, in JSON lines, or in lines of names and values; and
+conversion of HTML tables to Markdown.
 
-No text raises, and the time is linear in the text: broken JSON is tried a few times at most.
+The functions never raise, and take time that is linear in the text.
 """
 
 import html
@@ -16,9 +17,9 @@ from router.trace.table import Column
 _START = re.compile(r"^(?:[-*] |\d{1,4}\. )?[ \t]*(?=[\[{])|[\[,:]\s*(?=[\[{])", re.MULTILINE)
 _JSON = JSONDecoder(parse_float=str, parse_int=str, strict=False)
 _MAX_FAILURES = 5
-"""Max tries at broken JSON."""
+"""Max positions at which the parsing of JSON may fail before it is given up."""
 _MAX_DEPTH = 6
-"""Max objects around the rows."""
+"""Max levels of objects that may enclose the rows."""
 _MARKS = (
     (re.compile(r"(?i)</?(?:tr|table|thead|tbody|tfoot)\b[^<>]*>"), "\n"),
     (re.compile(r"(?i)<t[dh]\b[^<>]*>"), "|"),
@@ -27,7 +28,7 @@ _MARKS = (
 
 
 def without_html(text: str) -> str:
-    """Return a text with its HTML tables in Markdown."""
+    """Return `text` with its HTML tables converted to Markdown."""
     if "<tr" not in text.lower():
         return text
     text = " ".join(text.replace("|", "\\|").split())
@@ -37,7 +38,9 @@ def without_html(text: str) -> str:
 
 
 def reply_rows(text: str, columns: Sequence[Column]) -> list[list[str]]:
-    """Return the rows of JSON in a text; else of its lines of names and values."""
+    """Return the rows in the JSON values of `text`. If there are none, return the rows in its lines
+    of names and values. Each row has a text for each column, empty if the row has none.
+    """
     names = [normal_name(column.name) for column in columns]
     key = next((name for name, column in zip(names, columns, strict=True) if column.key), names[0])
     records = [*_json_records(text, names, key)] or _line_records(text, names, key)
@@ -49,7 +52,9 @@ def _line_records(
     names: Sequence[str],
     key: str,
 ) -> list[dict[str, Any]]:
-    """Return the rows of lines such as `- **City:** Bel`; a repeated name begins the next row."""
+    """Return the rows in lines such as `- **City:** Bel`. When a name occurs again, the next row
+    begins.
+    """
     records: list[dict[str, Any]] = [{}]
     for line in text.split("\n"):
         name, colon, value = line.strip("-* {\"'").partition(":")
@@ -83,7 +88,10 @@ def _records(
     key: str,
     depth: int = _MAX_DEPTH,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a JSON value: objects, perhaps by key or in columns; arrays; or keys."""
+    """Yield the rows in a JSON value. It may be an object or a list of objects (one per row), an
+    object that maps keys to rows, an object with one list per column, a list of lists, or a list of
+    keys.
+    """
     match value:
         case dict() if any(normal_name(name) in names for name in value):
             lists = [cells for cells in value.values() if isinstance(cells, list)][:MAX_COLUMNS]
@@ -111,7 +119,7 @@ def _records(
 
 
 def _cell(value: Any) -> str:
-    """Return a JSON value as a cell's text."""
+    """Return a JSON value as the text of a cell."""
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, bool):

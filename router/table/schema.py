@@ -1,4 +1,6 @@
-"""Checks of columns and given rows before anything is spent, and the questions for cells."""
+"""Checks of a table's requested columns and given rows, which are made before any call, and the
+wording of questions for cells.
+"""
 
 import re
 from collections.abc import Iterable, Sequence, Sized
@@ -11,40 +13,48 @@ from router.trace.table import Column, RowKey, Schema
 
 MAX_COLUMNS = 64
 _MAX_CHOICES = 1024
-"""Max choices of all columns together, as a value is searched for each of them."""
+"""Max choices of all columns together. It limits the time of reading a value, as each choice is
+searched for.
+"""
 _MAX_PLACES = 8
-"""Max placeholders in one ask, as each holds a key of any length."""
+"""Max placeholders in one question template. It limits the length of questions, as a placeholder is
+replaced by a key value of any length.
+"""
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-"""Placeholder of a key column in `Column.ask`."""
+"""Placeholder for the value of a key column in the template `Column.ask`."""
 
 
 @lru_cache(1024)
 def normal_name(name: str) -> str:
-    """Return the case-folded letters and digits of a name, as names are compared."""
+    """Return the form in which names of columns are compared: case-folded, and only letters and
+    digits.
+    """
     form = folded(name)
     return "".join(filter(str.isalnum, form)) or "".join(form.split())
 
 
 def check_number(columns: Sized) -> None:
-    """Raise `BadRequest` for too many columns."""
+    """Raise `BadRequest` if there are more than `MAX_COLUMNS` columns."""
     if len(columns) > MAX_COLUMNS:
         raise BadRequest(
-            f"columns: {len(columns)} of them, at most {MAX_COLUMNS}; ask for fewer, or twice."
+            f"columns: {len(columns)} columns given, at most {MAX_COLUMNS} are allowed; request "
+            "fewer columns, or split them into two tables."
         )
 
 
 def checked_schema(columns: Iterable[Column]) -> Schema:
-    """Return the schema of columns. Raises `BadRequest` for the first defect."""
+    """Return the schema with these columns. Raises `BadRequest` for the first defect."""
     schema = Schema(tuple(columns))
     check_number(schema.columns)
     if (choices := sum(len(column.choices) for column in schema.columns)) > _MAX_CHOICES:
         raise BadRequest(
-            f"columns: {choices} choices in all, at most {_MAX_CHOICES}; leave the type a text."
+            f"columns: {choices} choices given in all columns together, at most {_MAX_CHOICES} are "
+            "allowed; use the type text for columns with many choices."
         )
     if not schema.keys:
         raise BadRequest(
-            "columns: none is a key; mark as keys those that tell the rows apart, often "
-            "the first one."
+            "columns: no key column given; mark as keys the columns whose values identify a row, "
+            "often the first column."
         )
     seen: dict[str, int] = {}
     for number, column in enumerate(schema.columns):
@@ -53,8 +63,8 @@ def checked_schema(columns: Iterable[Column]) -> Schema:
             raise BadRequest(f"columns[{number}] has no name; give it one.")
         if name in seen:
             raise BadRequest(
-                f"{where}: columns[{seen[name]}] has this name; case, spaces and signs "
-                "make no difference."
+                f"{where}: columns[{seen[name]}] has the same name (case, spaces and punctuation "
+                "are ignored); rename one of the two."
             )
         seen[name] = number
         if defect := _defect(column, schema.keys):
@@ -63,16 +73,16 @@ def checked_schema(columns: Iterable[Column]) -> Schema:
 
 
 def _defect(column: Column, keys: Sequence[Column]) -> str:
-    """Describe the first defect of a column; empty if it has none."""
+    """Describe the first defect of a column. Return an empty string if it has none."""
     if (column.type == "choice") != bool(column.choices):
         return (
-            "choices belong to the type choice, and only to it; list them and set the type, "
-            "or do neither."
+            "a column has choices if and only if its type is choice; list choices and set the "
+            "type, or do neither."
         )
     if any(map(is_blank, column.choices)):
         return (
-            "a choice is empty or means that there is no value; leave it out, as every cell "
-            "may be empty."
+            "a choice is empty, or means that there is no value; leave it out, because every cell "
+            "may be empty anyway."
         )
     if column.key or not column.ask:
         return ""
@@ -80,21 +90,28 @@ def _defect(column: Column, keys: Sequence[Column]) -> str:
 
 
 def _ask_defect(ask: str, keys: Sequence[Column]) -> str:
-    """Describe the first defect of a column's question; empty if it has none."""
+    """Describe the first defect of a column's question template. Return an empty string if it has
+    none.
+    """
     usable = {normal_name(key.name): f"{{{key.name}}}" for key in keys}
     placeholders = ", ".join(usable.values())
     named = _PLACEHOLDER.findall(ask)
     if strange := [name for name in named if normal_name(name) not in usable]:
-        return f"its ask names {{{strange[0]}}}, which is no key column; use {placeholders}."
+        return f"ask contains {{{strange[0]}}}, which is not a key column; use {placeholders}."
     if len(named) > _MAX_PLACES:
-        return f"its ask names keys {len(named)} times, at most {_MAX_PLACES}; name each once."
+        return (
+            f"ask contains {len(named)} placeholders, at most {_MAX_PLACES} are allowed; use each "
+            "key column once."
+        )
     if not named:
-        return f"its ask is the same for every row; name the row in it by {placeholders}."
+        return f"ask is the same for every row; name the row in it by {placeholders}."
     return ""
 
 
 def meaning(column: Column) -> str:
-    """Describe a column's values for models; empty if its name is enough."""
+    """Describe a column's values for models. Return an empty string if the column has no
+    description, unit or choices.
+    """
     parts = [column.about, column.unit and f"in {column.unit}", " or ".join(column.choices)]
     return "; ".join(filter(None, parts))
 
@@ -106,9 +123,10 @@ def question(
     *,
     reworded: bool = False,
 ) -> str:
-    """Return the sub-query for some cells of a row: one question, or a list of several.
+    """Return the sub-query that asks for cells of a row: one question, or a list of questions.
 
-    `row`: the key values as models see them. `reworded`: use other words than the first time.
+    `row`: the row's key values, as models see them. `columns`: names of the columns whose cells are
+    wanted. `reworded`: use other words than in the first question.
     """
     key = {normal_name(column.name): value for column, value in zip(schema.keys, row, strict=True)}
     asked = [column for column in schema.columns if column.name in columns]
@@ -135,15 +153,15 @@ def _question(
 
 
 def checked_rows(schema: Schema, rows: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """Return given rows with normalized values, empty if wanted. Raises `BadRequest` for the first
-    defect.
+    """Return the given rows with normalized values; a value that means "none" becomes empty. Raises
+    `BadRequest` for the first defect.
     """
     checked: dict[RowKey, tuple[int, tuple[str, ...]]] = {}
     for number, row in enumerate(rows):
         if len(row) != len(schema.columns):
             raise BadRequest(
-                f"rows[{number}] has {len(row)} values for {len(schema.columns)} columns; give one "
-                "for each, in their order, empty if it is wanted."
+                f"rows[{number}]: must have {len(schema.columns)} values, one for each column in "
+                f"order (an empty value is looked up), got {len(row)}."
             )
         values = tuple(
             "" if is_blank(value, column) else value.strip()
@@ -152,12 +170,12 @@ def checked_rows(schema: Schema, rows: Sequence[Sequence[str]]) -> tuple[tuple[s
         for column, value in zip(schema.columns, values, strict=True):
             if column.key and not value:
                 raise BadRequest(
-                    f"rows[{number}] has no {column.name!r}, which is a key; give it, or "
-                    "drop the row."
+                    f"rows[{number}] has no value for the key column {column.name!r}; give one, or "
+                    "leave out the row."
                 )
         first, _ = checked.setdefault(row_key(schema, values), (number, values))
         if first != number:
             raise BadRequest(
-                f"rows[{number}] has the same key as rows[{first}]; give one of the two."
+                f"rows[{number}] has the same key as rows[{first}]; leave out one of the two."
             )
     return tuple(values for _, values in checked.values())

@@ -1,9 +1,10 @@
-"""Support of a value by the passages that its executor was shown, and names that passages tie
-together.
+"""How well the passages that an executor was shown support a value of its report; and pairs of
+names that passages say belong to the same thing ("A, also known as B").
 
-A value is `stated` if a sentence holds it and that sentence, a neighbouring one or the passage's
-title names the row; `value_only` if a sentence holds it, but the row is not named nearby; else
-`unsupported`.
+- `stated`: a sentence contains the value, and the row is named in that sentence, in the sentence
+  before or after it, or in the passage's title.
+- `value_only`: a sentence contains the value, but the row is not named nearby.
+- `unsupported`: no sentence contains the value.
 """
 
 import re
@@ -32,27 +33,34 @@ _TIE = re.compile(
     r"|(?:又|亦|也|旧|古|原|简|全|别|俗|曾|现|更|改) (?:用 )?"
     r"(?:称|名|叫)(?: (?:为|是|作))?|即)(?= )"
 )
-"""Words between two names of the same thing, in a folded sentence."""
+"""Matches words such as "also known as" between two names of the same thing, in a folded sentence.
+"""
 _MAX_WORDS = 12
 _MAX_CHARS = 200
 """Max words and characters of a name."""
 _MAX_TIES = 64
-"""Max ties of a passage."""
+"""Max ties that are read from a passage."""
 
 
 class Tie(NamedTuple):
-    """Two names that a sentence gives the same thing, as in "A, also known as B"."""
+    """A statement that two names belong to the same thing, as in "A, also known as B". Where the
+    names begin and end is not known, so there are several candidates for each.
+    """
 
     before: tuple[str, ...]
-    """Folded texts before the tying words that may be the first name, the longest first."""
+    """Candidates for the first name: folded texts that end where the tying words begin, the longest
+    first.
+    """
     after: tuple[str, ...]
-    """Folded texts after them that may be the second name, the longest first."""
+    """Candidates for the second name: folded texts that begin where the tying words end, the
+    longest first.
+    """
     document: str
     sentence: str
 
 
 def ties(sentence: str, document: str = "") -> Iterator[Tie]:
-    """Yield the ties in a folded sentence of a document."""
+    """Yield the ties in the folded sentence `sentence` of a document."""
     for words in _TIE.finditer(sentence):
         left = sentence[max(0, words.start() - _MAX_CHARS) : words.start()].split()[-_MAX_WORDS:]
         right = sentence[words.end() : words.end() + _MAX_CHARS].split()[:_MAX_WORDS]
@@ -67,9 +75,10 @@ def tied(
     known: Collection[str],
     documents: int = 2,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of known names that so many documents tie, in different sentences.
+    """Yield the pairs of names in `known` that ties of at least `documents` documents connect.
 
-    A sentence that two documents share counts once, as one of them is a copy.
+    If two documents contain the same sentence, it counts only once, as one document probably copied
+    it from the other.
     """
     ties_of_pairs: dict[tuple[str, str], list[Tie]] = {}
     for tie in candidates:
@@ -87,13 +96,13 @@ def tied(
 
 @lru_cache(256)
 def _ties_of(text: str, document: str) -> tuple[Tie, ...]:
-    """Return the first ties of a passage."""
+    """Return the first `_MAX_TIES` ties in the text of a passage."""
     sentences = (ties(sentence, document) for sentence in read(text).folded)
     return tuple(islice(chain.from_iterable(sentences), _MAX_TIES))
 
 
 class Shown:
-    """Passages that an executor was shown, each once."""
+    """The distinct passages that an executor was shown, prepared for looking up values."""
 
     def __init__(self, passages: Iterable[Passage]) -> None:
         self._passages = list({passage.id: passage for passage in passages}.values())
@@ -107,7 +116,9 @@ class Shown:
         self._values = cache(self._by_value)
 
     def also_named(self, names: Collection[str]) -> set[str]:
-        """Return folded names, and the titles of passages that a passage ties to one of them."""
+        """Return `names`, together with the titles of passages that a tie connects with one of
+        them. All are folded.
+        """
         wanted = set(names)
         also = set(names)
         for pair in tied(self.ties, {*names, *self._titles}, 1):
@@ -122,8 +133,10 @@ class Shown:
         form: str,
         names: Collection[str],
     ) -> tuple[Support, tuple[Citation, ...]]:
-        """Return the support of a value, with a sentence of each passage that holds it. `form`: its
-        canonical form; `names`: folded names of its row.
+        """Return how well the passages support `value`, and a citation of one sentence from each
+        passage that contains it.
+
+        `form`: the value's canonical form. `names`: the folded names of the value's row.
         """
         wanted = sought(value)
         kind = Column("", column.type, unit=column.unit)
@@ -159,8 +172,9 @@ class Shown:
         return "value_only" if unnamed else "unsupported", tuple(unnamed[:MAX_CITED])
 
     def _by_value(self, column: Column) -> list[dict[str, list[int]]]:
-        """Return for each passage the sentences of its numbers or dates; of a date, also under its
-        year and its month.
+        """Return, for each passage, a mapping from the canonical form of each number or date to the
+        numbers of the sentences that contain it. A date is also listed under its year and under its
+        year and month.
         """
         places_of_passages = list[dict[str, list[int]]]()
         for reading in self._readings:

@@ -1,4 +1,6 @@
-"""The delegator's texts for a table: the request, its plan, and the table's status."""
+"""The texts that the delegator of a table is shown (the request, and the table's status), and the
+reading of the plan that it writes.
+"""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -16,13 +18,13 @@ from router.table.schema import checked_schema, meaning, normal_name
 from router.trace.table import Ask, CellState, Column, Row, Schema
 
 STOP = ("<table",)
-"""Stop strings against models that invent the next status."""
+"""Stop strings: a model that writes the tag of a status would invent the table's next status."""
 
-# Limits that bound the delegator's context for tables of any size
+# These limits keep the delegator's context small for tables of any size
 MAX_KEYS = 20
-"""Max rows in a status."""
+"""Max rows that a status lists."""
 MAX_HOLES = 5
-"""Max missing cells in a status."""
+"""Max missing cells that a status lists."""
 _MAX_CHARS = 100
 """Max characters of a row's name."""
 
@@ -35,20 +37,20 @@ _ASK = re.compile(
 
 
 def opening(question: str, schema: Schema) -> str:
-    """Return the request for the delegator."""
+    """Return the text of the request that the delegator is shown first."""
     return prompts.table_request(question, map(described, schema.columns))
 
 
 def described(column: Column) -> str:
-    """Describe a column for models."""
+    """Describe a column for models: name, a star for a key, type, and meaning."""
     kind = "" if column.type == "text" else f":{column.type}"
     about = meaning(column)
     return f"{column.name}{'*' * column.key}{kind}{about and f' ({about})'}"
 
 
 def planned(schema: Schema, text: str) -> Schema:
-    """Return the schema with a turn's questions for columns without one; unusable questions are
-    ignored.
+    """Return the schema with the question templates that the delegator wrote in its turn `text`.
+    Only columns without a template get one. Invalid templates are ignored.
     """
     for name, ask in _ASK.findall(without_thinking(text)):
         wanted = normal_name(readable(name))
@@ -66,8 +68,12 @@ def status(
     independent_discoveries: Collection[Ask],
     not_dispatched: Sequence[str] = (),
 ) -> str:
-    """Return a table's status for the delegator. `independent_discoveries`: as for `completeness`.
-    `not_dispatched`: questions of its last turn that were over the limit.
+    """Return the text that shows the delegator the table's status: counts, and the names of some
+    rows and missing cells.
+
+    `independent_discoveries`: the discoveries that searched themselves, instead of using a report
+    of another run. `not_dispatched`: questions of the delegator's last turn that exceeded the
+    limit.
     """
     known = completeness(table, independent_discoveries)
     missing = sum(known.cells.get(state, 0) for state in _HOLES)
@@ -81,7 +87,7 @@ def status(
 
 
 def _holes(table: Table, names: Sequence[str]) -> Iterator[str]:
-    """Yield the missing cells, by row and column."""
+    """Yield the names of missing cells, as `row: column`."""
     for name, row in zip(names, table.rows, strict=True):
         for column, cell in zip(table.schema.columns, row.cells, strict=True):
             if cell.state in _HOLES:
@@ -89,7 +95,7 @@ def _holes(table: Table, names: Sequence[str]) -> Iterator[str]:
 
 
 def _name(schema: Schema, row: Row) -> str:
-    """Return a row's key values on one line, cut to its limit."""
+    """Return a row's key values on one line, cut to `_MAX_CHARS` characters."""
     shown = ", ".join(
         cell.value for column, cell in zip(schema.columns, row.cells, strict=True) if column.key
     )

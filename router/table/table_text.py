@@ -1,7 +1,8 @@
-"""Tables in the text of models' turns, read and written.
+"""Reading of tables from models' turns, and writing of tables as Markdown.
 
-Any text gives a table, none raises, and the time is linear in the text. Only whole rows are kept;
-rows that are cut off, or that the text says it leaves out, are counted as lost.
+Reading never raises: every text gives a table, which may be empty, in time that is linear in the
+text. Only whole rows are kept. Rows that are incomplete because the text was cut off, and marks
+such as "…" that stand for further rows, are counted as lost.
 """
 
 import csv
@@ -22,13 +23,13 @@ from router.table.schema import normal_name
 from router.trace.table import Column, RowKey, Schema
 
 _MAX_READ = 2_000_000
-"""Max characters of a text; far more than any model writes in a turn."""
+"""Max characters of a text that are read; far more than any model writes in a turn."""
 _MAX_CELLS = 1000
 """Max cells of a header."""
 _FENCE = re.compile(r"\s*(?:```|~~~)")
 _QUOTED = re.compile(r"^ {0,3}> ?(?=\|)", re.MULTILINE)
 _WIDE_BARS = re.compile(r"^ {0,9}｜.*|^[^\s|][^|\n]*\t[^|\n]*$", re.MULTILINE)
-"""Lines with full-width bars, or with tabs."""
+"""Matches table rows whose cells are separated by full-width bars, or by tabs."""
 _SEPARATOR = re.compile(r"\s*:?[-—=]+:?\s*")
 _LEFT_OUT = re.compile(
     r"\s*\(?(?:\.{2,}|…+|⋮)\s*(?:(?:and )?(?:so on|(?:\d+ )?(?:more|others)(?: rows)?|"
@@ -52,9 +53,11 @@ _OPENING_WORDS = re.compile(
     |很?抱歉|对不起|以下|根据|(?:没有|未)找到|申し訳|すみません|죄송|다음은""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""First words of replies that are no list."""
+"""Matches the first words of lines that introduce or replace a list, so that they are not read as
+items of the list.
+"""
 _PIECE = re.compile(r"""[^\w.…⋮?-]*$|[{}\]<]|\[\s*(?:["\[{]|$)|["'][^"']*["']\s*:""")
-"""Punctuation, or a part of JSON or HTML."""
+"""Matches lines that are only punctuation, or a part of JSON or HTML."""
 _SENTENCE = re.compile(
     r"""(?:\S+\s+){3}.*(?<!\b[A-Z])(?<!\bInc)(?<!\bLtd)(?<!\bCo)(?<!\bCorp)"""
     r"""(?<!\bJr)(?<!\bSr)\.["')”]?\s*$"""
@@ -65,12 +68,14 @@ _IN_PARENTHESES = re.compile(r"[(（][^()（）]*[)）]")
 
 
 class TableText(NamedTuple):
-    """Table that was read."""
+    """A table as it was read from a text."""
 
     rows: tuple[tuple[str, ...], ...]
-    """A text for each column, empty if there is none; markup is kept."""
+    """Rows with a text for each column, empty if the row has none. Markup is kept."""
     lost: int
-    """Rows that are missing: cut off, left out, or without a key."""
+    """Number of rows that were not read: because they are cut off, left out with "…", or without a
+    key.
+    """
 
 
 def read_rows(
@@ -79,11 +84,11 @@ def read_rows(
     *,
     cut: bool = False,
 ) -> TableText:
-    """Read JSON, HTML or Markdown tables, fenced or not, with prose around them; else CSV, or a
-    list of keys, one in a line.
+    """Read the tables in a text, which may be JSON, HTML or Markdown, with or without a code fence,
+    and surrounded by prose. If there is none, read CSV, or a list with one key per line.
 
-    The columns of a header may stand in any order; tables without a header are read by position.
-    `cut`: something ended the text early.
+    A header may have the columns in any order. In a table without a header, columns are identified
+    by position. `cut`: True if the text ended early, for example at the length limit.
     """
     unquoted = _QUOTED.sub("", without_html(text[:_MAX_READ].replace("\r\n", "\n")))
     if rows := reply_rows(unquoted, columns):
@@ -100,7 +105,7 @@ def read_rows(
         lines = [line for line in lines if line.strip() and not _FENCE.match(line)]
         return _usable(_listed(lines, columns), columns, lost)
 
-    # A table whose header names columns wins over those that are read by position
+    # If a table has a header that names columns, tables that are read by position are ignored
     named: list[list[str]] = []
     placed: list[list[str]] = []
     order = list[int]()
@@ -121,7 +126,7 @@ def read_rows(
 
 
 def _cells(line: str) -> list[str]:
-    """Return the raw cells of a line, without a bullet and the outer bars."""
+    """Return the raw cells of a table row, without the outer bars and a leading bullet."""
     line = _BULLETED.sub("", line.strip())
     cells = line.split("|")
     if "\\" in line:
@@ -132,7 +137,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _parts(table: list[list[str]], columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
-    """Return the header of a table, empty if it has none, and its rows."""
+    """Return the header of a table, which is empty if it has none, and the table's rows."""
     names = {normal_name(column.name) for column in columns}
     dashes = [bool(row) and all(map(_SEPARATOR.fullmatch, row)) for row in table]
     first = table[0]
@@ -149,12 +154,14 @@ def _parts(table: list[list[str]], columns: Sequence[Column]) -> tuple[list[str]
 
 
 def _name(cell: str) -> str:
-    """Return the name in a header's cell, as names are compared."""
+    """Return the name in a header's cell, in the form in which names are compared."""
     return normal_name(plain(_text(cell)))
 
 
 def _order(header: Sequence[str], columns: Sequence[Column]) -> list[int]:
-    """Return the position of each column under a header, -1 for none; empty if it names none."""
+    """Return the position of each column in a header, or -1 if the column is missing. Return an
+    empty list if the header names none of the columns.
+    """
     names = [(_name(cell), _name(_IN_PARENTHESES.sub("", cell))) for cell in header[:_MAX_CELLS]]
     order = list[int]()
     for column in columns:
@@ -166,7 +173,7 @@ def _order(header: Sequence[str], columns: Sequence[Column]) -> list[int]:
     if max(order, default=-1) == -1:
         return []
 
-    # A column under another name counts at its own position
+    # A column that the header has under another name is read from its own position
     for at, column in enumerate(columns):
         free = order[at] == -1 and at < len(header) and at not in order
         if free and (column.key or len(header) == len(columns)):
@@ -179,7 +186,9 @@ def _ordered(
     width: int,
     order: Sequence[int],
 ) -> Iterable[list[str]]:
-    """Yield the cells of rows in the order of the columns; surplus cells join the last one."""
+    """Yield the cells of each row in the order of the columns. If a row has more cells than
+    `width`, the surplus cells are joined with the last one.
+    """
     for row in rows:
         cells = row
         if len(row) > width:
@@ -188,7 +197,7 @@ def _ordered(
 
 
 def _text(cell: str) -> str:
-    """Return the text of a raw cell."""
+    """Return the text of a raw cell, with escapes and line breaks resolved."""
     return _ESCAPE.sub(lambda escape: escape[1] or "\n", cell).strip()
 
 
@@ -197,8 +206,8 @@ def _usable(
     columns: Sequence[Column],
     lost: int,
 ) -> TableText:
-    """Return the rows that have a key. A ditto mark, and an empty part of a key, stand for the cell
-    above.
+    """Return the rows that have a complete key. A ditto mark, and an empty key cell in a row that
+    has other key cells, are replaced by the cell above. `lost`: number of rows already lost.
     """
     keys = [at for at, column in enumerate(columns) if column.key]
     usable: list[tuple[str, ...]] = []
@@ -221,7 +230,9 @@ def _usable(
 
 
 def _listed(lines: Sequence[str], columns: Sequence[Column]) -> Iterable[Sequence[str]]:
-    """Return the rows of CSV with a header, or of a list of keys."""
+    """Read the lines as CSV if one of the first is a CSV header, or else as a list of keys. Return
+    the rows.
+    """
     for at, line in enumerate(lines[:10]):
         for mark in ",;":
             if sum(place != -1 for place in _order(line.split(mark), columns)) > 1:
@@ -229,7 +240,7 @@ def _listed(lines: Sequence[str], columns: Sequence[Column]) -> Iterable[Sequenc
 
     names = {normal_name(column.name) for column in columns}
     place = next((at for at, column in enumerate(columns) if column.key), 0)
-    # With other columns, a line may say more than the key
+    # If there are further columns, a line may contain more than the key
     first_part = _FIRST_PART if len(columns) > 1 else _BOLD
     rows = []
     for item in map(str.strip, _items(lines)):
@@ -241,7 +252,9 @@ def _listed(lines: Sequence[str], columns: Sequence[Column]) -> Iterable[Sequenc
 
 
 def _items(lines: Sequence[str]) -> list[str]:
-    """Return the bulleted items of a list; else its lines, or the parts of its only line."""
+    """Return the items of a bulleted list. If there are no bullets, return the lines, or the parts
+    of a single line with commas.
+    """
     items = [line[bullet.end() :] for line in lines if (bullet := _BULLET.match(line))]
     if items:
         return items
@@ -258,7 +271,9 @@ def read_csv(
     columns: Sequence[Column],
     delimiter: str = ",",
 ) -> list[tuple[str, ...]]:
-    """Return the rows of CSV under a header that names any of the columns, up to an error."""
+    """Return the rows of a CSV text whose first line is a header. Return nothing if the header
+    names none of the columns. Reading ends at the first syntax error.
+    """
     rows: list[list[str]] = []
     file = io.StringIO(text.removeprefix("\ufeff"), newline="")
     with suppress(csv.Error):
@@ -269,8 +284,8 @@ def read_csv(
 
 
 def to_markdown(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
-    """Write a Markdown table. `read_rows` reads it back, except for outer spaces and the kinds of
-    line breaks.
+    """Return the rows as a Markdown table. `read_rows` reads the same values from it, except for
+    leading and trailing spaces and the kind of line breaks.
     """
     lines = [[_written(column.name) for column in columns], ["---"] * len(columns)]
     lines += [[_written(value) for value in row] for row in rows]
@@ -294,8 +309,11 @@ def read_values(
     wanted: Sequence[Column],
     row: RowKey,
 ) -> tuple[str, ...]:
-    """Return the values of some columns for one row, empty where there is none: from lines such as
-    `founder: Ana`, from the row of a table, or, if one value is wanted, the whole text.
+    """Read the values of the `wanted` columns for one row from a text. A value is empty if the text
+    has none.
+
+    The text may contain lines such as `founder: Ana`, or a table with the row `row`. If only one
+    value is wanted, it may be the whole text.
     """
     columns = Schema((*schema.keys, *wanted))
     is_markup = _MARKUP.search(text[:_MAX_READ])
@@ -306,7 +324,8 @@ def read_values(
             return values
 
     if is_markup or "|" in text:
-        unkeyed = [Column(column.name) for column in columns.columns]  # the key may be missing
+        # Columns without keys, because the row may lack its key
+        unkeyed = [Column(column.name) for column in columns.columns]
         rows = read_rows(text, unkeyed).rows
         if len(rows) > 1:
             rows = tuple(values for values in rows if row_key(columns, values) == row)
@@ -315,7 +334,7 @@ def read_values(
 
 
 def _pairs(text: str, columns: Schema) -> dict[str, str]:
-    """Return the values of lines such as `founder: Ana`, by names."""
+    """Return the values in lines such as `founder: Ana`, by their normal names."""
     names = {normal_name(column.name) for column in columns.columns}
     pairs: dict[str, str] = {}
     for line in text.split("\n"):
@@ -323,7 +342,7 @@ def _pairs(text: str, columns: Schema) -> dict[str, str]:
         parts = _PAIR.split(line[bullet.end() if bullet else 0 :].strip(" |"), maxsplit=1)
         if len(parts) == 3:
             name, _, value = parts
-            # A table's header is no pair
+            # The header of a table is not a pair of name and value
             if value.strip() and _name(value.split("|", maxsplit=1)[0]) not in names:
                 pairs.setdefault(_name(name), _text(value))
     return pairs
@@ -331,7 +350,7 @@ def _pairs(text: str, columns: Schema) -> dict[str, str]:
 
 _PAIR = re.compile(r"([|:：=])")
 _MARKUP = re.compile(r"""^[ \t]*(?:\{|\[\s*[\[{"])|<tr\b""", re.MULTILINE | re.IGNORECASE)
-"""Start of JSON or HTML."""
+"""Matches the start of JSON or of an HTML table."""
 _OPENING = re.compile(r"<\s{0,4}answer\s{0,4}>", re.IGNORECASE)
 _CLOSING = re.compile(r"<\s{0,4}/\s{0,4}answer\s{0,4}>[^\S\n]*(?=\n|$|<)", re.IGNORECASE)
 _EVIDENCE = re.compile(
@@ -341,11 +360,12 @@ _EVIDENCE = re.compile(
 
 
 def parse_table_turn(text: str, cut: bool = False) -> ExecutionTurn:
-    """Parse an executor's turn that may hold a table.
+    """Parse an executor's turn whose report may contain a table. `cut`: True if the length limit
+    ended the turn.
 
-    It differs from `parse_turn`: line breaks are kept, a turn that was `cut` counts up to its last
-    whole line, and a table needs neither tags nor evidence, as its values are looked up in the
-    passages anyway.
+    This differs from `parse_turn` in three ways. Line breaks are kept. A turn that was cut is read
+    up to its last whole line. A table is accepted without tags and without evidence, because its
+    values are looked up in the passages anyway.
     """
     turn = parse_turn(text, cut)
     report = turn.report if isinstance(turn, ReportTurn) else NO_EVIDENCE
@@ -368,8 +388,8 @@ def parse_table_turn(text: str, cut: bool = False) -> ExecutionTurn:
 
 
 def _answer_end(body: str) -> int | None:
-    """Return the end of the answer, as rows may quote tags: the last closing tag before the
-    evidence, else the evidence; None if neither is there.
+    """Return the position at which the answer ends: at the last closing tag before the evidence
+    (the last, as rows may quote tags), or else at the evidence. Return None if there is neither.
     """
     evidence = _EVIDENCE.search(body)
     closings = _CLOSING.finditer(body, 0, evidence.end() if evidence else len(body))

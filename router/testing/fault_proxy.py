@@ -1,8 +1,9 @@
-"""Proxies that inject faults by a seed: calls are reset, refused in storms, never answered, cut or
-garbled.
+"""Proxies that inject random faults between the gateway and model endpoints, for tests. Calls are
+reset, refused for a while, never answered, interrupted or garbled. The same seed gives the same
+faults.
 
-A proxy records the request id of each attempt and the upstream's own token count, to compare with
-a ledger.
+A proxy also records the request id of each attempt and the endpoint's own token count, so that they
+can be compared with the ledger.
 """
 
 import asyncio
@@ -40,9 +41,11 @@ Fault = Literal[
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 SEARCH_FAULTS: tuple[Fault, ...] = "reset", "black_hole", "drip", "overloaded"
 STORMS: dict[Fault, int] = {"throttled": 429, "overloaded": 503}
-"""Faults that hit all calls for a while, with their HTTP status."""
+"""Faults that come as storms, in which all calls are refused for a while, with the HTTP status."""
 _STORM_WEIGHT = 0.1
-"""Likelihood of a storm relative to another fault, as it hits many calls."""
+"""Probability of a storm relative to that of any other fault. It is low, as a storm affects many
+calls.
+"""
 _STORM_S = (0.2, 1.5)
 """Shortest and longest duration of a storm, in seconds."""
 _DATA = b"data: {"
@@ -65,13 +68,13 @@ _RETRY_AFTER = (None, "0", "1", "3600", "-5", "soon", "Wed, 21 Oct 2015 07:28:00
 _PASSED_ON = (REQUEST_ID, "Content-Type", "Authorization")
 _DRIP_BYTES = 16
 _DRIP_S = (0.005, 0.2)
-"""Shortest and longest pause of a dripping reply, in seconds."""
+"""Shortest and longest pause between two pieces of a reply with the fault `drip`, in seconds."""
 _STUCK_SHARE = 0.5
-"""Likelihood that another request than a completion hangs, relative to the plan's share."""
+"""Probability that a request other than a completion hangs, relative to the plan's `share`."""
 
 
 class FaultPlan:
-    """Random sequence of faults, one for each call; the same seed gives the same faults."""
+    """Random sequence of faults, one for each call. The same seed gives the same sequence."""
 
     def __init__(
         self,
@@ -80,11 +83,13 @@ class FaultPlan:
         faults: Iterable[Fault] = FAULTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`share`: share of the calls at which a fault begins. `clock`: returns seconds."""
+        """`share`: probability that a fault begins at a call, from 0 to 1. `clock`: returns the
+        current time in seconds.
+        """
         self.chance = random.Random(seed)
         self.share = share
         self.seen = Counter[str]()
-        """Number of calls by fault."""
+        """Number of calls by fault; the key `none` counts calls without a fault."""
         self.faults = tuple(faults)
         self._clock = clock
         self._weights = [_STORM_WEIGHT if fault in STORMS else 1.0 for fault in self.faults]
@@ -92,7 +97,7 @@ class FaultPlan:
         self._storm_until = 0.0
 
     def next(self) -> Fault | None:
-        """Draw the fault of the next call."""
+        """Return the fault of the next call; None if it has none."""
         fault = self._draw() if self.share else None
         self.seen[fault or "none"] += 1
         return fault
@@ -111,7 +116,9 @@ class FaultPlan:
 
 
 def corrupted(line: bytes, fault: Fault | None, chance: random.Random) -> Iterator[bytes]:
-    """Yield a line of an event stream, in pieces, with a fault that does not end the stream."""
+    """Yield one line of an event stream, in one or more pieces, changed by `fault`. Faults that end
+    the stream do not change lines.
+    """
     match fault if line.startswith(_DATA) else None:
         case "drip":
             for at in range(0, len(line), _DRIP_BYTES):
@@ -135,22 +142,22 @@ def corrupted(line: bytes, fault: Fault | None, chance: random.Random) -> Iterat
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """Upstream's own token count of one request."""
+    """Token counts of one request as the upstream reported them."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
 class Attempt(msgspec.Struct):
-    """Completion request that reached an upstream."""
+    """Completion request that reached the proxy of an upstream."""
 
     deployment: str
-    """Base URL at which it was made."""
+    """Base URL of the proxy to which the request was made."""
     request_id: str
     conversation: bytes = b""
-    """Digest of its messages."""
+    """Digest of the request's messages."""
     counted: Counted | None = None
-    """Token count of a stream that was passed on unchanged to its end."""
+    """Token counts of a stream that was passed on completely and unchanged; None for others."""
 
 
 class _Chunk(msgspec.Struct):
@@ -162,21 +169,23 @@ class _Asked(msgspec.Struct):
 
 
 class FaultProxy:
-    """Proxy of one upstream that passes requests on unless its plan draws a fault."""
+    """Proxy of one upstream. It passes requests on, unless its plan gives a fault for the call."""
 
     base_url: str
 
     def __init__(self, upstream: str, session: aiohttp.ClientSession, plan: FaultPlan) -> None:
-        """`upstream`: base URL of the upstream."""
+        """`upstream`: base URL of the upstream. `session`: makes the requests to the upstream.
+        `plan`: the faults.
+        """
         self._root = upstream.removesuffix("/v1")
         self._session = session
         self.plan = plan
         self.attempts: list[Attempt] = []
-        """Attempts in order of arrival."""
+        """All completion requests, in the order of arrival."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["FaultProxy"]:
-        """Listen on a free port of the loopback."""
+        """Listen on a free port of the loopback interface while the context is open."""
         complete = web.post("/v1/chat/completions", self._complete)
         async with served(complete, web.route("*", "/{path:.*}", self._other)) as self.base_url:
             yield self
@@ -198,7 +207,7 @@ class FaultProxy:
         return await self._passed_on(request, fault, attempt)
 
     async def _other(self, request: web.Request) -> web.StreamResponse:
-        """Pass on another request than a completion, such as a health check, or let it hang."""
+        """Pass on a request other than a completion, such as a health check, or let it hang."""
         stuck_share = self.plan.share * _STUCK_SHARE if "black_hole" in self.plan.faults else 0.0
         if self.plan.chance.random() < stuck_share:
             self.plan.seen["stuck"] += 1
@@ -208,7 +217,9 @@ class FaultProxy:
     async def _passed_on(
         self, request: web.Request, fault: Fault | None, attempt: Attempt
     ) -> web.StreamResponse:
-        """Pass a request on and its reply back, and count the reply in `attempt`."""
+        """Pass a request on to the upstream, and its reply back with `fault`. Note the reply's
+        token counts in `attempt`.
+        """
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         url = self._root + request.path_qs
         chance = self.plan.chance
@@ -225,7 +236,7 @@ class FaultProxy:
                 await response.prepare(request)
                 async for line in reply.content:
                     if lines_left == 0:
-                        # Leaving this context also closes the connection to the upstream
+                        # Leaving the `async with` also closes the connection to the upstream
                         return await reset(request)
                     lines_left -= bool(line.strip())
                     if line.startswith(_DATA):
@@ -234,7 +245,7 @@ class FaultProxy:
                     for piece in corrupted(line, fault, chance):
                         await response.write(piece)
                         await asyncio.sleep(pause_s)
-        except (aiohttp.ClientError, ConnectionError):  # of either side
+        except (aiohttp.ClientError, ConnectionError):  # the upstream's or the client's connection
             return await reset(request)
         if fault in (None, "drip"):
             attempt.counted = counted
@@ -242,7 +253,7 @@ class FaultProxy:
 
 
 class FaultyRetriever:
-    """Retriever that passes searches on unless its plan draws a fault."""
+    """Retriever that passes searches on to another one, unless its plan gives a fault."""
 
     def __init__(self, retriever: Retriever, plan: FaultPlan) -> None:
         self._retriever = retriever
@@ -271,7 +282,11 @@ class FaultyRetriever:
 async def fault_proxies(
     upstreams: Sequence[str], seed: int, faults: Iterable[Fault] = FAULTS
 ) -> AsyncIterator[list[FaultProxy]]:
-    """Run a proxy for each upstream, without faults yet, on free ports of the loopback."""
+    """Run a proxy for each of the base URLs `upstreams`, on free ports of the loopback interface.
+
+    The proxies inject no faults until `plan.share` is raised above 0. `seed`: seed of all plans.
+    `faults`: the faults to draw from.
+    """
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(
             aiohttp.ClientSession(

@@ -1,8 +1,10 @@
-"""A small HTTP server with OpenAI's API and scripted answers: immediate, paced, or faulty.
+"""A small HTTP server with OpenAI's API, for tests. Its answers are scripted, and may be immediate,
+paced, or faulty.
 
-`plays(says("hello"))` answers requests with a list of behaviours, one after the other.
-`plays(writes(script))` calls a function for the text and pace of each answer.
-Tokens are words; `GET /metrics` counts them, as vLLM does.
+A behaviour is a handler of one request. `server.plays(says("hello"), fails(503, "busy"))` sets the
+behaviours of the next requests, one per request. `server.plays(writes(script))` calls the function
+`script` for the text and pace of each answer. Each word counts as one token, and `GET /metrics`
+reports the tokens under vLLM's names.
 """
 
 import asyncio
@@ -20,7 +22,7 @@ from aiohttp import web
 from router.models.openai_wire import REQUEST_ID
 
 MODEL = "tiny"
-"""The only model; any other name gets a 404, as from vLLM."""
+"""Name of the only model. A request for any other model gets status 404, as from vLLM."""
 
 USAGE = {
     "prompt_tokens": 11,
@@ -32,52 +34,59 @@ USAGE = {
 
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8"}
 _TOKENS = web.RequestKey("tokens", dict[str, int])
-"""Tokens of the reply to a request."""
+"""Key under which a request keeps the token counts of its reply."""
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """Handler of one request."""
 
 
 class OpenAIServer:
-    """Server that plays behaviours in order, one per request, and then repeats the last one."""
+    """State of the server: its behaviours, and the requests that it has recorded. Behaviours are
+    used in order, one per request, and the last one is repeated.
+    """
 
     def __init__(self, base_url: str = "", *, recording: bool = True) -> None:
-        """`recording`: record requests, and serve `MODEL` only; otherwise any model is served."""
+        """`recording`: whether to record requests, and to refuse models other than `MODEL`."""
         self.base_url = base_url
         self.recording = recording
         self.tokens = Counter[str]()
-        """`prompt` and `generation` tokens that `writes` has read and written."""
+        """Sums of the tokens of prompts (`prompt`) and answers (`generation`) of `writes`."""
         self.bodies: list[dict[str, Any]] = []
         """JSON bodies of all requests."""
         self.headers: list[dict[str, str]] = []
+        """Headers of all requests."""
         self.request_ids: list[str | None] = []
-        """`X-Request-Id` of all requests."""
+        """The header `X-Request-Id` of all requests."""
         self.connections: set[object] = set()
-        """All connections that brought a request."""
+        """All connections over which a request arrived."""
         self.received = asyncio.Event()
         """Set once a request has arrived."""
         self.context = 32_768
-        """Context length in the list of models, in tokens."""
+        """Context length that the list of models reports, in tokens."""
         self.salt = ""
-        """A part of each embedded text; another salt gives the embeddings of another model."""
+        """A string that is added to each embedded text. Another salt gives other embeddings, as
+        another model would.
+        """
         self.tokenizes = False
-        """Whether it counts tokens, as vLLM does; they are words."""
+        """Whether `POST /tokenize` counts tokens, as vLLM does; otherwise the route is missing."""
         self.counted: list[dict[str, Any]] = []
-        """JSON bodies of all requests to count tokens."""
+        """JSON bodies of all requests to `POST /tokenize`."""
         self._started_at = time.time()
         self._disconnected = asyncio.Event()
         self._behaviours: list[Behaviour] = [says("hello")]
 
     def plays(self, *behaviours: Behaviour) -> None:
-        """Answer further requests with these behaviours."""
+        """Answer further requests with these behaviours, one per request. The last is repeated."""
         self._behaviours = list(behaviours)
 
     async def sees_disconnect(self) -> None:
-        """Wait until a client leaves before its answer is complete; fail after 10 seconds."""
+        """Wait until a client disconnects before its answer is complete. Raises `TimeoutError`
+        after 10 seconds.
+        """
         async with asyncio.timeout(10):
             await self._disconnected.wait()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request."""
+        """Record a request if `recording` is true, and answer it with the next behaviour."""
         if self.recording:
             self.bodies.append(await request.json())
             self.headers.append(dict(request.headers))
@@ -96,13 +105,13 @@ class OpenAIServer:
             self.tokens.update(request.get(_TOKENS, {}))
 
     async def models(self, _request: web.Request) -> web.Response:
-        """Return the list of models."""
+        """Answer `GET /v1/models`: return the list of models."""
         return web.json_response(
             {"object": "list", "data": [{"id": MODEL, "max_model_len": self.context}]}
         )
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        """Return the number of words in a text or a conversation."""
+        """Answer `POST /tokenize`: return the number of words in a text or a conversation."""
         self.counted.append(body := await request.json())
         if not self.tokenizes:
             raise web.HTTPNotFound
@@ -111,7 +120,9 @@ class OpenAIServer:
         return web.json_response({"count": sum(len(text.split()) for text in texts)})
 
     async def embeddings(self, request: web.Request) -> web.Response:
-        """Return a vector of eight dimensions for each text, from its digest."""
+        """Answer `POST /v1/embeddings`: return a vector of eight dimensions for each text, which is
+        computed from the text's digest.
+        """
         texts = (await request.json())["input"]
         digests = [hashlib.shake_256(f"{self.salt}{text}".encode()).digest(8) for text in texts]
         data = [
@@ -121,7 +132,9 @@ class OpenAIServer:
         return web.json_response({"object": "list", "data": data})
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        """Return the tokens of all answers so far and the start time, under vLLM's names."""
+        """Answer `GET /metrics`: return the tokens so far and the start time, under vLLM's
+        names.
+        """
         samples: dict[str, float] = {"process_start_time_seconds": self._started_at}
         samples |= {
             f"vllm:{kind}_tokens_total": self.tokens[kind] for kind in ("prompt", "generation")
@@ -131,7 +144,7 @@ class OpenAIServer:
 
 @asynccontextmanager
 async def served(*routes: web.RouteDef) -> AsyncIterator[str]:
-    """Serve these routes on a free port of the loopback, and yield the base URL."""
+    """Serve `routes` on a free port of the loopback interface, and yield the base URL."""
     app = web.Application(client_max_size=64 << 20)
     app.add_routes(routes)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -145,11 +158,11 @@ async def served(*routes: web.RouteDef) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def serving(*, recording: bool = True) -> AsyncIterator[OpenAIServer]:
-    """Run a server on a free port of the loopback."""
+    """Run an `OpenAIServer` on a free port of the loopback interface."""
     server = OpenAIServer(recording=recording)
     routes = (
         web.post("/v1/chat/completions", server.answer),
-        web.post("/v1/messages", server.answer),  # Anthropic's
+        web.post("/v1/messages", server.answer),  # Anthropic's API
         web.get("/v1/models", server.models),
         web.post("/tokenize", server.tokenize),
         web.post("/v1/embeddings", server.embeddings),
@@ -166,9 +179,10 @@ def says(
     reasoning: dict[str, str] | None = None,
     usage: dict[str, Any] | None = USAGE,
 ) -> Behaviour:
-    """Answer with `texts`: joined, or one per chunk of a stream, as vLLM does.
+    """Return a behaviour that answers with `texts`. In a stream, each text is a chunk, as from
+    vLLM; otherwise the texts are joined.
 
-    `reasoning`: under the engine's name for it, such as `{"reasoning_content": "hm"}`.
+    `reasoning`: the reasoning as a field of the message, such as `{"reasoning_content": "hm"}`.
     """
     end = {"finish_reason": finish_reason, "stop_reason": stop_reason}
     deltas: list[Mapping[str, str | None]] = [{"role": "assistant"}]
@@ -192,44 +206,47 @@ def says(
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
-    """Fields of a completion request that scripts read."""
+    """The fields of a completion request that a script for `writes` may read."""
 
     model: str
     messages: list[dict[str, Any]]
     stream: bool = False
     request_id: str = ""
-    """`X-Request-Id`: the run's id and the call's number."""
+    """The header `X-Request-Id`: the id of the run and the number of the call."""
 
     @property
     def texts(self) -> list[str]:
-        """Contents of the messages."""
+        """The contents of the messages."""
         return [str(message["content"]) for message in self.messages]
 
     @property
     def run_id(self) -> str:
-        """Id of the call's run."""
+        """Id of the run that makes the call."""
         return self.request_id.rpartition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Text to write, in tokens."""
+    """Text of an answer, in tokens, and the pace at which a stream writes it."""
 
     tokens: Sequence[str]
     first_token_s: float = 0.0
+    """Seconds before the first token."""
     token_s: Callable[[], float] | None = None
-    """Called for the seconds before each further token; None writes all immediately, in a few
-    pieces.
+    """Called before each further token; returns the seconds to wait. None to write all tokens
+    immediately, in a few pieces.
     """
 
     @classmethod
     def of(cls, text: str) -> "Reply":
-        """Return a text to write immediately, one token per word."""
+        """Return a reply that writes `text` immediately, with one token per word."""
         return cls([f" {word}" if at else word for at, word in enumerate(text.split(" "))])
 
 
 def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
-    """Answer with `script`, called for each request; streams report the usage so far."""
+    """Return a behaviour that calls `script` for each request, and writes the reply that it
+    returns. In a stream, each chunk reports the usage so far.
+    """
 
     async def play(request: web.Request) -> web.StreamResponse:
         asked = msgspec.json.decode(await request.read(), type=ChatRequest)
@@ -245,7 +262,7 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
         if reply.token_s is None:
             deltas = [piece for piece in (b"".join(deltas[:1]), b"".join(deltas[1:])) if piece]
         else:
-            counts["generation"] = min(wrote, 1)  # what is cut is not written
+            counts["generation"] = min(wrote, 1)  # grows with each token that is really sent
         response = web.StreamResponse(headers=_SSE)
         clock = asyncio.get_running_loop().time
         with suppress(ConnectionResetError):  # the client has left
@@ -264,15 +281,15 @@ def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
 
 
 def complete_reply(reply: Reply, read: int) -> bytes:
-    """Return the body of a whole reply. `read`: tokens of the prompt."""
+    """Return the body of a reply that is not streamed. `read`: number of tokens of the prompt."""
     message = {"role": "assistant", "content": "".join(reply.tokens)}
     choice = {"message": message, "finish_reason": "stop"}
     return msgspec.json.encode({"choices": [choice], "usage": _usage(read, len(reply.tokens))})
 
 
 def events(reply: Reply, read: int) -> list[bytes]:
-    """Return the events of a stream: one for each token, and the end. `read`: tokens of the
-    prompt.
+    """Return the events of a stream: one for each token, and the end. `read`: number of tokens of
+    the prompt.
     """
     deltas = [
         event(
@@ -295,7 +312,9 @@ def _usage(read: int, wrote: int) -> dict[str, int]:
 def streams(
     *pieces: bytes, then: Callable[[web.Request], Awaitable[object]] | None = None
 ) -> Behaviour:
-    """Send these pieces of an event stream, await `then` if it is given, and end the stream."""
+    """Return a behaviour that sends `pieces` of an event stream, awaits `then` if it is given, and
+    ends the stream.
+    """
 
     async def play(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers=_SSE)
@@ -315,7 +334,7 @@ def replies(
     status: int = 200,
     headers: Mapping[str, str] = {},
 ) -> Behaviour:
-    """Send these bytes."""
+    """Return a behaviour that sends these bytes as the body of the response."""
 
     async def play(_request: web.Request) -> web.StreamResponse:
         return web.Response(
@@ -333,7 +352,7 @@ def fails(
     message: str,
     retry_after: str | None = None,
 ) -> Behaviour:
-    """Refuse with an HTTP status and an error in OpenAI's shape."""
+    """Return a behaviour that answers with an HTTP status and an error in OpenAI's format."""
     headers = {"Retry-After": retry_after} if retry_after else {}
 
     async def play(_request: web.Request) -> web.StreamResponse:
@@ -345,16 +364,18 @@ def fails(
 
 
 async def hang(_request: web.Request) -> web.StreamResponse:
-    """Never answer, until the client leaves. In `streams(…, then=hang)`: stay silent."""
+    """Behaviour that never answers, until the client disconnects. In `streams(…, then=hang)`, the
+    stream sends nothing more and does not end.
+    """
     await asyncio.Event().wait()
-    raise AssertionError("only cancelling ends this")
+    raise AssertionError("hang can only end by a cancellation")
 
 
 async def reset(request: web.Request) -> web.StreamResponse:
-    """Reset the connection instead of answering. In `streams(…, then=reset)`: reset it in the
-    middle of the body.
+    """Behaviour that resets the connection instead of answering. In `streams(…, then=reset)`, the
+    connection is reset in the middle of the body.
     """
-    if request.transport is not None:  # None once the client has left
+    if request.transport is not None:  # None once the client has disconnected
         request.transport.abort()
     return web.Response()
 
@@ -363,18 +384,18 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(chunk: dict[str, Any]) -> bytes:
-    """Return a server-sent event."""
+    """Return a server-sent event with `chunk` as JSON."""
     return b"data: %b\n\n" % msgspec.json.encode(chunk)
 
 
 def text_event(text: str, usage: dict[str, Any] | None = None) -> bytes:
-    """Return the event of a piece of text, with the usage so far if it is given."""
+    """Return the event for a piece of text. `usage`: the usage so far; None to leave it out."""
     chunk = _chunk({"delta": {"content": text}})
     return event({**chunk, "usage": usage} if usage else chunk)
 
 
 def end_event(finish_reason: str = "stop", stop_reason: str | int | None = None) -> bytes:
-    """Return the event of the finish reason."""
+    """Return the event that carries the finish reason."""
     return event(_chunk({"delta": {}, "finish_reason": finish_reason, "stop_reason": stop_reason}))
 
 

@@ -1,4 +1,4 @@
-"""Temporary PostgreSQL servers for tests, from Debian's package."""
+"""Temporary PostgreSQL servers for tests, run from an installed PostgreSQL."""
 
 import os
 import pwd
@@ -18,7 +18,9 @@ _DEBIAN = Path("/usr/lib/postgresql")
 
 
 def postgres_binaries() -> Path | None:
-    """Return the folder of `initdb`: Debian's newest, or the one on the path; None without any."""
+    """Return the folder that contains `initdb`: the newest of Debian's packages, or else the one in
+    `PATH`. Return None if PostgreSQL is not installed.
+    """
     installed = sorted(_DEBIAN.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     if installed:
         return installed[-1].parent
@@ -27,22 +29,25 @@ def postgres_binaries() -> Path | None:
 
 
 class PostgresServer(NamedTuple):
-    """Running server."""
+    """A running PostgreSQL server."""
 
     url: str
-    """URL of an empty database."""
+    """URL of an empty database on the server."""
     restart: Callable[[str], None]
-    """Restarts the server in a mode of pg_ctl, and waits until it is up."""
+    """Restarts the server and waits until it is up. Argument: the shutdown mode for `pg_ctl`, such
+    as `fast`.
+    """
     new: Callable[[], str]
-    """Makes another empty database, and returns its URL."""
+    """Creates another empty database on the server, and returns its URL."""
 
 
 @contextmanager
 def running_postgres(*, durable: bool = True) -> Iterator[PostgresServer]:
-    """Run a server on a free port of the loopback. `durable`: fsync before a commit returns.
+    """Run a PostgreSQL server on a free port of the loopback interface while the context is open.
 
-    Root starts it as `nobody`, as PostgreSQL refuses to run as root. Raises `RolegateError` if
-    PostgreSQL is not installed.
+    `durable`: whether a commit is synced to disk (`fsync`) before it returns. If the current user
+    is root, the server runs as the user `nobody`, because PostgreSQL refuses to run as root. Raises
+    `RolegateError` if PostgreSQL is not installed.
     """
     binaries = postgres_binaries()
     if binaries is None:
@@ -50,7 +55,8 @@ def running_postgres(*, durable: bool = True) -> Iterator[PostgresServer]:
             "PostgreSQL is not installed; install it (Debian: apt-get install postgresql)."
         )
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-    # Python would have to fork to change the user, which gRPC's threads do not allow.
+    # The program `setpriv` changes the user. Python itself would have to fork for this, which is
+    # not safe while gRPC's threads run.
     as_user: tuple[str | Path, ...] = ()
     if user:
         ids = (f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}")

@@ -1,4 +1,4 @@
-"""A stored run: its values, its calls, and its exports."""
+"""The values of a stored run: its result, its events, its calls, and its exports."""
 
 from router.trace.call import Call, Price, RoleName
 from router.trace.run import Run

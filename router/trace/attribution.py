@@ -1,4 +1,6 @@
-"""Which role lost a wrong answer, found by where in the run the right one occurs."""
+"""Attribution of a wrong answer to the role that caused it, by where in the run the right answer
+occurs.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -16,37 +18,49 @@ from router.trace.values import SearchRecord, Trajectory
 Loss = Literal[
     "documents", "delegation", "retrieval", "execution", "reading", "management", "answering"
 ]
-"""`documents`: a search for the right answer finds none that contains it; `execution`: an executor
-had no report; `reading`: an executor was shown the answer and did not report it; `management`: a
-worker reported it, and its manager did not.
+"""Where the right answer was lost.
+
+- `documents`: the documents do not contain it, as far as a search for it shows.
+- `delegation`: the documents contain it, but no sub-query led to it.
+- `retrieval`: no search found it, and all executors that failed did so because retrieval failed.
+- `execution`: an executor ended without a report.
+- `reading`: an executor's search found the right answer, but the executor did not report it.
+- `management`: a worker reported it, but its manager did not.
+- `answering`: a report contains it, but the answer does not.
 """
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """An occurrence of the right answer."""
+    """An occurrence of the right answer in the run or in the documents."""
 
     where: Literal["shown", "dropped", "report", "documents"]
-    """`shown` to an executor; `dropped`: found, but its context had no room; `documents`: found by
-    a separate search for it.
+    """`shown`: in a passage that an executor was shown. `dropped`: in a passage that a search
+    found, but that the executor's context had no room for. `report`: in a report. `documents`: in a
+    passage that only a separate search for the right answer found.
     """
     agent: AgentId | None
-    """None for the documents."""
+    """The agent whose search or report it is; None for `documents`."""
     query: str = ""
-    """The search that found it."""
+    """The query that found the passage; empty for a report and for `documents`."""
     at: Citation | None = None
-    """None for a report."""
+    """The sentence of the passage; None for a report."""
 
 
 class Attribution(msgspec.Struct, frozen=True):
-    """The result of tracing a wrong answer."""
+    """The result of tracing a wrong answer to its cause."""
 
     lost_by: Loss | None
-    """None if the answer contains the right one, or if the documents were not searched for it."""
+    """Where the right answer was lost. None if the answer is right, or if the cause is unknown
+    because the documents were not searched.
+    """
     right: bool
+    """True if the answer contains the right answer."""
     sightings: tuple[Sighting, ...]
-    """Nearest to the answer first: reports, then passages that were shown, then dropped ones."""
+    """Occurrences of the right answer, those closest to the answer first: in reports, then in
+    passages that were shown, then in dropped passages.
+    """
     failed: tuple[AgentId, ...] = ()
-    """Executors without a report."""
+    """Executors that ended without a report."""
 
 
 def attribute(
@@ -54,11 +68,12 @@ def attribute(
     golds: Sequence[str],
     known: Sequence[Passage] | None = None,
 ) -> Attribution | None:
-    """Return which role lost an answer, by where one of `golds` occurs; None for a run that is no
-    answer, or whose texts are not stored.
+    """Find out which role lost the right answer, by where in the run one of the right answers
+    `golds` occurs. Return None if `golds` is empty, if the run's result is not an answer, or if the
+    run's texts are not stored. No model is called.
 
-    `known`: passages of the documents that a search for the right answer finds; None if nobody has
-    searched. No model is called.
+    `known`: the passages that a search of the index for the right answer found; None if there was
+    no such search.
     """
     result = run.result
     if not isinstance(result, Trajectory) or run.redacted or not golds:
@@ -126,7 +141,9 @@ def _seen(
     searches: Iterable[SearchRecord],
     golds: Sequence[str],
 ) -> list[Sighting]:
-    """Return the passages of an agent's searches that contain one of the folded `golds`."""
+    """Return the occurrences of the folded right answers `golds` in the passages of an agent's
+    searches.
+    """
     sightings = list[Sighting]()
     for search in searches:
         for cited in _cited(search.shown, golds):
@@ -151,8 +168,8 @@ def _seen(
 
 
 def _cited(passages: Iterable[Passage], golds: Sequence[str]) -> Iterable[Citation]:
-    """Yield each passage that contains one of the folded `golds`, once: cited by the sentence that
-    contains it, or else by the title.
+    """Yield one citation for each passage that contains one of the folded `golds`. It quotes the
+    sentence that contains it, or the title if no single sentence does.
     """
     for passage in passages:
         reading = read(passage.text)

@@ -1,4 +1,6 @@
-"""An attempt of an upstream call: as opened, and as ended."""
+"""Attempts of upstream calls, when they are opened and when they have ended; prices, and sums over
+attempts.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -29,12 +31,12 @@ COMPLETE_OUTCOMES: tuple[Outcome, ...] = ("completed", "wasted")
 
 
 class OpenedCall(msgspec.Struct, frozen=True, gc=False):
-    """An attempt that is about to be made."""
+    """An attempt of an upstream call that is about to be made."""
 
     run_id: str
     tenant: str
     number: int
-    """Its number within the run, from 0."""
+    """Number of the attempt within the run, from 0."""
     role: RoleName
     model: str
     deployment: str
@@ -42,34 +44,36 @@ class OpenedCall(msgspec.Struct, frozen=True, gc=False):
     executor_version: str | None
     """The version of the executor; None for other roles."""
     purpose: Purpose
-    """Why it is made. A correction follows malformed output, a shortened prompt one that was too
-    long; a fallback replaces an unavailable model, and a shadow runs alongside the serving version.
+    """Why the attempt is made. `correction`: the previous output was malformed. `shortened`: the
+    previous prompt was too long. `fallback`: another model is unavailable. `shadow`: an executor
+    version is tried alongside the one that serves.
     """
     attempt: int
-    """1 for the first attempt of a call."""
+    """1 for the first attempt of a call, 2 for the second, and so on."""
     sub_query_index: int | None
-    """The number of its sub-query; None for the delegator and the answerer."""
+    """The number of the sub-query; None for the delegator and the answerer."""
     max_tokens: int
-    """Max tokens that it may write."""
+    """Max tokens of the output."""
     reserved: Amount
-    """Its worst-case cost; nothing if nothing is limited."""
+    """Worst-case cost of the attempt; zero if the run has no limits on spending."""
     started_at: float
     """Unix time, seconds."""
     prompt_bound: int = 0
-    """Max tokens of its prompt; 0 if unknown."""
+    """Upper bound of the prompt's tokens; 0 if unknown."""
     manager: str = ""
-    """The manager of its sub-query; empty for an executor without one."""
+    """Name of the manager that the sub-query went to; empty if there is none."""
     worker: int | None = None
     """The number of the worker within its manager, from 0; None for the manager itself."""
 
     @property
     def request_id(self) -> str:
-        """Its name for the engine and in logs."""
+        """Name of the attempt for the engine and in logs."""
         return f"{self.run_id}-{self.number}"
 
     def allows(self, usage: Usage) -> bool:
-        """Return whether such a call can have this usage: a nonempty prompt within its bound,
-        output within its limit, parts within their totals, and a total within the reservation.
+        """Return whether `usage` is possible for this attempt: the prompt is not empty and within
+        its bound, the output is within `max_tokens`, cached and reasoning tokens are within the
+        prompt and the output, and the total is within the reservation.
         """
         read = usage.prompt_tokens
         written = usage.completion_tokens
@@ -86,12 +90,13 @@ class Call(OpenedCall, frozen=True, kw_only=True):
     """An attempt that has ended."""
 
     outcome: Outcome
-    """`wasted`: completed, output discarded; `connect_error`: the endpoint was certainly not
-    reached; `unavailable`: it broke off, or its state is unknown; `content_refused`: the model or a
-    content filter declined; `interrupted`: the gateway was killed meanwhile.
+    """`wasted`: the call completed, but its output was discarded. `connect_error`: the endpoint was
+    certainly not reached. `unavailable`: the call broke off, or it is unknown how far it came.
+    `content_refused`: the model or a content filter declined. `interrupted`: the gateway was killed
+    during the call.
     """
     usage: Usage | None
-    """None if the engine reported none, or an impossible one: unknown, not zero."""
+    """None if the usage is unknown, because the engine reported none or an impossible one."""
     nano_usd: int | None
     """Billionths of a dollar; None if the usage or the price is unknown."""
     first_token_s: float | None
@@ -100,22 +105,22 @@ class Call(OpenedCall, frozen=True, kw_only=True):
     """
     duration_s: float
     impossible_usage: bool = False
-    """True if the usage is unknown because the reported one is impossible."""
+    """True if `usage` is None because the engine reported an impossible usage."""
 
     def count(self, name: str) -> int | None:
-        """Return one of `SUMMED_COUNTS`; None if it is unknown."""
+        """Return the count with this name, which is one of `SUMMED_COUNTS`; None if unknown."""
         count: int | None = getattr(self.usage if name in TOKEN_COUNTS else self, name, None)
         return count
 
     @property
     def wasted_tokens(self) -> int:
-        """Known tokens of a call whose output nobody got."""
+        """Known tokens of a call whose output was not used; 0 for a `completed` call."""
         return 0 if self.outcome == "completed" or self.usage is None else self.usage.total_tokens
 
     @property
     def counted(self) -> str:
-        """Source of its counts: `reported`, `lower_bound` or `estimated`; `impossible` if the
-        reported ones are impossible, and empty without any.
+        """Source of the token counts: `reported`, `lower_bound` or `estimated`. If the counts are
+        unknown, `impossible` if the engine reported impossible ones, and empty if it reported none.
         """
         if self.usage is None:
             return "impossible" if self.impossible_usage else ""
@@ -125,29 +130,32 @@ class Call(OpenedCall, frozen=True, kw_only=True):
 
     @property
     def charged(self) -> Amount:
-        """The amount that counts against budgets: the known one, or else the worst case."""
+        """The amount that counts against budgets: the known cost, or the reserved worst case if the
+        cost is unknown. Zero if the call certainly cost nothing.
+        """
         if self.usage is None:
             return NOTHING if self.outcome in ("refused", "connect_error") else self.reserved
         return Amount(self.usage.total_tokens, self.nano_usd)
 
 
 MAX_DOLLARS = 100_000
-"""Max price per million tokens: a hundred times that of any model so far, and small enough for
-every database to sum.
+"""Max price per million tokens in US dollars. It is a hundred times the price of the most expensive
+model so far, and small enough that sums fit into the integers of every database.
 """
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """US dollars per million tokens."""
+    """Prices of a model, in US dollars per million tokens."""
 
     prompt: float
     completion: float
     cached: float | None = None
-    """Price of prompt tokens from the provider's cache; absent: that of other prompt tokens."""
+    """Price of prompt tokens from the provider's cache. Absent: the price of other prompt tokens.
+    """
 
     @property
     def impossible(self) -> list[str]:
-        """The fields with an impossible value: negative, above `MAX_DOLLARS`, or not a number."""
+        """Names of the fields whose price is negative, above `MAX_DOLLARS`, or not a number."""
         return [
             name
             for name in self.__struct_fields__
@@ -155,8 +163,8 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         ]
 
     def cost(self, usage: Usage) -> int:
-        """Return the cost of a call in billionths of a dollar, a whole number, so that sums are
-        exact.
+        """Return the cost of a call with this usage in billionths of a dollar. It is rounded to a
+        whole number, so that sums are exact.
         """
         cached = usage.cached_tokens or 0
         per_cached = self.prompt if self.cached is None else self.cached
@@ -172,15 +180,19 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         prompt_tokens: int,
         completion_tokens: int,
     ) -> int:
-        """Return the max cost of so many tokens, cached or not, in billionths of a dollar."""
+        """Return the max cost of this many tokens in billionths of a dollar, whether the prompt is
+        cached or not.
+        """
         per_prompt = max(self.prompt, self.cached or 0.0)
         return round((prompt_tokens * per_prompt + completion_tokens * self.completion) * 1000)
 
 
 class UsageSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over attempts; tables, reports and the wire follow from these fields.
+    """Sums over attempts. Database columns, reports and wire messages are derived from these
+    fields.
 
-    Counts other than of attempts have the name of a field of `Call` or `Usage`.
+    Fields that do not begin with `attempts` sum the field or property of the same name in `Call` or
+    `Usage`.
     """
 
     attempts: int = 0
@@ -189,7 +201,7 @@ class UsageSums(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int | None = None
-    """None if no attempt reported any."""
+    """None if no attempt reported a count."""
     reasoning_tokens: int | None = None
     wasted_tokens: int = 0
     nano_usd: int | None = None
@@ -198,27 +210,30 @@ class UsageSums(msgspec.Struct, frozen=True, kw_only=True):
 
 SUMS = UsageSums.__struct_fields__
 SUMMED_COUNTS = tuple(name for name in SUMS if not name.startswith("attempts"))
-"""Sums of the calls' own counts."""
+"""Names of the sums that add up a count of each call; the others count attempts."""
 
 
 class RoleTotal(UsageSums, frozen=True, kw_only=True):
-    """Sums of one role with one model."""
+    """Sums over the calls of one role with one model."""
 
     role: RoleName
     model: str
     manager: str = ""
-    """The manager that spent it, or whose workers did; empty without one."""
+    """Name of the manager that made the calls, or whose workers made them; empty if there is none.
+    """
 
 
 def layer_of(spent: OpenedCall | RoleTotal) -> Layer:
-    """Return the layer that spent it: the role, except that managers delegate below the
-    delegator.
+    """Return the layer that made the call or calls. It equals the role, except that a manager's own
+    calls have the role `delegation` and the layer `management`.
     """
     return "management" if spent.manager and spent.role == "delegation" else spent.role
 
 
 def totals(calls: Iterable[Call]) -> list[RoleTotal]:
-    """Return sums by role, model and manager, in the order of their first calls."""
+    """Return the sums of `calls` for each combination of role, model and manager, in the order of
+    its first call.
+    """
     groups: dict[tuple[RoleName, str, str], list[Call]] = {}
     for call in calls:
         groups.setdefault((call.role, call.model, call.manager), []).append(call)
@@ -234,7 +249,7 @@ def totals(calls: Iterable[Call]) -> list[RoleTotal]:
 
 
 def sums_of(calls: Sequence[Call]) -> dict[str, Any]:
-    """Return the fields of `UsageSums` over calls."""
+    """Return the values of the fields of `UsageSums`, summed over `calls`."""
     counts = {name: sum_known([call.count(name) for call in calls]) for name in SUMMED_COUNTS}
     sums = UsageSums(
         attempts=len(calls),
@@ -246,7 +261,7 @@ def sums_of(calls: Sequence[Call]) -> dict[str, Any]:
 
 
 def added(sums: Sequence[UsageSums]) -> dict[str, Any]:
-    """Return the fields of `UsageSums` over one or more sums."""
+    """Return the values of the fields of `UsageSums`, added over `sums`, which is not empty."""
     return {name: sum_known([getattr(part, name) for part in sums]) for name in SUMS}
 
 

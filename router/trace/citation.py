@@ -1,4 +1,6 @@
-"""Citations: the passage, document, page and sentence that a point of evidence rests on."""
+"""Citations: for a point of evidence in a report, the sentence of a passage that supports it, with
+the passage's document and page.
+"""
 
 import re
 from bisect import bisect_right
@@ -18,19 +20,19 @@ from router.folding import (
 from router.protocol import Passage
 
 _END = re.compile(
-    r"[.!?…][\"'”’)\]]*(?=\s+[\"'“‘(\[]*(?:[^\W_a-z]|$))"  # a full stop, and then no small letter
+    r"[.!?…][\"'”’)\]]*(?=\s+[\"'“‘(\[]*(?:[^\W_a-z]|$))"  # not before a lower-case letter
     r"|[。！？｡।॥။។៕۔؟]+[」』”’）]*"
     r"|(?<=\S)(?=\s*\n\s*\n)"
 )
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(])(?:[^\W\d_]|Mrs?|Ms|Dr|St|Prof|Jr|vs|e\.g|i\.e|cf|Fig|No|approx)\.\Z"
-    r"|\.[ก-ฮ]\.\Z"  # as before a year
+    r"|\.[ก-ฮ]\.\Z"  # Thai abbreviations, as before a year
 )
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text in order, without white space between them. A blank line also
-    ends a sentence.
+    """Return the sentences of a text in order, each without surrounding white space. A blank line
+    also ends a sentence.
     """
     ended: list[str] = []
     start = 0
@@ -44,41 +46,51 @@ def sentences(text: str) -> list[str]:
 _GOES_ON = re.compile(
     r"(?:he|she|it|they|his|her|its|their|this|these|both)\b|[他她它其该此这]", re.IGNORECASE
 )
-"""The beginning of a sentence that continues the subject of the previous one."""
+"""Matches the beginning of a sentence whose subject is that of the previous sentence."""
 _FUNCTION_WORDS = frozenset(
     "is was are were be been has had have in on at of by to for from with and or as that".split()
 )
-"""Table rows lack them, and paraphrases use others."""
+"""Words that do not count when a point is compared with a passage, because table rows lack them and
+paraphrases replace them.
+"""
 _CITED_SHARE = 0.75
-"""Min share of a point's terms in a passage; executors copy or reword closely."""
+"""Min share of a point's terms that a passage must contain to be cited. It is high because
+executors copy sentences or reword them only slightly.
+"""
 _MAX_CHARS = 300
+"""Max characters of a quote."""
 _MAX_DOCUMENT_CHARS = 1000
+"""Max characters of a document's name."""
 MAX_CITED = 8
-"""Max characters of a quote and of a document's name, and max passages cited for one point."""
+"""Max passages cited for one sentence of a point."""
 _MAX_SENTENCES = 64
+"""Max sentences of one point that is looked up in the passages."""
 _MAX_OF_ALL = 256
-"""Max sentences of one point, and of all points together, that are looked up in the passages."""
+"""Max sentences of all points together that are looked up in the passages."""
 _CACHED_CHARS = 1_000_000
+"""Max size of the cache of readings, in characters."""
 _FIXED_CHARS = 500
-"""Size of the cache of readings, and the overhead of each reading in it."""
+"""Overhead that is counted for each reading in the cache, in characters."""
 
 
 class Citation(msgspec.Struct, frozen=True, gc=False):
-    """One sentence of one retrieved passage."""
+    """A quote of one sentence from one retrieved passage."""
 
     passage_id: str
     title: str
     document: str
     page: int | None
     quote: str
-    """Verbatim, with lines joined; a long sentence is cut at its ends, marked by `…`."""
+    """The sentence verbatim, with its lines joined. Of a long sentence, it is an excerpt, with `…`
+    where text was cut.
+    """
 
 
 class Reading:
-    """The sentences of a text, verbatim and folded.
+    """The sentences of a text, verbatim and folded (see `router.folding`).
 
-    Many readings are cached, and many lists and sets would be many objects for the garbage
-    collector: texts and tuples of texts are none.
+    Many readings are cached. They hold only strings and tuples of strings, which the garbage
+    collector does not have to track, unlike lists and sets.
     """
 
     def __init__(self, text: str) -> None:
@@ -88,12 +100,12 @@ class Reading:
 
     @cached_property
     def _in_one(self) -> tuple[str, tuple[int, ...]]:
-        """All folded sentences, a line each, and where each begins."""
+        """All folded sentences in one text, a line each, and the start position of each line."""
         lengths = (len(sentence) + 1 for sentence in self.folded)
         return "\n".join(self.folded), tuple(accumulate(lengths, initial=0))
 
     def places(self, wanted: str) -> list[int]:
-        """Return the numbers of the sentences that contain a folded text."""
+        """Return the numbers of the sentences that contain the folded text `wanted`."""
         text, starts = self._in_one
         numbers = list[int]()
         start = text.find(wanted) if wanted else -1
@@ -115,21 +127,25 @@ def _size(reading: Reading) -> int:
 
 @cached(LRUCache(_CACHED_CHARS, getsizeof=_size), lock=Lock())
 def read(text: str) -> Reading:
-    """Return the cached reading of a passage's text or title, which many points are looked up
-    in.
+    """Return the reading of a passage's text or title. Readings are cached, because many points are
+    compared with the same passage.
     """
     return Reading(text)
 
 
 def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citation]]:
-    """Return the sentences that each of `points` may rest on, in the order of the passages.
+    """Return, for each of `points`, citations of the sentences that support it, in the order of the
+    passages. The list is empty if one of the point's sentences is not supported.
 
-    For each sentence of a point, cite one sentence of each passage that has the most of its terms,
-    if that is most of them. The cited sentence contains all names and numbers of the point,
-    together with the passage's title, or with the previous sentence if it continues that one: a
-    table row does not support a point that mixes two rows. A point of more than `_MAX_SENTENCES`
-    sentences has no citation, and neither have points beyond `_MAX_OF_ALL` sentences, as each is
-    compared with each passage.
+    Each sentence of a point is compared with each passage. The passages that contain the most of
+    its terms are cited, if they contain at least the share `_CITED_SHARE`. From each, one sentence
+    is cited. The cited sentence must contain all names and numbers of the point's sentence. Words
+    of the passage's title count as contained too. So do words of the previous sentence, if the
+    cited sentence continues its subject. Hence a table row does not support a point that mixes two
+    rows.
+
+    The number of comparisons is limited: a point with more than `_MAX_SENTENCES` sentences gets no
+    citation, and neither do points after the first `_MAX_OF_ALL` sentences.
     """
     shown = list(_different(passages))
     citations = list[list[Citation]]()
@@ -155,7 +171,7 @@ def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:
         return []
     first, *words = apart(point).split()
     names = [word for word in words if word[0].isupper()]
-    # A capital may only mark the beginning of the sentence.
+    # The first word has a capital letter in any case, so it is a name only if a passage has it.
     if (
         len(first) > 3
         and not _GOES_ON.match(first)
@@ -183,9 +199,11 @@ def _nearest(
     named: set[str],
     reading: Reading,
 ) -> tuple[str, set[str]]:
-    """Return the sentence with the most terms of `wanted` among those that contain all of `named`,
-    empty if none does, and the terms of `wanted` in all sentences. A table row counts with its
-    header, the first row without numbers.
+    """Return the sentence to cite, and the terms of `wanted` that occur anywhere in the text.
+
+    The sentence has the most terms of `wanted` among the sentences that contain all of `named`; it
+    is empty if none does. A table row also contains the words of the table's header, which is the
+    first row without numbers.
     """
     nearest = ""
     largest = 0
@@ -213,9 +231,10 @@ def citation(
     sentence: str,
     worth: Callable[[str, str], int] = lambda *_: 0,
 ) -> Citation:
-    """Return the citation of a sentence, or of its most valuable excerpt if it is long.
+    """Return the citation of `sentence`, or of the excerpt with the highest worth if the sentence
+    is long.
 
-    `worth`: the value of an excerpt, by its text and its folded text.
+    `worth`: returns the worth of an excerpt. Arguments: the excerpt, and its folded text.
     """
     if len(sentence) <= _MAX_CHARS:
         quote = " ".join(sentence.split())
@@ -232,7 +251,7 @@ def citation(
 
 @lru_cache(256)
 def _excerpts(text: str) -> list[tuple[str, str]]:
-    """Return overlapping pieces of a text, cut between words if possible, each with its folded
+    """Return overlapping excerpts of a text, cut between words where possible, each with its folded
     text.
     """
     text = " ".join(text.split())

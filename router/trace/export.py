@@ -1,4 +1,6 @@
-"""Exports of a run: as a row of a table, or as the trajectory of each agent with its reward."""
+"""Exports of runs for training and analysis: a run as one flat row, or as the conversation of each
+of its agents with the run's reward.
+"""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -24,8 +26,8 @@ from router.trace.values import (
 
 
 class ExportRow(msgspec.Struct, frozen=True):
-    """A flat row with the same types in every row. Null means unknown, so that any reader of tables
-    can read it.
+    """A run as a flat row, for readers of tables such as `datasets.load_dataset`. Each field has
+    the same type in every row, or is null if the value is unknown.
     """
 
     run_id: str
@@ -34,30 +36,33 @@ class ExportRow(msgspec.Struct, frozen=True):
     status: str
     request: str
     request_id: str
-    """Empty for none."""
+    """The client's name for the request; empty for none."""
     outcome: str
-    """The outcome of an answer or a table; empty for other kinds, and for runs that did not
+    """The outcome of an answer or a table. Empty for other kinds of runs, and for runs that did not
     finish.
     """
     output: str
-    """The answer, the report or the text; empty without one."""
+    """The answer, the report or the completion; empty if there is none, and for tables."""
     redacted: bool
     started_at: float
     """Unix time, seconds."""
     duration_s: float
     calls: int
-    """Attempts of upstream calls."""
+    """Number of attempts of upstream calls."""
     prompt_tokens: int | None
-    """Null if those of no call are known."""
+    """Sum over the calls with a known count; null if the count of no call is known."""
     completion_tokens: int | None
+    """Sum over the calls with a known count; null if the count of no call is known."""
     tokens_known: bool
-    """True if the counts include the tokens of all calls."""
+    """True if the token counts of all calls are known."""
     cost_nano_usd: int | None
-    """Billionths of a dollar; null if that of no call is known."""
+    """Sum over the calls with a known cost, in billionths of a dollar; null if the cost of no call
+    is known.
+    """
     cost_known: bool
-    """True if this is the cost of all calls."""
+    """True if the cost of all calls is known."""
     feedback: str
-    """Feedback on it, oldest first, as a JSON array."""
+    """All feedback on the run, oldest first, as a JSON array."""
     trace: str
     """The complete run as JSON."""
 
@@ -90,13 +95,13 @@ def export_row(run: Run, feedback: Sequence[Feedback] = ()) -> ExportRow:
 
 
 def _sum(counts: list[int | None]) -> int | None:
-    """Return the sum of the known counts, 0 if there are none."""
+    """Return the sum of the known counts; 0 if `counts` is empty, and None if none is known."""
     return sum_known(counts) if counts else 0
 
 
 def outcome_of(run: Run) -> AnswerOutcome | TableOutcome | None:
-    """Return the outcome of an answer or a table; None for other kinds, and for runs that did not
-    finish.
+    """Return the outcome of an answer or a table. Return None for other kinds of runs, and for runs
+    that did not finish.
     """
     if run.status == "finished" and isinstance(run.result, Trajectory | TableRun):
         return run.result.outcome
@@ -104,7 +109,9 @@ def outcome_of(run: Run) -> AnswerOutcome | TableOutcome | None:
 
 
 def output_of(run: Run) -> str:
-    """Return the answer, the report or the text; empty without one, and for tables."""
+    """Return the answer, the report's answer or the completion that the run produced. Return an
+    empty string if there is none, and for tables.
+    """
     match run.result:
         case Trajectory():
             return run.result.answer
@@ -117,53 +124,55 @@ def output_of(run: Run) -> str:
 
 
 def trace_json(run: Run) -> str:
-    """Return the complete run as JSON. Executions are part of the result, and left out of the
-    events.
-    """
+    """Return the complete run as JSON. Executions appear only in the result, not in the events."""
     return msgspec.json.encode(msgspec.structs.replace(run, events=brief(run.events))).decode()
 
 
 class Reward(msgspec.Struct, frozen=True):
-    """The parts of a run's reward; null if unknown."""
+    """The quantities from which a trainer computes a run's reward. Each is null if unknown."""
 
     exact_match: bool | None
+    """Whether the answer equals a right answer."""
     f1: float | None
+    """Token F1 of the answer against the right answers, from 0 to 1."""
     tokens: int | None
-    """Prompt and completion tokens of all of its calls."""
+    """Prompt and completion tokens of all calls of the run."""
 
 
 class AgentTrajectory(msgspec.Struct, frozen=True):
-    """One agent's complete conversation in one run: a line of an export for reinforcement
+    """One agent's complete conversation in one run. It is one line of an export for reinforcement
     learning.
     """
 
     group: str
-    """Equal for all runs of one question, verbatim."""
+    """Id of the question: equal for all runs whose questions have exactly the same text."""
     run_id: str
     agent: str
-    """Its name within the run: `delegation`, `execution-0`, …, `answer`; a manager's and its first
-    worker's are `delegation-0-browser` and `execution-0-browser-0`.
+    """The agent's name within the run: `delegation`, `execution-0`, …, `answer`. A manager is named
+    like `delegation-0-browser`, and its first worker `execution-0-browser-0`.
     """
     parent: str | None
-    """The agent that dispatched it."""
+    """Name of the agent that dispatched this one; null for the delegator and the answerer."""
     role: RoleName
     sub_query_index: int | None
-    """The number of its sub-query, from 0."""
+    """The number of the agent's sub-query, from 0; null for the delegator and the answerer."""
     model: str
-    """The version, for an executor."""
+    """The agent's model; for an executor, its version if that is known."""
     question: str
     right_answers: tuple[str, ...]
     answer: str
-    """The run's answer, which the reward is for."""
+    """The run's answer, to which the reward belongs."""
     reward: Reward
     messages: tuple[Message, ...]
-    """Assistant messages are the turns as the agent was shown them again."""
+    """The conversation's messages. Assistant messages have the text as it was shown to the agent in
+    its later turns, without reasoning.
+    """
     turns: tuple[Completion, ...]
-    """As the engine returned them, with token ids if they were requested."""
+    """The agent's outputs as the engine returned them, with token ids if they were requested."""
 
 
 def reward_of(run: Run, golds: Sequence[str]) -> Reward:
-    """Return the reward of a run, given the right answers."""
+    """Return the reward of a run. `golds`: the right answers; if empty, only tokens are known."""
     counts = [call.usage.total_tokens if call.usage else None for call in run.calls]
     tokens = None if None in counts else sum_known(counts) or 0
     answer = output_of(run)
@@ -173,8 +182,8 @@ def reward_of(run: Run, golds: Sequence[str]) -> Reward:
 
 
 def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajectory]:
-    """Yield a line for each agent that wrote anything; none for a run without an answer, or whose
-    texts were not stored.
+    """Yield one line of the export for each agent that wrote anything. Yield nothing for a run that
+    did not finish with an answer, or whose texts were not stored. `golds`: the right answers.
     """
     trajectory = run.result
     if run.status != "finished" or run.redacted or not isinstance(trajectory, Trajectory):

@@ -1,41 +1,41 @@
-"""Identities of callers."""
+"""Identities of callers: the tenant and the scopes of an API key."""
 
 from typing import Literal, get_args
 
 import msgspec
 
 KeyScope = Literal["ask", "operate", "train"]
-"""`ask`: send questions and see one's own runs. `operate`: run the gateway. `train`: export
-traces.
+"""Scope of a key, which decides what its owner may do. `ask`: send questions, and see the runs of
+the key's tenant. `operate`: administer the gateway. `train`: export traces.
 """
 SCOPES: frozenset[KeyScope] = frozenset(get_args(KeyScope))
 DEFAULT_TENANT = "default"
-"""The tenant of requests without a key, or with a key of no tenant."""
+"""The tenant of requests without a key, or with a key that belongs to no tenant."""
 
 SHADOW_TENANT = "shadow"
-"""The tenant of runs that no client asked for; it has no keys."""
+"""The tenant of shadow runs, which the gateway makes to try executor versions. It has no keys."""
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The owner of a key."""
+    """The caller of a request, as identified by the API key."""
 
     tenant: str | None
-    """None for the operator, who sees all tenants' runs."""
+    """The key's tenant; None for the operator, who sees all tenants' runs."""
     scopes: frozenset[KeyScope]
     key_id: str = ""
-    """Empty if no keys are in use."""
+    """Id of the key; empty if the gateway uses no keys."""
 
     @property
     def books_on(self) -> str:
-        """The tenant to which its requests are booked."""
+        """The tenant to which the caller's requests are booked."""
         return self.tenant or DEFAULT_TENANT
 
     def sees(self, tenant: str) -> bool:
-        """Return whether it may see runs of `tenant`."""
+        """Return whether the caller may see runs of `tenant`."""
         return self.tenant is None or self.tenant == tenant
 
 
 SHADOW = Identity(SHADOW_TENANT, frozenset())
-"""The identity of trials of executor versions."""
+"""The identity of shadow runs, which try executor versions."""
 LOCAL = Identity(None, SCOPES)
-"""The caller of a gateway without keys: someone on this machine."""
+"""The identity of every caller of a gateway without keys, which serves only its own machine."""

@@ -1,4 +1,4 @@
-"""Redaction: runs without their texts."""
+"""Redaction: removal of all texts from a run before it is stored."""
 
 from functools import cache
 from typing import TypeVar, cast
@@ -19,15 +19,15 @@ _NAMES: dict[type[msgspec.Struct], frozenset[str]] = {
     Completion: frozenset(("finish_reason",)),
     ToolCall: frozenset(("server", "tool")),
 }
-"""Fields that are no texts, in addition to enumerations. All other strings are emptied, so a new
-field is redacted until it is listed here.
+"""String fields that are kept, in addition to enumerations (`Literal` fields). All other strings
+are emptied, so a field that is added later is redacted unless it is listed here.
 """
 Value = TypeVar("Value")
 
 
 def redacted(run: Run) -> Run:
-    """Return the run with every text emptied; figures, hashes, names of models and outcomes
-    remain.
+    """Return the run with every text replaced by an empty string. Numbers, hashes, names of models,
+    and outcomes are kept.
     """
     return msgspec.structs.replace(_blank(run), redacted=True)
 

@@ -14,26 +14,30 @@ RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 
 
 class RoleSetting(msgspec.Struct, frozen=True):
-    """A role's settings at the time of a run."""
+    """The model and the system prompt of a role at the time of a run."""
 
     model: str
     prompt_sha256: str
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One request with all its messages, searches and calls."""
+    """One request as it is stored, with all its messages, searches and calls."""
 
     id: str
     kind: RunKind
     request: str
-    """The question, the sub-query, or the last message."""
+    """The text of the request: a question, a sub-query, or the last message of a conversation."""
     status: RunStatus
     error: str
-    """Empty unless `status` is `failed`; for the operator, as it may name addresses."""
+    """Message of the error if `status` is `failed`, else empty. It is meant for the operator, as it
+    may contain addresses.
+    """
     result: Result | None
-    """By `kind`; partial for a run that did not finish."""
+    """The result, whose type depends on `kind`. Partial for a run that did not finish; None if
+    there is no result.
+    """
     settings: dict[str, RoleSetting]
-    """By role; managers are `managers.NAME`."""
+    """Settings by role. The key of a manager is `managers.NAME`."""
     calls: tuple[Call, ...]
     started_at: float
     """Unix time, seconds."""
@@ -42,41 +46,44 @@ class Run(msgspec.Struct, frozen=True):
     request_id: str = ""
     """The client's name for the request; empty for none."""
     events: tuple[Event, ...] = ()
-    """In order, with numbers from 1."""
+    """Events in order. Clients number them from 1."""
     redacted: bool = False
-    """True if its texts were left out when it was stored."""
+    """True if the run was stored without its texts."""
     resumed_from: str = ""
-    """The interrupted run that it resumed, which paid for its first turns; empty for none."""
+    """Id of the interrupted run that this run resumed. Calls for the reused turns are recorded in
+    that run. Empty if this run resumed none.
+    """
 
     @property
     def unsupported(self) -> bool:
-        """True for an answer with names or numbers that no evidence in a passage supports."""
+        """True if the answer contains names or numbers that no evidence from a passage supports."""
         return isinstance(self.result, Trajectory) and self.result.unsupported
 
 
 MAX_CHARS = 5000
-"""Max characters of each text of feedback."""
+"""Max characters of each text in a feedback."""
 MAX_A_RUN = 50
+"""Max feedback entries of one run."""
 
 
 class Feedback(msgspec.Struct, frozen=True):
-    """Feedback on one run; a run may have `MAX_A_RUN`."""
+    """One entry of feedback on a run. A run may have up to `MAX_A_RUN` entries."""
 
     run_id: str
     accepted: bool | None = None
-    """The verdict on the answer: right, or useful; None if not stated."""
+    """True if the answer is right or useful, False if not; None if not stated."""
     score: float | None = None
-    """The quality of the answer, from 0 to 1."""
+    """The quality of the answer, from 0 to 1; None if not stated."""
     right_answer: str = ""
-    """The right answer, if the client knows it."""
+    """The right answer; empty if the client does not state it."""
     comment: str = ""
     tenant: str | None = None
     """The author's tenant; None for the operator."""
 
     @property
     def good(self) -> bool | None:
-        """The verdict: as stated, or else whether the score is at least 0.5; None without
-        either.
+        """`accepted` if it is stated, or else whether `score` is at least 0.5. None if neither is
+        stated.
         """
         if self.accepted is None and self.score is not None:
             return self.score >= 0.5
@@ -84,12 +91,14 @@ class Feedback(msgspec.Struct, frozen=True):
 
     @property
     def empty(self) -> bool:
-        """True if it states nothing."""
+        """True if no field except `run_id` and `tenant` is set."""
         return self == Feedback(self.run_id, tenant=self.tenant)
 
 
 def right_answers(feedback: Sequence[Feedback]) -> tuple[str, ...]:
-    """Return the distinct right answers in feedback: only the operator's if there are any."""
+    """Return the distinct right answers in `feedback`. If the operator states any, return only the
+    operator's.
+    """
     stating = [item for item in feedback if item.right_answer.strip()]
     trusted = [item for item in stating if item.tenant is None]
     return tuple(dict.fromkeys(item.right_answer for item in trusted or stating))

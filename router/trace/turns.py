@@ -1,5 +1,5 @@
-"""The turns and searches of a run, recorded one by one. The conversations of a run's agents are the
-fold of these records.
+"""Records of a run's turns and searches, which are written one by one while the run goes on. The
+conversations of the run's agents can be rebuilt from these records in order.
 """
 
 from collections.abc import Callable
@@ -28,26 +28,28 @@ from router.trace.values import (
 
 
 class AgentId(NamedTuple):
-    """Identity of an agent, a model with its own context, within a run."""
+    """Identity of an agent within a run. An agent is a model with its own context: the
+    delegator, a manager, an executor or the answerer.
+    """
 
     role: RoleName
     sub_query_index: int | None = None
-    """The number of its sub-query; None for the question itself."""
+    """The number of the agent's sub-query; None for the delegator and the answerer."""
     manager: str = ""
-    """The manager that the sub-query went to; empty for an executor without one."""
+    """Name of the manager that the sub-query went to; empty if there is none."""
     worker: int | None = None
-    """The number of the worker within its manager; None for the manager itself."""
+    """The number of the worker within its manager; None if the agent is not a worker."""
 
     @property
     def path(self) -> str:
-        """Its name in exports and URLs: `execution-0`; a manager's worker is
-        `execution-0-browser-0`.
+        """Name of the agent in exports and URLs, such as `execution-0`, or `execution-0-browser-0`
+        for a worker of the manager `browser`.
         """
         return "-".join(str(part) for part in self if part not in ("", None))
 
     def within(self, lead: "AgentId") -> "AgentId":
-        """Return the agent as the run knows it, given that `lead`, the delegator or a manager,
-        leads it.
+        """Return this agent's identity within the run. `lead`: the agent that dispatched it, that
+        is the delegator or a manager.
         """
         if lead.sub_query_index is None:
             return self
@@ -63,24 +65,24 @@ DELEGATOR = AgentId("delegation")
 
 
 class AgentWork(NamedTuple):
-    """An agent of a run with its execution and its conversation."""
+    """An agent of a run, with its execution and its conversation."""
 
     agent: AgentId
     execution: Execution | None
-    """None for the delegator and the answerer."""
+    """The agent's execution; None for the delegator and the answerer."""
     conversation: Conversation | None
 
 
 _Searches = tuple[SearchRecord, ...]
 _Changed = tuple[Conversation | None, _Searches]
 _Change = Callable[[AgentWork, _Searches], _Changed]
-"""Returns what takes the place of an agent's conversation and searches."""
+"""Function that returns a replacement for an agent's conversation and searches."""
 _Led = TypeVar("_Led", Trajectory, TableRun)
 
 
 def work_of(run: Run) -> list[AgentWork]:
-    """Return the known agents of a run, managers' workers included; each leader comes before its
-    agents.
+    """Return all agents of a run whose work is known, including the workers of managers. An agent
+    comes before the agents that it dispatched.
     """
     works = list[AgentWork]()
 
@@ -97,7 +99,9 @@ def work_of(run: Run) -> list[AgentWork]:
 
 
 def _changed(result: Result | None, change: _Change, alone: AgentId) -> Result | None:
-    """Return a result with the work of each agent changed. `alone`: the agent of a conversation."""
+    """Return `result` with `change` applied to each agent's work. `alone`: the agent to assume if
+    the result is a single conversation.
+    """
     match result:
         case Trajectory():
             return _changed_lead(result, change)
@@ -155,7 +159,9 @@ class ToolSums(NamedTuple):
 
 
 def tool_sums(run: Run) -> list[ToolSums]:
-    """Return sums by server and tool, sorted by name. Calls that no tool takes are left out."""
+    """Return the sums over tool calls by server and tool, sorted by name. Calls of unknown tools,
+    or with invalid arguments, are left out.
+    """
     groups: dict[tuple[str, str], list[ToolCall]] = {}
     for _, execution, _ in work_of(run):
         for search in execution.searches if execution else ():
@@ -173,33 +179,35 @@ def tool_sums(run: Run) -> list[ToolSums]:
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A completed turn of an agent."""
+    """Record of a completed turn of an agent: the prompt, as a difference to that of the agent's
+    previous turn, and the output.
+    """
 
     agent: AgentId
     kept: int
-    """The number of leading messages that are equal to those of its previous turn."""
+    """Number of messages, from the first, that this prompt shares with the previous one."""
     messages: tuple[Message, ...]
-    """The further messages that it was shown."""
+    """The prompt's further messages."""
     output: Completion
 
 
 class Searched(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A completed search."""
+    """Record of a completed search of an agent."""
 
     agent: AgentId
     search: SearchRecord
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The end of a delegator's turn: sub-queries that were started early with numbers from here on
-    are discarded.
+    """Record that a delegator's turn has ended. Work that was started early on sub-queries with the
+    number `below` or higher is discarded.
     """
 
     below: int
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The number of a table's ask."""
+    """Record of the sub-query number that an ask, a piece of work on a table, was given."""
 
     number: int
     ask: Ask
@@ -207,18 +215,20 @@ class Asked(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 TraceRecord = Turn | Searched | Decided | Asked
 _RECORDED = Completion("", "told by the turns")
-"""A placeholder in a conversation for the messages and outputs that the turn records hold."""
+"""Placeholder in a stored conversation for the messages and outputs that the records contain."""
 
 
 class Turns:
-    """The conversations of a run's agents, as far as they are recorded."""
+    """The conversations and searches of a run's agents, rebuilt from the records so far. A resumed
+    run takes its recorded turns and searches from it.
+    """
 
     def __init__(self) -> None:
         self._turns: dict[AgentId, list[tuple[tuple[Message, ...], Completion]]] = {}
-        """For each agent, the messages that it was shown and the output that it wrote."""
+        """For each agent, its turns: all messages of the prompt, and the output."""
         self._searches: dict[AgentId, list[SearchRecord]] = {}
         self.asks: dict[Ask, int] = {}
-        """The numbers of sub-queries by their asks."""
+        """For each ask of a table, the number of its sub-query."""
 
     def turn(
         self,
@@ -226,9 +236,7 @@ class Turns:
         messages: tuple[Message, ...],
         output: Completion,
     ) -> Turn:
-        """Return the record of an agent's next turn. `messages`: all messages that the agent was
-        shown.
-        """
+        """Return the record of an agent's next turn. `messages`: all messages of the prompt."""
         kept = agreeing(self._shown(agent), messages)
         return Turn(
             agent,
@@ -238,7 +246,7 @@ class Turns:
         )
 
     def apply(self, record: TraceRecord) -> None:
-        """Apply the next record."""
+        """Take in the next record."""
         match record:
             case Turn(agent=agent):
                 before = self._shown(agent)
@@ -262,8 +270,8 @@ class Turns:
         agent: AgentId,
         messages: tuple[Message, ...],
     ) -> Completion | None:
-        """Remove and return the agent's next recorded turn, if its prompt was exactly `messages`.
-        Otherwise return None, and discard the agent's further turns.
+        """Remove the agent's next recorded turn and return its output, if its prompt was exactly
+        `messages`. Otherwise return None, and discard all remaining turns of the agent.
         """
         turns = self._turns.pop(agent, [])
         if not turns or turns[0][0] != messages:
@@ -276,8 +284,8 @@ class Turns:
         agent: AgentId,
         query: str,
     ) -> SearchRecord | None:
-        """Remove and return the agent's next recorded search, if it was this query. Otherwise
-        return None, and discard the agent's further searches.
+        """Remove and return the agent's next recorded search, if its query was `query`. Otherwise
+        return None, and discard all remaining searches of the agent.
         """
         searches = self._searches.pop(agent, [])
         if not searches or searches[0].query != query:
@@ -290,12 +298,14 @@ class Turns:
         return turns[-1][0] if turns else ()
 
     def without(self, run: Run) -> Run:
-        """Return the run without what the records hold."""
+        """Return the run without the messages, outputs and searches that the records contain, so
+        that they are not stored twice.
+        """
         result = _changed(run.result, self._left_out, self._alone)
         return replace(run, result=result, events=brief(run.events))
 
     def within(self, run: Run) -> Run:
-        """Return the complete run; the inverse of `without`."""
+        """Undo `without`: return the run with the content of the records put in again."""
         result = _changed(run.result, self._put_in, self._alone)
         return replace(run, result=result, events=with_executions(run.events, result))
 

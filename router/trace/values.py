@@ -1,4 +1,6 @@
-"""The results and events of a run: executions, trajectories, events."""
+"""The results of a run (an answer's trajectory, a table, an execution, a conversation), and the
+events that it emits.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
@@ -29,101 +31,111 @@ ExecutionOutcome = Literal[
 
 
 class Conversation(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """All messages that a model was shown, and everything it wrote, reasoning included."""
+    """All messages that a model was shown, and all outputs that it wrote, including reasoning."""
 
     messages: tuple[Message, ...]
     outputs: tuple[Completion, ...] = ()
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A call of a tool."""
+    """A model's call of a tool, and whether it succeeded."""
 
     server: str
-    """Empty if there is no such tool."""
+    """Name of the tool's server; empty if the model named an unknown tool or wrote invalid
+    arguments.
+    """
     tool: str
     arguments: str
-    """The model's text, which may be no JSON."""
+    """The arguments as the model wrote them, which may be invalid JSON."""
     duration_s: float = 0.0
     error: str | None = None
-    """Why it failed; None if it succeeded."""
+    """Why the call failed; None if it succeeded."""
 
 
 class SearchRecord(msgspec.Struct, frozen=True, gc=False):
-    """A search with its result; also an opened document, or a tool call."""
+    """A search with its result. Opened documents and tool calls are recorded as searches too."""
 
     query: str
-    """The query; with the document's name if one was opened; for a tool, the call."""
+    """The query; for an opened document, the text to look for and the document's name; for a tool
+    call, the tool's name and the arguments.
+    """
     passages: tuple[Passage, ...]
     ignored_queries: int = 0
-    """Further search blocks of the same turn, which were not run."""
+    """Number of further search blocks in the same turn, which were not run."""
     dropped_passages: int = 0
-    """The number of passages at the end of `passages` that were not shown, as the model's context
-    has no room for them.
+    """Number of passages at the end of `passages` that the model was not shown, because its context
+    had no room for them.
     """
     call: ToolCall | msgspec.UnsetType = msgspec.UNSET
-    """Set for a tool call."""
+    """The tool call; unset for searches and opened documents."""
 
     @property
     def shown(self) -> tuple[Passage, ...]:
-        """The passages that the model was shown."""
+        """The passages that the model was shown: all except the dropped ones."""
         return self.passages[: len(self.passages) - self.dropped_passages]
 
 
 class Execution(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """One sub-query, with the work of an executor in a fresh context, or of a manager with its
+    """The work on one sub-query, by an executor in a fresh context or by a manager with its
     workers.
     """
 
     sub_query: str
     report: Report
-    """`NO_EVIDENCE` if there is none. An `escalated` one holds the findings or the reason, and the
-    manager to ask.
+    """The report; `NO_EVIDENCE` if none was written. If the outcome is `escalated`, the report
+    contains findings or the reason for the escalation, and the name of the manager to ask.
     """
     outcome: ExecutionOutcome
     searches: tuple[SearchRecord, ...]
     """The executor's searches; empty for a manager."""
     conversation: Conversation
-    """The executor's conversation; empty for a manager, whose `work` holds it."""
+    """The executor's conversation; empty for a manager, whose conversation is in `work`."""
     executor: str = ""
-    """The version that worked on it; empty if it was not recorded."""
+    """Name of the executor version that worked on the sub-query; empty if it was not recorded."""
     shared_from: tuple[str, ...] = ()
-    """The other runs that paid for it; their calls are booked there, and not in this run."""
+    """Ids of the other runs that made and paid for this execution. Its calls are recorded in those
+    runs only.
+    """
     manager: str = ""
-    """The manager that worked on it; empty for an executor."""
+    """Name of the manager that worked on the sub-query; empty for an executor."""
     work: "Trajectory | None" = None
-    """A manager's delegation to its workers, with their executions."""
+    """For a manager: its conversation, with the executions of its workers. None for an executor."""
     before: "Execution | None" = None
-    """The execution of the manager that was asked first, and that named this one."""
+    """The execution of another manager that worked on the sub-query first, and escalated it to this
+    one. None if there was no escalation.
+    """
 
     @property
     def failed(self) -> bool:
-        """True if there is no report."""
+        """True if the outcome is not `reported`."""
         return self.outcome != "reported"
 
     @property
     def looked(self) -> bool:
-        """True if it ended by itself: with a report, or without one after a search."""
+        """True if the execution was completed: it ended with a report, or it searched and ended
+        without one. False if it was interrupted by a failure or a limit.
+        """
         return self.outcome == "reported" or (
             self.outcome == "no_report" and bool(self.every_search)
         )
 
     @property
     def every_search(self) -> tuple[SearchRecord, ...]:
-        """Its searches, or those of its workers."""
+        """The executor's searches, or for a manager, the searches of all its workers."""
         if self.work is None:
             return self.searches
         return sum((execution.every_search for execution in self.work.executions), ())
 
     def citations(self, points: Iterable[str]) -> list[list[Citation]]:
-        """Return the sentences of shown passages that each of `points` may rest on; none if no
-        passage contains it.
+        """Return, for each of `points`, the sentences of shown passages that support it. The list
+        is empty for a point that no passage supports.
         """
         return cite(points, (passage for search in self.every_search for passage in search.shown))
 
 
 def by_executors(executions: Iterable[Execution]) -> Iterator[Execution]:
-    """Yield the executions of executors among these, including those inside of managers'
-    executions.
+    """Yield the executions that are by executors. For a manager's execution, yield those of its
+    workers instead.
     """
     for execution in executions:
         if execution.before:
@@ -135,67 +147,68 @@ def by_executors(executions: Iterable[Execution]) -> Iterator[Execution]:
 
 
 class RunStarted(msgspec.Struct, frozen=True, tag=True):
-    """The run is on record."""
+    """The run was admitted and recorded."""
 
     run_id: str
 
 
 class RoundStarted(msgspec.Struct, frozen=True, tag=True):
-    """The delegator begins a decision."""
+    """The delegator began to write a decision."""
 
     round: int
-    """From 1."""
+    """Number of the round, from 1."""
 
 
 class SubQueryDispatched(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True):
-    """A sub-query went to an executor."""
+    """A sub-query was dispatched to an executor or a manager."""
 
     index: int
     """The number of the sub-query in its run, from 0."""
     round: int
     sub_query: str
     ask: Ask | None = None
-    """The cells that a table's sub-query is to fill; None elsewhere."""
+    """In the run of a table, the piece of work that the sub-query expresses; None in other runs."""
     manager: str = ""
-    """The manager that it is for; empty where none is named."""
+    """Name of the manager that the sub-query is for; empty if the delegator named none."""
 
 
 class SearchDone(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A search returned."""
+    """A search returned its passages."""
 
     index: int
-    """The number of the sub-query."""
+    """The number of the sub-query for which was searched."""
     query: str
     titles: tuple[str, ...]
-    """Best first."""
+    """Titles of the passages, best first."""
 
 
 class Reported(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """An executor ended."""
+    """The work on a sub-query ended, with or without a report."""
 
     index: int
+    """The number of the sub-query."""
     execution: Execution | None
-    """None in a stored run, whose result holds it."""
+    """None in the events of a stored run, because the run's result contains the execution."""
 
 
 class AnswerWritten(msgspec.Struct, frozen=True, tag=True):
-    """The answer exists, but is not stored yet."""
+    """The answer is complete, but not stored yet."""
 
     answer: str
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):
-    """The questions for a table's cells are known."""
+    """The delegator has planned a table: its columns now have question templates."""
 
     columns: tuple[Column, ...]
 
 
 class RowChanged(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A row of a table was found, or has changed."""
+    """A row of a table was found, or one of its cells changed."""
 
     key: RowKey
     row: Row | None
-    """None in a stored run, whose result it follows from."""
+    """None in the events of a stored run, because the row can be computed from the run's result."""
 
 
 Event = (
@@ -212,7 +225,7 @@ OnEvent = Callable[[Event], None]
 
 
 def brief(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Return the events without executions and rows, which the run's result holds."""
+    """Return the events without their executions and rows, as the run's result contains those."""
     return tuple(map(_brief, events))
 
 
@@ -226,8 +239,8 @@ def _brief(event: Event) -> Event:
 
 
 def with_executions(events: Iterable[Event], result: "Result | None") -> tuple[Event, ...]:
-    """Return the events with the executions of the run's result, but without rows; the inverse of
-    `brief`.
+    """Undo `brief`: return the events with the executions of the run's `result` put in again. Rows
+    are not put in.
     """
     executions = dict[int, Execution]()
     if isinstance(result, Trajectory | TableRun):
@@ -242,7 +255,7 @@ NOT_FOUND = "not found in your documents"
 
 
 def says_not_found(answer: str) -> bool:
-    """Return whether an answer only says that there is none."""
+    """Return whether `answer` is empty, or only says that nothing was found."""
     return answer.casefold().rstrip(" .!") in ("", "not found", NOT_FOUND)
 
 
@@ -260,25 +273,31 @@ AnswerOutcome = Literal[
 
 
 class Trajectory(msgspec.Struct, frozen=True, tag=True):
-    """The way from a question to its answer, complete or so far."""
+    """The work on a question, complete or so far: the delegator's decisions, the executions, and
+    the answer.
+    """
 
     answer: str
     outcome: AnswerOutcome
     executions: tuple[Execution, ...] = ()
-    """In order of dispatch."""
+    """Executions of all rounds, in the order of dispatch."""
     rounds: tuple[int, ...] = ()
-    """The number of sub-queries of each dispatching round."""
+    """For each round that dispatched, its number of sub-queries."""
     messages_before_reports: tuple[int, ...] = ()
-    """For each of `rounds`, the number of messages of `delegation` before its reports."""
+    """For each of `rounds`, the number of messages in `delegation` before the message with the
+    round's reports.
+    """
     delegation: Conversation | None = None
+    """The delegator's conversation."""
     answering: Conversation | None = None
+    """The answerer's conversation; None if no answer was written."""
     topology: TopologyName = "factorized"
     unsupported: bool = False
-    """True if the answer has names or numbers that no evidence in a passage supports."""
+    """True if the answer contains names or numbers that no evidence from a passage supports."""
 
     def answered(self, answer: str) -> "Trajectory":
-        """Return the trajectory with this answer; one that only says that there is none becomes
-        `NOT_FOUND`.
+        """Return the trajectory with `answer`. If `answer` only says that nothing was found, it is
+        replaced by `NOT_FOUND`, and the outcome by `not_found` unless time or budget ran out.
         """
         if not says_not_found(answer):
             return msgspec.structs.replace(self, answer=answer)
@@ -288,13 +307,13 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
         )
 
     def block(self, number: int) -> tuple[Execution, ...]:
-        """Return the executions of round `number`, from 0."""
+        """Return the executions of the round with this number, counted from 0."""
         first = sum(self.rounds[:number])
         return self.executions[first : first + self.rounds[number]]
 
     def before(self, number: int) -> "Trajectory":
-        """Return the trajectory up to and including the decision that dispatched round `number`,
-        from 0.
+        """Return the trajectory as it was before the executions of round `number` (from 0). It ends
+        with the decision that dispatched them.
         """
         assert self.delegation is not None
         messages = self.delegation.messages[: self.messages_before_reports[number]]
@@ -313,20 +332,23 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
 
 
 class TableRun(msgspec.Struct, frozen=True, tag=True):
-    """The parts of a table, complete or so far; the table itself is the fold of them."""
+    """The result of a table's run, complete or so far. It contains the reports; the table's rows
+    are computed from them by `router.table.assembly`.
+    """
 
     schema: Schema
-    """With the delegator's wordings."""
+    """The columns, with the question templates that the delegator wrote."""
     given: tuple[tuple[str, ...], ...] = ()
-    """Given rows with a value for each column, empty where one is wanted."""
+    """Rows that the client gave, with a value for each column. An empty value is a cell to fill."""
     asks: tuple[Ask, ...] = ()
-    """By the numbers of their sub-queries."""
+    """All pieces of work, each at the position that is the number of its sub-query."""
     executions: tuple[Execution, ...] = ()
-    """One for each of `asks`."""
+    """The execution of each of `asks`, in the same order."""
     delegation: Conversation | None = None
+    """The delegator's conversation."""
     outcome: TableOutcome = "filled"
     asks_per_cell: int = 2
-    """Max executors that look for a cell."""
+    """Max executors that look for one cell."""
     max_rows: int = 2000
     """Max rows of the table."""
 

@@ -1,4 +1,6 @@
-"""Versions of the executor: their traffic, their trials, and the gate."""
+"""Versions of the executor: which version serves which runs, trials of new versions, and the gate
+that decides on them.
+"""
 
 from router.versions.book import ExecutorVersion, VersionDecision
 from router.versions.gate import GateRule

@@ -1,4 +1,6 @@
-"""The records of executor versions, their trials, and the decisions on them."""
+"""Values for versions of the executor, their trials and the decisions on them, and the protocol of
+the store that keeps these values.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,34 +16,37 @@ Stage = Literal["shadow", "canary"]
 
 
 class ExecutorVersion(msgspec.Struct, frozen=True):
-    """A version on record."""
+    """A registered version of the executor, with its current state."""
 
     version: str
-    """Its name, which is also the name of its model; never reused."""
+    """Name of the version, which is also its model name at the engine; never reused."""
     state: VersionState
     share: float
-    """A canary's share of the runs, 0 to 1."""
+    """Share of the runs that a canary serves, 0 to 1; 0 in other states."""
     state_at: float
-    """When it entered its state; Unix time, seconds."""
+    """Unix time in seconds at which the version entered its state."""
     registered_at: float
+    """Unix time, seconds."""
     manifest: str = ""
-    """The parts that it was made of, as JSON; empty for the model that the config names."""
+    """Manifest of the published version as JSON; empty for a plain model that the config names."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """The versions in use, and their shares of the runs."""
+    """The versions in use: the active version and at most one candidate, that is a version on
+    trial, as a shadow or a canary.
+    """
 
     active: str
     candidate: str | None = None
-    """The version that is shadow or canary; at most one."""
+    """The version on trial; None if there is none."""
     stage: Stage | None = None
-    """The candidate's stage; None if there is no candidate."""
+    """The stage of the candidate's trial; None if there is no candidate."""
     share: float = 0.0
-    """A canary's share of the runs."""
+    """Share of the runs that a canary serves, 0 to 1."""
 
     def serving(self, run_id: str) -> str:
-        """Return the version that serves a run. It is the same on every call, and a canary keeps
-        its runs as its share grows.
+        """Return the version that serves a run. The choice depends on the run's identifier alone,
+        so it is the same on every call. If a canary's share grows, the canary keeps its runs.
         """
         if not self.candidate or self.stage != "canary":
             return self.active
@@ -51,8 +56,9 @@ class Traffic(msgspec.Struct, frozen=True):
         """Return the version to compare with the one that serves a run; None if the run is not
         compared.
 
-        With a canary, equally many runs are compared that each version serves, in expectation.
-        Which of the other version's runs these are depends on nothing in the runs.
+        During a canary, as many runs that the canary serves are compared as runs that the active
+        version serves, on average. Which runs are compared depends on their identifiers alone, not
+        on their contents.
         """
         if self.stage == "shadow":
             return self.candidate
@@ -66,12 +72,12 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 def _place(run_id: str) -> float:
-    """Return the run's fixed position among all runs, 0 to 1."""
+    """Return a number from 0 to 1 that is fixed for a run, and uniform over all runs."""
     return int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8]) / 2**64
 
 
 def traffic_of(versions: "list[ExecutorVersion]") -> Traffic | None:
-    """Return the traffic that follows from the versions' states; None while none is active."""
+    """Return the traffic that follows from the versions' states; None if no version is active."""
     active = next((version.version for version in versions if version.state == "active"), None)
     if active is None:
         return None
@@ -82,38 +88,43 @@ def traffic_of(versions: "list[ExecutorVersion]") -> Traffic | None:
 
 
 class Side(msgspec.Struct, frozen=True):
-    """The result of a run with one version."""
+    """The result that one of the two versions in a trial had."""
 
     answer: str
     failed: bool
-    """Whether any of its executors had no report, or the run had no answer."""
+    """True if any executor had no report, or there was no answer."""
     tokens: int
-    """Known tokens of its executor calls."""
+    """Tokens of the version's executor calls, as far as they are known."""
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A run with both versions."""
+    """A comparison of two versions on one question of a client: one version served the client's
+    run, and the other version worked on the same question afterwards.
+    """
 
     run_id: str
-    """The client's run."""
+    """Identifier of the client's run."""
     candidate: str
-    """The version on trial."""
+    """Name of the version on trial."""
     active: str
+    """Name of the active version."""
     stage: Stage
     candidate_served: bool
-    """Whether the client got the candidate's answer; a shadow's answer is never shown."""
+    """True if the client got the candidate's answer. A shadow's answer is never shown."""
     by_candidate: Side
+    """Result of the candidate."""
     by_active: Side
+    """Result of the active version."""
     ended_at: float
     """Unix time, seconds."""
 
 
 Source = Literal["client", "judge", "operator"]
-"""The judges of answers, in increasing order of trust."""
+"""Sources of judgements on answers, the least trusted first."""
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """The verdict on both answers of a trial."""
+    """A judgement on which of the two answers of a trial are right."""
 
     candidate_right: bool
     active_right: bool
@@ -121,22 +132,24 @@ class Judgement(msgspec.Struct, frozen=True):
     tenant: str = ""
     """The client's tenant; empty for the operator and the judge."""
     judged_at: float = 0.0
-    """Unix time, seconds; set by the book."""
+    """Unix time, seconds; set when the judgement is stored."""
 
     @property
     def sign(self) -> int:
-        """1 if only the candidate is right, -1 if only the active version is, else 0, which favours
-        neither.
+        """1 if only the candidate is right, -1 if only the active version is right, 0 if both are
+        right or both are wrong.
         """
         return self.candidate_right - self.active_right
 
 
 def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
-    """Return the verdict of feedback on both answers, by exact match with its right answer.
+    """Return a judgement on both answers of a trial, from feedback on the run that contains the
+    right answer. An answer is right if it matches that answer exactly.
 
-    None if it gives no right answer, or contradicts itself: a bare verdict is about one answer
-    only. None also for a shadow, as the client has seen only the active version's answer, which may
-    be why it gave feedback.
+    Return None if the feedback contains no right answer, because a verdict alone is about one of
+    the two answers only. Return None if its verdict contradicts its right answer. Return None for
+    a shadow: its answer was not shown to the client, so feedback may depend on which version's
+    answer was shown.
     """
     if trial.stage == "shadow" or not feedback.right_answer.strip():
         return None
@@ -154,7 +167,7 @@ def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """A trial as the gate sees it."""
+    """The values of a trial from which the gate decides."""
 
     candidate_failed: bool
     active_failed: bool
@@ -162,16 +175,18 @@ class Pair(msgspec.Struct, frozen=True):
     active_tokens: int
     candidate_served: bool = False
     judgement: Judgement | None = None
-    """None while nobody has judged the answers."""
+    """None if the answers have not been judged."""
 
 
 DecidedBy = Literal["gate", "operator", "config"]
-"""The config decides on the first version."""
+"""Origin of a decision. `config`: no version was active, so the version that the config names was
+registered or became the active one.
+"""
 
 
 class GateEvidence(msgspec.Struct, frozen=True):
-    """The capital of two test martingales on one measure; a value of 1/α rejects the null
-    hypothesis at level α.
+    """Evidence on one measure: the capital of two test martingales (see `gate.py`). A value of 1/α
+    or more rejects the martingale's null hypothesis at level α.
     """
 
     measure: str
@@ -183,26 +198,29 @@ class GateEvidence(msgspec.Struct, frozen=True):
 
 
 class EvidenceSource(msgspec.Struct, frozen=True):
-    """A source's part in the evidence on correctness."""
+    """How much one source of judgements contributes to the evidence on correctness."""
 
     source: Source
     tenant: str
-    """The client's tenant; else empty."""
+    """The tenant, if the source is a client; else empty."""
     decisive: int
     """Pairs in which exactly one version is right, according to this source."""
     counted: int
-    """The pairs among them that count as evidence; the others wait until the tenant's share is
-    small enough.
+    """Number of the decisive pairs that count as evidence. The others count later, when the
+    tenant's share of all decisive pairs is small enough.
     """
 
 
 class TrialFigures(msgspec.Struct, frozen=True):
-    """A candidate's figures in its present state. A canary's cover equally many runs that each
-    version served.
+    """Sums over the trials of a candidate in its current stage. For a canary, they cover equally
+    many runs that the candidate and that the active version served.
+
+    Fields with the prefix `active_` are about the active version, the others about the candidate.
     """
 
     trials: int
     judged: int
+    """Number of trials whose answers have been judged."""
     right: int
     active_right: int
     failed: int
@@ -215,13 +233,15 @@ class TrialFigures(msgspec.Struct, frozen=True):
 
 
 class VersionDecision(msgspec.Struct, frozen=True):
-    """A change of a version's state, with its reason."""
+    """A stored decision on a version: a change of its state, or that there is no decision yet, with
+    the reason.
+    """
 
     version: str
     decision: str
     """`register`, `shadow`, `canary`, `promote`, `roll_back`, `retire`, `stop` or `wait`."""
     from_state: VersionState | None
-    """None for a new version."""
+    """State before the decision; None for a new version."""
     to_state: VersionState
     decided_by: DecidedBy
     decided_at: float
@@ -229,19 +249,21 @@ class VersionDecision(msgspec.Struct, frozen=True):
     reason: str = ""
     figures: TrialFigures | None = None
     number: int = 0
-    """From 1, over all versions; 0 until it is stored."""
+    """Number of the decision among those on all versions, from 1; 0 until it is stored."""
 
 
 class VersionBook(Protocol):
-    """The store of versions, shared by all gateways of a database. Every method raises
-    `StoreFailed`.
+    """Protocol of the store of versions, which all gateways of a database share. Every method
+    raises `StoreFailed` if the database fails.
     """
 
     async def versions(self) -> list[ExecutorVersion]:
         """Return all versions, newest first."""
 
     async def add(self, version: ExecutorVersion, decision: VersionDecision) -> None:
-        """Store a version. Raises `BadRequest` if its name is taken."""
+        """Store a new version, and the decision to register it. Raises `BadRequest` if its name is
+        taken.
+        """
 
     async def change(
         self,
@@ -254,8 +276,8 @@ class VersionBook(Protocol):
         """
 
     async def wait(self, decision: VersionDecision) -> None:
-        """Store that there is no decision yet, replacing the last such note on the version in that
-        state.
+        """Store a decision `wait`, which says that there is no decision on the version yet. It
+        replaces an earlier `wait`, if the version has had no other decision since.
         """
 
     async def decisions(
@@ -267,13 +289,15 @@ class VersionBook(Protocol):
         """Return at most `size` decisions with numbers above `after`, oldest first."""
 
     async def add_trial(self, trial: Trial) -> None:
-        """Store a trial; do nothing if the run has one."""
+        """Store a trial; do nothing if its run already has a trial."""
 
     async def trial(self, run_id: str) -> Trial | None:
-        """Return the trial of a run."""
+        """Return the trial of a run; None if it has none."""
 
     async def judge(self, run_id: str, judgement: Judgement) -> None:
-        """Store a judgement on a trial. The first one of the most trusted source counts."""
+        """Store a judgement on the trial of a run, unless the trial has a judgement by a source
+        that is at least as trusted.
+        """
 
     async def pairs(
         self,
@@ -281,6 +305,6 @@ class VersionBook(Protocol):
         stage: Stage,
         since: float,
     ) -> list[Pair]:
-        """Return a candidate's trials in the state that it entered at `since`, in the order of
-        their ends, without runs that must not be used for training.
+        """Return the trials of a candidate in the stage that it entered at the Unix time `since`,
+        in the order in which they ended. Runs that must not be used for training are left out.
         """

@@ -1,13 +1,15 @@
-"""The gate: decides whether a version on trial is promoted, rolled back, or tried further.
+"""The gate: decides whether a version on trial (the candidate) is promoted, rolled back, or tried
+further.
 
-The idea: every run on trial is worked on by both versions, which gives a *pair*. Each pair is a bet
-on the difference of the two, in [-1, 1], positive where the candidate did better. Capital starts at
-1, and each pair multiplies it by 1 + λ·gain. While the null hypothesis holds, the bets are
-unfavourable, so the capital hardly ever grows: it reaches 1/α with a probability of at most α,
-however often one looks (Ville's inequality; the capital is a test martingale). So the capital is
-the evidence against the null hypothesis, and a decision is due once it is large enough. The stake λ
-is not known in advance: the mean over a fixed grid of stakes is a martingale, too. See Waudby-Smith
-and Ramdas, "Estimating means of bounded random variables by betting" (2024).
+The idea: the candidate and the active version both work on every run of the trial, which gives a
+*pair* of results. Each pair is a bet on the difference between the two results, a number in
+[-1, 1] that is positive if the candidate did better. The capital starts at 1, and each pair
+multiplies it by 1 + λ·gain. While the null hypothesis holds, the bets are unfavourable, so the
+capital hardly ever grows: it reaches 1/α with a probability of at most α, however often it is
+looked at (Ville's inequality; the capital is a test martingale). So the capital is the evidence
+against the null hypothesis, and a decision follows once it is large enough. The best stake λ is not
+known in advance. So the capital is the mean over a fixed grid of stakes, which is a martingale,
+too. See Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (2024).
 
 The null hypotheses, about the mean difference given all earlier pairs:
 
@@ -40,51 +42,58 @@ from router.versions.book import (
 )
 
 STAKES = (0.1, 0.3, 0.6, 0.99)
-"""Small stakes win where the versions differ often and in both directions, large ones where they
-hardly differ. Below 1, so that no single pair loses all capital.
+"""Stakes λ of the bets. Small stakes win most if the versions differ often and in both directions,
+large stakes if they hardly differ. All are below 1, so that no single pair loses all capital.
 """
 MAX_OF_ONE = 0.25
 """Max share of the decisive pairs that may come from one client's tenant."""
 _MORE_FAILURES = 0.05
-"""How much more often the candidate may fail, as a share of runs."""
+"""How much more often than the active version the candidate may fail, as a share of the runs."""
 _MEASURES = 3
 _MAX_NAMED = 10
-"""Max tenants in a reason; the figures have all."""
+"""Max number of tenants in the text of a reason. The figures contain all tenants."""
 _MAX_LOG = 500.0
-"""Evidence is capped at e to this power, which every number format can hold."""
+"""Natural logarithm of the largest evidence; larger evidence is capped, to avoid overflows."""
 Item = TypeVar("Item")
 GateVerdict = Literal["promote", "wait", "stop", "roll_back"]
 
 
 @dataclass(frozen=True, slots=True)
 class GateRule:
-    """The conditions that a candidate has to meet."""
+    """The conditions that a candidate must meet to be promoted, and the limits of a trial."""
 
     margin: float
-    """How much worse than the active version the candidate may be in right answers: losses minus
-    wins, as a share of decisive pairs.
+    """How much worse than the active version the candidate may be. It is measured on decisive
+    pairs, those in which exactly one version is right: (pairs in which the active version is right
+    - pairs in which the candidate is right) / all decisive pairs.
     """
     error: float
     """Max probability, per stage, of promoting a version that is worse by the margin or more in any
     measure, and of rolling back a version that is worse in none.
     """
     max_tokens_ratio: float
-    """Max tokens, as a multiple of the active version's."""
+    """Max executor tokens of the candidate, as a multiple of the active version's."""
     max_trials: int
-    """Max trials of a stage; after that the trial ends undecided, as trials cost tokens."""
+    """Max trials of a stage. After that, the stage ends without a decision, because trials cost
+    tokens.
+    """
     min_right: float = 0.0
-    """Min share of right answers, among a canary's judged answers and among the held-out
-    questions.
+    """Min share of right answers that a canary needs, both among its judged answers and among the
+    held-out questions.
     """
 
     @property
     def enough(self) -> float:
-        """The evidence in favour that promotes, if all measures have it."""
+        """Threshold of the evidence in favour of the candidate. It is promoted if the evidence on
+        every measure reaches this threshold.
+        """
         return 1 / self.error
 
     @property
     def too_much(self) -> float:
-        """The evidence against that rolls back, if any measure has it."""
+        """Threshold of the evidence against the candidate. It is rolled back if the evidence on any
+        measure reaches this threshold.
+        """
         return _MEASURES / self.error
 
 
@@ -93,11 +102,13 @@ def decide(
 ) -> tuple[GateVerdict, TrialFigures, str]:
     """Return the decision on a candidate with these pairs, the figures, and the reason in words.
 
-    Promote when the evidence in favour has reached 1/error on all three measures: a wrong promotion
-    needs an error on each. Roll back when the evidence against has reached 3/error on any: each
-    measure gets a third of the error (Bonferroni). If both hold, the candidate is worse, if within
-    the margin, and is rolled back. A shadow without any judged run is decided by failures and
-    tokens alone. A trial without a decision ends after `max_trials`.
+    - The candidate is promoted when the evidence in favour has reached 1/error on all three
+      measures. A wrong promotion would need an error on each of them.
+    - It is rolled back when the evidence against it has reached 3/error on any measure. Each
+      measure gets a third of the error (Bonferroni).
+    - If both hold, the candidate is worse by less than the margin. It is rolled back.
+    - For a shadow without any judged run, only failures and tokens count.
+    - A stage without a decision ends after `max_trials` pairs.
     """
     figures = figures_of(pairs, rule, stage)
     enough = rule.enough
@@ -122,7 +133,7 @@ def decide(
         if evidence.in_favour < enough
     ]
     if stage == "canary" and figures.right < rule.min_right * figures.judged:
-        undecided.append(f"whether it is right in {rule.min_right:.0%} at least")
+        undecided.append(f"whether at least {rule.min_right:.0%} of its answers are right")
     if not undecided:
         return "promote", figures, f"Not worse than the active version {how}: {summary}."
     on = ", ".join(undecided)
@@ -133,12 +144,14 @@ def decide(
 
 
 def on_held_out(right: Sequence[tuple[bool, bool]], rule: GateRule) -> tuple[GateVerdict, str]:
-    """Return the decision on a canary that has passed its trial, by held-out questions, and the
-    reason. `right`: for each question, whether the candidate and whether the active version was
-    right.
+    """Return the decision on a canary by the held-out questions, which follow its trial, and the
+    reason in words. `right`: for each question, whether the candidate was right, and whether the
+    active version was right.
 
-    An exact binomial test at the level `error`: with w wins among n decisive questions, the
-    probability of w or more wins if each is won with probability (1 - margin) / 2.
+    The decision is an exact binomial test at the level `error`. A question is decisive if exactly
+    one version is right, and the candidate wins it if it is the one. With w wins among n decisive
+    questions, the p-value is the probability of w or more wins if each question is won with
+    probability (1 - margin) / 2.
     """
     wins = sum(candidate > active for candidate, active in right)
     losses = sum(candidate < active for candidate, active in right)
@@ -157,24 +170,28 @@ def on_held_out(right: Sequence[tuple[bool, bool]], rule: GateRule) -> tuple[Gat
     candidate_right = sum(candidate for candidate, _ in right)
     active_right = sum(active for _, active in right)
     result = (
-        f"Of {len(right)} held-out questions it has {candidate_right} right (active: "
-        f"{active_right}), {wins} that the other has wrong and {losses} the other way "
-        f"(p = {chance:.2g})"
+        f"Right in {candidate_right} of {len(right)} held-out questions (active: {active_right}): "
+        f"{wins} that only the candidate has right, {losses} that only the active version has "
+        f"right (p = {chance:.2g})"
     )
     if chance <= rule.error and candidate_right >= rule.min_right * len(right):
         return "promote", f"{result}."
-    return "stop", f"{result}, which does not suffice."
+    return "stop", f"{result}, which is not enough for a promotion."
 
 
 def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> TrialFigures:
-    """Return the sums over the pairs that count, with the evidence on each measure; without
-    evidence if there is no rule.
+    """Return the sums over the pairs that count, and the evidence on each measure. `rule`: None for
+    no evidence.
 
-    Of a canary's pairs, equally many that each version served count, the first ones. So what the
-    client was shown, and whether it led to feedback, does not favour either version. Correctness is
-    compared over decisive pairs in which neither version failed; failures over all pairs, as active
-    failed minus candidate failed. Tokens are compared over all pairs, without a margin: with k the
-    max multiple, (k·active - candidate) / (k·active + candidate), and 0 if both spent nothing.
+    For a canary, the first pairs served by each version count, equally many of both. So neither
+    version gains from what clients were shown, and from whether they gave feedback on it.
+
+    The differences that the evidence is computed from are:
+
+    - correctness: 1 or -1 for each decisive pair in which neither version failed;
+    - failures: for every pair, whether the active version failed minus whether the candidate did;
+    - tokens: for every pair, (k·active - candidate) / (k·active + candidate), where k is
+      `max_tokens_ratio`, and 0 if both versions spent nothing. There is no margin.
     """
     if stage == "canary":
         pairs = balanced(pairs)
@@ -212,8 +229,8 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
 
 
 def balanced(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return equal numbers of pairs served by the candidate and by the active version, the first of
-    each.
+    """Return equally many pairs that the candidate served and that the active version served: the
+    first pairs of each kind.
     """
     served = sum(pair.candidate_served for pair in pairs)
     count = min(served, len(pairs) - served)
@@ -221,8 +238,9 @@ def balanced(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def within_share(items: Sequence[Item], tenant_of: Callable[[Item], str]) -> list[Item]:
-    """Return the items that count so that no client's tenant has more than `MAX_OF_ONE` of them:
-    the first of each tenant. `tenant_of`: empty for the operator and the judge, who have no limit.
+    """Return the first items of each tenant, so many that no client's tenant has more than the
+    share `MAX_OF_ONE` of them. `tenant_of`: returns the tenant of an item; empty for the operator
+    and the judge, which have no limit.
     """
     given = Counter(map(tenant_of, items))
     own = given.pop("", 0)
@@ -256,8 +274,8 @@ def _saved(pair: Pair, max_tokens_ratio: float) -> float:
 
 
 def _correctness(counted: Iterable[Judgement], margin: float) -> GateEvidence:
-    """Return the evidence from all decisive judgements, or without any one tenant's, whichever is
-    least.
+    """Return the evidence on correctness. It is computed from all decisive judgements, and again
+    without each tenant's judgements in turn; the smallest value counts.
     """
     signs = defaultdict[str, Counter[float]](Counter)
     for judgement in counted:
@@ -270,13 +288,14 @@ def _correctness(counted: Iterable[Judgement], margin: float) -> GateEvidence:
 
 
 def _evidence(measure: str, differences: Counter[float], margin: float) -> GateEvidence:
-    """Return the evidence on a measure. `differences`: the count of each difference."""
+    """Return the evidence on a measure. `differences`: the number of pairs by their difference."""
     return GateEvidence(measure, _won(differences, 1, margin), _won(differences, -1, 0.0))
 
 
 def _won(differences: Counter[float], sign: int, margin: float) -> float:
-    """Return the mean of the final capital over all stakes. The order of the pairs does not matter,
-    so equal differences are multiplied together.
+    """Return the final capital of the bets, as the mean over all stakes. `sign`: 1 to bet on the
+    candidate, -1 to bet against it. The order of the pairs does not matter, so pairs with equal
+    differences are computed together.
     """
     logs = [
         math.fsum(
@@ -295,15 +314,15 @@ def _summary(figures: TrialFigures, trials: int, stage: Stage) -> str:
     judged = figures.judged
     right = f"right in {figures.right} of {judged} judged runs (active: {figures.active_right})"
     if not judged and stage == "shadow":
-        right = "no answer has been judged, as a shadow's are by a judge alone (distillation.judge)"
+        right = "no answer has been judged: only distillation.judge can judge a shadow's answers"
     elif not judged:
         right = "no run has been judged by feedback or a judge"
     failed = f"failed in {figures.failed} of {runs} (active: {figures.active_failed})"
     tokens = f"{figures.tokens:,} executor tokens (active: {figures.active_tokens:,})"
     parts = [f"{right}, {failed}, {tokens}"]
     if runs < trials:
-        waiting = f"{trials - runs} more trials wait for as many of runs"
-        parts.append(f"{waiting} that the other version served")
+        waiting = f"{trials - runs} more trials count later"
+        parts.append(f"{waiting}, with as many of runs that the other version served")
     shares = list[str]()
     for source in sorted(figures.sources, key=lambda source: -source.counted)[:_MAX_NAMED]:
         share = f"{source.source} {source.tenant}".strip() + f" {source.counted}"
@@ -313,5 +332,5 @@ def _summary(figures: TrialFigures, trials: int, stage: Stage) -> str:
     if len(figures.sources) > _MAX_NAMED:
         shares.append(f"{len(figures.sources) - _MAX_NAMED} more tenants")
     if shares:
-        parts.append(f"pairs in which one alone is right: {', '.join(shares)}")
+        parts.append(f"pairs in which only one version is right: {', '.join(shares)}")
     return "; ".join(parts)

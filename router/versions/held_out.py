@@ -1,5 +1,5 @@
-"""Held-out questions of the operator, which both versions answer before the candidate is
-promoted.
+"""The operator's held-out questions: the candidate and the active version answer them before the
+gate promotes the candidate.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ _MIN_KNOWN = 0.9
 
 
 class HeldOutQuestion(msgspec.Struct, frozen=True):
-    """A question that no version was trained on; a line of a JSONL file, whose other keys are
-    ignored.
+    """A question that no version was trained on. It is a line of a JSONL file; other keys in the
+    line are ignored.
     """
 
     question: Annotated[str, Meta(min_length=1)]
     golden_answers: Annotated[tuple[str, ...], Meta(min_length=1)]
-    """Each of them is right."""
+    """Right answers; an answer that matches any of them counts as right."""
 
 
 class HeldOutTest:
-    """Asks two versions the operator's questions."""
+    """Lets two versions answer the operator's held-out questions, and compares their answers."""
 
     def __init__(
         self,
@@ -45,7 +45,9 @@ class HeldOutTest:
         search: Callable[[Executes], FactorizedSearch],
         lifecycle: RunLifecycle,
     ) -> None:
-        """`search`: returns the search loop with an executor."""
+        """`executors`: returns the executor of a version. `search`: returns the search loop with a
+        given executor. `lifecycle`: opens the runs in which the questions are answered.
+        """
         self._questions = list(dict.fromkeys(questions))
         self._executors = executors
         self._search = search
@@ -58,12 +60,14 @@ class HeldOutTest:
         active: str,
         since: float,
     ) -> list[tuple[bool, bool]]:
-        """Return for each question whether the candidate and whether the active version is right,
-        without the few that failed for other reasons. Each version answers in its own runs, which
-        are booked to the operator. A repeated call with the same `since` reuses stored runs.
+        """Return for each question whether the candidate is right, and whether the active version
+        is right. Questions that failed for reasons other than the versions are left out.
 
-        Raises `BadVersion` if the versions are not in use here, and what `RunLifecycle.open` and
-        the search raise.
+        Each version answers each question in a separate run, which is booked to the operator.
+        `since`: start of the trial; a repeated call with the same value reuses stored runs.
+
+        Raises `BadVersion` if these versions are not in use here, or if too many questions failed.
+        Also raises the errors of `RunLifecycle.open` and of the search.
         """
         traffic = self._executors.traffic
         if (traffic.candidate, traffic.active) != (candidate, active):
@@ -89,7 +93,7 @@ class HeldOutTest:
         if len(known) < _MIN_KNOWN * self.size:
             raise BadVersion(
                 f"{candidate}: {self.size - len(known)} of {self.size} held-out questions "
-                "failed; find the cause (rolegate runs list), and restart the trial."
+                "have no result; find the cause with `rolegate runs list`, and restart the trial."
             )
         return known
 
@@ -99,7 +103,9 @@ class HeldOutTest:
         version: str,
         name: str,
     ) -> bool | None:
-        """Return whether a version's answer is right; None if that is unknown."""
+        """Return whether a version answers a question right; None if something failed that the
+        version cannot prevent. `name`: the beginning of the run's `request_id`.
+        """
         request = RunRequest("shadow", question.question, (version, question.question))
         begun = False
         try:

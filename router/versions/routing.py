@@ -1,4 +1,4 @@
-"""The versions of the executor in use, and the choice of one for each run."""
+"""Routing: which version of the executor works on the sub-queries of a run."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,13 +19,15 @@ from router.versions.book import Traffic
 
 _log = structlog.get_logger("versions")
 _LOST = ("no_report", "model_failed")
-"""Outcomes after which another version steps in for a candidate."""
+"""Outcomes of an execution by a candidate after which another version works on its sub-query."""
 _FRESH_S = 1.0
-"""Max delay until a change by another gateway is noticed."""
+"""Seconds between two looks at the stored traffic, which another gateway may have changed."""
 
 
 class VersionRouting:
-    """An executor whose sub-queries go to the run's version. A run keeps its version to its end."""
+    """An executor that passes each sub-query to the version that serves the run. A run keeps its
+    version until it ends, even if the traffic changes meanwhile.
+    """
 
     def __init__(
         self,
@@ -35,19 +37,19 @@ class VersionRouting:
         load: Callable[[str], Awaitable[object]],
         report: Callable[[str], None] = lambda _said: None,
     ) -> None:
-        """`make`: returns the executor of a version. `configured`: the version that needs no
-        loading. `read`: returns the stored traffic; raises `StoreFailed`. `load`: loads a version
-        into the engine; raises `BadVersion` and `UpstreamError`. `report`: called with messages for
-        the operator.
+        """`make`: returns the executor of a version. `configured`: the config's own model, which
+        needs no loading. `read`: returns the stored traffic; raises `StoreFailed`. `load`: loads a
+        version into the engine; raises `BadVersion` and `UpstreamError`. `report`: called with
+        messages for the operator.
         """
         self._configured = configured
         self._read = read
         self._load = load
         self._report = report
         self.of = cache(make)
-        """Return the executor of a version."""
+        """Returns the executor of a version."""
         self.traffic = Traffic(configured)
-        """The traffic for new runs, without versions that could not be loaded."""
+        """The traffic for new runs. It has no versions that could not be loaded."""
         self._on_record: Traffic | None = None
         self._kept: WeakKeyDictionary[Ledger, Traffic] = WeakKeyDictionary()
         self._refreshing = asyncio.Lock()
@@ -60,20 +62,20 @@ class VersionRouting:
 
     @property
     def in_use(self) -> set[str]:
-        """The versions that current or new runs may use."""
+        """The names of the versions that current or new runs may use."""
         versions = set[str]()
         for traffic in (self.traffic, *self._kept.values()):
             versions.update(filter(None, (traffic.active, traffic.candidate)))
         return versions
 
     def role(self, context: RunContext) -> Role:
-        """Return the active version's role: calls outside of an execution must not depend on a
-        candidate.
+        """Return the role of the active version. It is used for estimates, which must not depend on
+        a candidate.
         """
         return self.of(self._traffic(context).active).role(context)
 
     def serving(self, context: RunContext) -> str:
-        """Return the version that serves a run."""
+        """Return the name of the version that serves a run."""
         return self._traffic(context).serving(context.ledger.run_id)
 
     async def run(
@@ -82,11 +84,12 @@ class VersionRouting:
         index: int,
         context: RunContext,
     ) -> Execution:
-        """See `Executor.run`. The run's version works on it.
+        """See `Executor.run`. The version that serves the run works on the sub-query.
 
-        If the engine does not have that version, the active one steps in, and for the active one
-        the configured model. If a candidate fails, the active version steps in too, so that no
-        client suffers from a trial.
+        If the engine does not have that version, the active version works on the sub-query instead.
+        If the engine does not have the active version either, the configured model does. If a
+        candidate fails, the active version works on the sub-query, too, so that a trial does not
+        make a client's answer worse.
         """
         traffic = self._traffic(context)
         versions = list(dict.fromkeys((self.serving(context), traffic.active, self._configured)))
@@ -94,7 +97,7 @@ class VersionRouting:
         for version, instead in pairwise(versions):
             execution = await self.of(version).run(sub_query, index, context, instead=steps_in)
             if _turned_away(execution, index, context.ledger):
-                self._on_record = None  # a restarted engine has lost it
+                self._on_record = None  # load it again: a restarted engine has no versions
             elif version == traffic.active or execution.outcome not in _LOST:
                 return execution
             _log.warning(
@@ -105,19 +108,21 @@ class VersionRouting:
         return await self.of(versions[-1]).run(sub_query, index, context, instead=steps_in)
 
     def reload(self) -> None:
-        """Load the versions in use again, soon: the engine was restarted and has lost them."""
+        """Let `follow` load the versions in use again soon, because the engine was restarted
+        without them.
+        """
         self._on_record = None
         self._news.set()
 
     async def refresh(self) -> None:
-        """Read the traffic, and load its new versions. Raises what `read` raises, and
-        `UpstreamError`.
+        """Read the stored traffic and, if it has changed, load its versions and use it for new
+        runs. Raises `StoreFailed`, and `UpstreamError` if the engine fails.
         """
         async with self._refreshing:
             on_record = await self._read()
             if on_record == self._on_record:
                 return
-            self._on_record = on_record  # set first, as `reload` may reset it meanwhile
+            self._on_record = on_record  # before the loading, so that `reload` can reset it
             traffic = Traffic(self._configured)
             try:
                 if await self._ready(on_record.active):
@@ -130,7 +135,7 @@ class VersionRouting:
             self.traffic = traffic
 
     async def follow(self) -> None:
-        """Follow the stored traffic, forever."""
+        """Refresh the traffic regularly, and soon after `reload`. Never returns."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FRESH_S):
@@ -155,8 +160,8 @@ class VersionRouting:
 
 
 def _turned_away(execution: Execution, index: int, ledger: Ledger) -> bool:
-    """Return whether the model refused the first call, as an engine without a model of that name
-    does.
+    """Return whether the endpoint refused the execution's first call, as an engine does that has no
+    model of that name.
     """
     failed_at_once = execution.outcome == "model_failed" and not execution.conversation.outputs
     return failed_at_once and ledger.last_outcome(index) == "refused"

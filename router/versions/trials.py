@@ -1,4 +1,6 @@
-"""Trials: an answered run is worked on again by the version that it is compared with."""
+"""Trials: after a run has been answered by one version of the executor, another version works on
+the same question, and the two results are recorded for the gate.
+"""
 
 import asyncio
 import time
@@ -33,18 +35,20 @@ _log = structlog.get_logger("trials")
 _AT_ONCE = 4
 _WAITING = 64
 _CUT = ("time_exhausted", "budget_exhausted")
-"""Outcomes of runs that ended by the client's limits, which the other version would not have."""
+"""Outcomes of runs that were ended by the client's limits. They have no trial, because the other
+version would work without these limits.
+"""
 _HINDERED = ("budget_exhausted", "retrieval_failed")
-"""Outcomes that no version can prevent."""
+"""Outcomes that are not the fault of any version."""
 _REVIEWING_SHARE = 0.1
-"""Max share of the time spent on reviews, as each of them reads all trials."""
+"""Max share of the time that is spent on reviews. Each review reads all trials of the candidate."""
 _LONGEST_PAUSE_S = 5.0
-"""Max pause between two reviews, as a review with held-out questions takes long."""
+"""Max pause between two reviews, even after a long review, such as one with held-out questions."""
 
 
 class Trials:
-    """Runs the other version once the client has its answer, and records the result for the
-    gate.
+    """Lets the version that a run is compared with work on the run's question, after the client has
+    its answer. Records both results for the gate.
     """
 
     def __init__(
@@ -58,9 +62,10 @@ class Trials:
         review: Callable[[], Awaitable[object]],
         judge: Judge | None = None,
     ) -> None:
-        """`search`: returns the search loop with an executor. `review`: lets the gate decide by the
-        trials. `judge`: decides which answers are right where the two differ; None if there is
-        none.
+        """`executors`: the traffic, and the executor of each version. `search`: returns the search
+        loop with a given executor. `lifecycle`: opens the runs of the trials. `review`: lets the
+        gate decide on the recorded trials. `judge`: a model that judges the two answers of a trial
+        if they differ; None for no judge.
         """
         self._executors = executors
         self._search = search
@@ -73,7 +78,7 @@ class Trials:
         self._news = asyncio.Event()
         self._news.set()  # for trials that an earlier process recorded
         self.dropped = 0
-        """Runs without a trial because the queue was full."""
+        """Number of runs that have no trial because the queue was full."""
 
     def consider(self, run: Run) -> None:
         """Queue a run for a trial if there is a version to compare with and the queue has room."""
@@ -86,13 +91,15 @@ class Trials:
             self.dropped += 1
 
     async def judge(self, feedback: Feedback) -> None:
-        """Record which answers of a trial are right, according to feedback on its run."""
+        """Record which answers of a trial are right, according to feedback on the trial's run. Do
+        nothing if the run has no trial. Errors are logged.
+        """
         with errors_logged(_log, "trial.not_judged", run_id=feedback.run_id):
             if trial := await self._book.trial(feedback.run_id):
                 await self._judge(trial, feedback)
 
     async def work(self) -> None:
-        """Work on queued trials, and review the results; forever."""
+        """Work on queued trials, and let the gate review the results. Never returns."""
         async with background_tasks(*(self._try_all() for _ in range(_AT_ONCE))):
             while True:
                 await self._news.wait()
@@ -107,7 +114,7 @@ class Trials:
     async def _try_all(self) -> None:
         while True:
             run, traffic = await self._waiting.get()
-            if traffic == self._executors.traffic:  # otherwise outdated
+            if traffic == self._executors.traffic:  # else the candidate or its stage has changed
                 with errors_logged(_log, "trial.given_up", run_id=run.id):
                     await self._try(run, traffic)
 
@@ -125,7 +132,7 @@ class Trials:
             return  # the traffic has changed since the run began
         result = await self._run_other(run, other)
         if result is None:
-            error = "A budget or an upstream failure cut it short."
+            error = "A budget, or a failure that no version can prevent, ended the trial early."
             _log.warning("trial.given_up", run_id=run.id, error=error)
         if result is None or self._executors.traffic != traffic:
             return
@@ -163,8 +170,9 @@ class Trials:
     async def _run_other(
         self, run: Run, version: str
     ) -> tuple[Side, tuple[bool, bool] | None] | None:
-        """Return the result of a run with another version, and the judge's verdicts on the served
-        answer and on the other one; None if the result says nothing about the version.
+        """Work on a run's question with another version. Return that version's result, and the
+        judge's verdicts on the client's answer and on the other answer; the verdicts are None if
+        there are none. Return None if something failed that no version can prevent.
         """
         assert isinstance(run.result, Trajectory)
         search = self._search(self._executors.of(version))
@@ -190,9 +198,9 @@ class Trials:
         trajectories: tuple[Trajectory, Trajectory],
         ledger: Ledger,
     ) -> tuple[bool, bool] | None:
-        """Return the judge's verdicts on two answers. Each is shown alone with the evidence of
-        both, so that it does not show which version wrote it. None if there is no judge, if the
-        answers are equal, or if a verdict is missing.
+        """Return the judge's verdicts on two answers; None if there is no judge, if the answers are
+        equal, or if a verdict is missing. The judge sees one answer at a time, with the evidence of
+        both versions, so that it cannot know which version wrote the answer.
         """
         first = trajectories[0].answer
         second = trajectories[1].answer
@@ -227,8 +235,9 @@ class Trials:
 
 
 def _comparable(run: Run) -> bool:
-    """Return whether a run ended normally by its own executors' reports. The tokens of shared
-    reports are booked to other runs.
+    """Return whether a run can have a trial: it ended normally, and its own executors wrote all
+    reports. The tokens of a report shared with another run are booked there, so that they could not
+    be compared.
     """
     result = run.result
     if not isinstance(result, Trajectory) or result.topology != "factorized":
@@ -239,8 +248,8 @@ def _comparable(run: Run) -> bool:
 
 
 def hindered(run: Run) -> bool:
-    """Return whether something failed that no version can prevent, so that the run is no
-    evidence.
+    """Return whether something failed in a run that no version can prevent, such as a search. Such
+    a run does not count as evidence.
     """
     assert isinstance(run.result, Trajectory)
     executions = run.result.executions
@@ -260,7 +269,9 @@ def hindered(run: Run) -> bool:
 
 
 def _side(result: object, calls: Iterable[Call], version: str | None) -> Side:
-    """Return the result of a run with `version`. If another version stepped in, it has failed."""
+    """Return the result of `version` in a run. It counts as failed if another version worked on any
+    of the sub-queries instead.
+    """
     assert isinstance(result, Trajectory)
     failed = any(
         execution.failed or execution.executor != version for execution in result.executions

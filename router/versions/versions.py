@@ -1,5 +1,5 @@
-"""Versions of the executor: registering them, using them, and taking them out of service, by an
-operator or by the gate.
+"""Changes of the states of executor versions, by an operator or by the gate: register a version,
+try it as a shadow or a canary, promote it, roll it back.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ from router.versions.gate import (
 
 
 class VersionDraft:
-    """Collects changes of versions with their reasons. Nothing is stored until a book takes the
-    draft.
+    """Collects changes of versions and the decisions on them. They are only stored when the draft
+    is passed to `VersionBook.change`.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class VersionDraft:
         decided_by: DecidedBy,
         figures: TrialFigures | None = None,
     ) -> None:
-        """`versions`: all stored versions. `figures`: the grounds of the decisions."""
+        """`versions`: all stored versions. `figures`: the figures on which the decisions are based;
+        None for an operator's decisions.
+        """
         self.expected = tuple(versions)
         self.decisions = list[VersionDecision]()
         self._by = decided_by
@@ -54,7 +56,7 @@ class VersionDraft:
 
     @property
     def changed(self) -> list[ExecutorVersion]:
-        """The versions to replace."""
+        """The versions that the draft changes, as they are afterwards."""
         return [
             self._now[version.version]
             for version in self.expected
@@ -62,14 +64,17 @@ class VersionDraft:
         ]
 
     def in_state(self, *states: VersionState) -> ExecutorVersion | None:
-        """Return the version that is in one of these states now."""
+        """Return the version that is in one of these states after the changes so far; None if there
+        is none.
+        """
         return next((version for version in self._now.values() if version.state in states), None)
 
     def find(self, name: str) -> ExecutorVersion:
-        """Return a version by its name. Raises `BadRequest`."""
+        """Return a version by its name. Raises `BadRequest` if it is not registered."""
         if name not in self._now:
             raise BadRequest(
-                f"version {name!r}: is not registered; register it, or list those that are."
+                f"version {name!r}: is not registered; register it, or use a registered version "
+                "(rolegate versions list)."
             )
         return self._now[name]
 
@@ -81,8 +86,8 @@ class VersionDraft:
         reason: str = "",
         share: float = 0.0,
     ) -> None:
-        """Move a version into a state. If it is in that state already, only its share changes, and
-        its trial continues.
+        """Move a version into a state, and add the decision. If the version is in that state
+        already, only its share changes, and its trial continues.
         """
         now = time.time()
         state_at = version.state_at if version.state == state else now
@@ -102,20 +107,20 @@ class VersionDraft:
         )
 
     def promote(self, version: ExecutorVersion, reason: str = "") -> None:
-        """Make a version the active one, and retire the previous one."""
+        """Make a version the active one, and retire the version that was active."""
         if active := self.in_state("active"):
             self.move(active, "retired", "retire", f"{version.version} is active now.")
         self.move(version, "active", "promote", reason)
 
     def roll_back(self, version: ExecutorVersion) -> None:
-        """Take a version out of service. After an active version, the last one that was retired
-        becomes active. Raises `BadRequest` if the version is not in service or no version was
-        retired.
+        """Take a version out of service. If it was active, the version that was retired last
+        becomes active again. Raises `BadRequest` if the version is not in service, or if no version
+        was retired.
         """
         if version.state not in ("shadow", "canary", "active"):
             raise BadRequest(
-                f"version {version.version!r}: is {version.state}; only a shadow, a canary or the "
-                "active version can be rolled back."
+                f"version {version.version!r}: has the state {version.state}; only a shadow, a "
+                "canary or the active version can be rolled back."
             )
         self.move(version, "rolled_back", "roll_back")
         if version.state == "active":
@@ -123,7 +128,7 @@ class VersionDraft:
             if not retired:
                 raise BadRequest(
                     f"version {version.version!r}: there is no retired version to return to; "
-                    "promote another one."
+                    "promote another version instead."
                 )
             before = max(retired, key=lambda version: version.state_at)
             self.move(before, "active", "promote", f"{version.version} was rolled back.")
@@ -135,15 +140,16 @@ _ATTEMPTS = 5
 MAX_DECISIONS = 1000
 """Max decisions read in one call."""
 _NO_HELD_OUT = (
-    "To be promoted, it also has to pass held-out questions: name a file of them in "
-    "versions.held_out, or promote it yourself."
+    "Before the gate promotes a version, the version must pass held-out questions: name a file of "
+    "them in versions.held_out, or promote the version yourself."
 )
 
 
 class Examination(Protocol):
-    """Held-out questions for two versions; see `HeldOutTest`."""
+    """Protocol of a test of two versions with held-out questions; see `HeldOutTest`."""
 
     size: int
+    """Number of questions."""
 
     async def compare(
         self,
@@ -151,13 +157,13 @@ class Examination(Protocol):
         active: str,
         since: float,
     ) -> list[tuple[bool, bool]]:
-        """Return for each question whether the candidate and whether the active version is
-        right.
-        """
+        """See `HeldOutTest.compare`."""
 
 
 class Versions:
-    """Decides which versions serve which runs. Every method raises `StoreFailed`."""
+    """Changes the states of executor versions for operators and for the gate. Every method raises
+    `StoreFailed` if the database fails.
+    """
 
     def __init__(
         self,
@@ -170,10 +176,11 @@ class Versions:
         held_out: Examination | None = None,
     ) -> None:
         """`load`: verifies a published version, loads it into the engines, and returns its manifest
-        as JSON; raises `BadVersion`. `gate`: None leaves every decision to operators.
-        `canary_share`: the share of the runs for a shadow that becomes a canary. `on_change`:
-        awaited after a version has changed its state; its errors are logged. `held_out`: the test
-        that a canary must pass before it is promoted; None: only operators promote.
+        as JSON; raises `BadVersion`. `gate`: the rule of the gate; None if only operators decide.
+        `canary_share`: share of the runs that a candidate serves when the gate makes it a canary.
+        `on_change`: awaited after a version has changed its state; its errors are logged.
+        `held_out`: the test that a canary must pass before the gate promotes it; None if only
+        operators promote.
         """
         self._book = book
         self._load = load
@@ -183,19 +190,23 @@ class Versions:
         self._on_change = on_change
         self._held_out = held_out
         self._compared: dict[tuple[str, str, float], list[tuple[bool, bool]]] = {}
-        """Results of the held-out questions, by candidate, active version and start of the
-        trial.
+        """Results of the held-out questions. The keys are the candidate, the active version and the
+        Unix time at which the candidate's stage began.
         """
 
     async def traffic(self) -> Traffic:
         """Return the versions in use. Raises `BadVersion` if no version is active."""
         traffic = traffic_of(await self._book.versions())
         if traffic is None:
-            raise BadVersion("no version of the executor is active; promote one.")
+            raise BadVersion(
+                "no version of the executor is active; promote one (rolegate versions promote)."
+            )
         return traffic
 
     async def figures(self, version: ExecutorVersion) -> TrialFigures | None:
-        """Return a version's figures in its trial; None if it is not on trial."""
+        """Return the figures of a version in the current stage of its trial; None if it is not on
+        trial.
+        """
         if version.state not in ("shadow", "canary"):
             return None
         pairs = await self._book.pairs(version.version, version.state, version.state_at)
@@ -204,19 +215,19 @@ class Versions:
     async def decisions(
         self, version: str | None = None, after: int = 0
     ) -> Sequence[VersionDecision]:
-        """Return the decisions on one version or on all, with numbers above `after`: oldest first,
-        at most `MAX_DECISIONS`.
+        """Return the decisions with numbers above `after`, oldest first and at most
+        `MAX_DECISIONS`. `version`: only decisions on this version; None for all versions.
         """
         return await self._book.decisions(version, after, MAX_DECISIONS)
 
     async def ensure_base(self, name: str, manifest: str = "") -> None:
-        """Make the version that the config names the active one, if there is none. `manifest`:
-        empty for a plain model.
+        """Register the version that the config names, if it is not registered, and make it the
+        active version if no version is active. `manifest`: empty for a plain model.
         """
 
         def plan(draft: VersionDraft) -> None:
             if draft.in_state("active") is None:
-                reason = "It is what the config names, and no version was active."
+                reason = "The config names it, and no version was active."
                 draft.promote(draft.find(name), reason)
 
         if all(version.version != name for version in await self._book.versions()):
@@ -225,13 +236,18 @@ class Versions:
         await self._change(plan, "config")
 
     async def register(self, name: str) -> ExecutorVersion:
-        """Load a published version and store it. Raises `BadRequest` for an invalid or used name,
-        and what `load` raises.
+        """Load a published version and store it in the state `registered`. Raises `BadRequest` if
+        the name is invalid or already used, and the errors of `load`.
         """
         if not _NAME.fullmatch(name):
-            raise BadRequest(f"version {name!r}: is no valid name; use one like executor-000001.")
+            raise BadRequest(
+                f"version {name!r}: is not a valid name; use a name such as executor-000001."
+            )
         if any(version.version == name for version in await self._book.versions()):
-            raise BadRequest(f"version {name!r}: is registered already; names are used once.")
+            raise BadRequest(
+                f"version {name!r}: is registered already; publish the new version under a new "
+                "name."
+            )
         return await self._add(name, await self._load(name), "operator")
 
     async def set_traffic(
@@ -240,9 +256,12 @@ class Versions:
         state: VersionState,
         share: float = 0.0,
     ) -> ExecutorVersion:
-        """Put a version into a state: `shadow` runs it alongside the active one, `canary` gives it
-        a share of the runs (more than 0, at most 1), `registered` takes it out of use. It replaces
-        any other version on trial. Raises `BadRequest`, and what `load` raises.
+        """Put a version into a state, and return the version.
+
+        `shadow`: the version works alongside the active version. `canary`: the version serves the
+        share `share` of the runs, more than 0 and at most 1. `registered`: the version is not used.
+        A shadow or canary replaces any other version on trial. Raises `BadRequest`, and the errors
+        of `load`.
         """
         if state not in ("registered", "shadow", "canary"):
             raise BadRequest(f"state must be registered, shadow or canary, got {state}.")
@@ -255,13 +274,13 @@ class Versions:
             version = draft.find(name)
             if version.state == "active":
                 raise BadRequest(
-                    f"version {name!r}: is active; promote another one, or roll it back."
+                    f"version {name!r}: is active; promote another version, or roll this one back."
                 )
             if (version.state, version.share) == (state, share):
                 return
             tried = draft.in_state("shadow", "canary")
             if state != "registered" and tried and tried != version:
-                draft.move(tried, "registered", "stop", f"{name} is tried instead.")
+                draft.move(tried, "registered", "stop", f"{name} is on trial instead.")
             draft.move(version, state, "stop" if state == "registered" else state, share=share)
 
         if state != "registered":
@@ -269,7 +288,9 @@ class Versions:
         return (await self._change(plan, "operator")).find(name)
 
     async def promote(self, name: str) -> ExecutorVersion:
-        """Make a version the active one. Raises `BadRequest`, and what `load` raises."""
+        """Make a version the active one. Raises `BadRequest` if it is not registered or is active
+        already, and the errors of `load`.
+        """
 
         def plan(draft: VersionDraft) -> None:
             version = draft.find(name)
@@ -281,15 +302,16 @@ class Versions:
         return (await self._change(plan, "operator")).find(name)
 
     async def roll_back(self, name: str) -> ExecutorVersion | None:
-        """Take a version on trial, or the active one, out of service, and return the active
-        version. Raises `BadRequest`, also if there is no previous version to return to.
+        """Take a version on trial or the active version out of service, and return the version that
+        is active afterwards. Raises `BadRequest` if the version is in another state, or if it is
+        active and there is no retired version to return to.
         """
         draft = await self._change(lambda draft: draft.roll_back(draft.find(name)), "operator")
         return draft.in_state("active")
 
     async def review(self) -> None:
-        """Let the gate decide on the version on trial. If another process changes versions
-        meanwhile, nothing changes, and the next review decides.
+        """Let the gate decide on the version on trial, if there is one. If another process changes
+        versions meanwhile, this review changes nothing, and the next one decides.
         """
         versions = await self._book.versions()
         traffic = traffic_of(versions)
@@ -326,7 +348,7 @@ class Versions:
                 _tell(draft.decisions[-1])
             if passed and self._held_out and trial not in self._compared:
                 self._compared[trial] = await self._held_out.compare(*trial)
-                await self.review()  # again, with their results
+                await self.review()  # decides by the results of the held-out questions
             return
         if verdict == "roll_back":
             draft.move(candidate, "rolled_back", "roll_back", reason)
@@ -352,8 +374,9 @@ class Versions:
         *,
         over: bool,
     ) -> tuple[GateVerdict, str]:
-        """Return the decision on a canary that has passed its trial, by held-out questions, and the
-        reason; `wait` until they have been asked. `over`: no more trials follow.
+        """Return the decision on a canary that has passed its trial, by the held-out questions, and
+        the reason in words. The decision is `wait` until both versions have answered them. `over`:
+        True if the stage has had its max number of trials.
         """
         if self._held_out is None:
             return "stop" if over else "wait", _NO_HELD_OUT
@@ -361,12 +384,15 @@ class Versions:
             return on_held_out(self._compared[trial], gate)
         tokens = (figures.tokens + figures.active_tokens) // figures.trials * self._held_out.size
         return "wait", (
-            f"Both versions are asked {self._held_out.size} held-out questions now, for about "
-            f"{tokens:,} executor tokens and what leads them, booked to {DEFAULT_TENANT}."
+            f"Both versions now answer {self._held_out.size} held-out questions, for about "
+            f"{tokens:,} executor tokens, plus tokens of the other roles, booked to the tenant "
+            f"{DEFAULT_TENANT}."
         )
 
     async def list(self) -> "list[tuple[ExecutorVersion, TrialFigures | None]]":
-        """Return all versions, newest first, each with its figures; None for those not on trial."""
+        """Return all versions, newest first, each with the figures of its trial; None for a version
+        that is not on trial.
+        """
         return [(version, await self.figures(version)) for version in await self._book.versions()]
 
     async def _add(
@@ -405,14 +431,16 @@ class Versions:
         manifest = VersionDraft(await self._book.versions(), "operator").find(name).manifest
         if manifest and await self._load(name) != manifest:
             raise BadVersion(
-                f"{name}: has changed since it was registered; names are used once, so publish it "
-                "as the next one."
+                f"{name}: has changed since it was registered; publish the changed files as a new "
+                "version, because a name is used only once."
             )
 
     async def _change(
         self, plan: Callable[[VersionDraft], None], decided_by: DecidedBy
     ) -> VersionDraft:
-        """Carry out a plan; repeat it if another process was faster."""
+        """Apply `plan` to a draft of the stored versions, and store the draft. If another process
+        has changed versions meanwhile, repeat it with the new versions.
+        """
         for _ in range(_ATTEMPTS):
             draft = VersionDraft(await self._book.versions(), decided_by)
             plan(draft)

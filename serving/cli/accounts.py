@@ -1,6 +1,4 @@
-"""`rolegate keys` and `rolegate tenants`: who may ask a gateway, for what, and what each may
-spend.
-"""
+"""`rolegate keys` and `rolegate tenants`: manage API keys, and limits and settings of tenants."""
 
 import argparse
 import asyncio
@@ -29,46 +27,48 @@ from serving.config.prices import prices_of
 from serving.logs import errors_only
 from serving.terminal import complain
 
-_KEYS = """Say who may ask a gateway, and for what.
+_KEYS = """Manage the API keys of a gateway.
 
-Keys are kept in the store that the config names. A running gateway applies changes within a second.
+A key determines which tenant a request belongs to and what the request may do. Keys are stored in
+the store that the config names. A running gateway applies changes within a second.
 """
-_TENANTS = """Say what each tenant may spend, and what is kept of its runs.
+_TENANTS = """Manage what each tenant may spend, and what is stored of its runs.
 
-Tenants are kept in the store that the config names. Requests without a key, or with an operator's
-key, are booked to the tenant `default`. Days and months are in UTC.
+Tenants are stored in the store that the config names. Requests without a key, or with an operator's
+key, are booked to the tenant `default`. Limits per day and month use days and months in UTC.
 """
 _NANO = 1_000_000_000
 
 
 class CreateKeyOptions(JSONConfigOptions, frozen=True):
-    """Make a key, and print it once.
+    """Create a key, and print it once.
 
-    Only its hash is kept. Clients send it as `authorization: Bearer rg_…`.
+    Only the key's hash is stored. Clients send the key as `authorization: Bearer rg_…`.
 
-    A tenant's key sees and spends only what belongs to that tenant. Without --tenant it is an
-    operator's key, which sees all tenants. Scopes: `ask` asks questions and reads their runs,
-    `train` exports traces, `operate` changes the executor's versions and compares the ledger with
-    the engines (operators' keys only).
+    With --tenant, a caller with the key sees only the runs of that tenant, and spends from its
+    quota. Without --tenant, the key is an operator's key, which sees all tenants. Scopes: `ask`
+    allows asking questions and reading their runs, `train` allows exporting traces, `operate`
+    allows changing the executor's versions and comparing the ledger with the engines (operators'
+    keys only).
 
-    Before the first key is made, everybody on this machine may do everything, and other machines
-    cannot reach the gateway. From the first key on, every caller needs one, even after all are
-    revoked. This command needs no key, so it always restores access.
+    Until the first key is created, everybody on this machine may do everything, and other machines
+    cannot reach the gateway. From the first key on, every caller needs a key, even after all keys
+    are revoked. This command itself needs no key, so it always restores access.
     """
 
     tenant: TenantName | None = None
-    """Make the key for this tenant (default: for the operator)."""
+    """Create the key for this tenant (default: for the operator)."""
     scope: tuple[KeyScope, ...] = ()
-    """Allow this (default: ask; for the operator, everything)."""
+    """Give the key these scopes (default: ask; for the operator, all scopes)."""
     label: str = ""
-    """Show this text in `keys list`."""
+    """Show this note next to the key in `keys list`."""
 
 
 class RevokeKeyOptions(JSONConfigOptions, frozen=True, kw_only=True):
-    """Revoke a key permanently; its runs stay."""
+    """Revoke a key permanently; runs that were made with the key are kept."""
 
     key_id: Annotated[str, POSITIONAL]
-    """Part of the key between `rg_` and the next `_`."""
+    """Identifier of the key, as in `keys list`: its part between `rg_` and the next `_`."""
 
 
 class ListKeysOptions(JSONConfigOptions, frozen=True):
@@ -76,7 +76,7 @@ class ListKeysOptions(JSONConfigOptions, frozen=True):
 
 
 def keys(arguments: Sequence[str]) -> int:
-    """Create, list or revoke keys."""
+    """Run `rolegate keys`; return the exit status."""
     commands = {
         "create": Command(CreateKeyOptions, _create),
         "list": Command(ListKeysOptions, _list_keys),
@@ -92,7 +92,9 @@ def keys(arguments: Sequence[str]) -> int:
 
 
 def _run(work: Callable[[Accounts, Any], Any], options: JSONConfigOptions) -> None:
-    """Call `work` with the accounts of the config's store."""
+    """Run the coroutine function `work` with the accounts (keys and tenants) of the config's store,
+    and with `options`. Create the store if it does not exist.
+    """
     errors_only()
 
     async def run() -> None:
@@ -107,7 +109,7 @@ async def _create(accounts: Accounts, options: CreateKeyOptions) -> None:
     scopes = frozenset(options.scope) or default
     if options.tenant is not None and "operate" in scopes:
         raise BadRequest(
-            "--scope operate: only for operators' keys; leave out --tenant, or this scope."
+            "--scope operate: allowed for operators' keys only; leave out --tenant, or this scope."
         )
     text, key = new_key(options.tenant, scopes, options.label)
     first = await accounts.add_key(key)
@@ -116,7 +118,7 @@ async def _create(accounts: Accounts, options: CreateKeyOptions) -> None:
         return
 
     owner = "the operator, who sees all tenants" if key.tenant is None else f"tenant {key.tenant}"
-    complain(f"A key of {owner}, for {', '.join(sorted(scopes))}. It is shown only once:")
+    complain(f"A key of {owner}; scopes: {', '.join(sorted(scopes))}. It is shown only once:")
     print(text, flush=True)
     if first:
         complain(
@@ -151,19 +153,19 @@ async def _list_keys(accounts: Accounts, options: JSONConfigOptions) -> None:
 
 
 async def _revoke(accounts: Accounts, options: RevokeKeyOptions) -> None:
-    # A whole key is accepted too, but not repeated
+    # Accept a whole key too, but keep its secret out of messages
     key_id = options.key_id.removeprefix("rg_").partition("_")[0]
     key = await accounts.revoke_key(key_id)
     if key is None:
-        raise BadRequest(f"{key_id!r}: no such key; `rolegate keys list` shows all keys.")
+        raise BadRequest(f"{key_id!r}: there is no such key; `rolegate keys list` shows all keys.")
     if options.json:
         print(json_of(_public(key)))
         return
     print(f"Key {key.key_id} is revoked; running gateways refuse it within a second.")
     if all(other.revoked_at for other in await accounts.keys()):
         print(
-            "It was the last valid key: all callers are refused until `rolegate keys create` "
-            "makes another one, which needs no key."
+            "It was the last valid key: all callers are refused until you create another key with "
+            "`rolegate keys create`, which itself needs no key."
         )
 
 
@@ -188,7 +190,7 @@ def _count(text: str) -> int | None:
 
 
 def _nano(text: str) -> int | None:
-    """Return dollars as billionths of a dollar."""
+    """Return an amount in dollars as billionths of a dollar; None for "none"."""
     if text == "none":
         return None
     try:
@@ -208,11 +210,11 @@ class NamedTenantOptions(JSONConfigOptions, frozen=True, kw_only=True):
     """Options of commands on one tenant."""
 
     name: Annotated[str, POSITIONAL, reads(tenant_name, "NAME")]
-    """The tenant."""
+    """Name of the tenant."""
 
 
 class ShowTenantOptions(NamedTenantOptions, frozen=True):
-    """Show a tenant's limits, and what it has spent this day and month."""
+    """Show a tenant's limits, and what it has spent today and this month."""
 
 
 class ListTenantsOptions(JSONConfigOptions, frozen=True):
@@ -220,37 +222,37 @@ class ListTenantsOptions(JSONConfigOptions, frozen=True):
 
 
 class SetTenantOptions(NamedTenantOptions, frozen=True):
-    """Make a tenant, or change its settings.
+    """Create a tenant, or change its settings.
 
-    Settings without an option stay as they are; `none` removes a limit. A running gateway applies
-    new limits from the next request on.
+    Settings whose options are not given stay as they are; the value `none` removes a limit. A
+    running gateway applies new limits from the next request on.
 
-    Before anything is spent, the worst case of the next step is reserved, so that no limit is ever
-    exceeded.
+    No limit is ever exceeded: before each model call, the gateway reserves the most that the call
+    can cost.
     """
 
     tokens_per_day: Limit = UNSET
-    """Prompt and completion tokens per day, or none."""
+    """Max prompt and completion tokens per day, or none for no limit."""
     nano_usd_per_day: USDLimit = msgspec.field(default=UNSET, name="usd_per_day")
-    """Dollars per day, or none."""
+    """Max dollars per day, or none for no limit."""
     requests_per_day: Limit = UNSET
-    """Requests per day, or none."""
+    """Max requests per day, or none for no limit."""
     tokens_per_month: Limit = UNSET
-    """Prompt and completion tokens per month, or none."""
+    """Max prompt and completion tokens per month, or none for no limit."""
     nano_usd_per_month: USDLimit = msgspec.field(default=UNSET, name="usd_per_month")
-    """Dollars per month, or none."""
+    """Max dollars per month, or none for no limit."""
     requests_per_month: Limit = UNSET
-    """Requests per month, or none."""
+    """Max requests per month, or none for no limit."""
     runs_in_flight: Limit = UNSET
-    """Concurrent runs, or none."""
+    """Max concurrent runs, or none for no limit."""
     redact: bool | UnsetType = UNSET
-    """Keep the figures of its runs, but none of their texts."""
+    """Store the figures of the tenant's runs (tokens, times), but none of their texts."""
     training: bool | UnsetType = UNSET
-    """Allow its runs to train an executor."""
+    """Allow executors to be trained on the tenant's runs."""
 
 
 def tenants(arguments: Sequence[str]) -> int:
-    """List, set or show tenants."""
+    """Run `rolegate tenants`; return the exit status."""
     commands = {
         "list": Command(ListTenantsOptions, _list_tenants),
         "set": Command(SetTenantOptions, _set_tenant),
@@ -266,7 +268,7 @@ def tenants(arguments: Sequence[str]) -> int:
 
 
 async def _tenants(accounts: Accounts) -> dict[str, Tenant]:
-    """Return all tenants by name, with the default one, which always exists."""
+    """Return all tenants by name, including the tenant `default`, which always exists."""
     return {tenant.name: tenant for tenant in (Tenant(DEFAULT_TENANT), *await accounts.tenants())}
 
 
@@ -281,14 +283,16 @@ async def _set_tenant(accounts: Accounts, options: SetTenantOptions) -> None:
     if any(limit is not None for name, limit in changes.items() if "usd" in name):
         for model in await _unpriced(read_config(options.config)):
             complain(
-                f"no price is known for {model}: its calls for tenant {options.name} are refused "
-                f'until the config has [prices."{model}"]'
+                f"no price is known for {model}: calls of this model for tenant {options.name} are "
+                f'refused until the config has [prices."{model}"]'
             )
     await _show_tenant(accounts, options)
 
 
 async def _unpriced(config: Config) -> Iterable[str]:
-    """Return the models without a price, whose calls are refused under a limit in dollars."""
+    """Return the models of the config that have no known price. Their calls are refused for tenants
+    with a limit in dollars.
+    """
     roles = config.roles.by_name
     prices = await prices_of(roles, config.prices)
     return {roles[name].model: None for name, price in prices.items() if price is None}
@@ -303,7 +307,7 @@ async def _list_tenants(accounts: Accounts, options: JSONConfigOptions) -> None:
 
 
 def _table(tenants: Iterable[Tenant]) -> Table:
-    """Return a row for each tenant, with its limits."""
+    """Return a table with a row for each tenant: its limits and settings."""
     rows = [(each.name, [*_limits(each)], each.redact, each.training) for each in tenants]
     return new_table(("tenant", "limits", "redact", "training"), rows, texts=4)
 
@@ -312,7 +316,7 @@ async def _show_tenant(accounts: Accounts, options: NamedTenantOptions) -> None:
     """Print a tenant's limits, and the sums that it has spent this day and this month."""
     tenants = await _tenants(accounts)
     if (tenant := tenants.get(options.name)) is None:
-        raise BadRequest(f"no tenant {options.name!r}; there are: {', '.join(tenants)}.")
+        raise BadRequest(f"no tenant {options.name!r}; the tenants are: {', '.join(tenants)}.")
     now = datetime.now(UTC)
     sums = {entry.period: entry for entry in await accounts.spending(options.name)}
     spent = [sums.get(period, Spent(period)) for period in (f"{now:%Y-%m-%d}", f"{now:%Y-%m}")]
@@ -327,7 +331,7 @@ async def _show_tenant(accounts: Accounts, options: NamedTenantOptions) -> None:
 
 
 def _limits(tenant: Tenant) -> Iterator[str]:
-    """Yield each limit, after its option's name."""
+    """Yield each limit that is set, after its option's name: "tokens-per-day 2,000,000"."""
     for name, limit in msgspec.structs.asdict(tenant).items():
         if isinstance(limit, int) and not isinstance(limit, bool):
             shown = _usd(limit) if "usd" in name else f"{limit:,}"
@@ -335,6 +339,6 @@ def _limits(tenant: Tenant) -> Iterator[str]:
 
 
 def _usd(nano: int) -> str:
-    """Return dollars exactly, with at least two decimals."""
+    """Return billionths of a dollar as exact dollars, with at least two decimals."""
     dollars, _, rest = f"{Decimal(nano) / _NANO:.9f}".partition(".")
     return f"{int(dollars):,}.{rest.rstrip('0'):0<2}"

@@ -1,4 +1,4 @@
-"""`rolegate ask` and `rolegate chat`: ask questions and show how their answers came about."""
+"""`rolegate ask` and `rolegate chat`: ask questions; show answers and how they came about."""
 
 import asyncio
 import re
@@ -47,41 +47,49 @@ Terms = TypeVar("Terms", bound=SearchOptions)
 
 
 class GatewayOptions(CertificateOptions, frozen=True):
-    """Options of commands that ask a running gateway, or one that they start."""
+    """Options of commands that call a running gateway, or else start a gateway for the command."""
 
     config: Path | None = None
     address: Annotated[HostPort, exclusive("config")] | None = None
-    """Ask this running gateway, instead of starting one; the key comes from ROLEGATE_API_KEY."""
+    """Use this running gateway instead of starting one; ROLEGATE_API_KEY holds the API key."""
     timeout: Seconds = ANSWER_S
-    """End the run after this time."""
+    """End the run after this many seconds."""
 
 
 class TermsOptions(GatewayOptions, frozen=True):
-    """Options of a question or a table, which are sent with the request."""
+    """Options that are sent with the request of a question or a table."""
 
     request_id: Name = ""
-    """Name the request; the same name gets the same result again."""
+    """Idempotency key: a request with the ID of an earlier one gets its stored result."""
     max_total_tokens: Tokens | None = None
-    """Spend at most this many tokens."""
+    """Spend at most this many prompt and completion tokens, over all models."""
     max_cost_usd: Dollars | None = None
-    """Spend at most this amount."""
+    """Spend at most this many dollars."""
     no_cache: bool = False
-    """Use nothing that other runs have found."""
+    """Search for every sub-query again, instead of reusing reports of other runs."""
     json: bool = False
-    """Print JSON; of a stream, one line per event."""
+    """Print JSON: the result, or with --stream one line for each event."""
 
 
 def terms(options: TermsOptions, kind: type[Terms]) -> Terms:
-    """Return the request options among a command's options."""
+    """Return those of a command's options that the client sends with the request.
+
+    `kind`: the client's dictionary of request options, whose keys are returned as far as the
+    command has a value for them.
+    """
     fields = {name: getattr(options, name, None) for name in kind.__annotations__}
     return cast(Terms, {name: value for name, value in fields.items() if value is not None})
 
 
 @contextmanager
 def reached(options: GatewayOptions, progress: Console) -> Iterator[Client]:
-    """Yield a client of the gateway that the options name. A gateway that is started for it stops
-    with the context; if another gateway uses the config's store, that one is asked. Raises
-    `BadConfig` or `BadIndex`.
+    """Yield a client of the gateway at `options.address`, or of a gateway that is started for this
+    command and stops when the context ends. If another gateway already uses the config's store,
+    yield a client of that gateway.
+
+    `progress`: console that shows the steps of the start. Raises `BadConfig` or `BadIndex` if the
+    gateway cannot start, and `StoreInUse` if the store stays in use by a gateway that cannot be
+    reached.
     """
     if options.address is not None:
         with Client(connection(options, options.address)) as running:
@@ -92,7 +100,7 @@ def reached(options: GatewayOptions, progress: Console) -> Iterator[Client]:
     assert options.config is not None
     config = load_config(options.config)
     sent, key = new_key(None, SCOPES)
-    # Loopback only
+    # No TLS: the gateway listens on the loopback interface only
     server = msgspec.structs.replace(config.server, tls=None)
     config = msgspec.structs.replace(config, server=server)
     with ExitStack() as stack:
@@ -116,33 +124,35 @@ def reached(options: GatewayOptions, progress: Console) -> Iterator[Client]:
                     elif time.monotonic() > deadline:
                         raise
                     else:
-                        status.update("waiting for a gateway with this store, which is starting")
+                        status.update("waiting for another gateway that starts with this store")
                         time.sleep(_STARTING_S)
         yield stack.enter_context(client)
 
 
 _STARTING_S = 0.3
-"""Pause between looks for the address of a gateway that is starting."""
+"""Seconds between attempts to start or find a gateway while another one starts with the store."""
 
 
 class AskOptions(TermsOptions, frozen=True, kw_only=True):
-    """Ask a question over gRPC and show how the answer came about.
+    """Ask a question; show the answer and the steps that led to it.
 
-    Without --address a gateway is started for the question and stopped after it.
+    Without --address, a gateway is started for the question and stopped afterwards.
     """
 
     question: Annotated[str, POSITIONAL]
     """The question, in plain words."""
     topology: TopologyName | None = None
-    """Choose host for managers between the delegator and executors (docs/operating.md)."""
+    """Organization of the search; host puts managers between the delegator and the executors
+    (docs/operating.md).
+    """
     stream: bool = False
     """Show rounds, sub-queries and searches as they happen."""
 
 
 def ask(arguments: Sequence[str]) -> int:
-    """Ask one question."""
+    """Run `rolegate ask`; return the exit status."""
     options = parse(AskOptions, "ask", arguments)
-    if options.address is None and not options.question.strip():  # before anything is started
+    if options.address is None and not options.question.strip():  # before a gateway starts
         raise BadRequest("question: is empty; ask something in plain words.")
     errors_only()
     progress = Console(stderr=True, quiet=options.json)
@@ -163,8 +173,11 @@ Opened = TypeVar("Opened")
 
 @contextmanager
 def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
-    """Keep `service` open in another thread's event loop; yield what it opens, raise what it
-    raises. asyncio handles an interrupt while the service opens or closes, and ends that first.
+    """Open `service` and yield its value, while its event loop runs in another thread; close it
+    when the context ends. Exceptions of opening and closing are raised here.
+
+    Ctrl-C while `service` opens or closes is handled by asyncio: it cancels the opening or closing
+    and waits for its end before `KeyboardInterrupt` is raised.
     """
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
@@ -187,17 +200,17 @@ _ENDS = ("exit", "quit", "/exit", "/quit", ":exit", ":quit", ":q", "/q")
 
 
 class ChatOptions(GatewayOptions, frozen=True):
-    """Keep asking, in a terminal or line by line from a pipe.
+    """Ask one question after another, typed in a terminal or read from a pipe, one per line.
 
-    Each question stands alone: the gateway does not see the questions before it. Without --address
-    a gateway is started for the chat. Ctrl-C cancels the running question; Ctrl-D or `/quit` ends.
-    Commands (`:` works in place of `/`):
+    Each question stands alone: the gateway does not see the questions before it. Without --address,
+    a gateway is started for the chat. Ctrl-C cancels the running question; Ctrl-D or `/quit` ends
+    the chat. Commands (`:` works in place of `/`):
 
-      /good                 the last answer was right
-      /bad [RIGHT ANSWER]   the last answer was wrong
-      /usage                the tokens of this chat's answers
-      /help                 these commands
-      /quit                 end
+      /good                 say that the last answer was right
+      /bad [RIGHT ANSWER]   say that the last answer was wrong
+      /usage                show the tokens and the cost of this chat's answers
+      /help                 list the commands
+      /quit                 end the chat
     """
 
     stream: bool = False
@@ -205,7 +218,10 @@ class ChatOptions(GatewayOptions, frozen=True):
 
 
 def chat(arguments: Sequence[str]) -> int:
-    """Ask until the input ends. Show errors; Ctrl-C ends the running question only."""
+    """Run `rolegate chat` until the input ends; return the exit status.
+
+    After an error of the gateway the chat continues. Ctrl-C cancels the running question only.
+    """
     options = parse(ChatOptions, "chat", arguments)
     errors_only()
     progress = Console(stderr=True)
@@ -224,14 +240,14 @@ def chat(arguments: Sequence[str]) -> int:
                     case []:
                         pass
                     case [":good" | ":bad", *_] if last is None:
-                        say("there is no last answer to rate", "yellow")
+                        say("there is no last answer to rate: ask a question first", "yellow")
                     case [(":good" | ":bad") as verdict, *right] if last is not None:
                         client.feedback(
                             last.run_id,
                             accepted=verdict == ":good",
                             right_answer="".join(right),
                         )
-                        say(f"stored with {last.run_id}")
+                        say(f"your feedback is stored with run {last.run_id}")
                     case [":help"]:
                         say(_HINT)
                     case [":usage"]:
@@ -251,11 +267,13 @@ def chat(arguments: Sequence[str]) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """Yield typed or piped lines until the input ends or says `exit`; typed ones can be edited."""
+    """Yield the lines of the standard input, stripped, until it ends or a line is a word such as
+    `/quit`. In a terminal, a prompt is shown, and lines can be edited.
+    """
     prompt = ""
     if sys.stdin.isatty():
         prompt = "rolegate> "
-        with suppress(ImportError):  # not every Python has it
+        with suppress(ImportError):  # some builds of Python lack readline
             import readline  # noqa: F401 - `input` uses it from now on
     while True:
         try:

@@ -1,4 +1,6 @@
-"""`rolegate check`: find problems of a config and, with --live, probe what it names."""
+"""`rolegate check`: find problems of a config; with --live, also probe its models, embedder, index
+and tool servers.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -32,24 +34,26 @@ _MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]–[/
 
 
 class CheckOptions(ConfigOptions, frozen=True):
-    """Find what is wrong in a config.
+    """Find the problems of a config.
 
-    With --live, also ask its models, its embedder and its index a few small questions, list the
-    tools of its servers, and estimate what one question costs.
+    With --live, also send a few small requests to its models, embedder and index, list the tools of
+    its MCP servers, and estimate what one question costs.
     """
 
     live: Annotated[bool, exclusive("way")] = False
-    """Probe everything that the config names; its engines are started for it."""
+    """Probe everything that the config names; its vLLM engines are started for the check."""
     allow_missing: Annotated[bool, exclusive("way")] = False
     """Exit with status 0 even if keys, packages or files are missing."""
     timeout: Seconds = 60.0
-    """Wait this long for one probe."""
+    """Wait this many seconds for each probe."""
     json: bool = False
     """Print the result as JSON."""
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Check a config; return 1 if something that is needed is wrong or missing."""
+    """Run `rolegate check`; return 1 if the config has a problem, something that it needs is
+    missing, or a probe failed.
+    """
     options = parse(CheckOptions, "check", arguments)
     errors_only()
     config = read_config(options.config)
@@ -90,8 +94,9 @@ def check(arguments: Sequence[str]) -> int:
 
 
 def _other_schema(store: str, *, live: bool) -> list[str]:
-    """Return the problem of a store that another release or program has written. Only a live check
-    connects to a database server.
+    """Return a list with the problem of a store whose schema is that of another release or program;
+    an empty list if there is none. A store on PostgreSQL is looked at only if `live`, because that
+    needs a connection.
     """
     file = sqlite_file(store)
     exists = file.exists() and file.stat().st_size > 0 if file else live
@@ -100,7 +105,9 @@ def _other_schema(store: str, *, live: bool) -> list[str]:
 
 
 def _not_built(config: Config) -> list[str]:
-    """Return problems of the index, unless the gateway builds it from the config's documents."""
+    """Return the problems of the index at `retrieval.index`. There are none if the config names
+    documents, because the gateway then builds the index itself.
+    """
     retrieval = config.retrieval
     if retrieval.index is None or retrieval.documents:
         return []
@@ -118,7 +125,7 @@ def _not_built(config: Config) -> list[str]:
     if manifest.embedder != embedder:
         problems.append(
             f"retrieval.embedder: is {embedder}, but the index was built with {manifest.embedder}; "
-            "name that one."
+            "configure that embedder."
         )
     return problems
 
@@ -176,7 +183,9 @@ def _show(console: Console, live: LiveCheck) -> None:
 
 
 def _costs(roles: Mapping[RoleName, RoleCheck]) -> Table:
-    """Return calls, tokens and dollars of one question: typically, and at most."""
+    """Return a table of the calls, tokens and dollars of one question by role, each as a range from
+    the typical to the largest possible number.
+    """
     rows = []
     for name, role in roles.items():
         counts = [
@@ -189,6 +198,9 @@ def _costs(roles: Mapping[RoleName, RoleCheck]) -> Table:
 
 
 def _dollars(roles: Sequence[RoleCheck]) -> str:
+    """Return the typical and the largest price of a question over `roles`; "unknown" if a model has
+    no known price.
+    """
     prices = [role.dollars for role in roles]
     if None in prices:
         return "unknown"

@@ -1,8 +1,9 @@
-"""Commands: options are the fields of a struct, whose docstrings are the help texts.
+"""Command lines that are defined by msgspec structs: each field of a command's struct is an option.
 
-A field's type gives the option's values, its docstring (or `Meta(description=…)`) the help text,
-and the class's docstring the description. A field named `config` adds `--config` and `--preset`,
-and holds the file that these choose.
+A field's type determines which values the option accepts, and the docstring under the field (or
+`Meta(description=…)` in its type) is the option's help text. The docstring of the struct is the
+command's description. A field named `config` adds the options `--config` and `--preset`; its value
+is the config file that they choose.
 """
 
 import argparse
@@ -36,9 +37,9 @@ from serving.field_docs import field_docs
 from serving.terminal import complain
 
 POSITIONAL = Meta(extra={"positional": True})
-"""Marks an option that is given by its position, not by its name."""
+"""Marks a field that is a positional argument, not an option with a name."""
 CONFIG = Path("rolegate.toml")
-"""Config file in the working directory that commands use by default."""
+"""Config file that commands use by default, if it exists in the working directory."""
 _METAVARS = {IntType: "N", FloatType: "X", CustomType: "PATH"}
 
 Options = TypeVar("Options", bound=msgspec.Struct)
@@ -46,19 +47,23 @@ _Groups: TypeAlias = "defaultdict[str, argparse._MutuallyExclusiveGroup]"
 
 
 def exclusive(group: str) -> Meta:
-    """Mark options of which a command line may have one only."""
+    """Return a mark for options of which a command line may have at most one per `group`."""
     return Meta(extra={"group": group})
 
 
 def reads(read: Callable[[str], object], metavar: str) -> Meta:
-    """Mark an option whose value `read` converts. `read` raises `argparse.ArgumentTypeError` or
-    `BadConfig`.
+    """Return a mark for an option whose text `read` converts to a value. `read` raises
+    `argparse.ArgumentTypeError` or `BadConfig` for invalid text. `metavar`: the value's name in the
+    help.
     """
     return Meta(extra={"type": read, "metavar": metavar})
 
 
 class Command(NamedTuple):
-    """A subcommand; the first line of its options' docstring is its summary."""
+    """Subcommand: the struct that defines its options, and the function that does its work.
+
+    The first line of the struct's docstring is the summary in the list of subcommands.
+    """
 
     options: type[msgspec.Struct]
     work: Callable[..., Any]
@@ -71,8 +76,11 @@ def run_subcommand(
     arguments: Sequence[str],
     run: Callable[[Callable[..., Any], Any], int | None] = lambda work, options: work(options),
 ) -> int:
-    """Run one of a group's subcommands; return its exit status. `commands`: a string is the
-    summary of a command that runs elsewhere. `run`: calls a command's work with its options.
+    """Run the subcommand of `rolegate GROUP` that `arguments` name; return its exit status.
+
+    `about`: description of the group. `commands`: subcommands by name; a string is the summary of a
+    subcommand that the caller runs itself. `run`: called with a subcommand's work and options; by
+    default it calls the work with the options.
     """
     parser = new_parser(group, about)
     choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -97,10 +105,11 @@ def parse(
     arguments: Sequence[str],
     about: str | None = None,
 ) -> Options:
-    """Read the arguments of `rolegate COMMAND` into a struct. `about`: description, by default the
-    struct's docstring.
+    """Return the arguments of `rolegate COMMAND` as a struct of type `options`. `about`: the
+    command's description (default: the struct's docstring).
 
-    Raises `BadConfig` for a value that its field does not accept; exits where argparse does.
+    Raises `BadConfig` for a value that its field does not accept. Exits the process, as argparse
+    does, after `--help` and for unknown, missing or badly written options.
     """
     parser = new_parser(command, about or options.__doc__)
     shape = type_info(options)
@@ -130,7 +139,9 @@ def parse(
 
 
 def new_parser(command: str, about: str | None) -> argparse.ArgumentParser:
-    """Return the parser of `rolegate COMMAND`; absent options are absent from what it parses."""
+    """Return the parser of `rolegate COMMAND`. Options that a command line does not give are left
+    out of the parsed namespace, so that the defaults are those of the struct.
+    """
     return argparse.ArgumentParser(
         prog=f"rolegate {command}",
         description=inspect.cleandoc(about or ""),
@@ -145,20 +156,23 @@ def _add_config(group: argparse._MutuallyExclusiveGroup) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help=f"read this TOML file (default: {CONFIG}, if it is here)",
+        help=f"read this config file, in TOML (default: {CONFIG} in this folder, if it exists)",
     )
     group.add_argument(
-        "--preset", metavar="NAME", help="use a shipped config (default: mini, the demo)"
+        "--preset", metavar="NAME", help="use a config of rolegate's own (default: mini, the demo)"
     )
 
 
 def _default_config(name: str | None) -> Path:
-    """Return the file of a preset, or the default file, which is printed. Raises `BadConfig`."""
+    """Return the config file if none is given with --config: that of the preset `name`; without a
+    name, `rolegate.toml` in the working directory or else the demo's. A choice that was made
+    without a name is printed. Raises `BadConfig` for an unknown preset.
+    """
     if name is None and CONFIG.is_file():
         complain(f"rolegate: the config is {CONFIG.resolve()}")
         return CONFIG
     if name is None:
-        complain(f"rolegate: no {CONFIG} here, so this is the demo")
+        complain(f"rolegate: no {CONFIG} in this folder, so the config is that of the demo")
     return preset(name or "mini")
 
 

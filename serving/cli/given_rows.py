@@ -1,4 +1,4 @@
-"""Known rows of a table, read from a file of delimited text or a workbook."""
+"""Reading known rows of a table from a file: delimited text, such as CSV, or an Excel workbook."""
 
 import csv
 import io
@@ -20,24 +20,26 @@ from router.table.schema import normal_name
 from serving.documents.text import decode
 
 _MAX_FIRST = 100_000
-"""Characters of the first line in which the delimiter is looked for."""
+"""Max characters of the first line that are searched for the delimiter."""
 Numbered = Iterator[tuple[int, list[str]]]
+"""Line number and cells of each line of a file."""
 
 
 class GivenRows(NamedTuple):
-    """The rows of a file."""
+    """Known rows of a table that a file contains."""
 
     values: Sequence[Mapping[str, str]] = ()
-    """Values by the names of the table's columns."""
+    """Values of each row, by the names of the table's columns."""
     lines: Sequence[int] = ()
-    """The line of each row."""
+    """Line number of each row in the file."""
     others: Mapping[tuple[str, ...], Mapping[str, str]] = {}
-    """Values of the file's other columns, by the row's key."""
+    """Values of the columns that only the file has, by the values of the row's key columns."""
 
 
 def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
-    """Read rows below a line that names some of the columns, in any order, among others. Raises
-    `BadConfig`, naming the line.
+    """Return the rows of `file`. Its first line holds column names, in any order: some of the
+    table's `columns`, and possibly further ones. Raises `BadConfig` with the number of the bad
+    line.
     """
     names = {normal_name(column.name): column.name for column in columns}
     rows: list[dict[str, str]] = []
@@ -74,8 +76,9 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
 
 
 def _delimited(file: Path) -> Numbered:
-    """Read delimited text, in any encoding, parted by what the first line has most of outside
-    of quotes.
+    """Yield the number and the cells of each line of delimited text, in any encoding. The delimiter
+    is the one of comma, semicolon, tab and `|` that occurs most often in the first line, outside of
+    quotes. Raises `ValueError` with the number of a malformed line.
     """
     text = decode(file.read_bytes(), file)
     first = re.sub('"[^"]*"', "", text[:_MAX_FIRST].lstrip()).partition("\n")[0]
@@ -93,18 +96,20 @@ def _delimited(file: Path) -> Numbered:
 
 
 def _unquoted(cell: str) -> str:
-    """Return the value without the apostrophe that keeps spreadsheets from taking it for a
-    formula.
+    """Return the value of a cell without the leading apostrophe that exports put before values that
+    a spreadsheet would take for a formula.
     """
     return cell[1:] if cell.startswith("'") and inert(cell[1:]) == cell else cell
 
 
 def _workbook(file: Path) -> Numbered:
-    """Read the first sheet of a workbook."""
+    """Yield the number and the cells of each row of a workbook's first sheet. Raises `ValueError`
+    if the file is not a workbook.
+    """
     try:
         sheet = load_workbook(file, read_only=True, data_only=True).worksheets[0]
     except (BadZipFile, IndexError) as error:
-        raise ValueError(f"is no workbook that can be read ({error}).") from None
+        raise ValueError(f"is not an Excel workbook that can be read ({error}).") from None
     for line, cells in enumerate(sheet.iter_rows(values_only=True), 1):
         yield line, [_shown(cell) for cell in cells]
 

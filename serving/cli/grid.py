@@ -1,4 +1,4 @@
-"""Tables of all commands, and the text in them."""
+"""Formatting of what commands print: tables and their cells, counts, and plain lines."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,8 +12,8 @@ from rich.text import Text
 def new_table(
     columns: Iterable[Column | str], rows: Iterable[Iterable[object]] = (), *, texts: int = 1
 ) -> Table:
-    """Return a table. `texts`: the number of leading columns that are aligned left; the others
-    hold figures and are aligned right.
+    """Return a table of `rows` in the style of all commands. `texts`: number of columns, from the
+    left, that hold text and are aligned left; the others hold figures and are aligned right.
     """
     table = Table(*columns, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for number, column in enumerate(table.columns):
@@ -25,7 +25,7 @@ def new_table(
 
 
 def cell(value: object) -> Text:
-    """Return a value as a cell shows it: counts with commas, "–" for nothing."""
+    """Return a value as the text of a table's cell: counts with commas, "–" for an empty value."""
     if isinstance(value, Text):
         return value
     shown = str(value)
@@ -59,7 +59,7 @@ def print_line(
     indent: int = 0,
     style: str = "",
 ) -> None:
-    """Print a text as it is, each of its lines indented by `indent` blanks."""
+    """Print `text` without reading it as markup, each of its lines indented by `indent` spaces."""
     console.print(Padding(Text(text, style), (0, 0, 0, indent), expand=False))
 
 

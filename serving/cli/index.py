@@ -1,5 +1,5 @@
-"""`rolegate index` and `rolegate retrieve`: build an index or adopt another program's, and serve
-it to other processes.
+"""`rolegate index` and `rolegate retrieve`: build an index, adopt an index that another program
+built, and serve an index to other processes.
 """
 
 import asyncio
@@ -37,24 +37,24 @@ from serving.terminal import progress_bar
 
 
 class EmbedderOptions(Options, frozen=True):
-    """Options of an embedder, by default all-MiniLM-L6-v2 in this process."""
+    """Options that choose an embedder. The default is all-MiniLM-L6-v2, run in this process."""
 
     embedder_url: Annotated[str, Meta(extra={"metavar": "URL"})] | None = None
     """Embed at this OpenAI-compatible endpoint, http://…/v1 (default: MiniLM in this process)."""
     embedder_model: Name | None = None
-    """Name of the model there."""
+    """Name of the embedding model at --embedder-url."""
     embedder_dimension: int | None = None
-    """Numbers in one of its vectors."""
+    """Length of the vectors of that model."""
     embedder_key_env: Name | None = None
-    """Environment variable that holds the key."""
+    """Environment variable that holds the API key of --embedder-url."""
     query_prefix: str = ""
-    """Put this before every query."""
+    """Put this text before every query that is embedded."""
     passage_prefix: str = ""
-    """Put this before every passage."""
+    """Put this text before every passage that is embedded."""
 
 
 def embedder_config(options: EmbedderOptions) -> EmbedderConfig:
-    """Return the embedder that the options name."""
+    """Return the settings of the embedder that the options choose."""
     return EmbedderConfig(
         base_url=options.embedder_url,
         model=options.embedder_model,
@@ -68,45 +68,48 @@ def embedder_config(options: EmbedderOptions) -> EmbedderConfig:
 class BuildOptions(EmbedderOptions, frozen=True, kw_only=True):
     """Index documents, or only what changed since the last build.
 
-    Read files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Parquet), cut them into
-    passages at sentence ends, and embed these. Without PATHS, the config names the documents and
-    everything else. An interrupted build resumes where it was. A gateway that serves the index
-    switches to the new one by itself. A file that cannot be read, or takes too much time or memory,
-    is named and skipped; so is a symbolic link out of its folder. Rows are {"id", "title", "text"}
-    or {"id", "contents"}.
+    Read files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Parquet), split the texts
+    into passages at sentence ends, and embed the passages. Without PATHS, the documents and all
+    other settings are those of the config. An interrupted build continues where it stopped. A
+    running gateway that serves the index switches to the new one by itself.
+
+    A file that cannot be read, or takes too much time or memory, is reported and skipped. So is a
+    symbolic link that leads out of its folder. Rows of JSON lines and Parquet have the form
+    {"id", "title", "text"} or {"id", "contents"}.
     """
 
     config: Path
     paths: Annotated[tuple[Path, ...], POSITIONAL] = ()
-    """Files and folders."""
+    """Files and folders to index."""
     out: Folder | None = None
     """Write the index to this folder; needed with PATHS."""
     chunk_tokens: Annotated[int, Meta(ge=32, le=8192)] = 200
-    """Tokens of a passage."""
+    """Size of a passage in tokens of the embedder."""
     lexical: bool = False
-    """Keep word statistics too, to fuse them with the vectors."""
+    """Also store word statistics, to combine lexical search with vector search."""
     json: bool = False
     """Print the result as JSON."""
     verbose: bool = False
-    """Name the files of kinds that are not read."""
+    """List the files whose formats are not supported."""
 
 
 class AdoptOptions(EmbedderOptions, frozen=True, kw_only=True):
-    """Adopt a FAISS index with its corpus: row n is vector n.
+    """Adopt a FAISS index that another program built, with its corpus.
 
-    Some passages are embedded again, to check that the embedder named here built the index.
+    Row n of the corpus must hold the text of vector n. A few passages are embedded again, to check
+    that the index was built with the embedder that the options choose.
     """
 
     faiss: File
-    """File that faiss.write_index wrote."""
+    """Index file, as faiss.write_index writes it."""
     corpus: Annotated[Path, Meta(extra={"metavar": "FILE.jsonl"})]
-    """Rows of the index, in order."""
+    """Texts of the index in JSON lines, in the order of its vectors."""
     out: Folder
     """Write the index to this new folder."""
 
 
 def index(arguments: Sequence[str]) -> int:
-    """Build or adopt an index."""
+    """Run `rolegate index`; return the exit status."""
     commands = {
         "build": Command(BuildOptions, lambda options: asyncio.run(_build(options))),
         "adopt": Command(AdoptOptions, lambda options: asyncio.run(_adopt(options))),
@@ -116,8 +119,9 @@ def index(arguments: Sequence[str]) -> int:
 
 
 def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, EngineConfig]]:
-    """Return the documents to index, from the options or the config, and the engines that the
-    embedder may run on. Raises `BadConfig`.
+    """Return the retrieval settings to build with, and the vLLM engines that the embedder may run
+    on. The settings follow from the options if these give PATHS, and else from the config. Raises
+    `BadConfig`.
     """
     if options.paths:
         if options.out is None:
@@ -178,10 +182,10 @@ def _show(
     verbose: bool,
 ) -> None:
     lines = gaps_of(built.manifest, built.entries).lines()
-    lines += [f"not followed: {link}" for link in built.files.links]
-    lines += [f"passed over: {path}" for path in built.files.passed_over if verbose]
+    lines += [f"symbolic link not followed: {link}" for link in built.files.links]
+    lines += [f"format not supported: {path}" for path in built.files.passed_over if verbose]
     others = len(built.files.passed_over)
-    passed_over = f", {others} of other kinds passed over" if others else ""
+    passed_over = f", {others} of unsupported formats" if others else ""
     documents = (
         f"{counted(built.documents, 'document')} ({built.documents_read} read now, "
         f"{len(built.skipped)} skipped{passed_over})"
@@ -219,31 +223,32 @@ async def _adopt(options: AdoptOptions) -> None:
 
 
 _GRACE_S = 10.0
+"""Seconds that running requests have to finish when the server stops."""
 
 
 class RetrieveOptions(EmbedderOptions, frozen=True, kw_only=True):
     """Serve one index over gRPC and HTTP.
 
-    Over HTTP, as search agents expect it: POST /retrieve takes {"queries", "topk",
-    "return_scores"} or {"query_list", "k"}.
+    The HTTP API is the one that common search agents expect: POST /retrieve with {"queries",
+    "topk", "return_scores"} or {"query_list", "k"}.
     """
 
     index: Folder
     """Folder that `index build` wrote."""
     address: HostPort = "127.0.0.1:50552"
-    """Listen here for gRPC."""
+    """Listen for gRPC at this address."""
     http: HostPort = "127.0.0.1:50553"
-    """Listen here for HTTP."""
+    """Listen for HTTP at this address."""
     http_host: tuple[str, ...] = ()
-    """Also accept this host name over HTTP, not only addresses, localhost and --http's host."""
+    """Accept this host name in HTTP, in addition to addresses, localhost and the host of --http."""
     top_k: int = 3
-    """Return this many passages if a caller does not say."""
+    """Return this many passages to requests that give no number."""
 
 
 def retrieve(arguments: Sequence[str]) -> int:
-    """Serve an index."""
+    """Run `rolegate retrieve`; return the exit status."""
     commands = {"serve": Command(RetrieveOptions, _serve)}
-    return run_subcommand("retrieve", "Search an index for other processes.", commands, arguments)
+    return run_subcommand("retrieve", "Serve an index to other processes.", commands, arguments)
 
 
 def _serve(options: RetrieveOptions) -> None:

@@ -1,4 +1,4 @@
-"""`rolegate init`: write a config from a shipped one and the answers to a few questions."""
+"""`rolegate init`: write a config from one of the presets and the answers to a few questions."""
 
 import os
 import re
@@ -26,42 +26,42 @@ Value = Annotated[str, Meta(extra={"metavar": "VALUE"})]
 
 
 class InitOptions(Options, frozen=True):
-    """Write a commented config from a shipped one.
+    """Write a commented config file, starting from a preset.
 
-    Settings without an option are asked for, each with a default; without a terminal, or with
-    --yes, the defaults are taken.
+    In a terminal, the command asks for each setting whose option is not given, and offers a
+    default. Without a terminal, or with --yes, it uses the defaults.
     """
 
     preset: Literal["hosted", "one-gpu", "local"] | None = None
-    """Kind of setup; hosted: an API key, one-gpu: an API key and a GPU, local: a model server."""
+    """Preset; hosted needs an API key, one-gpu an API key and a GPU, local a model server."""
     base_url: Value | None = None
-    """Where the models are: an OpenAI-compatible address that ends in /v1."""
+    """Base URL of the models: an OpenAI-compatible address that ends in /v1."""
     backbone: Value | None = None
-    """Model that splits the question into sub-queries; take the best one that you have."""
+    """Model that splits the question into sub-queries; choose the best one that you have."""
     executor: Value | None = None
-    """Model that searches and reads; a small, fast one is enough."""
+    """Model that searches and reads; a small, fast model is enough."""
     answerer: Value | None = None
     """Model that writes the answer from the reports."""
     key_env: Value | None = None
-    """Environment variable that holds the API key; never the key itself."""
+    """Name of the environment variable that holds the API key; never give the key itself."""
     embedder: Value | None = None
-    """Embedder of texts: minilm, in process, or a model of an OpenAI-compatible server."""
+    """Embedder: minilm (runs in the gateway), or a model of an OpenAI-compatible server."""
     embedder_url: Value | None = None
-    """Where the embedder is: an OpenAI-compatible address that ends in /v1."""
+    """Base URL of the embedder: an OpenAI-compatible address that ends in /v1."""
     embedder_dimension: Value | None = None
-    """Numbers in one of its vectors; see its model card."""
+    """Length of the embedder's vectors; its model card says it."""
     documents: Annotated[tuple[str, ...], Meta(extra={"metavar": "VALUE"})] = ()
-    """Files and folders to answer from."""
+    """Files and folders that questions are answered from."""
     out: File = CONFIG
-    """Write this file."""
+    """Write the config to this file."""
     force: bool = False
-    """Overwrite a file that exists."""
+    """Overwrite the file if it exists."""
     yes: bool = False
-    """Ask nothing."""
+    """Ask nothing, and use the defaults."""
 
 
 def init(arguments: Sequence[str]) -> int:
-    """Ask, write, and print the next steps."""
+    """Run `rolegate init`: ask, write the config, print the next steps; return the exit status."""
     options = parse(InitOptions, "init", arguments)
     out = options.out
     check_new_file("--out", out, force=options.force)
@@ -71,12 +71,14 @@ def init(arguments: Sequence[str]) -> int:
 
 
 def _write(options: InitOptions, *, asking: bool) -> Config:
-    """Write the file and return its config. Raises `BadConfig` if it has problems."""
+    """Write the config file and return its config. `asking`: ask for settings without an option.
+    Raises `BadConfig`, and writes nothing, if the config would have problems.
+    """
     questions = field_docs(InitOptions)
 
     def settled(name: str, default: object, choices: list[str] | None = None) -> str:
-        """Return the option's value, else the user's answer, else the default. Without a default
-        the user is not asked.
+        """Return the value of the option `name`; if it is not given, the user's answer; if the user
+        is not asked, the default. A setting whose default is None is never asked for.
         """
         answer = getattr(options, name) or None
         if answer is None and asking and default is not None:
@@ -90,7 +92,7 @@ def _write(options: InitOptions, *, asking: bool) -> Config:
     backbone = document["roles"]["delegation"]
     embedder = document["retrieval"]["embedder"]
     answers = {"base_url": settled("base_url", backbone.get("base_url"))}
-    # Roles that share the preset's backbone share the model that replaces it
+    # A role that has the backbone's model in the preset gets the new backbone's model by default
     for name, role in _ROLES.items():
         model = document["roles"][role]["model"]
         answers[name] = settled(
@@ -144,7 +146,7 @@ def _fill_embedder(document: dict[str, Any], answers: Mapping[str, str]) -> None
         document["engines"][table["engine"]]["path"] = model
     if model != table.get("model", "minilm"):
         for key in [key for key in table if key not in ("engine", "api_key_env")]:
-            del table[key]  # of the preset's model
+            del table[key]  # these keys belong to the preset's model
     if model == "minilm":
         for key in list(table):
             del table[key]

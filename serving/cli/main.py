@@ -20,49 +20,56 @@ _COMMANDS = {
     "check": "check whether a config works, and what a question costs",
     "index": "build an index of documents",
     "serve": "run the gateway until stopped",
-    "ask": "ask a question, of a running gateway or one started for it",
-    "table": "fill a table, by a running gateway or one started for it",
-    "chat": "keep asking, in a terminal",
-    "search": "search a running gateway's passages",
+    "ask": "ask a question at a running gateway, or at one started for it",
+    "table": "fill a table at a running gateway, or at one started for it",
+    "chat": "ask one question after another",
+    "search": "search a running gateway's index",
     "mcp": "let agents ask a running gateway (Model Context Protocol)",
     "runs": "list, show and cancel runs, and export their traces",
-    "usage": "show tokens and cost, and compare them with the engines",
-    "keys": "say who may ask, and for what",
-    "tenants": "say what each tenant may spend",
+    "usage": "show tokens and cost, and compare them with the engines' counters",
+    "keys": "create, list and revoke API keys",
+    "tenants": "limit what each tenant may spend",
     "versions": "try, promote and roll back versions of the executor",
     "store": "check or copy the store",
     "retrieve": "run a retrieval server",
 }
 _MODULES = {"chat": "ask", "retrieve": "index", "keys": "accounts", "tenants": "accounts"}
-"""Modules that several commands share. A module has a function with the command's name, and is
-imported when that command is called.
+"""Modules of commands that are not in a module of their name. A command is the function of its name
+in its module, which is imported only when the command is called.
 """
 _GROUP = "rolegate.commands"
-"""Entry points of packages above this one; each is a `main(argv)`, loaded when it is called."""
+"""Group of entry points by which packages above this one add commands. Each entry point is a
+function that takes the arguments, and is loaded only when its command is called.
+"""
 _ABOVE = {
     "sft": "train the executor on logged runs",
     "bench": "measure answers and what they cost",
 }
+"""Summaries of commands that packages above this one add."""
 
 
 def _silence_libraries() -> None:
-    """Close the standard error stream last, because C++ libraries report leaks when Python ends."""
+    """Discard the standard error stream from now on, because C++ libraries write reports of leaks
+    to it when Python exits.
+    """
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 @private_files()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit status. Expected errors are printed as one line."""
+    """Run the command that `arguments` name (default: those of the process); return its exit
+    status. Expected errors are printed as one line, without a traceback.
+    """
     if arguments is None:
         atexit.register(_silence_libraries)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's core prints our errors too
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC's core prints errors that we print
     others = {point.name: point for point in entry_points(group=_GROUP)}
     parser = argparse.ArgumentParser(
         prog="rolegate",
         description=__doc__,
-        epilog="`rolegate COMMAND --help` explains each.",
+        epilog="`rolegate COMMAND --help` explains a command.",
     )
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -71,9 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in sorted(others, key=[*_ABOVE, *others].index):
         commands.add_parser(name, help=_ABOVE.get(name, ""), add_help=False)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the parent process
+        if getattr(sys, name) is None:  # the parent process closed the stream
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    if given[:1] == ["--version"]:  # needs an installed package
+    if given[:1] == ["--version"]:  # only an installed package has a version
         print(f"rolegate {version('rolegate')}")
         return 0
     chosen, rest = parser.parse_known_args(given[:1])

@@ -1,4 +1,4 @@
-"""`rolegate mcp`: an MCP server, through which agents ask a running gateway."""
+"""`rolegate mcp`: an MCP server through which agents call a running gateway."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,21 +26,21 @@ _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 class MCPOptions(ConnectionOptions, frozen=True):
     """Let agents ask a running gateway and search its documents, over the Model Context Protocol.
 
-    Start a gateway with `rolegate serve`, and put this into the client's configuration:
+    Start a gateway with `rolegate serve`, and put this into the configuration of the MCP client:
 
     {"mcpServers": {"rolegate": {
       "command": "rolegate", "args": ["mcp", "--address", "127.0.0.1:50551"]
     }}}
 
-    The standard output carries the protocol, the standard error stream the log.
+    The server speaks MCP on its standard input and output, and logs to the standard error stream.
     """
 
     timeout: Seconds = 120.0
-    """End a question or a search after this time; tables may take half an hour."""
+    """End a question or a search after this many seconds; a table has at least half an hour."""
 
 
 def mcp(arguments: Sequence[str]) -> int:
-    """Serve MCP on the standard streams until the standard input ends."""
+    """Run `rolegate mcp`: serve MCP until the standard input ends; return the exit status."""
     options = parse(MCPOptions, "mcp", arguments)
     asyncio.run(_serve(connection(options, options.address), options.timeout))
     return 0
@@ -52,8 +52,8 @@ async def _serve(to: Connection, timeout_s: float) -> None:
 
 
 def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
-    """Return a server with the tools `ask`, `table` and `search` of a gateway. A refusal of the
-    gateway is a tool's error.
+    """Return an MCP server with the tools `ask`, `table` and `search`, which call the gateway of
+    `client`. If the gateway returns an error, the tool's result is that error.
     """
     server = MCPServer("rolegate", version=version("rolegate"), log_level="WARNING")
 
@@ -62,8 +62,8 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
         question: Annotated[str, Field(description="One self-contained question, in plain words.")],
         context: Context[Any, Any],
     ) -> CallToolResult:
-        """Answer a question from the indexed documents, by several searches if necessary, with
-        its sources.
+        """Answer a question from the indexed documents, and return the answer with its sources.
+        Searches several times if necessary.
         """
         try:
             return _cited(
@@ -74,18 +74,19 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
 
     @server.tool(annotations=_READS)
     async def table(
-        question: Annotated[str, Field(description="What the rows are, in plain words.")],
+        question: Annotated[str, Field(description="Description of the rows, in plain words.")],
         columns: Annotated[
-            list[str], Field(description="Names; those of keys end in *; types: `founded:integer`.")
+            list[str],
+            Field(description="Column names; `city*` is a key, `founded:integer` is typed."),
         ],
         context: Context[Any, Any],
         rows: Annotated[
-            list[list[str]], Field(description="Known rows; their empty cells are looked for.")
+            list[list[str]], Field(description="Known rows; their empty cells are filled.")
         ] = _NONE,
-        closed: Annotated[bool, Field(description="Look for no other rows than these.")] = False,
+        closed: Annotated[bool, Field(description="Find no rows other than these.")] = False,
     ) -> CallToolResult:
-        """List all of a kind from the indexed documents, with values for each, as a table with
-        its sources.
+        """Find all things of one kind in the indexed documents, and return a table of them with a
+        value for each column, and with the sources.
         """
         try:
             stream = client.stream_table(
@@ -124,7 +125,9 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
 
 
 async def _followed(stream: AsyncStream[Any], context: Context[Any, Any]) -> Any:
-    """Report a stream's events as progress; return its last event's content."""
+    """Report the events of a stream as the progress of the tool call; return the run's result,
+    which the last event holds.
+    """
     async with stream as events:
         async for event in events:
             if line := event_line(event):

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the client that they lead to."""
+"""Options that several commands share, and the connection to a gateway that they describe."""
 
 import argparse
 import re
@@ -22,7 +22,9 @@ from serving.terminal import complain
 
 
 def json_of(value: object) -> str:
-    """Return a line of JSON for a struct, plain data, or a protobuf message with its defaults."""
+    """Return a struct, plain data or a protobuf message as one line of JSON. The JSON of a message
+    includes fields that have default values.
+    """
     if isinstance(value, Message):
         value = MessageToDict(
             value, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
@@ -31,7 +33,9 @@ def json_of(value: object) -> str:
 
 
 def show_each(items: Sequence[object], table: Callable[[], object], *, as_json: bool) -> None:
-    """Print a line of JSON for each item, or one table of all."""
+    """Print one line of JSON for each item if `as_json`, else the table of all items that `table`
+    returns.
+    """
     if as_json:
         for item in items:
             print(json_of(item))
@@ -40,7 +44,10 @@ def show_each(items: Sequence[object], table: Callable[[], object], *, as_json: 
 
 
 def tenant_name(text: str) -> str:
-    """Return a tenant's name, which needs no quotes anywhere."""
+    """Return `text` if it is a valid name of a tenant. Raises `argparse.ArgumentTypeError`.
+
+    Only characters are allowed that need no quotes in shells, URLs and labels of metrics.
+    """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
         raise argparse.ArgumentTypeError(
             f"{text!r}: use at most 64 letters, digits, dots, underscores and hyphens"
@@ -49,21 +56,22 @@ def tenant_name(text: str) -> str:
 
 
 def host_port(text: str) -> str:
-    """Return an address to listen at or to connect to."""
+    """Return `text` if it is HOST:PORT, without a scheme. Raises `argparse.ArgumentTypeError`."""
     scheme, separator, _ = text.partition("://")
     if separator:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, without {scheme}://")
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT; leave out {scheme}://")
     if not is_address(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, with a port of 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, with a port from 0 to 65535")
     return text
 
 
 FORMATS = "2026-11-21, 2026-11-21T10:00 (UTC, unless it names a zone), or 7d or 12h ago"
+"""Forms of a time that commands accept, for messages."""
 
 
 def time_argument(text: str) -> datetime:
-    """Return the time of a date, a date and time, or a number of days (`7d`) or hours (`12h`) ago.
-    Raises `BadConfig`.
+    """Return the time that `text` names: a date, a date with a time, or a number of days (`7d`) or
+    hours (`12h`) before now. Raises `BadConfig`.
     """
     try:
         if ago := re.fullmatch(r"(\d+)([dh])", text):
@@ -93,7 +101,9 @@ def check_new_file(
     *,
     force: bool = True,
 ) -> None:
-    """Raise `BadConfig` if an option names a file that cannot be written. `force`: it may exist."""
+    """Raise `BadConfig` if the option `name` gives a file that cannot be written. `suffixes`:
+    allowed endings of the file's name (empty: all). `force`: allow a file that exists.
+    """
     problem = ""
     if suffixes and file.suffix not in suffixes:
         problem = f"name a file that ends in {' or '.join(suffixes)}."
@@ -118,7 +128,7 @@ class ConfigOptions(Options, frozen=True, kw_only=True):
 
 
 class JSONConfigOptions(ConfigOptions, frozen=True):
-    """Options of commands that read a config, and print JSON on request."""
+    """Options of commands that read a config, and print JSON with --json."""
 
     json: bool = False
     """Print JSON."""
@@ -128,40 +138,42 @@ class CertificateOptions(Options, frozen=True):
     """Options of a connection to a gateway."""
 
     ca: File | None = None
-    """Use TLS; trust this CA certificate (PEM)."""
+    """Use TLS, and trust this CA certificate (PEM)."""
     certificate: File | None = None
     """Send this client certificate (PEM)."""
     key: File | None = None
-    """Use this private key of --certificate (PEM)."""
+    """Private key that belongs to --certificate (PEM)."""
 
 
 class ConnectionOptions(CertificateOptions, frozen=True):
-    """Options of commands that ask a running gateway."""
+    """Options of commands that call a running gateway."""
 
     address: HostPort = ADDRESS
-    """Connect to this gateway; the API key comes from ROLEGATE_API_KEY."""
+    """Connect to the gateway at this address; ROLEGATE_API_KEY holds the API key."""
 
 
 class JSONConnectionOptions(ConnectionOptions, frozen=True):
-    """Options of commands that ask a running gateway, and print JSON on request."""
+    """Options of commands that call a running gateway, and print JSON with --json."""
 
     json: bool = False
-    """Print JSON, a line for each item."""
+    """Print one line of JSON for each item."""
 
 
 class PeriodOptions(ConnectionOptions, frozen=True):
-    """Options of commands that ask a running gateway for runs or calls of a period."""
+    """Options of commands that show runs or calls of a period, from a running gateway."""
 
     since: Time | None = None
-    """Start at this time: 2026-11-21, 2026-11-21T10:00 (UTC by default), 7d or 12h ago."""
+    """Show what started since this time: 2026-11-21, 2026-11-21T10:00 (UTC), 7d or 12h ago."""
     until: Time | None = None
-    """End before this time."""
+    """Show what started before this time."""
     tenant: str = ""
-    """Show one tenant's only."""
+    """Show only this tenant (default: all tenants that the API key may see)."""
 
 
 def connection(options: CertificateOptions, address: str) -> Connection:
-    """Return the connection to a gateway. Raises `BadConfig`."""
+    """Return how to connect to the gateway at `address`, with the certificates of the options.
+    Raises `BadConfig` if a file cannot be read or the address is invalid.
+    """
     try:
         return Connection.to(
             address, ca=options.ca, certificate=options.certificate, key=options.key
@@ -175,8 +187,8 @@ def connection(options: CertificateOptions, address: str) -> Connection:
 
 
 def with_client(work: Callable[[Client, Any], object], options: ConnectionOptions) -> int:
-    """Return the exit status of `work` with a client and the options; 1 and a line with the reason
-    if the gateway refuses.
+    """Call `work` with a client of the gateway and with `options`; return the exit status. It is 1
+    if `work` returns a true value. It is also 1 if the gateway returns an error, which is printed.
     """
     try:
         with Client(connection(options, options.address)) as client:

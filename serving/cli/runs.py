@@ -1,4 +1,4 @@
-"""`rolegate runs`: runs of a running gateway."""
+"""`rolegate runs`: list, show, watch, resume, cancel and rate the runs of a running gateway."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -36,29 +36,29 @@ from serving.cli.tables import (
 
 
 class ListOptions(PeriodOptions, frozen=True):
-    """List runs, the newest first."""
+    """List runs, newest first."""
 
     limit: Annotated[int, Meta(ge=1)] = 50
     """Show at most this many runs."""
     kind: RunKind | None = None
-    """Show one kind of runs only."""
+    """Show only runs of this kind."""
     status: RunStatus | None = None
-    """Show runs with this status only."""
+    """Show only runs with this status."""
     unsupported: bool = False
-    """Show only answers that their evidence does not support."""
+    """Show only answers with names or numbers that no cited evidence contains."""
     json: bool = False
-    """Print a line of JSON for each run."""
+    """Print one line of JSON for each run."""
 
 
 class RunOptions(ConnectionOptions, frozen=True, kw_only=True):
     """Options of commands on one run."""
 
     run_id: Annotated[str, POSITIONAL]
-    """The run, as `runs list` shows it."""
+    """Identifier of the run, as `runs list` shows it."""
 
 
 class JSONRunOptions(RunOptions, frozen=True):
-    """Options of commands on one run that print JSON on request."""
+    """Options of commands on one run that print JSON with --json."""
 
     json: bool = False
     """Print JSON."""
@@ -67,57 +67,58 @@ class JSONRunOptions(RunOptions, frozen=True):
 class ShowOptions(JSONRunOptions, frozen=True):
     """Show what happened in a run.
 
-    Show sub-queries by round, reports with their evidence, calls, sums, and feedback.
+    Show the sub-queries of each round, the reports with their evidence, the model calls, the sums
+    of tokens and cost, and the feedback.
     """
 
     prompts: bool = False
-    """Show what each model read and wrote, too."""
+    """Also show all prompts and all outputs of models."""
     trace: bool = False
-    """Print everything that was said and found, as JSON."""
+    """Print the whole trace as JSON: all prompts, outputs, searches and reports."""
 
 
 class WatchOptions(JSONRunOptions, frozen=True):
-    """Show the events of an answer or a table, also after its end."""
+    """Show the events of an answer or a table, while it runs or after it has ended."""
 
     after: int = 0
     """Show only events after this event number."""
 
 
 class ResumeOptions(JSONRunOptions, frozen=True):
-    """Resume an interrupted answer or table.
+    """Resume an answer or a table whose gateway was killed.
 
-    Resume a run whose gateway was killed, from the last turn of each of its models. The run must be
-    at most an hour old, and the gateway that worked on it must be running again. What the run
-    spent before counts against its budget.
+    The work starts again in a new run, which reuses the turns and searches that were completed. The
+    interrupted run must be at most an hour old, and its gateway must be running again. What the
+    interrupted run spent counts against the budget of the new one.
     """
 
     timeout: Seconds | None = None
-    """End the run after this time (default: 120, for tables 1800)."""
+    """End the run after this many seconds (default: 120, for tables 1800)."""
 
 
 class CancelOptions(RunOptions, frozen=True):
-    """Stop a run; a run that has ended stays as it is."""
+    """Stop a run; a run that has already ended is not changed."""
 
 
 class FeedbackOptions(RunOptions, frozen=True):
-    """Say whether an answer was right, and store that with its run."""
+    """Rate an answer, and store the feedback with its run."""
 
     good: Annotated[bool, exclusive("verdict")] = False
-    """The answer was right."""
+    """Say that the answer was right."""
     bad: Annotated[bool, exclusive("verdict")] = False
-    """The answer was wrong."""
+    """Say that the answer was wrong."""
     score: float | None = None
     """Rate the answer from 0 to 1."""
     right_answer: str = ""
-    """Give the right answer."""
+    """Add the right answer."""
     comment: str = ""
     """Add a comment."""
 
 
 def runs(arguments: Sequence[str]) -> int:
-    """Run one of the subcommands."""
+    """Run `rolegate runs`; return the exit status."""
     if arguments[:1] == ["export"]:
-        from serving.cli.store import export  # it imports the database
+        from serving.cli.store import export  # imported only here, because it imports the database
 
         return export(arguments[1:])
     commands: dict[str, Command | str] = {
@@ -127,7 +128,7 @@ def runs(arguments: Sequence[str]) -> int:
         "resume": Command(ResumeOptions, _resume),
         "cancel": Command(CancelOptions, _cancel),
         "feedback": Command(FeedbackOptions, _feedback),
-        "export": "write runs with their traces, from the config's store",
+        "export": "write runs with their traces into a file, from the config's store",
     }
     return run_subcommand(
         "runs",
@@ -187,8 +188,8 @@ def _show_details(client: Client, details: pb.GetRunResponse, *, prompts: bool) 
 
 
 def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
-    """Print sub-queries, searches and reports by round; `prompts`: also what each model read
-    and wrote.
+    """Print the sub-queries of each round with their searches and reports. `prompts`: also print
+    the prompts and outputs of all models.
     """
     result = run.result
     executions: Sequence[Execution] = getattr(result, "executions", ())
@@ -219,7 +220,10 @@ def _show_execution(
     *,
     prompts: bool,
 ) -> None:
-    """Print an execution, and inside a manager's execution those of its workers."""
+    """Print an execution: its sub-query, result, searches and evidence. For the execution of a
+    manager, also print those of its workers. If another manager was asked first and passed the
+    sub-query on, print that manager's execution before it.
+    """
     report = execution.report
     if execution.before:
         _show_execution(console, execution.before, number, prompts=prompts)
@@ -247,13 +251,13 @@ def _show_execution(
 
 
 def _show_messages(console: Console, conversation: Conversation, indent: int) -> None:
-    """Print the messages, among them the model's own turns."""
+    """Print the messages of a conversation, including the model's own turns."""
     for message in conversation.messages:
         print_line(console, f"[{message.role}] {message.content}", indent, "dim")
 
 
 def _show_call(console: Console, conversation: Conversation, indent: int) -> None:
-    """Print a single call's messages, and what the model wrote."""
+    """Print the messages of a conversation with a single call, and the model's output."""
     _show_messages(console, conversation, indent)
     for output in conversation.outputs:
         print_line(console, f"[assistant] {output.text}", indent, "dim")
@@ -292,7 +296,7 @@ def _follow(
     is_table: bool,
     as_json: bool,
 ) -> None:
-    """Show the events of a run, then its result."""
+    """Show the events of a run until it ends, then its result."""
     out = Console()
     progress = Console(stderr=True, quiet=as_json)
     kind = TableView if is_table else AnswerView
@@ -304,15 +308,15 @@ def _follow(
 def _cancel(client: Client, options: CancelOptions) -> None:
     if client.run(options.run_id).run.status == pb.RUN_STATUS_RUNNING:
         client.cancel(options.run_id)
-        print(f"{options.run_id} is being stopped")
+        print(f"run {options.run_id} is being stopped")
     else:
-        print(f"{options.run_id} has ended already")
+        print(f"run {options.run_id} has ended already")
 
 
 def _feedback(client: Client, options: FeedbackOptions) -> None:
     rated = options.good or options.bad or options.score is not None
     if not (rated or options.right_answer or options.comment):
-        raise BadRequest("give --good, --bad, --score, --right-answer or --comment.")
+        raise BadRequest("no feedback: give --good, --bad, --score, --right-answer or --comment.")
     name = client.feedback(
         options.run_id,
         accepted=options.good if options.good or options.bad else None,

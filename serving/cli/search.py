@@ -1,4 +1,4 @@
-"""`rolegate search`: passages of a running gateway's index that are nearest to a query."""
+"""`rolegate search`: print the passages of a running gateway's index that match a query best."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -15,16 +15,16 @@ from serving.cli.options import JSONConnectionOptions, json_of, with_client
 
 
 class SearchOptions(JSONConnectionOptions, frozen=True, kw_only=True):
-    """Search a running gateway's index; print the nearest passages, best first."""
+    """Search a running gateway's index; print the passages that match best, best first."""
 
     query: Annotated[str, POSITIONAL]
     """Search for this text."""
     top_k: Annotated[int, Meta(extra={"metavar": "K"})] = 0
-    """Print this many passages (0: the gateway's default)."""
+    """Print this many passages; 0 means the gateway's default."""
 
 
 def search(arguments: Sequence[str]) -> int:
-    """Print the passages, best first."""
+    """Run `rolegate search`; return the exit status."""
     return with_client(_show, parse(SearchOptions, "search", arguments))
 
 

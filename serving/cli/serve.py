@@ -12,18 +12,22 @@ from serving.signals import log_step, run_until_stopped
 
 
 class ServeOptions(ConfigOptions, frozen=True):
-    """Run the gateway until it is stopped; SIGTERM and SIGINT drain it."""
+    """Run the gateway until it is stopped.
+
+    On SIGTERM or SIGINT the gateway accepts no new requests, and stops when the running ones have
+    ended. A second signal ends them immediately.
+    """
 
     address: HostPort | None = None
-    """Listen here instead of at the config's server.address."""
+    """Listen for gRPC at this address (default: server.address of the config)."""
     http: HostPort | None = None
-    """Serve OpenAI's protocol and pages here instead of at server.http."""
+    """Serve pages and the OpenAI-compatible API at this address (default: server.http)."""
     log_format: Literal["text", "json"] | None = None
-    """Log text, or one JSON object per line (default: telemetry.log_format)."""
+    """Log as text, or as one JSON object per line (default: telemetry.log_format)."""
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """Serve until a signal stops the gateway."""
+    """Run `rolegate serve`; return the exit status."""
     options = parse(ServeOptions, "serve", arguments)
     config = load_config(options.config)
     if (options.log_format or config.telemetry.log_format) == "json":

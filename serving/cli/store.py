@@ -1,4 +1,4 @@
-"""`rolegate store` and `rolegate runs export`: check and copy the store, and export its runs."""
+"""`rolegate store` and `rolegate runs export`: check and back up the store, and export its runs."""
 
 import asyncio
 import signal
@@ -44,8 +44,11 @@ async def opened_store(
     make: bool = False,
     on_missing: Callable[[list[int]], None] = lambda _numbers: None,
 ) -> AsyncIterator[Database]:
-    """Open the store that a config file names, even if the config has other problems. `make`:
-    create a store that does not exist. `on_missing`: as for `opened`. Raises `BadConfig`.
+    """Open the store that a config file names, and yield its database. Other problems of the config
+    are ignored.
+
+    `make`: create the store if it does not exist; otherwise that raises `BadConfig`. `on_missing`:
+    called with the numbers of missing segments of the log.
     """
     url = read_config(config).server.store
     if not make and (file := sqlite_file(url)) and not (file.exists() and file.stat().st_size):
@@ -60,29 +63,30 @@ async def opened_store(
 class CheckStoreOptions(JSONConfigOptions, frozen=True):
     """Verify the integrity of the store.
 
-    Check the database itself, that every trace can be read, and that it agrees with the run and
-    its booked calls. A gateway may keep writing meanwhile.
+    Check the database itself. Then check that the trace of every run can be read, and that it
+    agrees with the stored run and its calls in the ledger. A gateway may continue to write
+    meanwhile.
     """
 
 
 class BackupOptions(ConfigOptions, frozen=True, kw_only=True):
     """Copy a SQLite store into one file.
 
-    The copy holds everything that was acknowledged by now, and opens by itself. A gateway may keep
-    writing meanwhile. For PostgreSQL use pg_dump.
+    The copy holds every answer that clients have received so far, and needs no log folder. A
+    gateway may continue to write meanwhile. For PostgreSQL use pg_dump.
     """
 
     file: Annotated[Path, POSITIONAL]
-    """Write this file, which must not exist."""
+    """Write the copy to this file, which must not exist yet."""
 
 
 def store(arguments: Sequence[str]) -> int:
-    """Check or copy the store; return 1 if something is wrong in it."""
+    """Run `rolegate store`; return the exit status, which is 1 if the check found a problem."""
     commands = {
         "check": Command(CheckStoreOptions, _check),
         "backup": Command(BackupOptions, lambda options: asyncio.run(_back_up(options))),
     }
-    return run_subcommand("store", "Check or copy the store.", commands, arguments)
+    return run_subcommand("store", "Check or back up the store.", commands, arguments)
 
 
 def _check(options: CheckStoreOptions) -> int:
@@ -112,7 +116,7 @@ async def _checked(config: Path) -> Checked:
             finally:
                 stopped.set()
     checked.problems[:0] = [
-        Problem("log", f"segment {number} is missing: the runs that only it held are lost")
+        Problem("log", f"segment {number} is missing: runs that only it contained are lost")
         for number in missing
     ]
     return checked
@@ -122,7 +126,7 @@ async def _back_up(options: BackupOptions) -> None:
     errors_only()
     file = options.file
     if file.exists():
-        raise BadConfig(f"{file}: exists already; name another file.")
+        raise BadConfig(f"{file}: the file exists already; name another one.")
     check_new_file("FILE", file)
     async with opened_store(options.config) as database:
         with (
@@ -150,11 +154,12 @@ def _show_checked(checked: Checked, console: Console) -> None:
 
 
 _GROUP_CHARS = 32_000_000
-"""Characters of traces in a row group, which is held in memory."""
+"""Max characters of traces in a row group of Parquet, as a row group is held in memory."""
 
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[Write]:
+    """Open a new Parquet file, and yield a function that writes one `ExportRow` into it."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
@@ -195,37 +200,40 @@ EXPORTS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
     ".jsonl": json_lines,
     ".parquet": _parquet,
 }
-"""Writers of new files, by suffix."""
+"""Functions that open a new file for writing rows, by the suffix of the file."""
 
 
 class ExportOptions(ConfigOptions, frozen=True, kw_only=True):
-    """Write runs with their traces into a file that `datasets.load_dataset` reads."""
+    """Write runs with their traces into a file that `datasets.load_dataset` can read."""
 
     out: File
-    """Write this file: FILE.jsonl or FILE.parquet."""
+    """Write to this file, which ends in .jsonl or .parquet."""
     purpose: Literal["rl"] | None = msgspec.field(default=None, name="for")
-    """rl: write each agent of answers with the reward of its run, if it may train."""
+    """Form of the rows. rl: one row per agent of each answer, with the run's reward, in JSON lines;
+    implies --training.
+    """
     force: bool = False
-    """Replace a file that exists."""
+    """Replace the file if it exists."""
     tenant: str | None = None
-    """Write one tenant's runs only."""
+    """Write only runs of this tenant."""
     training: bool = False
-    """Leave out tenants whose runs must not train."""
+    """Leave out runs of tenants that do not allow training on them."""
     kind: RunKind | None = None
-    """Write one kind of runs only."""
+    """Write only runs of this kind."""
     since: Time | None = None
-    """Start at this time: 2026-11-21, 2026-11-21T10:00 (UTC by default), 7d or 12h ago."""
+    """Write runs that started since this time: 2026-11-21, 2026-11-21T10:00 (UTC), 7d or 12h ago.
+    """
     until: Time | None = None
-    """End before this time."""
+    """Write runs that started before this time."""
 
 
 def export(arguments: Sequence[str]) -> int:
-    """Export runs into a file."""
+    """Run `rolegate runs export`; return the exit status."""
     options = parse(ExportOptions, "runs export", arguments)
     errors_only()
     suffixes = [".jsonl"] if options.purpose else list(EXPORTS)
     check_new_file("--out", options.out, suffixes, force=options.force)
-    # On SIGTERM, exit in the usual way, which removes the unfinished file
+    # On SIGTERM, exit by an exception, so that the unfinished file is removed
     before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
         runs = asyncio.run(_export(options))
@@ -240,7 +248,7 @@ def export(arguments: Sequence[str]) -> int:
 
 
 async def _export(options: ExportOptions) -> int:
-    """Write the runs; return their number."""
+    """Write the file; return the number of runs in it. Raises `BadRequest` if no run matches."""
     run_filter = RunFilter(
         tenant=options.tenant,
         kind="answer" if options.purpose else options.kind,
@@ -265,6 +273,6 @@ async def _export(options: ExportOptions) -> int:
                     write(row)
                 runs += bool(rows)
                 bar.update(task, completed=runs)
-            if not runs:  # `load_dataset` cannot read a file without rows
-                raise BadRequest(f"--out {options.out}: not written, as no run matches.")
+            if not runs:  # `load_dataset` fails on a file without rows
+                raise BadRequest(f"--out {options.out}: not written, because no run matches.")
     return runs

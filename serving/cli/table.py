@@ -1,4 +1,4 @@
-"""`rolegate table`: fill a table over gRPC, and show how its rows come about."""
+"""`rolegate table`: fill a table by a gateway, show the progress, and print or write the table."""
 
 import re
 from collections import Counter
@@ -31,36 +31,39 @@ from serving.terminal import complain
 _FILES = (".md", ".csv", ".tsv", ".xlsx", ".json")
 _ABSENT = {pb.CELL_STATE_MISSING: "·", pb.CELL_STATE_NOT_FOUND: "not found"}
 _EVERY_S = 10.0
-"""Pause between two progress lines outside of a terminal."""
+"""Seconds between two progress lines if the output is not a terminal."""
 
 
 class FillOptions(TermsOptions, frozen=True, kw_only=True):
-    """Fill a table over gRPC, and show how its rows come about.
+    """Fill a table, and print it with the cells that should be checked and the cost.
 
-    Without --address a gateway is started for the table and stopped after it. Ctrl-C cancels the
-    run, which keeps what it found.
+    Without --address, a gateway is started for the table and stopped afterwards. Ctrl-C cancels the
+    run; the rows that were found until then are stored with the run.
     """
 
     question: Annotated[str, POSITIONAL]
-    """Describe the rows in plain words: "cities of Vorland"."""
+    """Description of the rows in plain words: "cities of Vorland"."""
     columns: Annotated[str, Meta(extra={"metavar": "COLUMNS"})]
-    """Name columns, keys with *, types or choices after a colon: "city*, founded:integer"."""
+    """Columns, keys with a *, types or choices after a colon: "city*, founded:integer, size:S|L".
+    """
     rows: File | None = None
-    """Fill the empty cells of these rows (CSV or .xlsx); other columns are kept in --out."""
+    """Fill the empty cells of the rows in this file, CSV or .xlsx. Further columns of the file are
+    only copied to --out.
+    """
     closed: bool = False
-    """Look for no other rows than those of --rows."""
+    """Search for no other rows than those of --rows."""
     max_rows: int = 0
-    """End with this many rows (0: the gateway's limit)."""
+    """Return at most this many rows; 0 means the gateway's limit."""
     out: File | None = None
-    """Also write the table to a file: .md, .csv, .tsv, .xlsx or .json."""
+    """Also write the table to this file, which ends in .md, .csv, .tsv, .xlsx or .json."""
     sources: bool = False
-    """Add a column with the sources of each column to --out."""
+    """For each column, add a column with the sources of its values to --out."""
     timeout: Seconds = TABLE_S
-    """End the run after this time."""
+    """End the run after this many seconds."""
 
 
 def table(arguments: Sequence[str]) -> int:
-    """Fill one table."""
+    """Run `rolegate table`; return the exit status."""
     options = parse(FillOptions, "table", arguments)
     if options.out:
         check_new_file("--out", options.out, _FILES)
@@ -91,33 +94,37 @@ def table(arguments: Sequence[str]) -> int:
 
 
 def _columns(text: str) -> Sequence[pb.Column]:
-    """Parse the columns. Raises `BadConfig`."""
+    """Return the columns that the text of --columns lists. Raises `BadConfig` for a bad list, and
+    for one without a key.
+    """
     try:
         columns = parse_columns(text)
     except ValueError as error:
         raise BadConfig(f"--columns: {error}") from None
     if not any(column.key for column in columns):
         raise BadConfig(
-            "--columns: no column is a key, which tells rows apart; put a star behind its name: "
+            "--columns: no column is a key, which tells rows apart; put a star after a key's name: "
             '"city*, founder".'
         )
     return columns
 
 
 def _with_lines(text: str, file: Path | None, lines: Sequence[int]) -> str:
-    """Replace row numbers in an error of the gateway by lines of the file."""
+    """Return an error text of the gateway in which each `rows[N]` is replaced by the row's line in
+    the file of --rows.
+    """
     if not lines:
         return text
     return re.sub(r"\brows\[(\d{1,9})\]", lambda row: f"{file}, line {lines[int(row[1])]}", text)
 
 
 class TableView(RunView):
-    """Shows a run that fills a table."""
+    """Shows a run that fills a table: progress while it runs, and the table at the end."""
 
     doing = "filling"
 
     def __init__(self, *consoles: Console, stream: bool, as_json: bool) -> None:
-        """Take what `RunView` takes."""
+        """See `RunView` for the parameters."""
         super().__init__(*consoles, stream=stream, as_json=as_json)
         self._rows = set[str]()
         self._under_way = 0
@@ -125,8 +132,9 @@ class TableView(RunView):
         self._due = 0.0
 
     def so_far(self, event: pb.StreamTableResponse) -> str:
-        """Return the number of rows, and the row that changed last; print it now and then where
-        there is no terminal.
+        """Return the progress after an event as one line: the number of rows, the running
+        sub-queries and the row that changed last. If the output is no terminal, also print the line
+        every ten seconds.
         """
         self._under_way += event.HasField("sub_query_dispatched") - event.HasField("reported")
         changed = event.row_changed
@@ -143,7 +151,9 @@ class TableView(RunView):
         return line
 
     def show_result(self, table: Table) -> None:
-        """Show the table, its doubtful cells and its cost; outside of a terminal, as Markdown."""
+        """Print the table, the cells that should be checked, and the cost. If the output is no
+        terminal, print the table as Markdown.
+        """
         message = table.message
         if self.out.is_terminal:
             self.out.print(_grid(message.columns, message.rows))
@@ -185,7 +195,9 @@ def _shown(cell: pb.Cell) -> Text:
 
 
 def _not_stated(cell: pb.Cell) -> bool:
-    """Return whether no passage states the value for this row; one may state it of another row."""
+    """Return whether no passage states the value of this cell for its row. A passage may contain
+    the value, but about something else.
+    """
     return cell.state != pb.CELL_STATE_GIVEN and cell.support in (
         pb.SUPPORT_VALUE_ONLY,
         pb.SUPPORT_UNSUPPORTED,
@@ -193,7 +205,9 @@ def _not_stated(cell: pb.Cell) -> bool:
 
 
 def _to_check(table: pb.Table) -> Sequence[str]:
-    """Return a line for each cell on which sources disagree, and for each other kind of doubt."""
+    """Return lines on what should be checked: one for each cell whose sources disagree, and for
+    each other kind of doubt one with the number of cells.
+    """
     lines = []
     doubts = Counter[str]()
     for row in table.rows:

@@ -1,4 +1,4 @@
-"""Runs, answers, tokens and cost, for a terminal."""
+"""Terminal output of runs, answers, model calls, tokens, cost and executor versions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -34,26 +34,31 @@ from serving.cli.options import json_of
 
 
 def word(kind: EnumTypeWrapper, value: Any) -> str:
-    """Return the name of an enum's value in words, without the enum's own name. A table is `done`:
-    how far it is filled is another figure.
+    """Return the name of an enum's value in lower-case words, without the enum's own name. For
+    `TABLE_OUTCOME_FILLED` return "done", because such a table may still have empty cells.
     """
     name = kind.Name(value).removeprefix(kind.Name(0).removesuffix("UNSPECIFIED"))
     return "done" if name == "FILLED" else name.lower().replace("_", " ")
 
 
 TIMES = {"hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d", "month": "%Y-%m"}
-"""Formats of the start of a bucket."""
+"""Formats of the start of a time bucket, by the size of the bucket."""
 
 
 def usage_table(usage: Iterable[RoleUsage]) -> Table:
-    """Return a row for each role and model, and for each manager if there are any, and a sum."""
+    """Return a table of tokens and cost: a row for each role and model (and manager, if there are
+    any), and a last row with the sums.
+    """
     rows = [UsageRow(usage=row) for row in usage]
     managed = any(row.usage.manager for row in rows)
     return grouped_table(rows, ("role", "model", "manager") if managed else ("role", "model"))
 
 
 def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | None = None) -> Table:
-    """Return a row for each group, and a sum. `by`: names of `labels`."""
+    """Return a table of tokens and cost: a row for each group, and a last row with the sums. `by`:
+    columns that tell groups apart, as `labels` names them. `bucket`: size of time buckets, a key of
+    `TIMES`; None if the rows have no times.
+    """
     sums = [row.usage for row in rows]
     wasted = any(row.wasted_tokens for row in sums)
     texts: list[Column | str] = [*by]
@@ -72,7 +77,9 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
 
 
 def labels(row: UsageRow) -> dict[str, str]:
-    """Return the groups of a sum, by the names that options and tables use."""
+    """Return what the calls summed in a row have in common (tenant, role, model, version, manager),
+    by the names that options and tables use. Values that the row is not grouped by are empty.
+    """
     role = word(Role, row.usage.role) if row.usage.role else ""
     known = {
         "tenant": row.tenant,
@@ -84,7 +91,7 @@ def labels(row: UsageRow) -> dict[str, str]:
 
 
 def total(usage: Iterable[RoleUsage]) -> RoleUsage:
-    """Return one sum over all rows; what no row knows stays unknown."""
+    """Return one sum over all rows. A figure that is unknown in every row stays unset."""
     sums = RoleUsage()
     for row in usage:
         for field, count in row.ListFields():
@@ -94,7 +101,9 @@ def total(usage: Iterable[RoleUsage]) -> RoleUsage:
 
 
 def cost(nano_usd: int | None, attempts: int, unknown: int) -> str:
-    """Return dollars for a number of attempts, of which `unknown` have no known cost."""
+    """Return the cost of a number of attempts as dollars. `nano_usd`: billionths of a dollar, None
+    if no cost is known. `unknown`: number of attempts without a known cost.
+    """
     if nano_usd is None:
         return "unknown" if attempts else "$0"
     dollars = nano_usd / 1e9
@@ -103,7 +112,7 @@ def cost(nano_usd: int | None, attempts: int, unknown: int) -> str:
 
 
 def uncounted(row: RoleUsage) -> bool:
-    """Return whether the usage of all its attempts is unknown."""
+    """Return whether the token counts of all attempts of `row` are unknown."""
     return 0 < row.attempts == row.attempts_without_usage
 
 
@@ -131,8 +140,8 @@ _MARKS = {"reported": "", "lower_bound": "≥", "estimated": "~"}
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """Return a line for each run, at most 80 columns wide; requests get the room that is left.
-    Kinds and tenants are shown if there are several.
+    """Return a table with one line for each run. It fits into 80 columns: the text of the request
+    is shortened. The columns for kind and tenant are left out if all runs have the same.
     """
     names = ["run", "kind", "status", "tenant", "started UTC", "s", "request"]
     rows: list[list[Any]] = [
@@ -162,8 +171,8 @@ def _one_line(text: str) -> Text:
 
 
 def calls_table(calls: Sequence[UpstreamCall]) -> Table:
-    """Return a row for each attempt. Before a count, ≥ marks a lower bound and ~ an estimate;
-    `impossible` stands for a reported count that cannot be true.
+    """Return a table with a row for each attempt of a model call. A count after ≥ is a lower bound,
+    and a count after ~ is an estimate. `impossible` replaces a reported count that cannot be true.
     """
     rows = []
     for call in calls:
@@ -196,12 +205,14 @@ def feedback_line(feedback: Feedback) -> str:
     gold = f"right answer {feedback.right_answer!r}" if feedback.right_answer else ""
     return (
         ", ".join(filter(None, (verdict, score, gold, feedback.comment)))
-        or "its texts are not kept"
+        or "its texts are not stored"
     )
 
 
 def _status(run: Run) -> str:
-    """Return the outcome of an answer or a table, or the status of a run without one."""
+    """Return the outcome of an answer or a table; for other runs, the status. A finished answer
+    whose evidence does not support it is "unsupported".
+    """
     if run.table_outcome:
         return word(TableOutcome, run.table_outcome)
     if run.unsupported:
@@ -209,11 +220,11 @@ def _status(run: Run) -> str:
     return word(AnswerOutcome, run.outcome) if run.outcome else word(RunStatus, run.status)
 
 
-_CAPTION = "version/active version, on the same runs; tokens per run"
+_CAPTION = "version/active version: both on the same runs; tokens per run"
 
 
 def versions_table(versions: Sequence[ExecutorVersion]) -> Table:
-    """Return a row for each version, with the figures of its trial."""
+    """Return a table with a row for each version: its state, and the figures of its trial."""
     texts = [Column(name, no_wrap=True) for name in ("version", "state", "since (UTC)")]
     table = new_table([*texts, "runs", "right", "failed", "tokens"], texts=len(texts))
     for version in versions:
@@ -227,7 +238,7 @@ def versions_table(versions: Sequence[ExecutorVersion]) -> Table:
 
 
 def decisions_table(decisions: Iterable[ExecutorVersionDecision]) -> Table:
-    """Return a row for each decision, with its reason."""
+    """Return a table with a row for each decision on a version, with its reason."""
     fixed = [
         Column(name, no_wrap=True) for name in ("#", "time (UTC)", "version", "decision", "by")
     ]
@@ -246,7 +257,7 @@ def decisions_table(decisions: Iterable[ExecutorVersionDecision]) -> Table:
 
 
 def state_of(version: ExecutorVersion) -> str:
-    """Return the state of a version in words."""
+    """Return the state of a version in words; for a canary, with its share of the runs."""
     state = word(ExecutorVersionState, version.state)
     return f"{state} {version.canary_share:.0%}" if version.canary_share else state
 
@@ -266,10 +277,10 @@ def _time(timestamp: Timestamp) -> str:
 
 
 class RunView(ABC):
-    """Shows one run, on its way and at its end."""
+    """Shows one run: its events while it is running, and its result."""
 
     doing = "asking"
-    """The work, in a word."""
+    """Word for what the run does, for the progress line."""
 
     def __init__(
         self,
@@ -279,7 +290,9 @@ class RunView(ABC):
         stream: bool,
         as_json: bool,
     ) -> None:
-        """`stream`: show events while the run goes on. `as_json`: print for programs."""
+        """`out`: console for the result. `progress`: console for everything else. `stream`: show
+        the events of the run. `as_json`: print the result (and events) as JSON.
+        """
         self.out = out
         self.progress = progress
         self._stream = stream
@@ -297,11 +310,13 @@ class RunView(ABC):
         return event.done
 
     def so_far(self, _event: Any) -> str:
-        """Return how far the run is after an event."""
+        """Return a line on the progress of the run after an event."""
         return self.doing
 
     def show(self, result: Any) -> None:
-        """Show the result, unless it was the last event of streamed JSON."""
+        """Show the result of the run. If events are printed as JSON, print nothing: the last event
+        contained the result.
+        """
         if not self._as_json:
             self.show_result(result)
         elif not self._stream:
@@ -309,17 +324,17 @@ class RunView(ABC):
 
     @abstractmethod
     def show_result(self, result: Any) -> None:
-        """Show the result for people."""
+        """Print the result as text for people."""
 
 
 class AnswerView(RunView):
-    """Shows a run that answers a question."""
+    """Shows a run that answers a question: its events, and the answer with its evidence."""
 
     def show_result(self, answer: pb.AnswerResponse) -> None:
         """Show the answer, with its sub-queries, evidence and cost."""
         outcome = word(AnswerOutcome, answer.outcome)
         sound = answer.outcome == pb.ANSWER_OUTCOME_ANSWERED and not answer.unsupported
-        # A panel makes no room for its subtitle
+        # A panel is not widened for its subtitle, so its text is
         text = escape(answer.answer.ljust(len(outcome) + 2))
         colour = "green" if sound else "yellow"
         self.out.print(
@@ -339,7 +354,7 @@ class AnswerView(RunView):
             print_line(self.out, f"{number}. {result.sub_query} → {result.answer}", style="bold")
             if result.shared_from:
                 print_line(
-                    self.out, f"found by {', '.join(result.shared_from)}", indent=3, style="dim"
+                    self.out, f"reused from {', '.join(result.shared_from)}", indent=3, style="dim"
                 )
             for point in result.evidence:
                 self._show_point(point)
@@ -349,7 +364,9 @@ class AnswerView(RunView):
         print_line(self.out, f"{answer.run_id}, {seconds:.1f} s", style="dim")
 
     def _show_point(self, point: evidence_pb2.EvidencePoint) -> None:
-        """Show the sentences that support a point, and its own words if they differ."""
+        """Print the sentences of passages that support a point of evidence. Print the point's own
+        text too if no such sentence is equal to it.
+        """
         quotes = {" ".join(citation.quote.split()) for citation in point.citations}
         if not quotes:
             print_line(

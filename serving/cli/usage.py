@@ -1,4 +1,4 @@
-"""`rolegate usage`: tokens and cost of a running gateway's calls."""
+"""`rolegate usage`: tokens and cost of the model calls of a running gateway."""
 
 from collections.abc import Sequence
 from datetime import UTC
@@ -40,47 +40,49 @@ _FIGURES = (
     "cost_nano_usd",
 )
 COLUMNS = ("time", *_DIMENSIONS, *_FIGURES)
-"""Columns of the CSV and keys of the JSON, always all of them. Unknown values, and dimensions that
-the sums are not split by, are empty.
+"""Columns of the CSV, and keys of the JSON. All of them are always present. Unknown figures are
+empty, and so are dimensions that the sums are not split by.
 """
 
 
 class UsageOptions(PeriodOptions, frozen=True):
-    """Show tokens and cost of a running gateway's calls.
+    """Show tokens and cost of the model calls of a running gateway.
 
     `rolegate usage reconcile` compares the ledger with the engines' own counters.
     """
 
     by: tuple[str, ...] = ("role", "model")
-    """Split sums by tenant, role, model, version or manager."""
+    """Split the sums by these: tenant, role, model, version, manager."""
     per: Literal["hour", "day", "month"] | None = None
-    """Split sums by time, in UTC."""
+    """Split the sums by hours, days or months, in UTC."""
     json: Annotated[bool, exclusive("format")] = False
     """Print JSON."""
     csv: Annotated[bool, exclusive("format")] = False
-    """Print CSV, always with the same columns."""
+    """Print CSV; the columns are the same for all values of --by and --per."""
 
 
 class ReconcileOptions(JSONConnectionOptions, frozen=True):
-    """Compare the ledger of each deployment with the counters of its engine since it started.
+    """Compare the tokens in the ledger with the counters of each engine since the engine started.
 
-    The exit status is 1 if they differ by more than the possible usage of cut and running calls.
+    The exit status is 1 if they differ by more than interrupted and running calls can explain.
     """
 
 
 def usage(arguments: Sequence[str]) -> int:
-    """Show usage, or compare it with the engines' counters."""
+    """Run `rolegate usage`, or `rolegate usage reconcile`; return the exit status."""
     if arguments[:1] == ["reconcile"]:
         return with_client(_reconcile, parse(ReconcileOptions, "usage reconcile", arguments[1:]))
     return with_client(_show, parse(UsageOptions, "usage", arguments))
 
 
 def _dimensions(words: Sequence[str]) -> list[str]:
-    """Return the names in words such as "role,model". Raises `BadConfig`."""
+    """Return the names in the words of --by, such as "role,model", without repetitions. Raises
+    `BadConfig` for an unknown name.
+    """
     names = list(dict.fromkeys(filter(None, ",".join(words).split(","))))
     for name in names:
         if name not in _DIMENSIONS:
-            raise BadConfig(f"--by: {name!r} is none of {', '.join(_DIMENSIONS)}.")
+            raise BadConfig(f"--by: {name!r} is none of {', '.join(_DIMENSIONS)}; use these names.")
     return names
 
 
@@ -149,6 +151,6 @@ def _lines(reconciliation: pb.Reconciliation) -> list[str]:
 
 
 def _compared(tokens: pb.ReconciledTokens) -> str:
-    """Return both counts, of the ledger as a range."""
+    """Return the engine's count and the ledger's count as text; the latter may be a range."""
     upper = f" to {tokens.ledger_max:,}" if tokens.ledger_max != tokens.ledger else ""
     return f"engine {tokens.engine:,}, ledger {tokens.ledger:,}{upper}"

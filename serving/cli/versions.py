@@ -13,22 +13,23 @@ from serving.cli.tables import decisions_table, state_of, versions_table
 
 _ABOUT = """List, try, promote and roll back versions of the executor.
 
-A new version is published (`rolegate sft publish`), registered, tried as shadow alongside the
-active one, then as canary for a share of the runs, and promoted. From shadow on, the gateway itself
-moves the version forward or rolls it back as soon as the figures allow it ([versions.gate] in its
-config).
+A new version is published (`rolegate sft publish`) and registered. Then it is tried as a shadow,
+which works on the sub-queries of finished runs too, and as a canary, which works for a share of the
+runs. At last it is promoted to the active version. Once a version is a shadow, the gateway itself
+moves it forward or rolls it back as soon as the figures of its trials allow a decision
+([versions.gate] in the config).
 """
 
 
 class ListOptions(JSONConnectionOptions, frozen=True):
-    """List versions, the newest first, with the figures of their trials."""
+    """List versions, newest first, with the figures of their trials."""
 
 
 class DecisionsOptions(JSONConnectionOptions, frozen=True):
     """List decisions on versions: who made them, and why."""
 
     version: Annotated[str, POSITIONAL] = ""
-    """Show one version's decisions only."""
+    """Show only decisions on this version."""
     after: int = 0
     """Show only decisions after this number."""
 
@@ -37,38 +38,38 @@ class VersionOptions(JSONConnectionOptions, frozen=True, kw_only=True):
     """Options of commands on one version."""
 
     version: Annotated[str, POSITIONAL]
-    """The version, such as executor-000001."""
+    """Name of the version, such as executor-000001."""
 
 
 class RegisterOptions(VersionOptions, frozen=True):
-    """Register a published version: check it, load it into the running engine, record it."""
+    """Register a published version: check its files, load it into the running engine, store it."""
 
 
 class ShadowOptions(VersionOptions, frozen=True):
-    """Try a version on every run, after the client has its answer."""
+    """Make a version a shadow: try it on every run, after the client has the answer."""
 
 
 class CanaryOptions(VersionOptions, frozen=True):
-    """Let a version answer some runs, and compare it with the active one."""
+    """Make a version a canary: let it work for some runs, and compare it with the active one."""
 
     share: float = 0.2
-    """Share of the runs that it answers, more than 0 and at most 1."""
+    """Share of the runs that the version works for, more than 0 and at most 1."""
 
 
 class OffOptions(VersionOptions, frozen=True):
-    """Stop the trial of a version that is shadow or canary."""
+    """Stop the trial of a version that is a shadow or a canary."""
 
 
 class PromoteOptions(VersionOptions, frozen=True):
-    """Make a version the active one; the version before it is kept for a rollback."""
+    """Make a version the active one; the previously active version is kept for a rollback."""
 
 
 class RollbackOptions(VersionOptions, frozen=True):
-    """Take a version out of service; if it is active, the version before it takes over."""
+    """Take a version out of service; if it was active, the previously active one takes over."""
 
 
 def versions(arguments: Sequence[str]) -> int:
-    """Run one of the subcommands."""
+    """Run `rolegate versions`; return the exit status."""
     commands = {
         "list": Command(ListOptions, _list),
         "register": Command(RegisterOptions, _changed(Client.register_version)),
@@ -89,12 +90,14 @@ def versions(arguments: Sequence[str]) -> int:
 
 
 def _changed(change: Callable[[Client, str], ExecutorVersion]) -> Callable[..., None]:
-    """Return the work of a command that changes a version and shows its new state."""
+    """Return the work of a command that calls `change` for a version and shows the new state."""
     return lambda client, options: _show(change(client, options.version), options)
 
 
 def _traffic(traffic: TriedState) -> Callable[..., None]:
-    """Return the work of a command that sends a version other runs."""
+    """Return the work of a command that puts a version into another state: shadow, canary, or
+    registered without traffic.
+    """
 
     def change(client: Client, options: Any) -> None:
         share = getattr(options, "share", 0.0)

@@ -1,4 +1,6 @@
-"""Problems of a configuration that no single key's type shows, each with its key and what to do."""
+"""Check a configuration for problems that the types of its keys do not exclude, such as a missing
+file or two keys that contradict each other.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -11,19 +13,23 @@ from serving.config.config import Config, RoleConfig, visit_texts
 from serving.engines.versions import MANIFEST
 
 _NOT_EXTRA = {
-    "max_tokens": "set the role's max_tokens.",
-    "max_completion_tokens": "set the role's max_tokens.",
-    "n": "one output is all that is read.",
+    "max_tokens": "set the role's max_tokens instead.",
+    "max_completion_tokens": "set the role's max_tokens instead.",
+    "n": "the gateway reads one output per request.",
 }
-"""Fields of a request that decide how much is written at most."""
+"""Fields that `extra_body` must not contain, because they change how much a model may write. Each
+has the advice for its error message.
+"""
 _NO_THINKING = (
-    "works with engine or base_url only; say it in the provider's own words in extra_body, such as "
-    'extra_body = {reasoning_effort = "low"}.'
+    "works with engine or base_url only; for a model called through LiteLLM, set the provider's "
+    'own parameter, such as extra_body = {reasoning_effort = "low"}.'
 )
 
 
 def problems(config: Config) -> list[str]:
-    """Everything that is wrong; nothing where the configuration can be used."""
+    """Return one message for each problem, with the key and what to do; an empty list if the
+    configuration can be used.
+    """
     problem_lines = []
 
     def check(key: str, mark: str, text: str) -> str:
@@ -93,27 +99,28 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
         "%2F %23.",
     ),
     "address": (is_address, "{!r} is not host:port, with a port of 0 to 65535."),
-    "host": (host_of, "{!r} is no name of a host, such as gateway.example."),
+    "host": (host_of, "{!r} is not a host name such as gateway.example."),
     "url": (
         lambda url: re.fullmatch("https?://[^?#]+", url),
         (
-            "is not an address such as http://127.0.0.1:8000/v1, without a query; a key goes "
-            "into api_key_env."
+            "is not a URL such as http://127.0.0.1:8000/v1, without a query string; an API key "
+            "belongs into api_key_env."
         ),
     ),
     "variable": (
         lambda name: re.fullmatch("[A-Za-z_][A-Za-z0-9_]*|", name),
-        "is no name of an environment variable; put the key into one, and name that here.",
+        "is not the name of an environment variable; put the key into a variable, and write the "
+        "variable's name here.",
     ),
-    "name": (str.strip, "is empty; write the name under which the endpoint serves it."),
+    "name": (str.strip, "is empty; write the name under which the endpoint serves the model."),
 }
-"""By a text's mark, what it must be, and what is said of one that is not; nothing repeats what
-may hold a secret.
+"""For each kind of text, as marked in `config.py`: a check, and the message if it fails. Messages
+about texts that may contain a secret do not quote them.
 """
 
 
 _Rules = Iterator[tuple[object, str, str]]
-"""Whether something is wrong with a key, the key, and what is said of it then."""
+"""Results of checks: whether a key is wrong, the key, and the message in that case."""
 
 
 def _server(config: Config) -> _Rules:
@@ -126,23 +133,25 @@ def _server(config: Config) -> _Rules:
     yield (
         alike,
         "server.http",
-        "the same address as server.address, which is gRPC's; take another port.",
+        "is the same address as server.address, which serves gRPC; choose another port.",
     )
     for model, price in config.prices.items():
         for field in price.impossible:
-            problem = f"must be 0 to {MAX_DOLLARS:,}, in dollars for a million tokens."
+            problem = f"must be between 0 and {MAX_DOLLARS:,} dollars per million tokens."
             yield True, f"prices.{model!r}.{field}", problem
 
 
 def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
-    """Keys are given from the role's own on."""
+    """Check a role. `key`: the role's key in the file, such as `roles.answer`. The keys that are
+    yielded are relative to it.
+    """
     hosted = role.engine is None and role.base_url is None
     known = role.engine in (None, *config.engines)
     urls = [url.rstrip("/") for url in (role.base_url, *role.replicas) if url]
     yield (
         not known,
         ".engine",
-        f"no table engines.{role.engine}; add it, or name a base_url instead.",
+        f"there is no table engines.{role.engine}; add it, or set base_url instead.",
     )
     yield role.engine and role.base_url, "", "both engine and base_url are given; keep one."
     yield role.thinking is not None and hosted, ".thinking", _NO_THINKING
@@ -150,28 +159,27 @@ def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
         yield (
             field in role.extra_body,
             f".extra_body.{field}",
-            f"would undo what is counted on; {advice}",
+            f"must not be set, because the gateway counts on its own value; {advice}",
         )
     full = role.context_tokens is not None and role.context_tokens <= role.max_tokens
-    yield full, ".context_tokens", "must be more than max_tokens, which are a part of them."
+    yield full, ".context_tokens", "must be more than max_tokens; the context includes the output."
     yield (
         role.replicas and hosted,
         ".replicas",
-        "needs engine or base_url; LiteLLM's models have no replicas here.",
+        "needs engine or base_url; a model called through LiteLLM cannot have replicas.",
     )
-    yield len(set(urls)) < len(urls), ".replicas", "names an address twice."
+    yield len(set(urls)) < len(urls), ".replicas", "contains the same URL twice."
     yield (
         role.fallbacks and not key.startswith("roles."),
         ".fallbacks",
-        "only the roles of the search have any.",
+        "only roles.delegation, roles.execution and roles.answer can have fallbacks.",
     )
-    yield key.removeprefix("roles.") in role.fallbacks, ".fallbacks", "names the role itself."
+    yield key.removeprefix("roles.") in role.fallbacks, ".fallbacks", "contains the role itself."
 
 
 def _tables(config: Config) -> _Rules:
     problem = (
-        "a table of so many rows could not be filled; it takes one of table.max_tasks for "
-        "each, or more."
+        "must be at most table.max_tasks, because each row of a table takes at least one task."
     )
     yield config.table.max_rows > config.table.max_tasks, "table.max_rows", problem
 
@@ -183,24 +191,24 @@ def _tools(config: Config) -> _Rules:
         yield (
             alike,
             key,
-            "give either command (a program with its arguments) or url, not both and not neither.",
+            "set exactly one of command (a program with its arguments) and url.",
         )
         yield (
             server.env and not server.command,
             f"{key}.env",
-            "is for a command; an address has headers.",
+            "applies only to a server with command; a server with url has headers instead.",
         )
         yield (
             server.headers and server.url is None,
             f"{key}.headers",
-            "is for an address; a command has env.",
+            "applies only to a server with url; a server with command has env instead.",
         )
     for name, manager in config.managers.items():
         for tool in manager.tools:
             yield (
                 tool not in config.tools,
                 f"managers.{name}.tools",
-                f"no table tools.{tool}; add it.",
+                f"there is no table tools.{tool}; add it.",
             )
 
 
@@ -213,9 +221,13 @@ def _versions(config: Config) -> _Rules:
         yield (
             hosted,
             start,
-            "a provider loads no adapters; give roles.execution an engine, or leave it out.",
+            "the model of roles.execution is called through LiteLLM, which loads no adapters; set "
+            "roles.execution.engine, or remove this key.",
         )
-        problem = f"needs engines.{executor.engine}.adapter_rank, the rank of its adapter or more."
+        problem = (
+            f"needs engines.{executor.engine}.adapter_rank, which must be at least the rank of the "
+            "version's adapter."
+        )
         yield engine and engine.adapter_rank is None, start, problem
 
 
@@ -230,31 +242,31 @@ def _retrieval(config: Config) -> _Rules:
         yield (
             value,
             f"{key}.{field}",
-            "is for an embedder elsewhere; name its engine or base_url too.",
+            "applies only to an embedder with engine or base_url; set one of these too.",
         )
     for field in () if embedder.in_process else ("model", "dimension"):
         yield (
             getattr(embedder, field) is None,
             f"{key}.{field}",
-            "missing; an embedder elsewhere needs it.",
+            "missing; an embedder with engine or base_url needs it.",
         )
     yield (
         embedder.engine and embedder.base_url,
         key,
-        "give either engine (a table of engines) or base_url.",
+        "set either engine (the name of a table in engines) or base_url, not both.",
     )
     known = embedder.engine in (None, *config.engines)
-    problem = f"no table engines.{embedder.engine}"
-    yield not known, f"{key}.engine", f"{problem}; add it, or name a base_url."
+    problem = f"there is no table engines.{embedder.engine}"
+    yield not known, f"{key}.engine", f"{problem}; add it, or set base_url instead."
     alike = (retrieval.address is None) == (retrieval.index is None)
     yield (
         alike,
         "retrieval",
-        "give either address (a retrieval server) or index (a folder), not both and not neither.",
+        "set exactly one of address (a retrieval server) and index (a folder).",
     )
     lacks = retrieval.documents and retrieval.index is None
     yield (
         lacks,
         "retrieval.documents",
-        "needs retrieval.index, the folder that their index is kept in.",
+        "needs retrieval.index, the folder for the index of these documents.",
     )

@@ -1,8 +1,9 @@
-"""The configuration: frozen values that refuse unknown keys, and values out of range.
+"""The configuration as frozen structs. Reading a file into them fails on an unknown key, and on a
+value that is out of range.
 
-Paths are relative to the file that they stand in, or, in a shipped preset, to the working
-directory. `~` is the home folder, and `shipped:` what comes with the package, as in
-`shipped:prompts/full/delegation.txt`.
+A relative path is relative to the folder of the configuration file. In a shipped preset, it is
+relative to the working directory. `~` is the home folder. The prefix `shipped:` stands for the
+package's own folder, as in `shipped:prompts/full/delegation.txt`.
 """
 
 from collections.abc import Callable
@@ -18,25 +19,25 @@ from router.runs.admission import AdmissionLimits
 from router.table import TableLimits
 from router.trace import Price, RoleName
 
-# Texts, marked by what they are: `visit_texts` finds them, so that paths are resolved and all are
-# checked.
+# Types of texts. Each has a mark, by which `visit_texts` finds the texts of this kind: to make
+# paths absolute, and to check the texts (see `check.py`).
 AnyPath = Annotated[str, Meta(extra={"mark": "path"})]
 File = Annotated[str, Meta(extra={"mark": "file"})]
-"""A file that is there."""
+"""An existing file."""
 Source = Annotated[str, Meta(extra={"mark": "source"})]
-"""A file or a folder that is there."""
+"""An existing file or folder."""
 Version = Annotated[str, Meta(extra={"mark": "version"})]
-"""A published version's folder."""
+"""The folder of a published version of the executor."""
 ModelPath = Annotated[str, Meta(extra={"mark": "model"})]
-"""A model's folder, or a name that vLLM knows."""
+"""The folder of a model, or a model name that vLLM can load, such as Qwen/Qwen3-1.7B."""
 Store = Annotated[str, Meta(extra={"mark": "store"})]
-"""A database URL; the path of SQLite's is resolved."""
+"""A database URL. The path of a SQLite file in it is made absolute."""
 Address = Annotated[str, Meta(extra={"mark": "address"})]
-"""host:port; port 0 takes any free one."""
+"""host:port; with port 0, any free port is used."""
 Host = Annotated[str, Meta(extra={"mark": "host"})]
 URL = Annotated[str, Meta(extra={"mark": "url"})]
 Variable = Annotated[str, Meta(extra={"mark": "variable"})]
-"""An environment variable."""
+"""The name of an environment variable."""
 ModelName = Annotated[str, Meta(extra={"mark": "name"})]
 
 Count = Annotated[int, Meta(ge=1, le=10**9)]
@@ -45,7 +46,7 @@ Tokens = Annotated[int, Meta(ge=1, le=10**7)]
 """Tokens of a prompt or an output."""
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Pause = Annotated[float, Meta(ge=0, le=86_400)]
-"""Seconds, or 0 for none."""
+"""A time in seconds; 0 is allowed."""
 Share = Annotated[float, Meta(gt=0, lt=1)]
 
 
@@ -57,187 +58,218 @@ Omitted = Literal[
     "stream_options",
     "chat_template_kwargs",
 ]
-"""A parameter of a request that an endpoint can do without."""
+"""A parameter that can be left out of requests to an endpoint."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table of the file."""
+    """Base class of the tables of the configuration file."""
 
 
 class ServerConfig(Section, frozen=True):
-    """The gRPC edge and the store."""
+    """Where the gateway listens, and where it stores its data."""
 
     address: Address = "127.0.0.1:50551"
+    """Address of the gRPC server; with port 0, any free port is used."""
     http: Address | None = None
-    """Address of the OpenAI-compatible server and of the pages; absent: neither is served."""
+    """Address of the OpenAI-compatible server and of the web pages. Absent: neither is served."""
     http_hosts: tuple[Host, ...] = ()
-    """Host names that HTTP requests for these and the metrics may use, such as gateway.example, in
-    addition to IP addresses, localhost and the host of the address itself. Other names are refused.
+    """Host names, such as gateway.example, under which clients may reach the HTTP server and the
+    metrics. IP addresses, localhost and the host of the configured address are always allowed.
+    Requests to other host names are refused.
     """
     chat_tasks: ChatTasks = "answer"
-    """Handling of titles, tags and follow-up questions that chat tools request over OpenAI's
-    protocol: the answerer writes them without a search; or they are refused, which costs nothing;
-    or they are searched for like any question.
+    """How the OpenAI-compatible server handles requests of chat tools such as Open WebUI for a
+    title, tags or follow-up questions. `answer`: the answerer writes the text without a search.
+    `refuse`: the request fails, which costs nothing. `search`: the request is answered by a search,
+    like any question.
     """
     http_connections_per_address: Annotated[int, Meta(ge=1, le=4096)] = 1024
-    """Max HTTP connections of one client address, of 4096 in all; further ones get status 429.
-    Behind a reverse proxy, whose address all clients share, set 4096 and limit clients there.
+    """Max HTTP connections from one client address; further connections get status 429. The server
+    accepts 4096 connections in all. Behind a reverse proxy, all clients have the proxy's address:
+    set 4096 here, and limit the connections of each client in the proxy.
     """
     store: Store = "sqlite:///rolegate.db"
-    """sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE, which several gateways may
-    share.
+    """URL of the database: sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE. Several
+    gateways may share a PostgreSQL database; a SQLite file belongs to one gateway.
     """
     log: AnyPath | None = None
-    """Folder of the log of running requests. Each gateway on PostgreSQL takes a subfolder, and
-    reads it when it restarts. Absent: next to SQLite's file, or in ~/.cache/rolegate/logs.
+    """Folder of the write-ahead log, to which runs are written before they are in the database.
+    With PostgreSQL, each gateway uses a subfolder, and reads it again when it restarts. Absent:
+    next to the SQLite file, or in ~/.cache/rolegate/logs for PostgreSQL.
     """
     timeout_s: Seconds = 120.0
     """Max duration of a request, even if the client's deadline is later."""
     grace_s: Pause = 30.0
     """Time for running requests to finish after SIGTERM."""
     max_question_chars: Chars = 4000
+    """Max length of a question; longer questions are refused."""
     tls: TLS | None = None
     keep_days: Annotated[float, Meta(gt=0, le=10**6)] | None = None
-    """Runs that started longer ago are deleted, with their calls and traces; sums of what was
-    spent stay.
+    """Days after its start at which a run is deleted, with its calls and trace. The sums of tokens
+    and cost are kept. Absent: runs are never deleted.
     """
 
 
 class SearchConfig(Section, frozen=True):
-    """The search loop's budgets."""
+    """Limits of the search for an answer, and its options."""
 
     max_rounds: Count = 4
-    """Delegator decisions (T)."""
+    """Max decisions of the delegator for one question; T in the TBSS paper."""
     max_sub_queries: Count = 8
-    """Sub-queries of one block that are dispatched."""
+    """Max sub-queries of one decision; the delegator's further sub-queries are not dispatched."""
     max_turns: Annotated[int, Meta(ge=2, le=10**9)] = 3
-    """Executor turns, the report included (K)."""
+    """Max turns of an executor, including its report; K in the TBSS paper."""
     max_searches: Count = 2
-    """Searches of one executor."""
+    """Max searches of one executor."""
     top_k: Annotated[int, Meta(ge=1, le=100)] = 3
-    """Passages shown for each search."""
+    """Number of passages that a search shows to its executor."""
     access: bool = False
-    """Executors may open a document that a search of theirs has named, at what they look for; for
-    models that follow their prompt, as small ones that were trained without it do not.
+    """Allow executors to open a document that one of their searches has found, and to read its
+    passages about one subject. Use it only with models that follow new instructions in a prompt;
+    small models that were trained without it do not.
     """
     access_k: Annotated[int, Meta(ge=1, le=100)] = 10
-    """Passages shown of a document that is opened."""
+    """Max passages shown of an opened document."""
     access_chars: Chars = 25_000
-    """Characters shown of it, and of what a tool returns, at most."""
+    """Max characters shown of an opened document, or of the output of a tool."""
     early_dispatch: bool = True
-    """Begin with a sub-query once the delegator has written it, not when its whole block is
-    written.
+    """Start an executor as soon as the delegator has written its sub-query. False: wait until the
+    delegator has written all sub-queries of the decision.
     """
     require_evidence: bool = True
-    """Without any evidence, say "not found" instead of letting the answerer guess."""
+    """If no executor has found any evidence, return "not found" instead of an answer that the
+    answerer would have to guess.
+    """
     vocabulary: File | None = None
-    """A text file of the only words and names that a question may use; for models of one small
-    language.
+    """A text file with all words and names that a question may contain. Questions with other words
+    are refused. For models that know only a small language, such as the demo's.
     """
 
 
 class ReportCacheConfig(Section, frozen=True):
-    """One executor run for all who ask the same sub-query; where decoding is random, with a
-    temperature and without a seed, none is shared.
+    """Sharing of reports between runs with the same sub-query: one executor works on the sub-query,
+    and all these runs use its report. Nothing is shared if the executor decodes at random, that is
+    with a temperature above 0 and no seed.
     """
 
     enabled: bool = True
+    """False: no report is shared."""
     keep_s: Pause = 300.0
-    """Time for which a finished report is given to others; until the index is swapped, at most."""
+    """Time for which a finished report is reused by later runs. A new index ends this time early.
+    """
 
 
 class EngineConfig(Section, frozen=True):
-    """A vLLM process that the gateway starts and stops."""
+    """A vLLM process that the gateway starts and stops. NAME is the name by which roles and the
+    embedder refer to the engine.
+    """
 
     path: ModelPath
+    """Folder of the model, or a model name that vLLM can load."""
     arguments: tuple[str, ...] = ()
-    """Further arguments of vLLM's API server. Where it computes on a processor without bf16, fp32
-    is the default, which is faster there; `["--dtype", "bfloat16"]` takes half the memory.
+    """Further command-line arguments of vLLM's API server. On a CPU without bf16 instructions, the
+    gateway adds `--dtype float32`, which is faster there. `["--dtype", "bfloat16"]` overrides that,
+    and takes half the memory.
     """
     adapter_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = None
-    """Max rank of LoRA adapters that can be loaded in addition to the model; absent: none can be.
-    """
+    """Max rank of the LoRA adapters that the engine can load. Absent: it loads no adapters."""
     ready_within_s: Annotated[float, Meta(ge=1, le=86_400)] = 600.0
-    """Time for loading, each time it is started. Large models take minutes."""
+    """Max time from a start of the engine until it is ready. Large models take minutes."""
     health_timeout_s: Annotated[float, Meta(ge=1, le=86_400)] = 10.0
-    """Time for its health check. An engine that misses three in a row is started again; where
-    others take all cores, a busy one may need longer.
+    """Timeout of the engine's health check. After three failed checks in a row, the engine is
+    restarted. If other processes use all cores, a busy engine may need a longer timeout.
     """
 
 
 class RoleConfig(Section, frozen=True):
-    """One role. Its model is on an `engine` of ours, at a `base_url`, or, with neither,
-    wherever LiteLLM finds it.
+    """One role: its model, its prompt and its limits. With `engine`, the model runs on a vLLM
+    engine that the gateway starts. With `base_url`, it is called at an OpenAI-compatible endpoint.
+    With neither, it is called through LiteLLM, which finds the provider by the model's name.
     """
 
     model: ModelName
-    """The name under which the endpoint serves it."""
+    """Name of the model at its endpoint, or in LiteLLM."""
     prompt: File
-    """The file that holds the system prompt."""
+    """File with the system prompt."""
     engine: str | None = None
-    """A name of the table `engines`."""
+    """Engine that serves the model: NAME of a table `[engines.NAME]`."""
     base_url: URL | None = None
-    """An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1."""
+    """URL of an OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1."""
     api_key_env: Variable | None = None
-    """The environment variable that holds the key."""
+    """Name of the environment variable with the API key. Absent: requests have no key."""
     max_tokens: Tokens = 1024
+    """Max tokens of one output, including its thinking."""
     temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
+    """Sampling temperature."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Nucleus sampling: sample from the most likely tokens whose probabilities sum to this value.
+    """
     seed: int | None = None
+    """Seed of the sampling. Absent: requests have none."""
     thinking: bool | None = None
-    """Switches a chat template's thinking on or off; absent leaves it to the template."""
+    """Whether the model thinks before it writes: sent to the chat template as `enable_thinking`.
+    Absent: the template decides.
+    """
     extra_body: dict[str, Any] = {}
-    """Further fields of every request, as they are, such as `reasoning_effort = "low"`."""
+    """Further fields of the body of every request, sent unchanged, such as
+    `{reasoning_effort = "low"}`.
+    """
     omit: tuple[Omitted, ...] = ()
-    """Parameters that are left out of requests because the endpoint refuses them, such as
-    `["stop"]`; stop strings then end an output here.
+    """Parameters that are not sent because the endpoint refuses them, such as `["stop"]`. If `stop`
+    is not sent, the gateway itself ends an output at a stop string.
     """
     system_role: bool = True
-    """False for models that know no system role: the system prompt then opens the first user
-    turn.
+    """False for a model without a system role: the system prompt is then put at the beginning of
+    the first user message.
     """
     context_tokens: Count | None = None
-    """Tokens that the model reads and writes at most; without it, an endpoint's refusal tells that
-    a prompt is too long.
+    """Context length of the model: max tokens of prompt and output together. Absent: unknown, so
+    that a prompt is only known to be too long when the endpoint refuses it.
     """
     attempts: Count = 3
-    """Tries of a call while its endpoint is unavailable."""
+    """Max attempts of a call while its endpoint is unavailable."""
     replicas: tuple[URL, ...] = ()
-    """Base URLs of further endpoints that serve the same model, and take the same key."""
+    """Base URLs of further endpoints with the same model and the same API key, for load balancing
+    and failover.
+    """
     first_token_timeout_s: Seconds = 60.0
-    """Time until the first token of an attempt; a reply that is not streamed, such as LiteLLM's,
-    must be complete by then.
+    """Max time from the start of an attempt to its first token. A reply that is not streamed, such
+    as one through LiteLLM, must be complete within this time.
     """
     call_timeout_s: Seconds = 300.0
-    """Time of an attempt, from its start to its last token."""
+    """Max time from the start of an attempt to its last token."""
     max_in_flight: Count | None = None
-    """Calls of this role at a time, over all replicas; further ones wait. Absent: any number."""
+    """Max concurrent calls of this role, over all replicas; further calls wait. Absent: no limit.
+    """
     fallbacks: tuple[Literal["delegation", "execution", "answer"], ...] = ()
-    """Fallback roles, tried in order if this role's model is unavailable; the prompt stays this
-    role's.
+    """Roles whose models are tried, in this order, if this role's model is unavailable. These
+    models get this role's prompt.
     """
     structured: bool = True
-    """Constrain the execution role's turns by vLLM's structured outputs, if the endpoint has them
-    and `thinking` is not true. False for a model that thinks in its text.
+    """Constrain the turns of the execution role by vLLM's structured outputs, if the endpoint
+    supports them and `thinking` is not true. Set false for a model that writes its thinking into
+    its text. Ignored in other roles.
     """
     tool_calls: bool = False
-    """Its model calls tools in the way of OpenAI's API, which its endpoint reads (vLLM:
-    `--enable-auto-tool-choice` and a `--tool-call-parser`). False: in tags, which any model can
-    write.
+    """True: the model calls tools by the tool calls of OpenAI's API, which the endpoint must
+    support (vLLM: `--enable-auto-tool-choice` and a `--tool-call-parser`). False: the model writes
+    calls as tags in its text, which any model can.
     """
 
 
 class TableRoleConfig(Section, frozen=True):
-    """A role in the work on tables; all else is as in that role."""
+    """Settings of the delegation or execution role that differ while it works on a table. All
+    other settings are those of `[roles.delegation]` or `[roles.execution]`.
+    """
 
     prompt: File | None = None
-    """The file that holds the system prompt; absent for the shipped one."""
+    """File with the system prompt for tables. Absent: the shipped prompt."""
     max_tokens: Tokens | None = None
-    """Max tokens of an output, a whole table if the role writes it; absent: the role's."""
+    """Max tokens of an output, which may contain many rows. Absent: the role's `max_tokens`."""
 
 
 class RolesConfig(Section, frozen=True):
-    """The three roles."""
+    """The three roles, and the settings of two roles that differ for tables."""
 
     delegation: RoleConfig
     execution: RoleConfig
@@ -247,84 +279,99 @@ class RolesConfig(Section, frozen=True):
 
     @property
     def by_name(self) -> dict[RoleName, RoleConfig]:
-        """All of them, in the order of their work."""
+        """The three roles by name, in the order in which they work on a question."""
         return {"delegation": self.delegation, "execution": self.execution, "answer": self.answer}
 
 
 class EmbedderConfig(Section, frozen=True):
-    """The model that turns text into vectors: MiniLM in process, or that of an endpoint or an
-    engine of ours.
+    """The model that embeds queries and passages. With `engine` or `base_url`, it is served there.
+    With neither, it is the packaged MiniLM, which runs in the gateway's process.
     """
 
     engine: str | None = None
-    """A name of the table `engines`."""
+    """Engine that serves the model: NAME of a table `[engines.NAME]`."""
     base_url: URL | None = None
-    """Without this and `engine`, MiniLM is the embedder."""
+    """URL of an OpenAI-compatible endpoint for embeddings, such as http://127.0.0.1:8000/v1."""
     model: ModelName | None = None
+    """Name of the model at its endpoint; required with `engine` or `base_url`."""
     dimension: Count | None = None
+    """Length of the model's vectors; required with `engine` or `base_url`."""
     api_key_env: Variable | None = None
+    """Name of the environment variable with the API key. Absent: requests have no key."""
     query_prefix: str = ""
-    """Put before every query, as Qwen3-Embedding and E5 want it."""
+    """Text put before every query, as models such as Qwen3-Embedding and E5 require."""
     passage_prefix: str = ""
+    """Text put before every passage, as models such as E5 require."""
 
     @property
     def in_process(self) -> bool:
-        """True for MiniLM in this process."""
+        """True if the embedder is MiniLM in this process."""
         return self.engine is None and self.base_url is None
 
 
 class RetrievalConfig(Section, frozen=True):
-    """Source of passages: an index in process, or a retrieval server by address."""
+    """Where searches find passages: either `index`, an index that the gateway opens in its own
+    process, or `address`, a retrieval server.
+    """
 
     address: Address | None = None
-    """Address of a RetrievalService."""
+    """Address of a gRPC server with the RetrievalService, such as `rolegate retrieve serve`."""
     timeout_s: Seconds = 30.0
-    """Time of a search there, including the connection."""
+    """Timeout of a search at `address`, including the time to connect."""
     index: AnyPath | None = None
-    """An index folder."""
+    """Folder of the index."""
     documents: tuple[Source, ...] = ()
-    """Files and folders that the index is made of; it is brought up to date at the start and by
-    `index build`.
+    """Files and folders from which the index is built. The gateway updates the index when it
+    starts, and `rolegate index build` updates it at any time.
     """
     chunk_tokens: Annotated[int, Meta(ge=32, le=8192)] = 200
-    """Tokens of a passage, by the embedder's count; documents are cut at sentence ends."""
+    """Max tokens of a passage, counted with the embedder's tokenizer. Documents are cut into
+    passages at the ends of sentences.
+    """
     lexical: bool = False
-    """Fuse lexical ranks in; the index must have been built with them."""
+    """Combine the ranks of the vector search with those of a lexical search (BM25). An index has
+    lexical ranks only if this was set when it was built.
+    """
     embedder: EmbedderConfig = EmbedderConfig()
 
 
 class GateConfig(Section, frozen=True):
-    """Automatic promotion and rollback of a version that is tried."""
+    """The gate: it promotes or rolls back a candidate, that is a version of the executor on trial,
+    by comparing it with the active version (docs/gate.md).
+    """
 
     enabled: bool = True
+    """False: only operators promote and roll back."""
     margin: Share = 0.1
-    """The most that it may be worse than the active one: of the runs that only one of the two has
-    right, those that it has wrong less those that it has right, as a share of them. With 0.1, that
-    is about 4, 5 and 3 points of accuracy where 30, 50 and 80 % of answers are right.
+    """How much worse than the active version a promoted candidate may be. It is measured on the
+    runs that exactly one of the two versions answers correctly: (runs that the active version wins
+    - runs that the candidate wins) / all these runs. With 0.1, the candidate may lose about 4, 5 or
+    3 percentage points of accuracy if 30, 50 or 80 % of answers are right.
     """
     min_right: Annotated[float, Meta(ge=0, lt=1)] = 0.1
-    """The share of its answers that have to be right, of those that are judged and of held-out
-    questions.
+    """Min share of right answers that a candidate needs, both among its judged answers and among
+    the held-out questions.
     """
     canary_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
-    """The share of runs that a shadow which passes goes on to work for."""
+    """Share of the runs that a candidate serves as a canary, after it has passed as a shadow."""
     max_tokens_ratio: Annotated[float, Meta(gt=0, le=1000)] = 2.0
-    """Its executor tokens as a multiple of the active one's, at most."""
+    """Max executor tokens of a candidate, as a multiple of the active version's."""
 
 
 class VersionsConfig(Section, frozen=True):
-    """Versions of the executor: adapters that are loaded into the model of `roles.execution`."""
+    """Versions of the executor: LoRA adapters for the model of `[roles.execution]`."""
 
     folder: AnyPath = "~/.cache/rolegate/versions"
-    """The folder in which versions are published."""
+    """Folder in which versions are published, each in a subfolder."""
     start: Version | None = None
-    """The folder of the version that is active until another one is promoted; absent for the
-    model itself.
+    """Folder of the version that is active until another version is promoted. Absent: the model of
+    `[roles.execution]` without an adapter.
     """
     held_out: File | None = None
-    """Lines of JSON with `question` and `golden_answers`, which a canary has to pass before the
-    gate promotes it: both versions are asked all of them, at the cost of the tenant `default`.
-    Absent: only operators promote.
+    """File of held-out questions: a JSON object with `question` and `golden_answers` on each line.
+    Before the gate promotes a canary, both versions answer all these questions, and the canary must
+    pass. The tenant `default` pays for the answers. Absent: the gate promotes no canary; operators
+    can.
     """
     gate: GateConfig = GateConfig()
 
@@ -333,77 +380,89 @@ class TelemetryConfig(Section, frozen=True):
     """Log, metrics and traces."""
 
     log_format: Literal["text", "json"] = "text"
-    """Form of the log of `rolegate serve`: lines to read, or a JSON object a line."""
+    """Format of the log that `rolegate serve` prints: lines of text, or one JSON object per line.
+    """
 
     metrics: Address | None = None
-    """The address at which Prometheus may ask for `/metrics`, without a key. Absent: nowhere."""
+    """Address at which the gateway serves `/metrics` for Prometheus; no key is needed there.
+    Absent: metrics are not served.
+    """
     otlp: URL | None = None
-    """The receiver of traces, by OTLP over gRPC, such as http://127.0.0.1:4317. Absent: nowhere."""
+    """URL of a collector to which traces are sent by OTLP over gRPC, such as http://127.0.0.1:4317.
+    Absent: no traces are sent.
+    """
     contents: bool = False
-    """Traces hold questions, sub-queries and answers; never those of tenants that keep
-    no texts.
+    """Include the texts of questions, sub-queries and answers in the traces that are sent. Texts of
+    tenants with `redact`, whose texts are not stored, are never included.
     """
 
 
 class DistillationConfig(Section, frozen=True):
-    """Models that teach executors and judge answers."""
+    """Models for the training and the trials of executors."""
 
     teacher: RoleConfig | None = None
-    """Asked by `rolegate sft` only."""
+    """Model whose runs the executor is trained on. Only `rolegate sft` calls it."""
     judge: RoleConfig | None = None
-    """Asked by `rolegate sft`, and, by a gateway, about answers of a version that is tried."""
+    """Model that judges whether an answer is right. `rolegate sft` calls it, and a gateway calls it
+    for the answers of a version on trial.
+    """
 
 
 class ToolServerConfig(Section, frozen=True):
-    """An MCP server whose tools workers may call: a program that the gateway keeps running, or
-    an address.
+    """An MCP server whose tools the workers of a manager may call. With `command`, it is a program
+    that the gateway starts and keeps running. With `url`, it is reached over HTTP.
     """
 
     command: tuple[str, ...] = ()
-    """A program with its arguments, which speaks over its standard streams. Of the gateway's
-    environment it has PATH, HOME, LANG and `env`.
+    """A program with its arguments, as an MCP server on standard input and output. It gets only the
+    environment variables PATH, HOME, LANG and those in `env`.
     """
     env: tuple[Variable, ...] = ()
-    """Environment variables that the program gets."""
+    """Names of further environment variables of the gateway that the program gets."""
     url: URL | None = None
-    """An address of streamable HTTP, such as http://127.0.0.1:8000/mcp."""
+    """URL of an MCP server with streamable HTTP, such as http://127.0.0.1:8000/mcp."""
     headers: dict[str, Variable] = {}
-    """HTTP headers, each with the environment variable that holds its value, as in
-    `{Authorization = "WEB_KEY"}`.
+    """HTTP headers of requests to `url`. Each value is the name of the environment variable with
+    the header's value, as in `{Authorization = "WEB_KEY"}`.
     """
     allow: tuple[str, ...] = ()
-    """Names of the tools that may be called; `rolegate check --live` tells which there are."""
+    """Names of the tools that may be called. `rolegate check --live` lists the server's tools."""
     timeout_s: Seconds = 60.0
-    """Time of a call, and of a start."""
+    """Timeout of a call, and of the server's start."""
     max_in_flight: Count = 4
-    """Calls at a time, over all runs; further ones wait."""
+    """Max concurrent calls, over all runs; further calls wait."""
     max_chars: Chars = 50_000
-    """Max characters of an output; the rest is cut off. A call with a much longer output fails."""
+    """Max characters of an output; a longer output is cut off. A call with a much longer output
+    fails.
+    """
 
 
 class ManagerConfig(Section, frozen=True):
-    """A manager, who stands between the delegator and executors in the topology `host`, and in
-    tables: it splits a step, lets workers look, checks what comes back, and reports.
+    """A manager: a model between the delegator and its executors, in the topology `host` and in
+    tables. It gets a sub-query of the delegator, splits it for its workers, checks their reports,
+    and writes one report for the delegator. NAME is the name by which the delegator refers to it.
     """
 
     about: str
-    """Its use, in a line that the delegator reads."""
+    """Purpose of the manager, in one line. The delegator reads it to choose a manager."""
     prompt: File | None = None
-    """The file that holds its system prompt; absent for the shipped one, or that of `role`."""
+    """File with the manager's system prompt. Absent: the prompt of `role`, or without `role`, the
+    shipped prompt.
+    """
     tools: tuple[str, ...] = ()
-    """Names of the table `tools`, whose tools its workers call instead of searching; absent for
-    the run's executors.
+    """Names of tables `[tools.NAME]`, whose tools the manager's workers call instead of searching.
+    Absent: the workers are the executors that search.
     """
     role: RoleConfig | None = None
-    """Its model; absent for the delegator's, with its sampling."""
+    """The manager's model. Absent: the model and the sampling of the delegator."""
     max_workers: Count = 8
-    """Workers at a time."""
+    """Max concurrent workers of the manager."""
     max_rounds: Count = 2
-    """Turns in which it may dispatch workers."""
+    """Max turns of the manager that dispatch workers."""
 
 
 class Config(Section, frozen=True):
-    """Everything."""
+    """The whole configuration of a gateway."""
 
     roles: RolesConfig
     retrieval: RetrievalConfig
@@ -418,15 +477,17 @@ class Config(Section, frozen=True):
     tools: dict[str, ToolServerConfig] = {}
     telemetry: TelemetryConfig = TelemetryConfig()
     managers: dict[str, ManagerConfig] = {}
-    """By name; what names none goes to the first."""
+    """Managers by name. A sub-query that names no manager goes to the first."""
     prices: dict[str, Price] = {}
-    """By model. A model that is not in it is looked up in LiteLLM's table, where that is
-    installed.
+    """Prices by model. A model without an entry is looked up in LiteLLM's table of prices, if
+    LiteLLM is installed.
     """
 
     @property
     def called_roles(self) -> dict[str, RoleConfig]:
-        """All that a gateway calls, by their keys."""
+        """The roles that a gateway calls, by their keys in the file: the three roles, and the
+        managers' own.
+        """
         roles = {f"roles.{name}": role for name, role in self.roles.by_name.items()}
         return roles | {
             f"managers.{name}.role": one.role for name, one in self.managers.items() if one.role
@@ -434,11 +495,12 @@ class Config(Section, frozen=True):
 
 
 Visit = Callable[[str, str, str], str]
-"""Gets a text's key, what it is marked as, and itself; returns what takes its place."""
+"""A function of a text's key in the file, its mark and the text. Returns the text to use instead.
+"""
 
 
 def visit_texts(config: Config, visit: Visit) -> Config:
-    """The config with what `visit` makes of each text that its type marks."""
+    """Return the config with each marked text replaced by the result of `visit`."""
     visited: Config = _visited(config, type_info(Config), "", visit)
     return visited
 

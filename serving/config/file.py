@@ -1,4 +1,4 @@
-"""Reading a configuration file, and the shipped ones."""
+"""Read a configuration file, or a shipped preset, and explain what is wrong in it."""
 
 import difflib
 import re
@@ -29,8 +29,8 @@ _PRESETS = _PACKAGE / "presets"
 _SHIPPED = "shipped:"
 _PATHS = ("path", "file", "source", "version")
 _ALIKE = 0.75
-"""The least `difflib` ratio of a key and its misspelling: `kynd` and `kind`, but not
-`max_turns` and `max_tokens`.
+"""Min `difflib` ratio at which an unknown key counts as a misspelling of a known one: it is reached
+by `kynd` and `kind`, but not by `max_turns` and `max_tokens`.
 """
 _RANGES = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 _KINDS = {
@@ -44,8 +44,8 @@ _KINDS = {
 
 
 def load_config(path: Path) -> Config:
-    """Read and check a file; paths in it come back absolute. Raises `BadConfig` saying what,
-    where and what to do.
+    """Read and check a configuration file. Return it with absolute paths. Raises `BadConfig` with
+    the file, the first problem, its key and what to do.
     """
     config = read_config(path)
     for problem in problems(config):
@@ -54,8 +54,8 @@ def load_config(path: Path) -> Config:
 
 
 def read_config(path: Path) -> Config:
-    """Read as `load_config` does, but what `problems` finds in it is left to the caller. Raises
-    `BadConfig`.
+    """Read a configuration file like `load_config`, but do not check it by `problems`; the caller
+    does. Raises `BadConfig` if it cannot be read, or if a key is unknown or has a wrong type.
     """
     try:
         return parse_config(path.read_bytes(), path)
@@ -66,7 +66,7 @@ def read_config(path: Path) -> Config:
 
 
 def parse_config(raw: bytes, path: Path) -> Config:
-    """Read, as `read_config` does, a file that has this content or will have it."""
+    """Parse `raw` like `read_config`, as the content of the file `path`, which need not exist."""
     try:
         tables = msgspec.toml.decode(raw)
         config = msgspec.convert(tables, Config)
@@ -79,12 +79,12 @@ def parse_config(raw: bytes, path: Path) -> Config:
         return visit_texts(config, partial(_resolved, Path.cwd() if folder == _PRESETS else folder))
     except ValueError:
         raise BadConfig(
-            f"{path}: a path in it holds the character \\u0000, which no file's name can."
+            f"{path}: contains a path with the character \\u0000, which file names cannot have."
         ) from None
 
 
 def preset(name: str) -> Path:
-    """The file of a shipped preset. Raises `BadConfig` for an unknown name."""
+    """Return the file of a shipped preset. Raises `BadConfig` if there is no preset `name`."""
     path = _PRESETS / f"{name}.toml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in _PRESETS.glob("*.toml")))
@@ -93,12 +93,12 @@ def preset(name: str) -> Path:
 
 
 def located(base: Path, path: str) -> str:
-    """A file that a config in the folder `base` names, as an absolute path."""
+    """Return the absolute path of a file that a config in the folder `base` refers to as `path`."""
     if path.startswith(_SHIPPED):
         return str(_PACKAGE / path.removeprefix(_SHIPPED))
     try:
         expanded = Path(path).expanduser()
-    except RuntimeError:  # `~` with a user who is not there
+    except RuntimeError:  # `~NAME` for a user who does not exist
         expanded = Path(path)
     return str((base / expanded).resolve())
 
@@ -109,7 +109,9 @@ def _resolved(
     mark: str,
     text: str,
 ) -> str:
-    """Make paths absolute; a model's where it is one, and that of SQLite's file."""
+    """Return `text` with its path made absolute, if its mark says that it is or contains a path.
+    That includes the SQLite file in a store's URL, and a model that is a folder and not a name.
+    """
     if mark == "store":
         scheme, separator, file = text.partition(":///")
         return (
@@ -124,7 +126,10 @@ def _resolved(
 
 
 def plain_error(message: str, tables: dict[str, Any]) -> str:
-    """msgspec's message with the key first: `roles.execution.max_turn: unknown field; …`."""
+    """Return msgspec's error message in plain words, with the key first, such as
+    `roles.execution.max_turn: unknown field; did you mean search.max_turns?`. `tables`: the parsed
+    TOML file.
+    """
     text, _, where = message.partition(" - at `$")
     place = where.strip("`").lstrip(".")
     key = place
@@ -160,7 +165,10 @@ def _joined(table: str, key: str) -> str:
 
 
 def _instead(unknown: str, place: str, table: str) -> str:
-    """The key that may have been meant in `table`, or in another section, or else its keys."""
+    """Return a hint for an unknown key: the most similar key of this table or another, or if no key
+    is similar, all keys of this table. `place`: the table as in msgspec's message. `table`: the
+    table's key in the file.
+    """
     here = {key: _joined(table, key) for key in _keys(place)}
     others = {key: f"{section}.{key}" for section in _keys("") for key in _keys(section)}
     meant = difflib.get_close_matches(unknown, others | here, 1, _ALIKE)
@@ -175,7 +183,7 @@ def _keys(place: str) -> list[str]:
 
 
 def _kind(place: str) -> Type:
-    """The type of a key, which msgspec names as in `engines[...].path` and
+    """Return the type of a key, given as in msgspec's messages, such as `engines[...].path` or
     `roles.answer.fallbacks[0]`.
     """
     kind = type_info(Config)
@@ -185,14 +193,14 @@ def _kind(place: str) -> Type:
                 kind = next(field.type for field in fields if field.encode_name == step)
             case DictType(value_type=inner) | VarTupleType(item_type=inner):
                 kind = inner
-        if isinstance(kind, UnionType):  # with None, for what may be left out
+        if isinstance(kind, UnionType):  # a union with None, for a key that may be absent
             kind = kind.types[0]
     return kind
 
 
 def _bad_entry(entries: dict[str, Any], section: type) -> str:
-    """The name of the first entry of a table of sections that cannot be read; msgspec does not
-    tell it.
+    """Return the name of the first entry that is no valid `section`, such as NAME for
+    `[engines.NAME]`. msgspec's message does not contain it. `*` if all entries are valid.
     """
     for name, entry in entries.items():
         try:

@@ -1,4 +1,4 @@
-"""Prices of models: by the config, or else by the table that comes with LiteLLM."""
+"""Prices of models, from the config's `prices` or else from LiteLLM's table."""
 
 import asyncio
 import importlib.util
@@ -17,8 +17,10 @@ Name = TypeVar("Name", bound=str)
 async def prices_of(
     roles: Mapping[Name, RoleConfig], prices: Mapping[str, Price]
 ) -> dict[Name, Price | None]:
-    """The price of each role's model, by the config's `prices` or others; None where nobody knows
-    it, which is not zero. May take seconds, in a thread.
+    """Return the price of each role's model; None if it is unknown, which is not a price of zero.
+
+    `prices`: the config's prices by model. Runs in a thread, because importing LiteLLM may take
+    seconds.
     """
     return await asyncio.to_thread(
         lambda: {name: price_of(role, prices) for name, role in roles.items()}
@@ -26,8 +28,9 @@ async def prices_of(
 
 
 def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:
-    """The price of a role's model. What runs on this machine has no other price than the config's.
-    May block for seconds, by an import.
+    """Return the price of a role's model from `prices`, or else from LiteLLM's table; None if
+    neither has it. A model on this machine is not looked up in LiteLLM's table. May block for
+    seconds while LiteLLM is imported.
     """
     host = urlsplit(role.base_url or "").netloc.rpartition("@")[2]
     ours = role.engine is not None or is_loopback(host)
@@ -37,8 +40,8 @@ def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:
 
 
 def listed_price(model: str) -> Price | None:
-    """The price of a model in LiteLLM's table; None where it does not know. May block for
-    seconds.
+    """Return the price of a model in LiteLLM's table; None if the table has no valid price for it.
+    May block for seconds while LiteLLM is imported.
     """
     known = litellm_entry(model)
     prompt = known.get("input_cost_per_token")
@@ -51,8 +54,8 @@ def listed_price(model: str) -> Price | None:
 
 
 def litellm_entry(model: str) -> Mapping[str, Any]:
-    """LiteLLM's entry of a model, under its name with or without a provider's; nothing without
-    LiteLLM.
+    """Return the entry of a model in LiteLLM's table, under its full name or its name without the
+    provider's prefix. Empty if there is none, or if LiteLLM is not installed.
     """
     if importlib.util.find_spec("litellm") is None:
         return {}

@@ -1,4 +1,6 @@
-"""Needs of a configuration where it is served: keys in the environment, and packages of extras."""
+"""Check what a configuration needs on the machine where it runs: API keys in environment variables,
+and packages of rolegate's extras.
+"""
 
 import importlib.util
 import os
@@ -9,8 +11,8 @@ from serving.dependencies import missing_extra
 
 
 def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
-    """Things that lack, each with its key and what to do; nothing is called. `also`: further
-    roles by their keys.
+    """Return one message for each missing API key or package, with the config's key and what to do.
+    No endpoint is called. `also`: further roles to check, by their keys in the config.
     """
     lacking: list[str] = []
     for key, role in {**config.called_roles, **also}.items():
@@ -31,7 +33,9 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
 
 
 def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str, str]]:
-    """Yield each key that needs a package of an extra, and the package."""
+    """Yield pairs of a key in the config and the module that it needs, for modules that only an
+    extra installs.
+    """
     for key, role in {**config.called_roles, **also}.items():
         if role.engine is None and role.base_url is None:
             yield key, "litellm"
@@ -56,13 +60,13 @@ def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that the module is in
+    except ModuleNotFoundError:  # the package around the module is missing
         return False
 
 
 def api_key(variable: str | None) -> str | None:
-    """The key that an environment variable holds, without blanks and breaks at its ends; None
-    for none.
+    """Return the API key in an environment variable, without whitespace around it; None if
+    `variable` is None, or the variable is not set or blank.
     """
     return os.environ.get(variable or "", "").strip() or None
 
@@ -71,8 +75,8 @@ _NOT_SET = "the environment variable {} is not set; export it."
 
 
 def key_problems(where: str, variable: str | None) -> list[str]:
-    """Problems of a key in an environment variable, named by the config's key `where`, that keep it
-    from being sent; without the key.
+    """Return messages about an API key that is missing or cannot be sent in a header. They do not
+    quote the API key. `where`: the config's key that names the environment variable.
     """
     if variable is None:
         return []
@@ -81,7 +85,6 @@ def key_problems(where: str, variable: str | None) -> list[str]:
     if key.isascii() and key.isprintable():
         return []
     return [
-        f"{where}: the environment variable {variable} holds characters that no key has, "
-        "such as a line "
-        "break; see that it is whole, and nothing but the key."
+        f"{where}: the environment variable {variable} contains characters that no key has, "
+        "such as a line break; set it to the complete key and nothing else."
     ]

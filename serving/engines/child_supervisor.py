@@ -1,9 +1,10 @@
 """Run a program, and end it and all its descendants when the parent of this process dies.
 
-Linux signals a child whose parent dies (`PR_SET_PDEATHSIG`), but not its grandchildren, and
-launchers such as `npx` run the real server as their child. So this process runs between the two,
-and ends its whole process group on SIGTERM. Popen's `preexec_fn` is no alternative: code between
-fork and exec sometimes aborts in a process with gRPC's threads.
+Linux can signal a child when its parent dies (`PR_SET_PDEATHSIG`), but not the grandchildren, and
+launchers such as `npx` run the real server as their child. So this supervisor runs between the
+gateway and the launcher. When the gateway dies, Linux sends the supervisor SIGTERM, and the
+supervisor ends its whole process group. Popen's `preexec_fn` is no alternative: code between fork
+and exec sometimes aborts in a process with gRPC's threads.
 
 Usage: `python -I -S child_supervisor.py PROGRAM [ARGUMENT …]`, as the leader of a new session.
 """

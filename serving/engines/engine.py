@@ -17,14 +17,15 @@ from serving.engines.loading import MAX_LOADED
 from serving.engines.process import OnChange, ServerProcess, Watch, keep_running
 
 Log = Callable[[str], None]
-"""Prints a line of progress."""
+"""A function that prints a line of progress."""
 
 _CPUINFO = Path("/proc/cpuinfo")
 _BF16 = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
-"""Processor features of x86 and ARM."""
+"""Names of CPU features, on x86 and ARM, that mean that the CPU has bf16 instructions."""
 _ADAPTER_SLOTS = MAX_LOADED + 1
-"""Slots for adapters, one more than are ever loaded. Without a GPU, vLLM 0.32 gives a model without
-an adapter the index -1, and so the adapter in the last slot, which therefore stays empty.
+"""Number of adapter slots of an engine, one more than are ever used. On a CPU, vLLM 0.32 gives a
+call without an adapter the slot index -1, and so applies the adapter in the last slot. That slot
+must therefore stay empty.
 """
 _LOGS = Path("~/.cache/rolegate/logs")
 _THREADS_BIND = "VLLM_CPU_OMP_THREADS_BIND"
@@ -35,16 +36,20 @@ _ENVIRONMENT = {
     _THREADS_BIND: "nobind",
     "VLLM_NO_USAGE_STATS": "1",
 }
-"""Defaults of environment variables."""
+"""Environment variables of an engine, unless the gateway's environment sets them."""
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use, ignoring quotas on CPU time."""
+    """Return the number of cores that this process may use. Quotas on CPU time, such as a
+    container's, do not count.
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def computes_in_bf16(described: Path = _CPUINFO) -> bool:
-    """Return whether `described` lists instructions for bf16; True if it lists no features."""
+    """Return whether the CPU has instructions for bf16, according to `described`, a file such as
+    /proc/cpuinfo. True if the file cannot be read or lists no CPU features.
+    """
     try:
         text = described.read_text()
     except OSError:
@@ -54,9 +59,10 @@ def computes_in_bf16(described: Path = _CPUINFO) -> bool:
 
 
 def precision(arguments: Sequence[str], *, on_cpu: bool, bf16: bool) -> tuple[str, ...]:
-    """Return options to add to the arguments of vLLM: fp32 on a CPU that only emulates bf16.
+    """Return the options for vLLM that set its precision. They select fp32 on a CPU without bf16
+    instructions, unless `arguments` contain `--dtype`; otherwise there are none.
 
-    Emulated bf16 takes 1.5 times as long as fp32.
+    On such a CPU, bf16 is emulated and takes 1.5 times as long as fp32.
     """
     is_chosen = any(argument.partition("=")[0] == "--dtype" for argument in arguments)
     return () if is_chosen or bf16 or not on_cpu else ("--dtype", "float32")
@@ -73,15 +79,17 @@ async def engine(
     logs: Path = _LOGS,
     on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[str]:
-    """Serve a model under the names `served`, and yield its base URL, `http://…/v1`.
+    """Run a vLLM engine that serves a model under the names `served`, and yield the engine's base
+    URL, `http://…/v1`.
 
-    If it dies or hangs, `on_change` is called, and it is restarted at the same address without its
-    adapters. A hanging computation is not noticed, because vLLM still answers health checks; its
-    calls end by their timeouts.
+    If the engine dies or hangs, `on_change` is called, and the engine is restarted at the same
+    address, without the adapters that were loaded. A computation that hangs is not noticed, because
+    vLLM still answers health checks; calls then end by their timeouts.
 
-    `cpu_threads`: threads of a CPU engine. They spin while they wait, so more threads than cores,
-    over all engines, slow down all engines several times. vLLM's output goes to a file in `logs`,
-    which is kept after a failure. Raises `BadConfig` if vLLM is not installed or does not start.
+    `cpu_threads`: number of threads of an engine on a CPU. The threads spin while they wait, so if
+    all engines together have more threads than there are cores, every engine gets several times
+    slower. `logs`: folder of the file for vLLM's output; the file is deleted unless the engine has
+    failed. Raises `BadConfig` if vLLM is not installed or does not start.
     """
     if importlib.util.find_spec("vllm") is None:
         raise BadConfig(

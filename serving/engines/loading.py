@@ -20,7 +20,9 @@ MAX_LOADED = 7
 
 
 class Loading:
-    """Loads versions by name, and unloads the least recently requested that are not in use."""
+    """Loads versions of the executor into its engine by name. If the engine is full, it unloads the
+    version that was requested longest ago and is not in use.
+    """
 
     def __init__(
         self,
@@ -43,12 +45,12 @@ class Loading:
         self._replicas = [Adapters(session, url, key) for url in urls]
         self._changing = asyncio.Lock()
         self._loaded: dict[str, None] = {}
-        """Versions, the least recently requested first."""
+        """The loaded versions as keys, the one requested longest ago first."""
         self._in_use = in_use
 
     async def first(self) -> tuple[str, str] | None:
-        """Load the configured start version, and return its name and manifest; None if there is
-        none, and the base model is active. Raises `BadConfig`.
+        """Load the version that `versions.start` names, and return its name and its manifest as
+        JSON. Return None if the key is not set. Raises `BadConfig` if the version cannot be loaded.
         """
         if self._versions.start is None:
             return None
@@ -66,8 +68,8 @@ class Loading:
         """
         if not self._replicas:
             raise BadVersion(
-                f"{version}: the executor's model is a provider's, which loads no adapters; set "
-                "roles.execution.engine."
+                f"{version}: the executor's model is called through LiteLLM, which loads no "
+                "adapters; set roles.execution.engine."
             )
         folder = self._folder(version)
         manifest = await asyncio.to_thread(self._checked, folder)
@@ -79,9 +81,8 @@ class Loading:
         return msgspec.json.encode(manifest).decode()
 
     async def _load(self, version: str, folder: Path) -> None:
-        """Load a version into all replicas that can be reached.
-
-        The others get it later, when they refuse a call for it.
+        """Load a version into all replicas that can be reached. Another replica loads it later,
+        when it has refused a call for the version.
         """
         loading = (adapters.load(version, folder) for adapters in self._replicas)
         results = await asyncio.gather(*loading, return_exceptions=True)
@@ -92,8 +93,12 @@ class Loading:
             _log.warning("version.not_everywhere", version=version, error=str(failure))
 
     async def _make_room(self, version: str) -> None:
-        """Unload versions until there is a slot for this one. Raises `BadVersion`."""
-        # Our engine may serve several gateways of ours. Foreign engines may have other adapters.
+        """Unload versions until the engine has a free slot. Raises `BadVersion` if all versions in
+        the engine are in use.
+        """
+        # All adapters in an engine of the config are versions, even if another gateway loaded them,
+        # so any of them may be unloaded. A server at `base_url` may have adapters of other users,
+        # so only versions that were loaded here are unloaded there.
         in_engine = await self._replicas[0].names() if self._role.engine else []
         others = [name for name in dict.fromkeys((*self._loaded, *in_engine)) if name != version]
         in_use = self._in_use()
@@ -101,7 +106,8 @@ class Loading:
             idle = next((name for name in others if name not in in_use), None)
             if idle is None:
                 raise BadVersion(
-                    f"{version}: runs use all {MAX_LOADED} versions in the engine; try later."
+                    f"{version}: all {MAX_LOADED} versions in the engine are in use by runs; try "
+                    "again later."
                 )
             others.remove(idle)
             await asyncio.gather(*(adapters.unload(idle) for adapters in self._replicas))
@@ -126,12 +132,12 @@ class Loading:
         if manifest.base_model != self._role.model or is_other:
             raise BadVersion(
                 f"{folder}: was trained on {_base(manifest.base_model, trained_on)}, and the "
-                f"engine serves {_base(self._role.model, served)}; train it on that one, or serve "
-                "the other as roles.execution.model."
+                f"engine serves {_base(self._role.model, served)}; train the version on the "
+                "engine's model, or set roles.execution.model to the model that it was trained on."
             )
         return manifest
 
 
 def _base(model: str, sha256: str) -> str:
-    """Describe a base model."""
+    """Return the name of a base model, with the SHA-256 of its weights if it is known."""
     return f"{model} (SHA-256 {sha256})" if sha256 else model

@@ -16,7 +16,9 @@ import structlog
 from router.errors import BadConfig
 
 OnChange = Callable[[str | None], None]
-"""Called with the reason when a server is down, and with None when it is up again."""
+"""A function that is called with the reason when a server is down, and with None when it is up
+again.
+"""
 
 _READY_INTERVAL_S = 0.2
 DYING_WITH_PARENT = (
@@ -29,8 +31,8 @@ DYING_WITH_PARENT = (
     if sys.platform == "linux"
     else ()
 )
-"""Prefix of a command. On Linux, the program and its descendants end when this process dies, also
-when it is killed.
+"""Words to put before a command. On Linux, the command's program and its descendants then end when
+this process dies, even if this process is killed. Elsewhere, there are none.
 """
 _log = structlog.get_logger("engine")
 
@@ -48,7 +50,10 @@ class ServerProcess:
         *,
         ready_within_s: float,
     ) -> None:
-        """`name`: for messages. `environment`: defaults, overridden by this process's variables."""
+        """`name`: the server's name in messages. `log`: file for its output. `environment`:
+        environment variables of the server, unless this process's environment sets them.
+        `ready_within_s`: max seconds until it is ready.
+        """
         self.name = name
         self.log = log
         self._ready_within_s = ready_within_s
@@ -58,7 +63,9 @@ class ServerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the server and wait until it is ready. Raises `BadConfig` with its last output."""
+        """Start the server and wait until it is ready. Raises `BadConfig`, with the last lines of
+        the server's output, if it ends or is not ready in time.
+        """
         with self.log.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *DYING_WITH_PARENT,
@@ -87,11 +94,11 @@ class ServerProcess:
 
     @property
     def end(self) -> str:
-        """Description of the end of the process."""
+        """How the process has ended, as the end of a sentence about it."""
         return f"ended with code {self._process.returncode if self._process else None}"
 
     async def answers(self, within_s: float) -> bool:
-        """Return whether the health check succeeds within this time."""
+        """Return whether the server answers a health check with 200 within `within_s` seconds."""
         timeout = aiohttp.ClientTimeout(total=within_s)
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
             async with (
@@ -119,7 +126,7 @@ class ServerProcess:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Intervals and limits of supervision."""
+    """Intervals and limits by which `keep_running` supervises a server."""
 
     within_s: float
     """Timeout of a health check."""
@@ -130,13 +137,13 @@ class Watch:
     first_pause_s: float = 1.0
     """Pause before the first restart; it doubles with each restart."""
     longest_pause_s: float = 60.0
-    """Max pause."""
+    """Max pause before a restart."""
     good_after_s: float = 60.0
-    """Uptime after which the pause is reset."""
+    """Uptime after which the next restart is preceded by `first_pause_s` again."""
 
 
 async def keep_running(process: ServerProcess, on_change: OnChange, watch: Watch) -> None:
-    """Watch a running server, and restart it when it ends or hangs, until cancelled."""
+    """Watch a running server, and restart it when it ends or hangs. Runs until cancelled."""
     pause_s = watch.first_pause_s
     while True:
         up_at = time.monotonic()
@@ -160,14 +167,14 @@ async def keep_running(process: ServerProcess, on_change: OnChange, watch: Watch
             except (
                 BadConfig,
                 OSError,
-            ) as error:  # such as a full disk, or no memory
+            ) as error:  # an OSError, for example, if the disk is full or memory is short
                 reason = str(error)
         on_change(None)
         _log.info("engine.up", name=process.name)
 
 
 async def _broken(process: ServerProcess, watch: Watch) -> str:
-    """Wait until a server fails, and return the reason."""
+    """Wait until a server ends or misses too many health checks in a row, and return the reason."""
     missed = 0
     while missed < watch.misses:
         try:

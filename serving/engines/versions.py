@@ -1,4 +1,6 @@
-"""The folder of published versions: publish the next one, or verify one against its manifest."""
+"""The folder of published versions of the executor: publish the next version, and verify a
+version's files against its manifest.
+"""
 
 import fcntl
 import os
@@ -18,31 +20,36 @@ MANIFEST = "manifest.json"
 
 
 class VersionManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The manifest in the folder of a version."""
+    """The manifest of a published version: what it is, how it was trained, and its files."""
 
     format: Literal[1] = 1
     version: str
-    """`executor-000001`, …; also the folder's name."""
+    """Name of the version and of its folder, such as `executor-000001`."""
     kind: Literal["adapter", "weights"]
-    """Adapters are loaded in addition to the base model, weights instead of it."""
+    """`adapter`: a LoRA adapter, which an engine loads in addition to the base model. `weights`:
+    a whole model, which is served instead of the base model.
+    """
     base_model: str
-    """Name of the base model in its engine, or in the training."""
+    """Name under which an engine serves the base model; the same name was used in the training."""
     base_sha256: str
-    """SHA-256 of the base model's `model.safetensors`, or of its index; empty if unknown."""
+    """SHA-256 of the base model's `model.safetensors`, or if the weights are in several files, of
+    `model.safetensors.index.json`. Empty if unknown.
+    """
     rank: int | None = None
-    """Rank of an adapter."""
+    """Rank of an adapter; None for weights."""
     recipe: dict[str, Any]
     """All options of the training."""
     data: dict[str, Any]
     """Figures and digests of the data set and its sources."""
     evaluation: dict[str, Any] | None = None
-    """Results of this and the previous executor; None if it was not evaluated."""
+    """Results of this version and of the previous one; None if it was not evaluated."""
     git_revision: str = ""
-    """Revision of the training code, in versions of earlier releases."""
+    """Git revision of the training code. Only set in versions that earlier releases have published.
+    """
     created_at: str
-    """Time in ISO 8601, UTC."""
+    """Time of the publication in ISO 8601, UTC."""
     files: dict[str, str]
-    """SHA-256 of every other file, by its path in the folder."""
+    """SHA-256 of each file of the version but the manifest, by its path in the folder."""
 
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -50,7 +57,9 @@ _NAME = re.compile(r"executor-(\d{6,})")
 
 
 def verified(folder: Path) -> VersionManifest:
-    """Check the files of a version, and return its manifest. Raises `BadVersion`."""
+    """Return the manifest of the version in `folder`. Raises `BadVersion` if the manifest cannot be
+    read, or if the files in the folder are not exactly those in the manifest.
+    """
     path = folder / MANIFEST
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=VersionManifest)
@@ -61,7 +70,9 @@ def verified(folder: Path) -> VersionManifest:
             f"{path}: {error.strerror}; name the folder of a published version."
         ) from None
     if manifest.version != folder.resolve().name:
-        raise BadVersion(f"{path}: describes {manifest.version}; give the folder that name.")
+        raise BadVersion(
+            f"{path}: is the manifest of {manifest.version}; give the folder that name."
+        )
     present = set(_files(folder)) - {MANIFEST}
     for name in sorted(manifest.files.keys() | present):
         if name not in manifest.files:
@@ -74,14 +85,16 @@ def verified(folder: Path) -> VersionManifest:
             )
         if _sha256_of(folder / name) != manifest.files[name]:
             raise BadVersion(
-                f"{folder / name}: is not what was published; copy the version again, or "
+                f"{folder / name}: has changed since it was published; copy the version again, or "
                 "publish it again."
             )
     return manifest
 
 
 def base_sha256(model: Path) -> str:
-    """Return the SHA-256 of a model's weights, or of their index; empty if there are none."""
+    """Return the SHA-256 of the weights in a model's folder, or if they are in several files, of
+    their index. Empty if the folder has none of `WEIGHTS`.
+    """
     return next(
         (_sha256_of(model / name) for name in WEIGHTS if (model / name).is_file()),
         "",
@@ -89,7 +102,9 @@ def base_sha256(model: Path) -> str:
 
 
 def next_version(folder: Path, taken: Iterable[str] = ()) -> str:
-    """Return the name after the last version in the folder and in `taken`."""
+    """Return the name of the next version. Its number is one more than the highest number of the
+    versions in `folder` and in `taken`.
+    """
     names = [*taken, *(path.name for path in folder.iterdir())] if folder.is_dir() else taken
     matches = filter(None, map(_NAME.fullmatch, names))
     latest = max((int(match[1]) for match in matches), default=0)
@@ -102,11 +117,13 @@ def write_version(
     manifest: VersionManifest,
     taken: Iterable[str] = (),
 ) -> Path:
-    """Publish the files in `content` as the next version, and return its folder.
+    """Publish the files in `content` as the next version in `folder`, and return the version's
+    folder.
 
-    `taken`: names in use elsewhere, which are never used again. The manifest's `version` and
-    `files` are set here. Raises `BadVersion` if it cannot be written. A version appears with an
-    atomic rename; leftovers of a killed call are removed by the next one.
+    `manifest`: its `version` and `files` are set here. `taken`: names of versions that are
+    registered in a database, which must not be used again. The version is written to a hidden
+    folder and then renamed, so that it appears with all its files. If a call is killed, the next
+    call removes its hidden folder. Raises `BadVersion` if the version cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +152,7 @@ def write_version(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, so that no other process publishes there."""
+    """Lock the folder while the context is open, so that no other process publishes in it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -159,7 +176,7 @@ def _write(target: Path, content: Path, manifest: VersionManifest) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return the paths of all files in `folder`, sorted."""
+    """Return the paths of all files below `folder`, relative to it and sorted."""
     return sorted(
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
     )

@@ -1,4 +1,6 @@
-"""Tokens that one question takes: in a typical case, and at most, by the config's budgets."""
+"""Estimate the tokens that one question takes: in a typical case, and at most, if it uses up the
+limits in the config.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -9,44 +11,48 @@ from router.trace import Price, RoleName
 from serving.config.config import Config, SearchConfig
 
 TYPICAL = (
-    "Typical: two rounds of two sub-queries and a stop, one search each, reports of 60 "
-    "tokens, turns as long as the "
-    "probe's. At most: all rounds, sub-queries, turns and max_tokens used up, every "
-    "decision corrected; no retries. "
-    "What counts no tokens is taken at 4 characters a token."
+    "Typical: two rounds of two sub-queries, then a stop; one search per sub-query, reports of 60 "
+    "tokens, and turns as long as in the probe. At most: all rounds, sub-queries, turns and "
+    "max_tokens are used up, and every decision is corrected once; without retries. For endpoints "
+    "that report no token counts, 4 characters are taken as one token."
 )
+"""Explanation of the estimates, for people."""
 _QUESTION = 30
 _SUB_QUERY_TOKENS = 20
 _REPORT = 60
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A role's tokens, as its probe shows them."""
+    """Measurements of a role's model in its probe, on which the estimate is based."""
 
     system_chars: int
+    """Characters of the role's system prompt."""
     chars_a_token: float = 4.0
+    """Average characters of a token."""
     written: int = _REPORT
-    """Tokens of its turn, thinking included."""
+    """Tokens of a turn that the model wrote, including its thinking."""
 
 
 class Use(msgspec.Struct, frozen=True):
-    """Tokens of one role over one question."""
+    """Calls and tokens of one role for one question."""
 
     calls: int
     prompt_tokens: int
     completion_tokens: int
     longest: int
-    """Tokens of the longest call: its prompt and its max output."""
+    """Tokens of the call that needs the longest context: its prompt and its max output."""
 
     def cost(self, price: Price) -> float:
-        """Return the cost in dollars, without a cache."""
+        """Return the cost in dollars, as if no prompt tokens were cached."""
         return (self.prompt_tokens * price.prompt + self.completion_tokens * price.completion) / 1e6
 
 
 def estimate(
     config: Config, measured: Mapping[RoleName, Measured]
 ) -> dict[RoleName, tuple[Use, Use]]:
-    """Return each role's use, typical and at most."""
+    """Return the typical use and the max use of each role for one question. `measured`: the results
+    of the roles' probes.
+    """
     search = config.search
     allowed = {name: role.max_tokens for name, role in config.roles.by_name.items()}
     written = {name: min(measured[name].written, tokens) for name, tokens in allowed.items()}
@@ -103,8 +109,12 @@ def _prompts(
     sub_query_tokens: int,
     tries: int,
 ) -> dict[RoleName, list[int]]:
-    """Return the size of every call's prompt, in tokens; each turn sees those before it. `tries`:
-    calls of one decision; a question that needs one has a last decision, to stop.
+    """Return the prompt tokens of every call, by role. The prompt of a turn contains all earlier
+    turns of its agent.
+
+    `system`: tokens of the system prompts. `written`: tokens of an output. `passages`: tokens of
+    the passages of one search. `question`, `sub_query_tokens`: their tokens. `tries`: calls for one
+    decision; 2 if each decision is corrected once. With 1, a last decision that stops is added.
     """
     results = search.max_sub_queries * (sub_query_tokens + written["execution"])
     turn = written["delegation"]

@@ -1,5 +1,5 @@
-"""A few small questions to what a config names, asked as the gateway itself asks, with its
-engines started.
+"""The probes of `rolegate check --live`: start the config's engines, and send a few small questions
+to each model, retriever and tool server of the config, in the way that the gateway does.
 """
 
 import asyncio
@@ -37,22 +37,24 @@ _LISTED_WITHIN_S = 10.0
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """Result of one probe: good, bad, or neither if it is unknown or unavailable here."""
+    """Result of one probe."""
 
     good: bool | None
+    """True or False; None if the probe has no result, such as an unknown price."""
     word: str = ""
+    """The result in a word or two, for a table."""
     advice: str = ""
-    """Meaning, and what to do; empty if the result is good."""
+    """Meaning of a result that is not good, and what to do; empty for a good result."""
     needed: bool = False
-    """Questions fail, or go wrong, unless this is good."""
+    """True if questions fail or are answered badly unless this result is good."""
 
 
 ProbeResults = dict[str, ProbeResult]
-"""Results by the name of the probe, such as `reachable`."""
+"""Results of one role, server or index, by the name of the probe, such as `reachable`."""
 
 
 class RoleCheck(msgspec.Struct, frozen=True):
-    """Results of one role, and what it takes to answer a question."""
+    """Probe results of one role, and its estimated tokens and cost for one question."""
 
     model: str
     probes: ProbeResults
@@ -60,20 +62,21 @@ class RoleCheck(msgspec.Struct, frozen=True):
     at_most: Use
     price: Price | None
     dollars: tuple[float, float] | None
-    """Cost of both uses, where the price is known."""
+    """Cost of `typical` and of `at_most`; None if the price is unknown."""
 
 
 class LiveCheck(msgspec.Struct, frozen=True):
-    """Everything that the probes found."""
+    """The results of all probes of a config."""
 
     roles: dict[RoleName, RoleCheck]
     retrieval: dict[str, ProbeResults]
+    """Results for `retrieval`, the retrieval server, or for `embedder` and `index`."""
     tools: dict[str, ProbeResults]
-    """Results by `tools.NAME`."""
+    """Results of tool servers, by key such as `tools.web`."""
 
     @property
     def probes(self) -> dict[str, ProbeResults]:
-        """Results of roles, of retrieval and of tools, by name."""
+        """The results of roles, retrieval and tools together, by name."""
         return {
             **{name: role.probes for name, role in self.roles.items()},
             **self.retrieval,
@@ -82,23 +85,25 @@ class LiveCheck(msgspec.Struct, frozen=True):
 
     @property
     def works(self) -> bool:
-        """Whether everything that is needed is good."""
+        """True if every result that is needed is good."""
         results = chain.from_iterable(probes.values() for probes in self.probes.values())
         return all(result.good or not result.needed for result in results)
 
 
 class _Probed(NamedTuple):
-    """Results of a role's turns."""
+    """Results of the probe turns of a role, before its budgets are checked."""
 
     probes: ProbeResults
     measured: Measured
     context: int | None
-    """Tokens of its context, if the config or the endpoint names them."""
+    """Context length of the model in tokens, from the config or the endpoint; None if neither has
+    it.
+    """
 
 
 async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
-    """Probe what `config` names; one question to a model may take `limit_s` seconds. Raises
-    `BadConfig`.
+    """Probe all models, the retriever and the tool servers of `config`. `limit_s`: max seconds for
+    one question to a model, and for the start of a tool server. Raises `BadConfig`.
     """
     roles = config.roles.by_name
     async with open_upstreams(config, log, partial(_opened, config, log)) as started:
@@ -138,8 +143,10 @@ async def _probe_role(
     log: Log,
     limit_s: float,
 ) -> _Probed:
-    """Ask a role its turns. A role that fails has a single result, which says why."""
-    # Roles remember what an endpoint lacks, so each turn has another one
+    """Send a role its probe turns. If the first fails, the only result is `reachable`, with the
+    reason.
+    """
+    # A role remembers which parameters its endpoint refuses, so each turn gets a new role.
     new_role = partial(started.new_role, name, msgspec.structs.replace(config, attempts=1))
     role: Role = new_role()
     measured = Measured(len(role.system))
@@ -152,7 +159,7 @@ async def _probe_role(
         result = _refusal(error, name)
         if served and config.model not in served:
             models = ", ".join([*served][:8])
-            advice = f"{config.model} is not there; there is: {models}"
+            advice = f"the endpoint does not serve {config.model}; it serves: {models}"
             result = ProbeResult(False, "no such model", advice, needed=True)
         return _Probed({"reachable": result}, measured, context)
 
@@ -161,19 +168,19 @@ async def _probe_role(
     stops = ProbeResult(True, "honoured")
     if any(isinstance(each, Completion) and each.overran for each in completions):
         advice = (
-            "stop strings are ignored: the gateway cuts what is written past them, but you pay "
-            "for it; a server and a model that honour them are cheaper and quicker"
+            "stop strings are ignored: the gateway cuts off the text after them, but you pay for "
+            "it; a server that honours them is cheaper and faster"
         )
         stops = ProbeResult(False, "ignored", advice)
     usage = ProbeResult(
-        False, "none", "its answers come without usage: their tokens are booked as unknown"
+        False, "none", "the endpoint reports no usage: the calls' tokens are booked as unknown"
     )
     if completion.usage is not None:
         usage = ProbeResult(True, "counted")
         chars = sum(len(message.content) for message in role.opening(first.text))
         a_token = chars / max(1, completion.usage.prompt_tokens)
         measured = Measured(len(role.system), a_token, completion.usage.completion_tokens)
-    log(f"{name}: {config.model} is probed")
+    log(f"{name}: {config.model} has been probed")
     probes = {
         "reachable": ProbeResult(True),
         "protocol": _protocol(name, completions),
@@ -200,7 +207,9 @@ async def _ask(role: Role, turn: ProbeTurn, limit_s: float) -> Completion:
 async def _served(
     session: aiohttp.ClientSession, role: Role, config: RoleConfig
 ) -> Mapping[str, int | None]:
-    """Return the models of a role's endpoint with their contexts in tokens, if it lists them."""
+    """Return the models that a role's endpoint lists, each with its context length in tokens, or
+    None. Empty if the endpoint does not list its models.
+    """
     adapters = Adapters(session, role.model.endpoint, api_key(config.api_key_env))
     try:
         async with asyncio.timeout(_LISTED_WITHIN_S):
@@ -211,39 +220,43 @@ async def _served(
 
 
 def _protocol(name: RoleName, results: Sequence[Completion | BaseException]) -> ProbeResult:
-    """Count the turns that follow the protocol; more than half of them must."""
+    """Return how many of a role's probe turns follow the protocol. If half or more do not, the
+    model cannot do the role's work.
+    """
     slips = []
     for turn, result in zip(TURNS[name], results, strict=True):
         if isinstance(result, BaseException):
-            slips.append(f"a turn could not be asked: {result}")
+            slips.append(f"a call failed: {result}")
         elif not turn.follows(name, result):
             cut = ""
             if result.finish_reason == "length":
                 cut = ", and was cut off; raise max_tokens"
-            slips.append(f"{DUE[turn.due]} was due, but it wrote {_quoted(result.text)}{cut}")
+            slips.append(
+                f"{DUE[turn.due]} was expected, but the model wrote {_quoted(result.text)}{cut}"
+            )
     word = f"{len(results) - len(slips)} of {len(results)}"
     if not slips:
         return ProbeResult(True, word)
 
-    advice = f"in {word} small turns it followed the protocol of its role: {slips[0]}"
+    advice = f"the model followed its role's protocol in {word} turns: {slips[0]}"
     if 2 * len(slips) < len(results):
-        advice += "; each slip costs a correction, or what was to be found"
+        advice += "; each mistake costs a corrected turn, or a result"
         return ProbeResult(False, word, advice)
-    advice += "; it cannot do this work, so name another model, or another prompt"
+    advice += "; the model cannot do this role's work: choose another model or prompt"
     return ProbeResult(False, word, advice, needed=True)
 
 
 def _refusal(error: UpstreamError, name: RoleName) -> ProbeResult:
-    """Return the first failure, and what to do."""
+    """Return the result of a role whose first call failed, with what to do."""
     word = "refused"
     key = f"roles.{name}"
     advice = (
         f"check the key that {key}.api_key_env names, the model's name, that base_url ends in /v1, "
-        f"and whether it needs {key}.system_role = false"
+        f"and whether the model needs {key}.system_role = false"
     )
     if isinstance(error, UpstreamUnavailable):
         word = "no"
-        advice = "see that it runs and can be reached from here"
+        advice = "check that it runs and can be reached from here"
     return ProbeResult(False, word, f"{error.args[0]} ({error.endpoint}); {advice}", needed=True)
 
 
@@ -254,7 +267,9 @@ def _judged(
     at_most: Use,
     price: Price | None,
 ) -> RoleCheck:
-    """Return a role's results with its budgets and its price."""
+    """Return a role's results, with further ones on its context and its price, and the cost of a
+    question.
+    """
     probes = probed.probes
     if "stops" in probes:
         context = probed.context
@@ -262,7 +277,7 @@ def _judged(
             context = context or litellm_entry(config.model).get("max_input_tokens")
         probes["context"] = _judged_context(context, typical, at_most)
         probes["price"] = ProbeResult(
-            None, "unknown", f'its price is unknown; set it in [prices."{config.model}"]'
+            None, "unknown", f'the model\'s price is unknown; set it in [prices."{config.model}"]'
         )
         if price is not None:
             probes["price"] = ProbeResult(True, f"${price.prompt:g} / ${price.completion:g}")
@@ -279,20 +294,20 @@ def _judged(
 
 def _judged_context(tokens: int | None, typical: Use, at_most: Use) -> ProbeResult:
     if tokens is None:
-        calls = f"calls take {typical.longest} to {at_most.longest}"
-        return ProbeResult(None, "unknown", f"its context is unknown; {calls}")
+        calls = f"a call takes {typical.longest} to {at_most.longest} tokens"
+        return ProbeResult(None, "unknown", f"the model's context length is unknown; {calls}")
     if tokens >= at_most.longest:
         return ProbeResult(True, str(tokens))
     advice = (
-        f"its context is {tokens} tokens, but a call takes {typical.longest}, and "
-        f"{at_most.longest} where a question uses up all budgets; serve it with more, or lower "
-        "max_tokens, search.top_k or retrieval.chunk_tokens"
+        f"the context length is {tokens} tokens, but a typical call takes {typical.longest}, and "
+        f"up to {at_most.longest} if a question uses up all limits; serve the model with a longer "
+        "context, or lower max_tokens, search.top_k or retrieval.chunk_tokens"
     )
     return ProbeResult(False, str(tokens), advice, needed=tokens < typical.longest)
 
 
 async def _probe_tools(name: str, config: ToolServerConfig, limit_s: float) -> ProbeResults:
-    """Start or reach a server of tools, and list its tools."""
+    """Start a tool server, or connect to it, and check that it has the tools in `allow`."""
     from serving.tools.connection import connect
 
     try:
@@ -305,13 +320,15 @@ async def _probe_tools(name: str, config: ToolServerConfig, limit_s: float) -> P
     word = ", ".join(tool for tool in listed if tool in config.allow) or "none allowed"
     if others:
         word += f"; not allowed: {others}"
-    advice = f"does not list {lacking}, which tools.{name}.allow names" if lacking else ""
+    advice = f"the server has no {lacking}, but tools.{name}.allow names it" if lacking else ""
     tools = ProbeResult(not lacking, word, advice, needed=True)
     return {"starts": ProbeResult(True), "tools": tools}
 
 
 def _quoted(text: str) -> str:
-    """Return the beginning on one line."""
+    """Return the beginning of a text on one line, in quotation marks. For a blank text, return the
+    word `nothing`.
+    """
     shown = " ".join(text.split())
     if len(shown) > _QUOTED_CHARS:
         shown = f"{shown[: _QUOTED_CHARS - 1]}…"
@@ -319,7 +336,7 @@ def _quoted(text: str) -> str:
 
 
 def _opened(config: Config, log: Log, *, cpu_threads: int) -> AbstractAsyncContextManager[Any]:
-    """Open the retrieval server, or the embedder: a check builds no index."""
+    """Open the retrieval server, or else only the embedder, because a check builds no index."""
     retrieval = config.retrieval
     if retrieval.address is not None:
         return open_retriever(retrieval, log)
@@ -327,7 +344,9 @@ def _opened(config: Config, log: Log, *, cpu_threads: int) -> AbstractAsyncConte
 
 
 async def _probe_retrieval(config: RetrievalConfig, opened: Any) -> dict[str, ProbeResults]:
-    """Probe what `_opened` has opened, and the index."""
+    """Probe the retrieval server, or the embedder and the index. `opened`: the value that `_opened`
+    yields.
+    """
     if config.address is None:
         return await asyncio.to_thread(_probe_index, config, opened)
     try:
@@ -339,10 +358,10 @@ async def _probe_retrieval(config: RetrievalConfig, opened: Any) -> dict[str, Pr
 
 
 def _probe_index(config: RetrievalConfig, embedder: Embedder) -> dict[str, ProbeResults]:
-    """Probe the embedder and the index. Blocks."""
+    """Probe the embedder and the index. Blocks while they work."""
     folder = Path(config.index or "")
     embeds = ProbeResult(True, f"{embedder.dimension} numbers")
-    built = ProbeResult(None, "not yet", "it is built when the gateway starts")
+    built = ProbeResult(None, "not yet", "the index is built when the gateway starts")
     try:
         embedder.embed([_QUERY], queries=True)
     except (UpstreamError, BadConfig) as error:

@@ -1,4 +1,4 @@
-"""Small turns of each role, and whether a model takes them as the gateway reads them."""
+"""Small probe turns for each role, and whether a model's output follows the role's protocol."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,27 +14,35 @@ from router.trace import RoleName
 
 
 class ProbeTurn(NamedTuple):
-    """A question to a role, as the gateway asks it, and the kind of turn that is due."""
+    """A conversation that the gateway could have with a role, and the kind of turn that the model
+    must write next.
+    """
 
     due: type
+    """Type of the parsed output if the model follows the protocol."""
     text: str
+    """The first user message."""
     then: tuple[Message, ...] = ()
-    """The conversation after `text`."""
+    """The messages after the first user message."""
 
     def pattern(self, name: RoleName) -> str | None:
-        """Return the pattern that structured output is held to."""
+        """Return the regular expression for structured output in this turn; None if the role has
+        none.
+        """
         if name != "execution":
             return None
         return turn_pattern(searched=bool(self.then), may_search=not self.then)
 
     def follows(self, name: RoleName, completion: Completion) -> bool:
-        """Return whether a role's output is the turn that is due."""
+        """Return whether the output of a role is a turn of the expected kind."""
         cut = completion.finish_reason == "length"
         return isinstance(_READERS[name](completion.text, cut=cut), self.due)
 
 
 def _answer(text: str, **_cut: bool) -> str | None:
-    """Return the text of the answer tag. The gateway itself also accepts text without tags."""
+    """Return the text in the first answer tag that has any; None if there is none. This is stricter
+    than the gateway, which also accepts text without tags.
+    """
     answers = blocks(without_thinking(text), "answer")
     return next((block.body for block in answers if block.body), None)
 
@@ -56,10 +64,10 @@ DUE = {
     ReportTurn: "an <answer> with its <evidence>",
     str: "an <answer>",
 }
-"""Kinds of turns in words."""
+"""Descriptions of the expected turns, for messages."""
 
-# In the words of the demo's world, whose models know no others; to all other models these are
-# English, too.
+# The questions use only words and names of the demo's corpus, because the demo's models know no
+# others. For all other models, they are plain English.
 _FOUNDER = "Who is the founder of Fluskaes House?"
 _FOUNDED = "The founder of Fluskaes House is Skilneist Pingir."
 _LETTERS = "When was The Tarour Letters published?"
@@ -78,7 +86,7 @@ _ASKED = (
 
 
 def _read(sub_query: str, title: str, sentence: str) -> ProbeTurn:
-    """Return an executor's turn after its search."""
+    """Return a probe turn in which an executor must report on a passage that its search found."""
     passages = (Passage("1", title, sentence, 1),)
     searched = (
         Message("assistant", f"<search>{sub_query}</search>"),
@@ -107,4 +115,4 @@ TURNS: dict[RoleName, tuple[ProbeTurn, ...]] = {
         ),
     ),
 }
-"""For each role, its first turn first."""
+"""Probe turns of each role. The first one also shows whether the role is reachable."""

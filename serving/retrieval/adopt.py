@@ -1,4 +1,6 @@
-"""Adopting an index of another program: a FAISS file and the corpus that it was built from."""
+"""Adoption of an index that another program built, from a FAISS file and the corpus that the file
+was built from.
+"""
 
 import shutil
 from collections.abc import Sequence
@@ -23,11 +25,13 @@ from serving.retrieval.passages import (
 )
 
 SAME_EMBEDDER = 0.98
-"""Agreement above which two embedders count as the same, possibly in different precision."""
+"""Min agreement (median cosine) of the vectors of two embedders that count as the same. It is below
+1, because the embedders may compute in different precision.
+"""
 _CHECKED = 16
-"""Passages that are embedded again for the check."""
+"""Number of passages that are embedded again, to check the embedder."""
 _UNLIMITED = 1 << 40
-"""Token limit that no row reaches: rows are kept whole."""
+"""Token limit that no row of a corpus reaches, so that rows are not split."""
 
 
 def agreement(
@@ -36,10 +40,11 @@ def agreement(
     embedder: Embedder,
     rows: Sequence[int],
 ) -> float:
-    """Return the median cosine of stored vectors and newly embedded ones; NaN for damaged vectors.
+    """Embed the passages of `rows` again, and return the median cosine between the stored and the
+    new vectors. Return NaN if stored vectors are damaged.
 
-    Blocks. Raises `RuntimeError` if the index does not keep its vectors, and what `embedder`
-    raises.
+    Blocks. Raises `RuntimeError` if the index does not keep its vectors, and the errors of
+    `embedder`.
     """
     stored = np.stack([dense.vector(row) for row in rows])
     computed = embedder.embed([embedded_text(passages[row]) for row in rows], queries=False)
@@ -53,13 +58,15 @@ def adopt_index(
     out: Path,
     embedder: Embedder,
 ) -> Manifest:
-    """Copy both into the new index folder `out`; row n of the corpus has vector n.
+    """Make a new index in the folder `out` from a FAISS file and its corpus, and return the
+    manifest. Row n of the corpus must belong to vector n of the file.
 
-    Raises `BadIndex` if they do not belong together, or if `embedder` gives other vectors for a
-    sample of the passages; `BadCorpus`; and what `embedder` raises. `out` is then removed.
+    Raises `BadIndex` if file and corpus do not belong together, or if `embedder` computes other
+    vectors for a sample of the passages. Also raises `BadCorpus` and the errors of `embedder`.
+    After an error, `out` is removed.
     """
     if out.exists():
-        raise BadIndex(f"{out}: already exists; name a new folder.")
+        raise BadIndex(f"{out}: already exists; choose a new folder.")
     folder = out / BUILDING
     folder.mkdir(parents=True)
     try:
@@ -78,17 +85,18 @@ def _fill(
     corpus: Path,
     embedder: Embedder,
 ) -> None:
-    """Copy the FAISS file, and write the passages of the corpus."""
+    """Copy the FAISS file to `folder`, and write the passages of the corpus there."""
     try:
         shutil.copyfile(faiss_file, folder / VECTORS)
     except OSError as error:
         raise BadIndex(
-            f"{faiss_file}: cannot be read ({error.strerror}); name a FAISS file."
+            f"{faiss_file}: cannot be read ({error.strerror}); give the path of a FAISS file."
         ) from error
     source, *more = find_sources([corpus]).sources
     if more:
         raise BadIndex(
-            f"{corpus}: contains {len(more) + 1} files; name the one that the index was built from."
+            f"{corpus}: contains {len(more) + 1} files; give the path of the file that the index "
+            "was built from."
         )
     cutter = Cutter(_UNLIMITED, _UNLIMITED, embedder.count_tokens)
     with PassageWriter(folder) as writer, DocumentReader() as reader:
@@ -97,42 +105,45 @@ def _fill(
 
 
 def _checked(folder: Path, faiss_file: Path, embedder: Embedder) -> FaissIndex:
-    """Open the vectors, and check that file, corpus and embedder belong together."""
+    """Open the vectors in `folder`, and check that the FAISS file, the corpus and the embedder
+    belong together. Raises `BadIndex` if they do not.
+    """
     try:
         passages = PassageStore(folder)
         dense = FaissIndex.open(folder)
     except BadIndex:
         raise BadIndex(
-            f"{faiss_file}: FAISS cannot read it; name a file that faiss.write_index wrote."
+            f"{faiss_file}: FAISS cannot read the file; give a file that faiss.write_index wrote."
         ) from None
     if len(passages) != len(dense):
         raise BadIndex(
-            f"{faiss_file}: {len(dense)} vectors for {len(passages)} rows; name the corpus that it "
-            "was built from."
+            f"{faiss_file}: contains {len(dense)} vectors, but the corpus has {len(passages)} "
+            "rows; give the corpus that the file was built from."
         )
     if dense.dimension != embedder.dimension:
         raise BadIndex(
-            f"{faiss_file}: vectors of dimension {dense.dimension}, but {embedder.identity} gives "
-            f"{embedder.dimension}; name the embedder that it was built with."
+            f"{faiss_file}: contains vectors of dimension {dense.dimension}, but the embedder "
+            f"{embedder.identity} computes vectors of dimension {embedder.dimension}; "
+            "configure the embedder that the file was built with."
         )
     if not _is_of_embedder(passages, dense, embedder):
         raise BadIndex(
-            f"{faiss_file}: {embedder.identity} gives other vectors for the passages of the "
-            "corpus; name the embedder, with its prefixes, that the index was built with, and a "
-            "corpus in the order of the vectors."
+            f"{faiss_file}: the embedder {embedder.identity} computes other vectors for the rows "
+            "of the corpus; configure the embedder (with its prefixes) that the file was built "
+            "with, and give a corpus whose rows are in the order of the vectors."
         )
     return dense
 
 
 def _is_of_embedder(passages: PassageStore, dense: VectorIndex, embedder: Embedder) -> bool:
-    """Return whether a sample of the passages has the vectors that the embedder gives."""
+    """Return whether, for a sample of the passages, the embedder computes the stored vectors."""
     rows = np.linspace(0, len(passages) - 1, min(_CHECKED, len(passages)), dtype=int).tolist()
     try:
         return agreement(passages, dense, embedder, rows) >= SAME_EMBEDDER  # False for NaN
-    except RuntimeError:  # an IVF index does not keep its vectors
+    except RuntimeError:  # the index does not keep its vectors, as an IVF index
         texts = [embedded_text(passages[row]) for row in rows]
         results = dense.search(embedder.embed(texts, queries=False), 10)
 
-    # Then most passages must find themselves
+    # If vectors cannot be compared, a search for a passage must find it, for most passages
     ranked = zip(rows, results, strict=True)
     return 2 * sum(row in {hit.row for hit in hits} for row, hits in ranked) > len(rows)

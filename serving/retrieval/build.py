@@ -1,8 +1,10 @@
-"""Building an index: read and embed new documents, take the rest from the previous build.
+"""Building of an index. New and changed documents are read and embedded; everything else is copied
+from the previous build.
 
-A build fills a hidden folder inside the index folder. The finished folder becomes the next
-generation, and the manifest, replaced atomically as the last step, names the current generation.
-The vectors that a killed build has computed are kept in a file for the next build.
+A build writes to a hidden folder inside the index folder. The finished folder becomes the next
+generation. As the last step, the manifest, which names the current generation, is replaced
+atomically. If a build is killed, the vectors that it has computed are kept in a file for the next
+build.
 """
 
 import errno
@@ -51,15 +53,17 @@ from serving.retrieval.passages import (
 )
 
 BATCH = 256
-"""Passages embedded between two calls of `progress`."""
+"""Number of passages that are embedded between two calls of `progress`."""
 _SPECIAL_TOKENS = 2
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _EMBEDDED = ".embedded-"
 _UNIT_TOLERANCE = 1e-3
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage (`reading` documents or `embedding` passages), the number done and the
-total; with `reading`, 0 and 0 while waiting for another build. An exception ends the build.
+"""Callback that reports the progress of a build. Arguments: the stage (`reading` documents or
+`embedding` passages), the number of documents or passages that are done, and their total. While the
+build waits for another build, the arguments are `reading`, 0 and 0. An exception from the callback
+ends the build.
 """
 
 
@@ -68,31 +72,33 @@ class Built(NamedTuple):
 
     manifest: Manifest
     files: FoundFiles
-    """The files at the indexed places."""
+    """The files that were found at the indexed places."""
     entries: Sequence[DocumentEntry]
-    """All sources."""
+    """All source files, including those that could not be read."""
     documents_read: int = 0
-    """Number of files that were new or changed."""
+    """Number of new or changed files that were read."""
     embedded: int = 0
-    """Number of passages that were embedded; the vectors of all others were known."""
+    """Number of passages that were embedded. The vectors of all other passages were known."""
 
     @property
     def skipped(self) -> list[DocumentEntry]:
-        """Files that could not be read, with the reason."""
+        """Files that could not be read, each with the reason."""
         return [entry for entry in self.entries if entry.error]
 
     @property
     def documents(self) -> int:
-        """Number of files in the index."""
+        """Number of files that the index contains."""
         return len(self.entries) - len(self.skipped)
 
 
 class _Earlier(NamedTuple):
-    """The previous generation."""
+    """The previous generation of the index, opened."""
 
     manifest: Manifest
     entries: list[DocumentEntry]
-    """Empty if another version of the readers read them."""
+    """Source files; empty if another version of the readers read them, so that all files must be
+    read again.
+    """
     passages: PassageStore
     dense: VectorIndex
 
@@ -108,11 +114,16 @@ def build_index(
     progress: Progress = lambda _stage, _done, _total: None,
     store: type[VectorIndex] = FaissIndex,
 ) -> Built:
-    """Bring the index in the folder `out` up to date with the files and folders `places`. Blocks.
+    """Bring the index in the folder `out` up to date with the files and folders `places`, or create
+    it. Blocks.
 
-    `wait`: wait for another build of this index to end. Raises `BadDocument` or `BadCorpus` if
-    nothing can be read, `BadIndex` if `out` contains anything else, and what `embedder` raises; the
-    index is then unchanged.
+    `lexical`: whether to write word statistics for BM25. `chunk_tokens`: max tokens of a passage.
+    `wait`: whether to wait if another build of this index is running; otherwise `BadIndex` is
+    raised.
+
+    Raises `BadDocument` or `BadCorpus` if nothing can be read, `BadIndex` if `out` contains
+    something that is not an index or cannot be written, and the errors of `embedder`. After an
+    error, the index is unchanged.
     """
     files = find_sources(places)
     is_new = not out.exists()
@@ -122,7 +133,7 @@ def build_index(
         build_lock(out, wait=wait, waiting=lambda: progress("reading", 0, 0)),
         DocumentReader() as reader,
     ):
-        out.mkdir(exist_ok=True)  # the other build removes the folder if it leaves it empty
+        out.mkdir(exist_ok=True)  # a failed build that was waited for may have removed the folder
         try:
             chunk_tokens = min(chunk_tokens, embedder.max_tokens - _SPECIAL_TOKENS)
             build = _Build(
@@ -139,8 +150,8 @@ def build_index(
             if error.errno not in _DISK_FULL:
                 raise
             raise BadIndex(
-                f"{out}: cannot be written: {error.strerror}; free space there and build it again. "
-                "Computed vectors are kept."
+                f"{out}: cannot be written ({error.strerror}); free space on its disk, and build "
+                "the index again. Vectors computed so far are kept."
             ) from error
         finally:
             shutil.rmtree(out / BUILDING, ignore_errors=True)
@@ -149,7 +160,7 @@ def build_index(
 
 
 class _Build:
-    """One build: collect the passages, embed them, publish."""
+    """One build of an index: it collects the passages, embeds them, and publishes the result."""
 
     def __init__(
         self,
@@ -173,7 +184,9 @@ class _Build:
         self._earlier = self._open_earlier()
 
     def run(self, files: FoundFiles) -> Built:
-        """Build from these files, or return the previous generation if nothing has changed."""
+        """Build the index from `files`. If nothing has changed, build nothing and return the
+        previous generation.
+        """
         earlier = self._earlier
         sources = list(files.sources)
         before: list[DocumentEntry] = []
@@ -189,7 +202,7 @@ class _Build:
         if earlier:
             known = {entry.source: entry for entry in earlier.entries if not entry.error}
         entries = self._collect(sources, known)
-        if earlier and entries == before:  # the same files still cannot be read
+        if earlier and entries == before:  # only the unreadable files were tried again, in vain
             return self._unchanged(earlier, files)
 
         embedded = self._embed()
@@ -211,15 +224,17 @@ class _Build:
         )
 
     def _open_earlier(self) -> _Earlier | None:
-        """Open the previous generation if it is intact and has the same settings."""
+        """Open the previous generation. Return None if there is none, if it is damaged, or if it
+        was built with other settings. Raises `BadIndex` for an adopted index.
+        """
         try:
             manifest = read_manifest(self._out)
         except BadIndex:
             return None
         if manifest.chunk_tokens == 0:
             raise BadIndex(
-                f"{self._out}: an index of another program was adopted here; build into another "
-                "folder."
+                f"{self._out}: contains an index that was adopted from another program, which "
+                "cannot be updated; build into another folder."
             )
         before = (manifest.embedder, manifest.dimension, manifest.chunk_tokens)
         if before != (
@@ -238,7 +253,9 @@ class _Build:
             return None
 
     def _unchanged(self, earlier: _Earlier, files: FoundFiles) -> Built:
-        """Return the previous generation; update the counts of files that are not read."""
+        """Return the previous generation as the result. If the counts of files that are not read
+        have changed, write them to the manifest.
+        """
         counts = _files_not_read(files, earlier.entries)
         manifest = replace(earlier.manifest, files_not_read=counts)
         if manifest != earlier.manifest:
@@ -248,7 +265,9 @@ class _Build:
     def _collect(
         self, sources: Sequence[SourceFile], known: Mapping[SourceFile, DocumentEntry]
     ) -> list[DocumentEntry]:
-        """Write the passages of all sources."""
+        """Write the passages of all source files, and return the files' entries. `known`: entries
+        of the previous generation for files that have not changed.
+        """
         row_tokens = self._embedder.max_tokens - _SPECIAL_TOKENS
         cutter = Cutter(self._chunk_tokens, row_tokens, self._embedder.count_tokens)
         entries: list[DocumentEntry] = []
@@ -269,7 +288,9 @@ class _Build:
         writer: PassageWriter,
         cutter: Cutter,
     ) -> DocumentEntry:
-        """Write the passages of a source, read from its file unless they are known."""
+        """Write the passages of one source file, and return its entry. If `known` is given, the
+        passages are copied from the previous generation; otherwise the file is read.
+        """
         first = len(writer)
         error = ""
         unread: list[str] = []
@@ -292,7 +313,9 @@ class _Build:
         )
 
     def _read(self, unread: list[str], path: Path) -> Iterator[Part]:
-        """Read a file, and add the parts that are not read to `unread`."""
+        """Yield the parts of a file that can be read. Descriptions of the other parts are added to
+        `unread`.
+        """
         for part in self._reader.read(path):
             if isinstance(part, Unread):
                 unread.append(part.text)
@@ -300,7 +323,9 @@ class _Build:
                 yield part
 
     def _embed(self) -> int:
-        """Write the vectors and word statistics; return the number of embedded passages."""
+        """Write the vectors and, if wanted, the word statistics. Return the number of passages that
+        had to be embedded.
+        """
         passages = PassageStore(self._folder)
         cache = _VectorCache(self._out, self._embedder, self._earlier)
 
@@ -319,7 +344,9 @@ class _Build:
         return cache.embedded
 
     def _clean(self, manifest: Manifest) -> None:
-        """Remove unused files, but not the previous generation: a process may be opening it."""
+        """Remove files that are no longer used. The previous generation is kept, because a process
+        may be opening it at the moment.
+        """
         keep = {
             manifest.generation,
             self._earlier.manifest.generation if self._earlier else "",
@@ -332,10 +359,11 @@ class _Build:
 
 
 class _VectorCache:
-    """Vectors by their text: from the previous generation, and from unfinished builds.
+    """Known vectors by their text, from the previous generation and from unfinished builds; texts
+    without a known vector are embedded.
 
-    New vectors are appended to a file of (key, vector) records, which the next build reads if this
-    one is killed.
+    New vectors are appended to a file of (key, vector) records. If this build is killed, the next
+    build reads them from the file.
     """
 
     def __init__(self, out: Path, embedder: Embedder, earlier: _Earlier | None) -> None:
@@ -345,7 +373,7 @@ class _VectorCache:
         self._earlier = earlier
         self._earlier_rows = len(earlier.passages) if earlier else 0
         self.embedded = 0
-        """Number of texts that were not in the cache."""
+        """Number of texts that had to be embedded."""
 
         unfinished = self._read_unfinished()
         self._unfinished = unfinished["vector"]
@@ -356,7 +384,9 @@ class _VectorCache:
         self._row_of = {key: row for row, key in enumerate(chain(keys, unfinished["key"].tolist()))}
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return the vectors of texts, (batch, dimension) float32; embed those not in the cache."""
+        """Return the vectors of `texts`, an array of float32 of the shape (batch, dimension). Texts
+        that are not in the cache are embedded.
+        """
         rows = [self._row_of.get(_key(text)) for text in texts]
         missing = [text for text, row in zip(texts, rows, strict=True) if row is None]
         computed = iter(self._compute(missing) if missing else ())
@@ -369,7 +399,7 @@ class _VectorCache:
         return vector
 
     def _compute(self, texts: Sequence[str]) -> Vectors:
-        """Embed texts and append their vectors to the file."""
+        """Embed `texts`, append their vectors to the file, and return the vectors."""
         vectors = self._embedder.embed(texts, queries=False)
         records = np.empty(len(texts), self._record)
         records["key"] = np.array([_key(text) for text in texts], "V16")
@@ -380,11 +410,14 @@ class _VectorCache:
         return vectors
 
     def _read_unfinished(self) -> NDArray[Any]:
-        """Read the file up to the first damaged record, and cut it there."""
+        """Return the records of the file up to the first damaged record, and truncate the file
+        there.
+        """
         if not self._path.exists():
             return np.empty(0, self._record)
         records = np.fromfile(self._path, self._record)
-        # After a power failure a file may contain blocks of zeros, which are no unit vectors
+        # After a power failure, a file may contain blocks of zeros. They are damaged records, as
+        # they are not unit vectors.
         is_unit = np.abs(np.linalg.norm(records["vector"], axis=1) - 1) < _UNIT_TOLERANCE
         records = records[: len(is_unit) if is_unit.all() else int(is_unit.argmin())]
         with self._path.open("ab") as file:
@@ -397,7 +430,7 @@ def _key(text: str) -> bytes:
 
 
 def _outside(out: Path, files: FoundFiles) -> FoundFiles:
-    """Leave out the files of the index itself."""
+    """Return `files` without those that are inside the index folder `out` itself."""
     out = out.resolve()
 
     def is_outside(path: str) -> bool:
@@ -411,7 +444,7 @@ def _outside(out: Path, files: FoundFiles) -> FoundFiles:
 
 
 def _files_not_read(files: FoundFiles, entries: Sequence[DocumentEntry]) -> dict[str, int]:
-    """Count the files that are not in the index by suffix, most frequent first."""
+    """Return the number of files that are not in the index, by suffix, most frequent first."""
     failed = (entry.source.name for entry in entries if entry.error)
     counts = Counter(
         Path(name).suffix.lower() or "no suffix" for name in chain(files.passed_over, failed)
@@ -425,5 +458,5 @@ def _nothing_to_index(entries: Sequence[DocumentEntry]) -> BadCorpus:
         return BadCorpus(failed[0].error)
     reasons = "".join(f"\n  {entry.error}" for entry in failed[:5])
     return BadCorpus(
-        f"None of {len(entries)} documents contains anything that can be indexed.{reasons}"
+        f"None of the {len(entries)} documents found contains text that can be indexed.{reasons}"
     )

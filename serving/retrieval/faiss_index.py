@@ -1,4 +1,6 @@
-"""Vectors in a FAISS file: exact search by inner product, or any index that FAISS wrote."""
+"""Vectors in a FAISS file. Own indexes use exact search by inner product; adopted indexes may be of
+any kind that FAISS can read.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,20 +17,22 @@ VECTORS = "dense.faiss"
 _DECIMALS = 6
 _NOISE = 1e-5
 _MORE = 8
-"""Rows searched beyond `top_k`. The last bits of a single-precision score depend on the batch, so
-all candidates are scored again in double precision, and scores are rounded to `_DECIMALS`.
+"""Number of rows that are searched beyond `top_k`. FAISS computes scores in single precision, and
+their last bits depend on the batch. So all candidates are scored again in double precision, and
+scores are rounded to `_DECIMALS`. `_NOISE` is an upper bound of the difference.
 """
 _MAX_DEPTH = 4096
 
 
 class FaissIndex:
-    """The `VectorIndex` of FAISS."""
+    """Implementation of `VectorIndex` with FAISS."""
 
     def __init__(self, vectors: Any) -> None:
-        """`vectors`: an index of FAISS."""
+        """`vectors`: an opened index of FAISS."""
         import faiss
 
-        # Above this number of queries FAISS uses BLAS; below, it reads all rows for each query
+        # From this number of queries on, FAISS uses BLAS. Below it, FAISS reads all rows again for
+        # each query.
         faiss.cvar.distance_compute_blas_threshold = 2
         self._vectors = vectors
         self._is_exact = isinstance(vectors, faiss.IndexFlatIP)
@@ -46,7 +50,7 @@ class FaissIndex:
             vectors.add(batch)
 
         untyped: Any = faiss
-        # Through Python's file, because FAISS itself does not report a full disk as an `OSError`
+        # Write through a file of Python, as FAISS itself does not report a full disk as `OSError`
         with (folder / VECTORS).open("wb") as file:
             faiss.write_index(vectors, untyped.PyCallbackIOWriter(file.write))
 
@@ -56,11 +60,12 @@ class FaissIndex:
         import faiss
 
         try:
-            # Memory-mapped where FAISS can: processes share the memory, and opening takes no time
+            # Memory-mapped if FAISS supports it for this kind of index. Then processes share the
+            # memory, and opening takes no time.
             return cls(faiss.read_index(str(folder / VECTORS), faiss.IO_FLAG_MMAP_IFC))
         except RuntimeError as error:
             raise BadIndex(
-                f"{folder / VECTORS}: FAISS cannot read it; build the index again."
+                f"{folder / VECTORS}: FAISS cannot read the file; build the index again."
             ) from error
 
     def __len__(self) -> int:
@@ -74,12 +79,12 @@ class FaissIndex:
         while self._is_exact and depth < min(len(self), _MAX_DEPTH) and _is_cut(scores, top_k):
             depth = min(4 * depth, len(self))
             scores, rows = self._vectors.search(queries, depth)
-        if self.metric == "l2":  # squared distance; 2 - 2 · cosine for unit vectors
+        if self.metric == "l2":  # for unit vectors, the squared distance is 2 - 2 · cosine
             scores = 1 - scores / 2
 
         ranked = []
         for query, query_rows, query_scores in zip(queries, rows, scores, strict=True):
-            is_hit = query_rows >= 0  # FAISS fills up with -1
+            is_hit = query_rows >= 0  # FAISS pads missing hits with -1
             ranked.append(self._ranked(query, query_rows[is_hit], query_scores[is_hit])[:top_k])
         return ranked
 
@@ -89,7 +94,8 @@ class FaissIndex:
             return _sorted(rows, self._cosines(query, np.array(rows, dtype=np.int64)))
         except RuntimeError as error:
             raise BadIndex(
-                "This kind of FAISS index keeps no vectors, so no document of it can be opened."
+                "This kind of FAISS index does not keep its vectors, so its documents cannot be "
+                "opened."
             ) from error
 
     def vector(self, row: int) -> Vectors:
@@ -109,11 +115,15 @@ class FaissIndex:
 
 
 def _is_cut(scores: Vectors, top_k: int) -> bool:
-    """Return whether rows beyond the searched depth may be as good as one of the `top_k`."""
+    """Return whether rows that were not returned may be as good as one of the `top_k` rows, so that
+    more rows must be searched.
+    """
     return bool((scores[:, -1] >= scores[:, top_k - 1] - _NOISE).any())
 
 
 def _sorted(rows: Iterable[int], scores: NDArray[np.float64]) -> list[Hit]:
-    """Pair rows with their rounded scores, best first, ties by row."""
+    """Return hits from rows and their scores, which are rounded. The best hit is first, and hits
+    with equal scores are in the order of their rows.
+    """
     hits = map(Hit, rows, scores.astype(np.float64).round(_DECIMALS).tolist())
     return sorted(hits, key=lambda hit: (-hit.score, hit.row))

@@ -1,4 +1,6 @@
-"""Gaps of an index: files at its places, and parts of files, that it does not contain."""
+"""Gaps of an index: files, and parts of files, that are at the indexed places but that the index
+does not contain.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,15 +16,19 @@ class Gaps(msgspec.Struct, frozen=True):
     """Files, and parts of files, that an index does not contain."""
 
     files_not_read: dict[str, int]
-    """As in the manifest."""
+    """Number of files that are not in the index, by suffix, most frequent first."""
     skipped: list[dict[str, str]]
-    """Files that could not be read: `name` and `error`."""
+    """Files that could not be read, each with its `name` and the `error`."""
     read_in_part: list[dict[str, str]]
-    """Files with unread parts: `name` and `not_read`."""
+    """Files of which parts were not read, each with its `name` and a description of the parts
+    (`not_read`).
+    """
 
     def lines(self) -> list[str]:
-        """Return a line for each file, and one for the kinds of files that were not read."""
-        lines = [f"left out, the whole file: {file['error']}" for file in self.skipped]
+        """Return the gaps as lines of text: one for each file that was skipped or read in part, and
+        one with the numbers of files not read.
+        """
+        lines = [f"file left out: {file['error']}" for file in self.skipped]
         lines += [
             f"read in part: {file['name']}: without {file['not_read']}"
             for file in self.read_in_part
@@ -34,7 +40,7 @@ class Gaps(msgspec.Struct, frozen=True):
 
 
 def gaps_of(manifest: Manifest, entries: Sequence[DocumentEntry]) -> Gaps:
-    """Return the gaps of an index with these entries."""
+    """Return the gaps of the index with this manifest and these source files."""
     return Gaps(
         manifest.files_not_read,
         [{"name": entry.source.name, "error": entry.error} for entry in entries if entry.error],
@@ -47,7 +53,7 @@ def gaps_of(manifest: Manifest, entries: Sequence[DocumentEntry]) -> Gaps:
 
 
 def gaps_at(folder: Path) -> Gaps | None:
-    """Return the gaps of the index in a folder; None if there is no readable index."""
+    """Return the gaps of the index in `folder`; None if there is no readable index."""
     try:
         manifest = read_manifest(folder)
         return gaps_of(manifest, read_table(folder / manifest.generation))

@@ -1,4 +1,6 @@
-"""An index: a folder with passages, their vectors and, optionally, word statistics."""
+"""Search in an index, which is a folder with passages, their vectors and, optionally, word
+statistics.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,13 +18,20 @@ from serving.retrieval.manifest import Manifest, check_files, read_manifest
 from serving.retrieval.passages import PassageStore
 
 DEPTH = 100
-"""Ranks that are fused. Fixed, so that the order of the first hits does not depend on `top_k`."""
+"""Number of ranks of each ranking that are fused. It is constant, so that the order of the first
+hits does not depend on `top_k`.
+"""
 _HITS_PER_PASSAGE = 8
-"""Hits searched for each passage wanted, so that copies of one text do not crowd out others."""
+"""Number of hits that are searched for each passage wanted, because copies of a text are left
+out.
+"""
 
 
 def fuse(rankings: Sequence[Sequence[Hit]], top_k: int, k: int = 60) -> list[Hit]:
-    """Merge rankings: a row scores the sum of 1 / (k + rank), ranks from 1; ties by row."""
+    """Merge rankings by reciprocal rank fusion, and return the `top_k` best rows. The score of a
+    row is the sum of 1 / (k + rank) over the rankings, with ranks from 1. Rows with equal scores
+    are in the order of their numbers.
+    """
     scores: dict[int, float] = {}
     for ranking in rankings:
         for rank, hit in enumerate(ranking[:DEPTH], 1):
@@ -32,7 +41,7 @@ def fuse(rankings: Sequence[Sequence[Hit]], top_k: int, k: int = 60) -> list[Hit
 
 
 class Index:
-    """An opened index. `search` blocks."""
+    """An opened index. Its methods block."""
 
     def __init__(
         self,
@@ -55,18 +64,19 @@ class Index:
         verify: bool = False,
         store: type[VectorIndex] = FaissIndex,
     ) -> Self:
-        """Open a finished index that was built with this embedder and store.
+        """Open the index in `folder`, which must have been built with the same embedder and store.
 
-        `verify`: read all files and compare their SHA-256. Raises `BadIndex`.
+        `verify`: whether to read all files and compare their SHA-256 with the manifest. Raises
+        `BadIndex`.
         """
         manifest = read_manifest(folder)
         built = (manifest.embedder, manifest.dimension)
         given = (embedder.identity, embedder.dimension)
         if built != given:
             raise BadIndex(
-                f"{folder}: built with the embedder {built[0]} (dimension {built[1]}), opened with "
-                f"{given[0]} (dimension {given[1]}); open it with the former, or build the index "
-                "again."
+                f"{folder}: the index was built with the embedder {built[0]} (dimension "
+                f"{built[1]}), but the configured embedder is {given[0]} (dimension {given[1]}); "
+                "configure the former, or build the index again."
             )
         check_files(folder, manifest, contents=verify)
         files = folder / manifest.generation
@@ -86,11 +96,13 @@ class Index:
         top_k: int,
         document: str | None = None,
     ) -> list[list[Passage]]:
-        """Return the `top_k` best passages of each query, best first, without repeated texts.
+        """Return the `top_k` best passages for each query, best first. Of passages with the same
+        text, only the best is returned.
 
-        `vectors` are the embedded `queries`, (batch, dimension) float32. Scores are cosines, or
-        sums of reciprocal ranks if the index has word statistics. `document`: as in
-        `Retriever.search`.
+        `vectors`: the embedded `queries`, an array of float32 of the shape (batch, dimension).
+        `document`: name of the only document to search, whose passages are returned in document
+        order; None to search all. Scores are cosines, or sums of reciprocal ranks if the index has
+        word statistics.
         """
         if document is not None:
             rows = self.passages.documents.get(document, range(0))
@@ -114,7 +126,9 @@ class Index:
         query: str,
         top_k: int,
     ) -> list[Passage]:
-        """Return the `top_k` best passages of a document, in the order of the document."""
+        """Return the `top_k` best passages of a document, in document order. `rows`: the document's
+        rows. `vector`: the embedded `query`.
+        """
         if not rows:
             return []
         hits = self.dense.within(vector, rows)
@@ -123,7 +137,7 @@ class Index:
         return [self._passage(hit) for hit in sorted(hits[:top_k])]
 
     def _distinct(self, hits: Iterable[Hit], top_k: int) -> list[Passage]:
-        """Return the first `top_k` passages with different texts."""
+        """Return the passages of the first `top_k` hits with different texts."""
         passages: dict[str, Passage] = {}
         for hit in hits:
             passage = self._passage(hit)

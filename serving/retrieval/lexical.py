@@ -1,4 +1,6 @@
-"""Lexical search: BM25 (bm25s, Lucene's variant) over folded terms, without English stop words."""
+"""Lexical search by BM25 (bm25s, Lucene's variant). Texts are folded and split into terms, and
+English stop words are left out.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -13,26 +15,29 @@ from serving.retrieval.dense import Hit
 from serving.retrieval.manifest import Manifest
 
 LEXICAL = "lexical-2"
-"""Folder of the statistics inside the index folder. Its number changes when texts are split into
-terms in another way, because queries must be split in the same way.
+"""Name of the folder with the word statistics, inside the folder of a generation. The number in the
+name is increased when the way of splitting texts into terms changes, because queries must be split
+in the same way as passages.
 """
 OUTDATED = (
-    "its word statistics are of another version of rolegate; run `rolegate index build` again, "
-    "which keeps the vectors."
+    "its word statistics were written by another version of rolegate; run `rolegate index build` "
+    "again, which keeps the vectors."
 )
 _ARTICLE = re.compile(r"\b(?:a|(?<![^.!?\n] )A)(?= \w)")
-"""The article "a", but not the letter, as in "Vitamin A" and "Article 5 (a)"."""
+"""Matches the article "a", but not the letter, as in "Vitamin A" and "Article 5 (a)"."""
 
 
 class LexicalIndex:
-    """The word statistics of a corpus, in memory."""
+    """The word statistics of a corpus, in memory, with the search by BM25."""
 
     def __init__(self, scores: Any) -> None:
         self._scores = scores
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Read the statistics. Raises `BadIndex`."""
+        """Read the word statistics in the folder of a generation. Raises `BadIndex` if they are
+        missing or damaged.
+        """
         import bm25s
 
         if not (folder / LEXICAL).is_dir():
@@ -41,15 +46,16 @@ class LexicalIndex:
             return cls(bm25s.BM25.load(str(folder / LEXICAL), show_progress=False))
         except (OSError, ValueError, KeyError) as error:
             raise BadIndex(
-                f"{folder / LEXICAL}: bm25s cannot read it; build the index again."
+                f"{folder / LEXICAL}: bm25s cannot read the word statistics; build the index again."
             ) from error
 
     def search(
         self, queries: Sequence[str], top_k: int, among: range | None = None
     ) -> list[list[Hit]]:
-        """Return the `top_k` best rows of each query that share a word with it, best first.
+        """Return the `top_k` best rows for each query, best first. Rows without any word of the
+        query are left out.
 
-        `among`: the rows to search; None for all.
+        `among`: the range of rows to search; None for all rows.
         """
         words = _words(queries, return_ids=False)
         size = self._scores.scores["num_docs"]
@@ -65,24 +71,29 @@ class LexicalIndex:
 
 
 def has_words(manifest: Manifest) -> bool:
-    """Return whether an index has word statistics of this version."""
+    """Return whether an index has word statistics that this version of rolegate can use."""
     return any(name.startswith(f"{LEXICAL}/") for name in manifest.files)
 
 
 def write_lexical(folder: Path, texts: Iterable[str]) -> None:
-    """Write the statistics of texts, in order. Raises `BadCorpus` if there are no words."""
+    """Write the word statistics of `texts`, which are in the order of the rows. Raises `BadCorpus`
+    if they contain no words except stop words.
+    """
     import bm25s
 
     words = _words(texts, return_ids=True)
     if not any(words.ids):
-        raise BadCorpus("The corpus has only stop words; build its index without word statistics.")
+        raise BadCorpus(
+            "The documents contain only stop words; set retrieval.lexical to false, or build the "
+            "index without word statistics."
+        )
     scores = bm25s.BM25()
     scores.index(words, show_progress=False)
     scores.save(str(folder / LEXICAL), show_progress=False)
 
 
 def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
-    """Return the terms of each text without stop words."""
+    """Return the terms of each text, without stop words, in the form that bm25s expects."""
     import bm25s
     from bm25s.stopwords import STOPWORDS_EN
 

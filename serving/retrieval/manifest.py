@@ -1,4 +1,6 @@
-"""The folder of an index: generations of files, and a manifest that names the current one."""
+"""The folder of an index. It contains one folder for each generation of the index's files, and a
+manifest that names the current generation.
+"""
 
 import fcntl
 import time
@@ -16,75 +18,84 @@ from serving.retrieval.passages import PASSAGES, PassageStore
 
 MANIFEST = "manifest.json"
 READING = 2
-"""Version of the readers: a build reads the files again that another version has read."""
+"""Version of the document readers. A build reads files again that another version has read."""
 BUILDING = ".building"
-"""Folder inside the index folder that becomes the next generation."""
+"""Name of the folder, inside the index folder, in which a build writes the next generation."""
 _LOCK = ".lock"
 _LOCK_INTERVAL_S = 0.2
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """Size and digest of a file."""
+    """Size and digest of a file of an index."""
 
     size_bytes: int
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The contents of an index folder."""
+    """Description of an index, which is stored in the index folder."""
 
     format: Literal[2]
     generation: str
-    """Folder inside the index folder that contains the files."""
+    """Name of the folder, inside the index folder, with the files of the current generation."""
     embedder: str
     """The embedder's `identity`."""
     dimension: int
+    """Number of components of a vector."""
     metric: Literal["inner_product", "l2"]
+    """Metric of the FAISS index."""
     passages: int
+    """Number of passages."""
     chunk_tokens: int
-    """Max tokens of a passage; 0 for an adopted index."""
+    """Max tokens of a passage; 0 for an index that was adopted from another program."""
     corpus_sha256: str
-    """Digest of the passages."""
+    """Digest of the file of passages, which identifies the index's contents."""
     lexical: bool
-    """Whether the index has BM25 statistics."""
+    """Whether the index has word statistics for BM25."""
     files: dict[str, FileEntry]
-    """Files by their path in the generation."""
+    """All files of the generation, by their path in its folder."""
     reading: int = 0
-    """The `READING` of the readers that read the documents."""
+    """The value of `READING` when the documents were read."""
     files_not_read: dict[str, int] = {}
-    """Number of files that are not in the index by suffix, most frequent first."""
+    """Number of files at the indexed places that are not in the index, by suffix, most frequent
+    first.
+    """
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of an index. Raises `BadIndex` if there is none of this format."""
+    """Read the manifest of the index in `folder`. Raises `BadIndex` if there is no manifest, or if
+    it is damaged or has another format.
+    """
     path = folder / MANIFEST
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
         raise BadIndex(
-            f"{folder}: no index here, or one whose build did not finish ({MANIFEST}: "
-            f"{error.strerror}); build it, or name another folder."
+            f"{folder}: contains no finished index ({MANIFEST}: {error.strerror}); build the "
+            "index, or choose another folder."
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadIndex(
-            f"{path}: damaged, or of another version ({error}); build the index again."
+            f"{path}: damaged, or written by another version ({error}); build the index again."
         ) from error
 
 
 def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
-    """Compare the sizes of all files, and with `contents` their SHA-256. Raises `BadIndex`."""
+    """Check that all files of an index exist and have the size that the manifest states. Raises
+    `BadIndex` if not. `contents`: whether to check their SHA-256 too.
+    """
     for name, entry in manifest.files.items():
         path = folder / manifest.generation / name
         if not path.is_file():
-            raise BadIndex(f"{path}: missing; restore it or build the index again.")
+            raise BadIndex(f"{path}: missing; restore the file, or build the index again.")
         if (size := path.stat().st_size) != entry.size_bytes:
             raise BadIndex(
-                f"{path}: {size} bytes where the manifest says {entry.size_bytes}; "
-                "restore it or build the index again."
+                f"{path}: its size is {size} B, but the manifest states {entry.size_bytes} B; "
+                "restore the file, or build the index again."
             )
         if contents and sha256_of(path) != entry.sha256:
             raise BadIndex(
-                f"{path}: altered since it was built; restore it or build the index again."
+                f"{path}: was altered after the build; restore the file, or build the index again."
             )
 
 
@@ -97,7 +108,9 @@ def publish(
     metric: Literal["inner_product", "l2"] = "inner_product",
     files_not_read: dict[str, int] | None = None,
 ) -> Manifest:
-    """Make the finished folder `BUILDING` of the index `out` the current generation."""
+    """Make the finished folder `BUILDING` of the index `out` the current generation, and return the
+    new manifest.
+    """
     folder = out / BUILDING
     files: dict[str, FileEntry] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -124,12 +137,12 @@ def publish(
 
 
 def write_manifest(out: Path, manifest: Manifest) -> None:
-    """Replace the manifest of the index `out`."""
+    """Replace the manifest of the index `out` atomically."""
     write_atomically(out / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
 
 
 def generations(out: Path) -> list[Path]:
-    """Return the folders of finished generations."""
+    """Return the folders of all finished generations in the index folder `out`."""
     return [
         path
         for path in out.iterdir()
@@ -138,10 +151,10 @@ def generations(out: Path) -> list[Path]:
 
 
 def check_place(out: Path) -> None:
-    """Raise `BadIndex` if the folder `out` contains anything but an index."""
+    """Raise `BadIndex` unless `out` is free, an empty folder, or the folder of an index."""
     if not out.is_dir():
         if out.exists():
-            raise BadIndex(f"{out}: is a file; name a folder for the index.")
+            raise BadIndex(f"{out}: is a file; choose a folder for the index.")
         return
     known = {path.name for path in generations(out) if (path / PASSAGES).is_file()}
     if known:
@@ -150,7 +163,8 @@ def check_place(out: Path) -> None:
     foreign = sorted(names - known)
     if foreign:
         raise BadIndex(
-            f"{out}: already exists and is no index ({foreign[0]}); name another folder."
+            f"{out}: already exists and is not an index (it contains {foreign[0]}); choose another "
+            "folder."
         )
 
 
@@ -158,14 +172,17 @@ def check_place(out: Path) -> None:
 def build_lock(
     folder: Path, *, wait: bool, waiting: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Hold the build lock of an index while the context is open.
+    """Hold the build lock of the index in `folder` while the context is open.
 
-    Another build makes it raise `BadIndex`, or with `wait`, call `waiting` until that has ended.
+    If another build holds the lock, `BadIndex` is raised, unless `wait` is true. Then the function
+    waits until the other build has ended, and calls `waiting` again and again meanwhile.
     """
     with (folder / _LOCK).open("wb") as file:
         while not _locked(file):
             if not wait:
-                raise BadIndex(f"{folder}: another build is running there; wait for it, or end it.")
+                raise BadIndex(
+                    f"{folder}: another build of this index is running; wait until it has ended."
+                )
             waiting()
             time.sleep(_LOCK_INTERVAL_S)
         yield

@@ -1,6 +1,7 @@
-"""Opening the retriever of a config: a remote one, or an index in this process.
+"""Opening of the retriever that a config describes: a remote server, or an index in this process.
 
-An index is brought up to date, opened, and replaced when another process builds a new generation.
+An index in this process is first brought up to date with its documents. When another process builds
+a new generation of the index, it replaces the open one.
 """
 
 import asyncio
@@ -31,7 +32,9 @@ from serving.retrieval.searcher import IndexSearcher
 
 T = TypeVar("T")
 Check = Callable[[], None]
-"""Raises `Stopped` once the work is cancelled. The work calls it regularly."""
+"""Function that raises `Stopped` once the work is cancelled. Work in a thread calls it
+regularly.
+"""
 
 _FOLLOW_INTERVAL_S = 1.0
 _LOG_INTERVAL_S = 2.0
@@ -47,9 +50,10 @@ async def open_embedder(
     cpu_threads: int = 1,
     on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[Embedder]:
-    """Open the embedder of a config, and start its engine. Raises `BadConfig`.
+    """Open the embedder that a config describes. If it runs on one of the `engines`, start that
+    engine first. Raises `BadConfig`.
 
-    `on_change`: as for the engine.
+    `log`, `cpu_threads` and `on_change` are passed on to `serving.engines.engine.engine`.
     """
     if config.in_process:
         yield MiniLM()
@@ -75,8 +79,8 @@ async def open_embedder(
 def _endpoint(config: EmbedderConfig) -> EndpointEmbedder:
     if config.base_url is None or config.model is None or config.dimension is None:
         raise BadConfig(
-            "retrieval.embedder: an embedder outside this process needs base_url (or engine), "
-            "model and dimension."
+            "retrieval.embedder: an embedder with engine or base_url also needs model and "
+            "dimension; set them."
         )
     for problem in key_problems("retrieval.embedder.api_key_env", config.api_key_env):
         raise BadConfig(problem)
@@ -99,10 +103,10 @@ async def open_retriever(
     cpu_threads: int = 1,
     on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[IndexRetriever]:
-    """Open the retriever of a config, with its embedder's engine.
+    """Open the retriever that a config describes, with its embedder and the embedder's engine.
 
-    `cpu_threads`, `on_change`: as for `serving.engines.engine.engine`. Raises `BadConfig` or
-    `BadIndex`.
+    `log`, `cpu_threads` and `on_change` are passed on to `serving.engines.engine.engine`. Raises
+    `BadConfig` or `BadIndex`.
     """
     if config.address is not None:
         remote = RemoteRetriever(config.address, timeout_s=config.timeout_s)
@@ -125,26 +129,34 @@ async def open_retriever(
 
 
 async def check_access(retriever: Retriever) -> None:
-    """Raise `BadConfig` if documents cannot be opened; log a warning if the retriever is down."""
+    """Check that the retriever can open documents, which `search.access` requires. Raises
+    `BadConfig` if it cannot. If the retriever is down, only log a warning.
+    """
     try:
         for passage in (await retriever.search(["document"], 1))[0]:
             if not passage.document:
-                raise BadConfig("search.access: the passages name no documents; set it to false.")
-            # A server that ignores the field finds passages in any document
+                raise BadConfig(
+                    "search.access: the index does not record the documents of its passages, so "
+                    "executors cannot open documents; set search.access to false."
+                )
+            # Also search a document that does not exist: a server that ignores the field
+            # `document` finds passages of other documents, which the retriever refuses.
             for name in (passage.document, "\0"):
                 await retriever.search(["document"], 1, name)
     except (UpstreamRefused, BadIndex) as error:
-        raise BadConfig(f"search.access: {error}; set it to false.") from error
+        raise BadConfig(f"search.access: {error}; set search.access to false.") from error
     except UpstreamError:
         _log.warning("retrieval.access_unchecked")
 
 
 class Stopped(Exception):
-    """The work was cancelled."""
+    """Raised in a thread to end work that was cancelled."""
 
 
 async def stoppable(work: Callable[[Check], T]) -> T:
-    """Run `work` in a thread and return its result. On cancellation, wait until it has ended."""
+    """Run `work` in a thread and return its result. If this coroutine is cancelled, make `work`
+    stop at its next check, and wait until it has ended.
+    """
     stopped = Event()
 
     def check() -> None:
@@ -164,7 +176,9 @@ async def stoppable(work: Callable[[Check], T]) -> T:
 async def _open_searcher(
     config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None]
 ) -> AsyncIterator[IndexSearcher]:
-    """Bring the config's index up to date, search it, and follow its new generations."""
+    """Bring the config's index up to date and open a searcher for it. While the context is open,
+    new generations of the index replace the open one.
+    """
     index = await stoppable(partial(_open_up_to_date, config, embedder, log))
     searcher = IndexSearcher(index, embedder)
     try:
@@ -194,14 +208,16 @@ async def _follow(
     seen: Manifest | None,
     embedder: Embedder,
 ) -> None:
-    """Swap each new generation of the index into `searcher`; skip one that cannot be opened."""
+    """Make `searcher` use each new generation of the index as it appears. A generation that cannot
+    be opened is skipped. Runs forever. `seen`: the manifest of the open generation.
+    """
     while True:
         await asyncio.sleep(_FOLLOW_INTERVAL_S)
         manifest = await asyncio.to_thread(_manifest, config)
         if manifest is None or manifest == seen:
             continue
         seen = manifest
-        with errors_logged(_log, "retrieval.not_swapped"):  # it may already be removed
+        with errors_logged(_log, "retrieval.not_swapped"):  # the generation may be removed already
             searcher.swap(await asyncio.to_thread(_open, config, embedder))
             _log.info(
                 "retrieval.swapped",
@@ -214,9 +230,9 @@ def _open(config: RetrievalConfig, embedder: Embedder) -> Index:
     index = Index.open(Path(config.index or ""), embedder)
     if index.manifest.lexical != config.lexical:
         raise BadIndex(
-            f"{config.index}: built {'with' if index.manifest.lexical else 'without'} word "
-            f"statistics, but retrieval.lexical is {str(config.lexical).lower()}; change the key, "
-            "or build the index again."
+            f"{config.index}: was built {'with' if index.manifest.lexical else 'without'} "
+            f"word statistics, but retrieval.lexical is {str(config.lexical).lower()}; change the "
+            "key, or build the index again."
         )
     return index
 
@@ -233,7 +249,9 @@ def _update(
     log: Callable[[str], None],
     check: Check,
 ) -> None:
-    """Bring the index up to date. If that fails, the existing index is served."""
+    """Bring the index up to date with its documents. If that fails and there is an older index, log
+    the error and keep the older index. If there is none, the error is raised.
+    """
     logged_at = time.monotonic()
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -265,11 +283,11 @@ def _update(
     for entry in built.skipped:
         log(f"retrieval: skipped {entry.error}")
     for link in built.files.links:
-        log(f"retrieval: not followed: {link}")
+        log(f"retrieval: symbolic link not followed: {link}")
 
 
 def identity_of(config: EmbedderConfig) -> str:
-    """Return the `identity` of the embedder of a config."""
+    """Return the `identity` of the embedder that a config describes, without opening it."""
     if config.in_process:
         return MiniLM.identity
     return endpoint_identity(config.model or "", config.passage_prefix)

@@ -1,4 +1,6 @@
-"""The passages of an index: memory-mapped JSON lines, and an array with the offsets of the rows."""
+"""Storage of an index's passages: a memory-mapped file of JSON lines, one per passage, and an array
+with the offset of each line.
+"""
 
 import json
 import mmap
@@ -23,15 +25,19 @@ DOCUMENTS = "documents.jsonl"
 
 
 def embedded_text(passage: Passage) -> str:
-    """Return the text of a passage that is embedded and counted for BM25."""
+    """Return the text that stands for a passage in searches: its title and its text. This is what
+    is embedded, and what the BM25 statistics are made from.
+    """
     return f"{passage.title}\n{passage.text}"
 
 
 class PassageStore:
-    """A sequence of passages by row. The files are mapped as long as the object exists."""
+    """The passages of an index, as a sequence by row number. The files stay mapped as long as the
+    object exists. Access to a damaged row raises `BadIndex`.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Raises `BadIndex` if the files do not belong together, as later for a damaged row."""
+        """Raises `BadIndex` if the files are missing or do not belong together."""
         self._path = folder / PASSAGES
         try:
             self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
@@ -47,7 +53,8 @@ class PassageStore:
             or self._offsets[-1] != len(self._lines)
         ):
             raise BadIndex(
-                f"{folder / OFFSETS}: does not belong to {PASSAGES}; build the index again."
+                f"{folder / OFFSETS}: does not match {PASSAGES} in the same folder; build the "
+                "index again."
             )
 
     def __len__(self) -> int:
@@ -63,7 +70,9 @@ class PassageStore:
 
     @cached_property
     def documents(self) -> dict[str, range]:
-        """The rows of each document. The first access reads all passages."""
+        """The range of row numbers of each document, by the document's name. The first access reads
+        all passages.
+        """
         rows: dict[str, range] = {}
         decoder = msgspec.json.Decoder(_Named)
         for row in range(len(self)):
@@ -81,9 +90,10 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 class PassageWriter:
-    """Writes both files, the offsets when the context is left without an error.
+    """Writes the passages and offsets of a new index. It is a context manager: the file of offsets
+    is written on exit, unless an error was raised.
 
-    Only the ids of the passages are in memory.
+    Only the ids of the passages are kept in memory.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -92,7 +102,7 @@ class PassageWriter:
         self._encoder = msgspec.json.Encoder()
         self._offsets = array("q", [0])
         self._rows: dict[str, int] = {}
-        """Rows by id, in order."""
+        """Row number of each passage by its id, in the order of the rows."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -108,9 +118,10 @@ class PassageWriter:
             np.save(self._folder / OFFSETS, np.frombuffer(self._offsets, dtype=np.int64))
 
     def write(self, placed: Iterable[tuple[str, Passage]]) -> None:
-        """Add passages, each with its place for error messages; if one fails, add none.
+        """Add passages. If an error is raised, none of them is added.
 
-        Raises `DuplicateId`, and what reading the passages raises.
+        `placed`: pairs of a passage's place, for error messages, and the passage. Raises
+        `DuplicateId` if an id occurs twice, and the errors that reading `placed` raises.
         """
         before = len(self)
         try:
@@ -119,8 +130,8 @@ class PassageWriter:
                     if passage.id in self._rows:
                         other = self._document(self._rows[passage.id])
                         raise DuplicateId(
-                            f"{where}: the id {passage.id!r} is given to {other} too; give each "
-                            "row its own id."
+                            f"{where}: the id {passage.id!r} is also the id of {other}; give each "
+                            "row a different id."
                         )
                     self._rows[passage.id] = len(self)
                     self._offsets.append(
@@ -140,30 +151,30 @@ class PassageWriter:
 
 
 class DocumentEntry(msgspec.Struct, frozen=True):
-    """One source and its passages."""
+    """One source file of an index, and which passages come from it."""
 
     source: SourceFile
     first_row: int
-    """Row of its first passage."""
+    """Row number of the file's first passage."""
     passages: int
     """Number of passages."""
     error: str = ""
-    """Reason why it could not be read; then it has no passages."""
+    """Why the file could not be read, in which case it has no passages; empty if it was read."""
     unread: str = ""
-    """Parts that were not read."""
+    """Description of the parts of the file that were not read; empty if there are none."""
 
 
 def write_table(folder: Path, entries: Sequence[DocumentEntry]) -> None:
-    """Write one line for each source."""
-    # JSON of the standard library, because paths may contain surrogates
+    """Write the list of source files, one line for each."""
+    # The standard library's JSON, because paths may contain surrogates, which msgspec refuses
     lines = (json.dumps(msgspec.to_builtins(entry)) + "\n" for entry in entries)
     (folder / DOCUMENTS).write_text("".join(lines), "ascii")
 
 
 def read_table(folder: Path) -> list[DocumentEntry]:
-    """Read the entries in the order of their passages.
+    """Read the list of source files, in the order of their passages.
 
-    Raises `OSError`, `ValueError` and `msgspec.ValidationError`.
+    Raises `OSError`, `ValueError` or `msgspec.ValidationError` if it cannot be read.
     """
     lines = (folder / DOCUMENTS).read_bytes().splitlines()
     return [msgspec.convert(json.loads(line), DocumentEntry) for line in lines]

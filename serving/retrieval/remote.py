@@ -1,4 +1,4 @@
-"""Retrieval from a `rolegate.v1.RetrievalService` at an address."""
+"""Retrieval from a server of the gRPC service `rolegate.v1.RetrievalService`."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _REFUSED = frozenset(
     "INVALID_ARGUMENT NOT_FOUND ALREADY_EXISTS PERMISSION_DENIED FAILED_PRECONDITION OUT_OF_RANGE "
     "UNIMPLEMENTED UNAUTHENTICATED".split()
 )
-"""Status codes of errors that a retry does not change."""
+"""Names of gRPC status codes after which a retry would fail in the same way."""
 _RETRY = {
     "maxAttempts": 3,
     "initialBackoff": "0.1s",
@@ -31,14 +31,18 @@ _RETRIES = {
     ],
     "retryThrottling": {"maxTokens": 20, "tokenRatio": 0.2},
 }
-"""The service config of gRPC. The throttling stops retries when half of the searches fail."""
+"""gRPC's service config. The throttling stops retries while half of the searches fail."""
 
 
 class RemoteRetriever:
-    """A `Retriever` over one plaintext gRPC channel. Create it while an event loop runs."""
+    """A `Retriever` that sends searches over one plaintext gRPC channel. It must be created while
+    an event loop runs.
+    """
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
-        """`address`: `host:port`. `timeout_s`: limit of one search, including connecting."""
+        """`address`: the server's `host:port`. `timeout_s`: timeout of one search, including
+        connecting and retries.
+        """
         self._address = address
         self._timeout_s = timeout_s
         self._channel = grpc.aio.insecure_channel(
@@ -50,14 +54,15 @@ class RemoteRetriever:
         )
         self._stub = RetrievalServiceStub(self._channel)
         self.index_id: str | None = None
-        """Index of the last search; None if the server does not report it."""
+        """Identifier of the index that the server reported in the last response; None if it reports
+        none.
+        """
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
     ) -> list[list[Passage]]:
-        """See `Retriever.search`. An unavailable server gets two retries within the timeout.
-
-        Cancelling the task cancels the call.
+        """See `Retriever.search`. If the server is unavailable, the search is retried twice within
+        the timeout. Cancelling the task cancels the call.
         """
         if not queries:
             return []
@@ -69,7 +74,8 @@ class RemoteRetriever:
             raise kind(f"{error.code().name}: {error.details()}", endpoint=self._address) from error
         if len(response.results) != len(queries):
             raise UpstreamProtocolError(
-                f"{len(queries)} queries were sent, but {len(response.results)} results received",
+                "the retrieval server must return one result per query "
+                f"(queries: {len(queries)}, results: {len(response.results)})",
                 endpoint=self._address,
             )
         self.index_id = response.index_id or None
@@ -80,7 +86,7 @@ class RemoteRetriever:
         documents = {passage.document for passage in chain.from_iterable(results)}
         if document is not None and documents - {document}:
             raise UpstreamRefused(
-                "the retrieval server cannot open documents", endpoint=self._address
+                "the retrieval server cannot search within one document", endpoint=self._address
             )
         return results
 
@@ -90,7 +96,7 @@ class RemoteRetriever:
 
 
 def passage_from_proto(passage: evidence_pb2.Passage) -> Passage:
-    """Convert a message to a passage."""
+    """Convert a protobuf message to a passage."""
     page = passage.page if passage.HasField("page") else None
     return Passage(
         passage.passage_id,

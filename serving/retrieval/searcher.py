@@ -1,8 +1,8 @@
 """Retrieval from an index in this process.
 
-Embedding is faster in batches. So one thread embeds and searches, and all searches that arrive
-while it works form its next batch. Each search waits for a future, which the event loop resolves
-when the batch is done.
+Embedding is faster in batches. So a single thread embeds and searches, and all searches that arrive
+while it works form its next batch. Each search waits for a future, which is resolved on the event
+loop when the batch is done.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 
 _Results = dict[str, list[Passage]]
-"""Passages by query."""
+"""The passages found for each query, by query."""
 _Scope = tuple[int, str | None]
-"""`top_k`, and the document to search; None for all documents."""
+"""Scope of a search: `top_k`, and the document to search, which is None for all documents."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Searched:
-    """An index, and a cache of its results."""
+    """The current index, and a cache of its results."""
 
     index: Index
     cache: LRUCache[tuple[str, _Scope], list[Passage]]
-    """Used on the event loop only."""
+    """Passages by query and scope. Used only on the event loop, not in the thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class _Request:
 class IndexSearcher:
     """A `Retriever` over an `Index`, with one thread that embeds and searches in batches.
 
-    Results do not depend on the batch, as far as an embedding endpoint guarantees that.
+    The results of a query do not depend on the other queries in its batch, unless the embedder is
+    an endpoint whose vectors depend on the batch.
     """
 
     def __init__(
@@ -58,27 +59,29 @@ class IndexSearcher:
         max_batch: int = 64,
         cache: int = 10_000,
     ) -> None:
-        """`max_batch`: a batch with so many queries is full. `cache`: max number of queries whose
-        passages are cached, until the index is swapped.
+        """`max_batch`: number of queries at which a batch is full. `cache`: max number of queries
+        whose passages are cached. The cache is emptied when the index is swapped.
         """
         self._embedder = embedder
         self._batch_queries = max_batch
         self._cache_queries = cache
         self._searched = _Searched(index, LRUCache(cache))
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
-        """None ends the thread."""
+        """Waiting searches. The item None makes the thread end."""
         self._thread = Thread(target=self._serve, name="index-searcher", daemon=True)
         self._thread.start()
 
     @property
     def index_id(self) -> str:
-        """Identity of the current index."""
+        """Identifier of the current index: the digest of its passages."""
         return self._searched.index.manifest.corpus_sha256
 
     async def search(
         self, queries: Sequence[str], top_k: int, document: str | None = None
     ) -> list[list[Passage]]:
-        """See `Retriever.search`. Ignores surplus white space. Raises what the embedder raises."""
+        """See `Retriever.search`. Surplus white space in queries is ignored. Raises the errors of
+        the embedder.
+        """
         normalized = [" ".join(query.split()) for query in queries]
         cache = self._searched.cache
         scope = (top_k, document)
@@ -93,15 +96,17 @@ class IndexSearcher:
             self._requests.put(request)
             results |= await request.results
         else:
-            await asyncio.sleep(0)  # a loop of cached searches does not block other tasks
+            await asyncio.sleep(0)  # so that a loop of cached searches does not block other tasks
         return [list(results[query]) for query in normalized]
 
     def swap(self, index: Index) -> None:
-        """Search `index` from the next batch on; the current batch ends with the previous index."""
+        """Replace the index: the next batch searches `index`. A batch that is being searched still
+        uses the previous index.
+        """
         self._searched = _Searched(index, LRUCache(self._cache_queries))
 
     async def close(self) -> None:
-        """Finish the waiting searches and end the thread. Index and embedder stay open."""
+        """Finish all waiting searches and end the thread. The index and the embedder stay open."""
         self._requests.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -112,14 +117,16 @@ class IndexSearcher:
             batch[0].results.get_loop().call_soon_threadsafe(_deliver, batch, outcomes, searched)
 
     def _next_batch(self) -> list[_Request]:
-        """Wait for a request, and return all that are waiting; an empty list ends the thread."""
+        """Wait until there is a request, and return all waiting requests up to a full batch. Return
+        an empty list if the thread should end.
+        """
         batch: list[_Request] = []
         size = 0
         while not batch or (size < self._batch_queries and not self._requests.empty()):
             request = self._requests.get()
             if request is None:
                 if batch:
-                    self._requests.put(None)  # end after this batch
+                    self._requests.put(None)  # put it back, to end after this batch
                 break
             if not request.results.cancelled():
                 batch.append(request)
@@ -127,13 +134,13 @@ class IndexSearcher:
         return batch
 
     def _outcomes(self, batch: list[_Request], index: Index) -> list[_Results | Exception]:
-        """Return the results of each request, or its error."""
+        """Return, for each request of the batch, its results or its error."""
         try:
             results = self._search(batch, index)
         except UpstreamRefused as error:
             if len(batch) == 1:
                 return [error]
-            # The query of one request must not fail the others
+            # One request with a refused query must not make the others fail, so search one by one
             return [self._outcomes([request], index)[0] for request in batch]
         except Exception as error:
             return [error] * len(batch)
@@ -144,7 +151,9 @@ class IndexSearcher:
     def _search(
         self, batch: list[_Request], index: Index
     ) -> dict[tuple[str, _Scope], list[Passage]]:
-        """Return the passages by query and scope. Each query is embedded once."""
+        """Search for all queries of a batch; return the passages by query and scope. A query that
+        occurs several times is embedded once.
+        """
         rows = {query: row for row, query in enumerate(_distinct(batch))}
         vectors = self._embedder.embed(list(rows), queries=True)
         results: dict[tuple[str, _Scope], list[Passage]] = {}
@@ -159,7 +168,7 @@ class IndexSearcher:
 def _deliver(
     batch: list[_Request], outcomes: list[_Results | Exception], searched: _Searched
 ) -> None:
-    """Resolve the futures of a batch, and cache the results."""
+    """Resolve the futures of a batch with its `outcomes`, and cache the results."""
     for request, outcome in zip(batch, outcomes, strict=True):
         is_open = not request.results.done()  # done if the search was cancelled
         if isinstance(outcome, Exception):

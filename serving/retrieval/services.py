@@ -1,4 +1,6 @@
-"""Retrieval services: `rolegate.v1.RetrievalService`, and HTTP `POST /retrieve`."""
+"""Servers that offer an index to other processes: gRPC `rolegate.v1.RetrievalService`, and HTTP
+`POST /retrieve`.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -19,42 +21,45 @@ MAX_QUERIES = 256
 MAX_QUERY_CHARS = 8192
 MAX_TOP_K = 100
 MAX_PASSAGES = 2560
-"""Max passages of a search, over all its queries."""
+"""Max passages of one search, for all of its queries together."""
 MAX_BODY_BYTES = 1 << 20
 
 _log = structlog.get_logger()
 
 
 def checked_top_k(queries: Sequence[str], top_k: int, default: int) -> int:
-    """Return `top_k`, or `default` if it is 0. Raises `BadRequest` for a request over the limits.
+    """Check a search request, and return `top_k`, or `default` if `top_k` is 0.
 
-    The limits are 1 to 256 queries of 1 to 8192 characters, a `top_k` of 0 to 100, and 2560
-    passages for all queries together.
+    A request may have 1 to 256 queries of 1 to 8192 characters, a `top_k` of 0 to 100, and 2560
+    passages for all queries together. Raises `BadRequest` if it exceeds one of these limits.
     """
     if not 1 <= len(queries) <= MAX_QUERIES:
-        raise BadRequest(f"queries: {len(queries)} were sent; send 1 to {MAX_QUERIES}.")
+        raise BadRequest(f"queries: must be 1 to {MAX_QUERIES} queries, got {len(queries)}.")
     for number, query in enumerate(queries):
         if not query.strip():
-            raise BadRequest(f"queries[{number}]: empty; write a query or leave it out.")
+            raise BadRequest(f"queries[{number}]: is empty; write a query, or leave it out.")
         if len(query) > MAX_QUERY_CHARS:
             raise BadRequest(
-                f"queries[{number}]: {len(query)} characters; send at most {MAX_QUERY_CHARS}."
+                f"queries[{number}]: must have at most {MAX_QUERY_CHARS} characters, got "
+                f"{len(query)}."
             )
     if not 0 <= top_k <= MAX_TOP_K:
         raise BadRequest(
-            f"top_k: {top_k}; send 1 to {MAX_TOP_K}, or 0 for the default of {default}."
+            f"top_k: must be 1 to {MAX_TOP_K}, or 0 for the default of {default}, got {top_k}."
         )
     top_k = top_k or default
     if len(queries) * top_k > MAX_PASSAGES:
         raise BadRequest(
-            f"top_k: {top_k} passages for each of {len(queries)} queries; a search returns at most "
-            f"{MAX_PASSAGES}, so send fewer queries at a time."
+            f"top_k: {len(queries)} queries with {top_k} passages each exceed the limit of "
+            f"{MAX_PASSAGES} passages per search; send fewer queries at a time."
         )
     return top_k
 
 
 class RetrievalServicer(RetrievalServiceServicer):
-    """The gRPC service. The server's interceptor translates errors of `router.errors`."""
+    """The gRPC service. The server's interceptor translates errors of `router.errors` to gRPC
+    statuses.
+    """
 
     def __init__(
         self,
@@ -63,7 +68,9 @@ class RetrievalServicer(RetrievalServiceServicer):
         default_top_k: int = 3,
         index_id: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`index_id`: returns `IndexRetriever.index_id`."""
+        """`retriever`: does the searching. `default_top_k`: passages per query if a request leaves
+        `top_k` at 0. `index_id`: returns the identifier of the retriever's index, or None.
+        """
         self._retriever = retriever
         self._default_top_k = default_top_k
         self._index_id = index_id
@@ -73,7 +80,9 @@ class RetrievalServicer(RetrievalServiceServicer):
         request: SearchRequest,
         context: grpc.aio.ServicerContext[SearchRequest, SearchResponse],
     ) -> SearchResponse:
-        """Search. Raises `BadRequest`, and what the retriever raises."""
+        """Answer the RPC `Search`: return the passages for each query. Raises `BadRequest`, and the
+        errors of the retriever.
+        """
         queries = list(request.queries)
         top_k = checked_top_k(queries, request.top_k, self._default_top_k)
         document = request.document if request.HasField("document") else None
@@ -83,7 +92,7 @@ class RetrievalServicer(RetrievalServiceServicer):
 
 
 def passage_to_proto(passage: Passage) -> evidence_pb2.Passage:
-    """Convert a passage to a message."""
+    """Convert a passage to a protobuf message."""
     return evidence_pb2.Passage(
         passage_id=passage.id,
         title=passage.title,
@@ -105,10 +114,12 @@ class _Body(msgspec.Struct, frozen=True):
 def retrieval_app(
     retriever: Retriever, *, default_top_k: int = 3, readiness: Readiness | None = None
 ) -> web.Application:
-    """Return the HTTP application.
+    """Return the HTTP application with the routes `POST /retrieve` and `GET /health`.
 
-    Errors are `{"error": …}`: 400, 413 above 1 MiB, 421 for an unknown host name, and 503 without
-    internals. `readiness`: `GET /health` returns 503 while retrieval is down.
+    Errors have the body `{"error": …}`. The statuses are 400 for an invalid request, 413 for a body
+    above 1 MiB, 421 for an unknown host name, and 503 if the search failed, without details.
+    `default_top_k`: passages per query if a request has no `topk`. `readiness`: if given,
+    `GET /health` returns 503 while retrieval is down.
     """
 
     async def retrieve(request: web.Request) -> web.Response:
@@ -116,7 +127,8 @@ def retrieval_app(
         queries = body.query_list if body.queries is None else body.queries
         if queries is None or (body.queries is not None and body.query_list is not None):
             raise BadRequest(
-                'Send the queries either as "queries" or as "query_list", a list of strings.'
+                'The body must have exactly one of the fields "queries" and "query_list", a list '
+                "of strings."
             )
         top_k = checked_top_k(queries, body.topk or body.k or 0, default_top_k)
         results = await retriever.search(queries, top_k)
@@ -158,7 +170,7 @@ def _decoded(body: bytes) -> _Body:
         return msgspec.json.decode(body, type=_Body)
     except JSON_ERRORS as error:
         raise BadRequest(
-            f"The body cannot be used: {error}. "
+            f"The body is invalid: {error}. "
             'Send {"queries": ["…"], "topk": 3} or {"query_list": ["…"], "k": 3}.'
         ) from error
 

@@ -1,4 +1,7 @@
-"""Metrics for Prometheus: counters and histograms of finished work, and gauges of current state."""
+"""Metrics for Prometheus: counters and histograms of finished work, and gauges of current state.
+
+Names and help texts are listed in `docs/metrics.md`.
+"""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,10 +26,10 @@ _LAG_INTERVAL_S = 0.25
 
 
 class Metrics:
-    """An `Observer` that counts in its own registry."""
+    """An `Observer` that counts requests, runs, calls and searches in a Prometheus registry."""
 
     def __init__(self, *collectors: Collector) -> None:
-        """`collectors`: gauges of the current state."""
+        """`collectors`: further collectors to register, such as `Gauges`."""
         self.registry = registry = CollectorRegistry()
         ProcessCollector(namespace="rolegate", registry=registry)
         for collector in collectors:
@@ -50,7 +53,10 @@ class Metrics:
             )
 
         self._in_flight = Gauge(
-            "rolegate_requests_in_flight", "Requests in flight", ("rpc",), registry=registry
+            "rolegate_requests_in_flight",
+            "Requests that are being served",
+            ("rpc",),
+            registry=registry,
         )
         self._requests = counter("requests", "Finished requests", "rpc", "code")
         self._request_s = histogram("request", "Duration of requests", "rpc")
@@ -74,7 +80,8 @@ class Metrics:
         self._first_token_s = histogram("first_token", "Time to the first token", "role")
         self._tokens = counter(
             "tokens",
-            "Tokens; cached and reasoning are included in prompt and completion",
+            "Tokens of model calls. Prompt tokens include the cached ones, and completion tokens "
+            "the reasoning ones",
             "role",
             "kind",
         )
@@ -82,10 +89,16 @@ class Metrics:
             "wasted_tokens", "Tokens of attempts whose output was discarded", "role"
         )
         self._unknown = counter("uncounted_calls", "Attempts with unknown token counts", "role")
-        self._dollars = counter("cost_usd", "Cost of tokens with a known price", "role")
-        self._searches = counter("searches", "Searches; error is empty on success", "error")
+        self._dollars = counter(
+            "cost_usd", "Cost in US dollars of calls with a known price", "role"
+        )
+        self._searches = counter(
+            "searches", "Finished searches. The label error is empty on success", "error"
+        )
         self._search_s = histogram("search", "Duration of searches")
-        self._lag_s = histogram("event_loop_lag", "Lag of the event loop", buckets=_LAG_SECONDS)
+        self._lag_s = histogram(
+            "event_loop_lag", "Delay with which the event loop runs a timer", buckets=_LAG_SECONDS
+        )
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
         """Count a request in flight."""
@@ -145,7 +158,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Gauges(Collector):
-    """A collector of the current state. It runs on the event loop."""
+    """A Prometheus collector of a gateway's current state. Call it on the event loop."""
 
     admission: Admission
     upstreams: Upstreams
@@ -159,13 +172,13 @@ class Gauges(Collector):
         counter = CounterMetricFamily
         by = "deployment"
         admission = self.admission
-        yield gauge("rolegate_runs_in_flight", "Runs in flight", value=admission.running)
-        yield gauge("rolegate_runs_queued", "Runs waiting to start", value=admission.waiting)
+        yield gauge("rolegate_runs_in_flight", "Runs that are running", value=admission.running)
+        yield gauge("rolegate_runs_queued", "Runs that wait to start", value=admission.waiting)
         attempts = [(name, role.in_flight) for name, role in roles]
         yield _family(
             gauge,
             "role_calls_in_flight",
-            "Attempts in flight",
+            "Attempts of model calls in flight",
             attempts,
             "role",
         )
@@ -173,7 +186,7 @@ class Gauges(Collector):
         yield _family(
             gauge,
             "role_calls_queued",
-            "Attempts waiting for a slot",
+            "Attempts of model calls that wait because of max_in_flight",
             waiting,
             "role",
         )
@@ -193,7 +206,7 @@ class Gauges(Collector):
         yield _family(
             gauge,
             "breaker_state",
-            "1 for the current state",
+            "State of the circuit breaker: 1 for the current state, 0 for the others",
             states,
             by,
             "state",
@@ -202,7 +215,7 @@ class Gauges(Collector):
         yield _family(
             counter,
             "breaker_openings",
-            "Openings of circuit breakers",
+            "Number of times the circuit breaker has opened",
             openings,
             by,
         )
@@ -210,14 +223,14 @@ class Gauges(Collector):
         yield _family(
             gauge,
             "endpoint_calls_in_flight",
-            "Calls in flight",
+            "Model calls in flight at the deployment",
             calls,
             by,
         )
 
         if self.reports is not None:
             reports = asdict(self.reports).items()
-            what = "Sub-queries by the origin of their report"
+            what = "Sub-queries by the origin of their report (kept, shared or worked)"
             yield _family(
                 counter,
                 "sub_queries",
@@ -234,7 +247,7 @@ def _family(
     rows: Iterable[tuple[str | float, ...]],
     *labels: str,
 ) -> Metric:
-    """Return a metric. `rows`: the values of its labels, then its own value."""
+    """Return a metric family. `rows`: for each metric, the values of its labels, then its value."""
     family = kind(f"rolegate_{name}", what, labels=labels)
     for *names, value in rows:
         family.add_metric(list(map(str, names)), float(value))

@@ -1,4 +1,4 @@
-"""Opening the observers of a config's telemetry section."""
+"""Open the observers that `[telemetry]` configures: metrics and traces."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -21,7 +21,7 @@ _EXPORT_S = 5
 
 @dataclass(slots=True)
 class Watched:
-    """Parts of a gateway that observers read."""
+    """Parts of a gateway whose state observers report."""
 
     admission: Admission
     upstreams: Upstreams
@@ -38,9 +38,11 @@ async def open_observers(
     watched: Watched,
     hosts: Iterable[str] = (),
 ) -> AsyncIterator[Observers]:
-    """Open the configured observers. Libraries of others are not imported.
+    """Open the configured observers while the context is open. The libraries of an observer are
+    only imported if it is configured.
 
-    `hosts`: as for `HTTPServer`. Raises `BadConfig`.
+    `hosts`: host names under which the metrics may be requested, as for `HTTPServer`. Raises
+    `BadConfig`.
     """
     async with AsyncExitStack() as stack:
         observers: list[Observer] = []
@@ -78,7 +80,7 @@ async def _metrics(
 
 @asynccontextmanager
 async def _traces(endpoint: str, contents: bool, watched: Watched) -> AsyncIterator[Observer]:
-    # Its extra is checked before a gateway starts
+    # That the extra `otlp` is installed has been checked when the gateway started.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

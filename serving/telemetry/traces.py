@@ -1,8 +1,9 @@
-"""Runs as OpenTelemetry spans.
+"""Export runs as OpenTelemetry spans.
 
-Each run is an `invoke_workflow` span, which is the current span during the run. Its children are a
-`chat` for each attempt of a call, a `retrieval` for each query, and an `invoke_agent` for each
-sub-query, which is the parent of that sub-query's chats.
+Each run is an `invoke_workflow` span, which is the current span during the run. It has these
+children: an `invoke_agent` span for each sub-query, a `retrieval` span for each search, and a
+`chat` span for each attempt of a model call. The `chat` spans of a sub-query are children of its
+`invoke_agent` span.
 """
 
 import json
@@ -41,21 +42,23 @@ _Attributes = Mapping[str, str | int | float | None]
 
 
 class Traces:
-    """An `Observer` that makes spans, in the trace of a request's `traceparent` if it has one."""
+    """An `Observer` that makes spans. If a request has the header `traceparent`, its spans belong
+    to that trace.
+    """
 
     def __init__(
         self, provider: TracerProvider, addresses: Mapping[str, str | None], *, contents: bool
     ) -> None:
         """`provider`: receives the spans; the caller closes it. `addresses`: base URLs by
-        deployment. `contents`: put questions, sub-queries and answers into spans, except for
-        private runs.
+        deployment. `contents`: put the texts of questions, sub-queries and answers into spans;
+        never done for private runs.
         """
         self._tracer = provider.get_tracer("rolegate")
         self._addresses = addresses
         self._contents = contents
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
-        """Read the caller's trace context."""
+        """Read the trace context from the request's headers, for the run that follows."""
         _caller.set(TraceContextTextMapPropagator().extract(metadata, Context()))
 
     def request_ended(self, method: str, code: str, duration_s: float) -> None:
@@ -74,7 +77,7 @@ class Traces:
         duration_s: float,
         error: str | None,
     ) -> None:
-        """Make the span of a search, without its text: a run may be private."""
+        """Make the span of a search, without its query, because the run may be private."""
         run = get_current_span()
         if run.is_recording():
             during = (began_at, began_at + duration_s)
@@ -131,8 +134,8 @@ class Traces:
         *,
         contents: bool,
     ) -> None:
-        """Make the span of a sub-query, and those of its calls. Without an execution, its output
-        was discarded.
+        """Make the spans of a sub-query and of its calls. `execution`: None if the output was
+        discarded, so that the span gets the error `wasted`.
         """
         attributes: _Attributes = {"gen_ai.agent.name": "executor"}
         error: str | None = "wasted"
@@ -187,7 +190,9 @@ class Traces:
         attributes: _Attributes,
         error: str | None,
     ) -> Span:
-        """Make a finished span. `during`: start and end in Unix time. `error`: type of error."""
+        """Make a span that has ended. `during`: start and end in Unix time, seconds. `error`: type
+        of the error; None for success.
+        """
         operation = name.partition(" ")[0]
         known = {key: value for key, value in attributes.items() if value is not None}
         span = self._tracer.start_span(
@@ -213,7 +218,9 @@ def _times(call: Call) -> tuple[float, float]:
 
 
 def _provider(deployment: str) -> str:
-    """Return a provider by the semantic conventions: LiteLLM's, our engine, or the API's."""
+    """Return the provider's name for the semantic conventions: `vllm` for an engine of the gateway,
+    LiteLLM's name for a model called through LiteLLM, and `openai` for any other endpoint.
+    """
     if deployment.startswith("engines."):
         return "vllm"
     return deployment.removeprefix("litellm:") if deployment.startswith("litellm:") else "openai"

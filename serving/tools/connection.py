@@ -1,5 +1,5 @@
-"""A connection to one MCP server through the official SDK: list tools, call them, bound and redact
-their outputs.
+"""A connection to one MCP server through the official SDK. It lists tools and calls them. It limits
+the length of outputs, and masks the server's secrets in them.
 """
 
 import asyncio
@@ -24,18 +24,19 @@ from serving.tools.failures import reason
 from serving.tools.transports import child_process, http_client
 
 _MAX_PAGES = 50
-"""Max further pages of a tool list."""
+"""Max pages of a tool list after the first page."""
 _REASON_CHARS = 500
 _OVERHEAD_BYTES = 1 << 20
-"""Bytes allowed in a message in addition to its text."""
+"""Bytes that a message may have in addition to the longest allowed text."""
 _CLIENT_INFO = types.Implementation(name="rolegate", version=version("rolegate"))
 
 
 @asynccontextmanager
 async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConnection"]:
-    """Start the program of a config section, or connect to its URL, while the context is open.
+    """Start the program of a tool server, or connect to its URL, while the context is open. `name`:
+    NAME of its table `[tools.NAME]`.
 
-    Raises `ConnectionError` for every failure, also where the surrounding task is cancelled.
+    Raises `ConnectionError` for every failure, even if the surrounding task was cancelled.
     """
     stale = asyncio.Event()
     max_bytes = _OVERHEAD_BYTES + 4 * config.max_chars
@@ -59,8 +60,8 @@ async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConn
                     config.url, http_client=http, max_sse_event_size=max_bytes
                 )
 
-            # Every server knows the legacy handshake, and with it the server announces changes of
-            # its tool list unasked.
+            # All servers support the legacy handshake. After it, a server announces changes of its
+            # tool list without a subscription.
             client = Client(
                 transport,
                 mode="legacy",
@@ -81,7 +82,7 @@ async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConn
 
 
 class MCPConnection:
-    """A connection to a running server over the SDK's client."""
+    """A connection to a running MCP server, by the SDK's client."""
 
     def __init__(
         self,
@@ -99,7 +100,9 @@ class MCPConnection:
         self._secrets = secrets
 
     async def tools(self) -> list[Tool]:
-        """List the tools of all pages, at most `_MAX_PAGES` after the first."""
+        """Return the server's tools: those on the first page of its list, and on at most
+        `_MAX_PAGES` further pages.
+        """
         page = await self._client.list_tools()
         listed = page.tools
         for _ in range(_MAX_PAGES):
@@ -112,7 +115,9 @@ class MCPConnection:
         return [Tool(self._server, *_hidden(fields, self._secrets)) for fields in descriptions]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
-        """Call a tool; cancelling the task cancels the call at the server. Raises `ToolFailed`."""
+        """Call a tool and return its output. Cancelling the task also cancels the call at the
+        server. Raises `ToolFailed` if the call fails or the tool reports an error.
+        """
         request = types.CallToolRequest(
             params=types.CallToolRequestParams(name=name, arguments=dict(arguments))
         )
@@ -121,16 +126,16 @@ class MCPConnection:
         except (
             ValueError,
             TypeError,
-        ):  # half a surrogate pair would end the transport
-            raise self._failed("the arguments are no JSON") from None
+        ):  # a lone surrogate, which cannot be encoded, would end the transport
+            raise self._failed("the arguments cannot be encoded as JSON") from None
 
         try:
-            # `call_tool` would check outputs against the server's own schemas, and evaluate the
-            # regular expressions in them.
+            # Not `call_tool`: it checks outputs against the server's schemas, and would evaluate
+            # regular expressions in them, which come from outside.
             result = await self._client.session.send_request(request, types.CallToolResult)
         except ValueError as error:
             self.stale.set()
-            raise self._failed("answered with something that is no result") from error
+            raise self._failed("the server's answer is not a valid result") from error
         except (MCPError, RuntimeError, OSError) as error:
             self.stale.set()
             raise self._failed(reason(error)) from error
@@ -160,10 +165,11 @@ def _hidden(value: Any, secrets: Secrets) -> Any:
 
 
 def output_of(result: types.CallToolResult, max_chars: int, secrets: Secrets) -> ToolOutput:
-    """Return the texts of a result with secrets masked, cut after `max_chars`.
+    """Return the texts of a tool's result, joined and with secrets masked. Only the first
+    `max_chars` characters are kept. Pictures and sounds are left out.
 
-    A single resource, or a single link to one, gives the output its title and address. Pictures
-    and sounds are left out.
+    If the result has exactly one resource or link to a resource, its title and address become those
+    of the output.
     """
     texts = []
     resources = []
@@ -183,6 +189,6 @@ def output_of(result: types.CallToolResult, max_chars: int, secrets: Secrets) ->
     if not texts and result.structured_content is not None:
         texts = [msgspec.json.encode(_hidden(result.structured_content, secrets)).decode()]
 
-    # Mask before cutting: half a secret would not be recognised
+    # Mask secrets before the text is cut: half a secret would not be recognised.
     text, title, address = map(secrets.hidden, ("\n".join(texts), title, address))
     return ToolOutput(text[:max_chars], title, address)

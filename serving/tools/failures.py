@@ -1,8 +1,10 @@
-"""Failures of MCP servers as text."""
+"""Describe failures of MCP servers in words."""
 
 
 def reason(error: BaseException) -> str:
-    """Return the first error of a task group, or the error itself, on one line."""
+    """Return the message of an error on one line, or its type if it has no message. For an
+    exception group, that is the message of its first error.
+    """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     message = " ".join(str(error).split())

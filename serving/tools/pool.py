@@ -1,4 +1,6 @@
-"""One pool of MCP servers for all runs: keep servers running, list their tools, limit calls."""
+"""The MCP servers of a gateway, shared by all runs: keep them running, list their tools, and limit
+concurrent calls.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -17,30 +19,32 @@ if TYPE_CHECKING:
 
 _MAX_PAUSE_S = 60.0
 _STABLE_AFTER_S = 60.0
-"""Uptime after which the pause before a restart is reset. Otherwise it doubles with each restart,
-up to `_MAX_PAUSE_S`.
+"""Uptime of a server after which the pause before its next restart is the first pause again. After
+a shorter uptime, the pause doubles, up to `_MAX_PAUSE_S`.
 """
 
 
 class ToolPool:
-    """The MCP servers of a gateway, or those that one worker may use."""
+    """The MCP servers of a gateway, or the part of them that one worker may use."""
 
     def __init__(self, servers: Mapping[str, "_Server"]) -> None:
         self._servers = servers
 
     def view(self, names: Collection[str]) -> Tools:
-        """Return the tools of some servers, for one worker."""
+        """Return a pool with only the servers `names`, for one worker."""
         return ToolPool({name: self._servers[name] for name in names})
 
     async def available(self) -> Sequence[Tool]:
-        """Return the tools of all servers, in the order of the servers."""
+        """Return the allowed tools of all servers, in the order of the servers. Servers that are
+        down have none.
+        """
         return [tool for server in self._servers.values() for tool in await server.available()]
 
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolOutput:
         """Call a tool of one of the servers. Raises `ToolFailed`."""
         if (server := self._servers.get(tool.server)) is None:
             raise ToolFailed(
-                "is not among the servers that may be called here", endpoint=f"tools.{tool.server}"
+                "this worker may not call that server", endpoint=f"tools.{tool.server}"
             )
         return await server.call(tool.name, arguments)
 
@@ -52,10 +56,10 @@ async def tool_pool(
     *,
     first_pause_s: float = 1.0,
 ) -> AsyncIterator[ToolPool]:
-    """Start servers and keep them running while the context is open.
+    """Start the MCP servers in `configs`, and keep them running while the context is open.
 
-    A server that is down is reported to `readiness` as `tools.NAME` and does not affect the others.
-    `first_pause_s`: pause before the first restart of a server.
+    A server that is down is reported to `readiness` as `tools.NAME`; the other servers are not
+    affected. `first_pause_s`: seconds before the first restart of a server.
     """
     if not configs:
         yield ToolPool({})
@@ -71,7 +75,7 @@ async def tool_pool(
 
 
 class _Server:
-    """One server: its current connection, its allowed tools, and the limit of its calls."""
+    """One MCP server: its current connection, its allowed tools, and the limit on its calls."""
 
     def __init__(self, name: str, config: ToolServerConfig, readiness: Readiness) -> None:
         from serving.tools.connection import connect  # needs the extra mcp
@@ -90,31 +94,39 @@ class _Server:
         self.closing = False
 
     async def available(self) -> Sequence[Tool]:
-        """Return the listed tools that are allowed, after the first start succeeded or failed."""
+        """Wait until the first start has succeeded or failed, then return the server's tools that
+        are allowed.
+        """
         await self._started.wait()
         return tuple(self._tools.values())
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
-        """Call a tool as soon as `max_in_flight` permits. Raises `ToolFailed`."""
+        """Call a tool, after waiting until fewer than `max_in_flight` calls are in flight. Raises
+        `ToolFailed`.
+        """
         await self._started.wait()
         async with self._slots:
             if (connection := self._connection) is None:
-                raise ToolFailed(f"is down: {self._down_reason}", endpoint=self._endpoint)
+                raise ToolFailed(
+                    f"the server is down: {self._down_reason}", endpoint=self._endpoint
+                )
             if name not in self._tools:
                 raise ToolFailed(
-                    "there is no such tool, or it is not allowed",
+                    "the server has no such tool, or `allow` does not name it",
                     endpoint=self._endpoint,
                 )
             try:
                 async with asyncio.timeout(self._config.timeout_s):
                     return await connection.call(name, arguments)
             except TimeoutError:
-                connection.stale.set()  # list the tools, to see whether it still answers
+                connection.stale.set()  # lists the tools, which shows whether the server answers
                 message = f"took more than {self._config.timeout_s:g} s"
                 raise ToolFailed(message, endpoint=self._endpoint) from None
 
     async def keep_running(self, first_pause_s: float) -> None:
-        """Restart the server when it ends and refresh its tool list, until cancelled."""
+        """Start the server, restart it when it ends, and list its tools again when they may have
+        changed. Runs until cancelled.
+        """
         loop = asyncio.get_running_loop()
         pause_s = first_pause_s
         limit_s = self._config.timeout_s
@@ -130,7 +142,7 @@ class _Server:
                         tools = await connection.tools()
                         limit.reschedule(None)
                         self._update(connection, tools)
-                        # A server may announce another change with every list it sends
+                        # Pause, because a server may announce a change after every list it sends.
                         await asyncio.sleep(first_pause_s)
                         await connection.stale.wait()
                         limit.reschedule(loop.time() + limit_s)
@@ -150,7 +162,9 @@ class _Server:
         tools: Sequence[Tool],
         down_reason: str | None = None,
     ) -> None:
-        """Set the connection and its tools, and report whether the server is up."""
+        """Set the current connection and its tools, and report to `readiness` whether the server is
+        up. `connection`: None if the server is down for `down_reason`.
+        """
         self._connection = connection
         self._down_reason = down_reason
         self._tools = {tool.name: tool for tool in tools if tool.name in self._config.allow}

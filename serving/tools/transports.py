@@ -1,5 +1,5 @@
-"""Transports to MCP servers for the official SDK, with bounded messages: a child's standard
-streams, and HTTP.
+"""Transports to MCP servers for the official SDK: the standard streams of a child process, and
+HTTP. Both limit the size of messages.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ _Streams = tuple[
 _INHERITED = ("PATH", "HOME", "LANG")
 _ENDS_WITHIN_S = 2.0
 _EDGE_BYTES = 300
-"""Bytes kept of each end of a line that is too long."""
+"""Number of bytes that are kept of the beginning and of the end of a line that is too long."""
 _STDERR_BYTES = 4096
-"""Bytes kept of the end of a program's standard error."""
-_TOO_LARGE = "answered too much"
+"""Number of bytes that are kept of the end of a program's standard error."""
+_TOO_LARGE = "the server's answer is too large"
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*[,}]')
 _ID_LAST = re.compile(rb',\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
-"""The id of the request that a line answers, where it is the first or last field. No text inside
-the line can match.
+"""Patterns for the id of the request that a line answers, if the id is the first or the last field
+of the line's JSON object. Text inside a string of the object cannot match.
 """
 
 
@@ -47,11 +47,13 @@ async def child_process(
     *,
     ended: asyncio.Event,
 ) -> AsyncIterator[_Streams]:
-    """Run a program that speaks MCP over its standard streams.
+    """Run a program that speaks MCP over its standard input and output, while the context is open.
+    Yield the streams of its messages for the SDK.
 
-    Its environment is `_INHERITED` and `variables`. It and all its children end with the context,
-    or with this process. `ended` is set when its output ends. Lines of more than `max_bytes` are
-    skipped. Raises `OSError`.
+    The program gets the environment variables `_INHERITED` and `variables`. It and all its children
+    end when the context is left, or when this process ends. `max_bytes`: max length of a line; a
+    longer line is skipped, and the request that it answers fails. `ended`: set when the program's
+    output ends. Raises `OSError`.
     """
     process = await _spawn(command, variables, max_bytes)
     stdin = process.stdin
@@ -59,7 +61,7 @@ async def child_process(
     stderr = process.stderr
     assert stdin and stdout and stderr
     received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    # Unbounded, so that a server that does not read blocks no caller
+    # Unbounded, so that callers are not blocked by a server that does not read its input.
     outgoing, sent = anyio.create_memory_object_stream[SessionMessage](inf)
     stderr_end = b""
 
@@ -68,13 +70,13 @@ async def child_process(
             while True:
                 line, complete = await _line(stdout)
                 if message := _message(line, complete=complete):
-                    # Read to the end of the output even when the client has stopped listening
+                    # Continue to the end of the output even if the client has stopped reading.
                     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                         await received.send(message)
         ended.set()
 
     async def write() -> None:
-        with suppress(OSError, RuntimeError):  # uvloop raises it for a closed pipe
+        with suppress(OSError, RuntimeError):  # uvloop's RuntimeError means a closed pipe
             async for message in sent:
                 line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                 stdin.write(line.encode() + b"\n")
@@ -96,13 +98,17 @@ async def child_process(
                 await _stop(process)
     except Exception as error:
         last_line = stderr_end.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise ConnectionError(f"{reason(error)}; its last words: {last_line or 'none'}") from error
+        raise ConnectionError(
+            f"{reason(error)}; last line of its standard error: {last_line or 'none'}"
+        ) from error
 
 
 async def _spawn(
     command: Sequence[str], variables: Mapping[str, str], max_line_bytes: int
 ) -> asyncio.subprocess.Process:
-    """Start the program of a command, found in the PATH of its environment."""
+    """Start a command in its own session. The program is looked up in the PATH of its environment.
+    Raises `OSError`, and `FileNotFoundError` if there is no such program.
+    """
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     environment = {**inherited, **variables}
     program = shutil.which(command[0], path=environment.get("PATH"))
@@ -123,10 +129,12 @@ async def _spawn(
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a process whose input is closed: wait, terminate it, then kill its process group."""
+    """End a process whose standard input has been closed: wait until it ends by itself, else
+    terminate it, and finally kill its process group.
+    """
     try:
         await _wait(process)
-        if process.returncode is None:  # the supervisor ends its children first
+        if process.returncode is None:  # the supervisor passes SIGTERM on to its children
             process.terminate()
             await _wait(process)
     finally:
@@ -143,7 +151,9 @@ async def _wait(process: asyncio.subprocess.Process) -> None:
 
 
 async def _line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """Return the next line and True; of a line over the stream's limit, its two ends and False."""
+    """Return the next line and True. If the line is longer than the stream's limit, return its two
+    ends, joined, and False.
+    """
     ends = b""
     while True:
         try:
@@ -154,8 +164,9 @@ async def _line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
 
 
 def _message(line: bytes, *, complete: bool) -> SessionMessage | None:
-    """Parse a line. A broken or too long line becomes an error of the request that it answers, or
-    None if that is unknown, as for other output of the program.
+    """Return the message in a line of output. A line that is not a valid message, or is not
+    `complete`, becomes an error for the request that it answers. Return None if that request cannot
+    be found, as in output that is not MCP at all.
     """
     if complete:
         with suppress(ValueError):
@@ -163,17 +174,21 @@ def _message(line: bytes, *, complete: bool) -> SessionMessage | None:
     if (answered := _ID_FIRST.match(line) or _ID_LAST.search(line[-_EDGE_BYTES:])) is None:
         return None
 
-    message = "sent an answer that is no message of the protocol" if complete else _TOO_LARGE
+    message = "the server's answer is not a valid MCP message" if complete else _TOO_LARGE
     error = ErrorData(code=PARSE_ERROR, message=message)
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(answered[1]), error=error))
 
 
 _READ_S = {"GET": None, "DELETE": _ENDS_WITHIN_S}
-"""Read timeouts by method, where not that of a call: for unasked events, and the session's end."""
+"""Read timeouts in seconds of HTTP methods that do not have a call's timeout. A GET waits for
+events that the server sends at any time. A DELETE ends the session.
+"""
 
 
 def http_client(headers: Mapping[str, str], timeout_s: float, max_bytes: int) -> httpx2.AsyncClient:
-    """Return a client whose responses have at most `max_bytes` and whose failures are responses."""
+    """Return an HTTP client for the SDK. It refuses responses of more than `max_bytes`, and returns
+    a failure as a response instead of raising it.
+    """
     return httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity", **headers},
         timeout=timeout_s,
@@ -183,9 +198,8 @@ def http_client(headers: Mapping[str, str], timeout_s: float, max_bytes: int) ->
 
 
 class _BoundedHTTP(httpx2.AsyncHTTPTransport):
-    """An HTTP transport that bounds responses and returns failures as JSON-RPC errors.
-
-    A raised failure of one request would end the SDK's whole connection.
+    """An HTTP transport that limits the size of responses, and returns a failure as a response with
+    a JSON-RPC error. If it raised the failure of one request, the SDK would end the connection.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -193,10 +207,10 @@ class _BoundedHTTP(httpx2.AsyncHTTPTransport):
         self._max_bytes = max_bytes
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request and read its response whole, except for an event stream.
+        """Send a request and return its response, read to the end unless it is an event stream.
 
-        The SDK itself bounds the events of a stream. An encoded response is refused: it may
-        inflate to any size.
+        The SDK itself limits the size of the events in a stream. A compressed response is refused,
+        because it may expand to any size.
         """
         timeout = request.extensions["timeout"]
         timeout["read"] = _READ_S.get(request.method, timeout["read"])

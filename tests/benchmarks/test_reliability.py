@@ -16,7 +16,7 @@ from router.store import Database
 from router.testing.fault_proxy import Attempt, Counted
 from tests.router.store import stored
 
-LATE = "none ends 100 ms after its deadline"
+LATE = "no request ends more than 100 ms after its deadline"
 
 
 def ended(outcome: str = "answered", *, typed: bool = True, took_s: float = 4.0) -> LoadResult:
@@ -32,9 +32,9 @@ def test_failed_checks_are_named() -> None:
     assert failed([ended(), ended("OUT_OF_TIME")]) == []
     assert failed([ended(took_s=5.2)]) == [LATE]
     assert failed([ended(), ended("INTERNAL", typed=False)]) == [
-        "each ends in an answer or a typed error"
+        "each request ends in an answer or a typed error"
     ]
-    assert failed([ended("OVERLOADED")]) == failed([]) == ["some are answered"]
+    assert failed([ended("OVERLOADED")]) == failed([]) == ["some requests are answered"]
     assert failed([ended()], {"no answer is lost": ["run-1"], "nothing is left open": []}) == [
         "no answer is lost"
     ]
@@ -179,7 +179,7 @@ async def test_repeated_calls_of_resumed_runs_are_reported(tmp_path: Path) -> No
     await database.close()
     assert (differences.resumed, differences.in_flight) == (2, 1)
     assert differences.wrong["no completed call is made again"] == ["run-3-0"]
-    assert differences.wrong["who asks again goes on"] == ["run-5"]
+    assert differences.wrong["a repeated question resumes its interrupted run"] == ["run-5"]
 
 
 @pytest.mark.parametrize(

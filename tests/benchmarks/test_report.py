@@ -123,7 +123,7 @@ def test_an_unfinished_sweep_is_marked(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=r"results\.jsonl:2: .*remove this line"):
         read_study(results)
     file.write_bytes(b"")
-    with pytest.raises(BadConfig, match="has no rows yet"):
+    with pytest.raises(BadConfig, match="has no results yet"):
         read_study(results)
     with pytest.raises(BadConfig, match=r"plan\.json: cannot be read"):
         read_study(tmp_path)

@@ -126,7 +126,7 @@ def test_a_table_prints_a_line_per_row_or_event(client: Path, gateway: str) -> N
     assert len(events[-1]["done"]["rows"]) == 2
 
     status, (error,) = called(client, gateway, arguments[0], "city, founder", program=table)
-    assert (status, error["reason"], "none is a key" in error["message"]) == (
+    assert (status, error["reason"], "no key column given" in error["message"]) == (
         1,
         "BAD_REQUEST",
         True,

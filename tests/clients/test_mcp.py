@@ -125,7 +125,7 @@ async def test_a_table_is_markdown_and_values(gateway: str) -> None:
     assert (result.structured_content["outcome"], closed.is_error) == ("filled", False)
     assert reported[0] == "→ 1. discover 0"
     assert [text.partition(";")[0] for text in refused] == [
-        "columns: none is a key",
+        "columns: no key column given",
         "the type of column 'a:b' must be one of text, integer, number, date, url, boolean, "
         "choice, got 'b'.",
     ]

@@ -127,7 +127,7 @@ def test_rows_are_given_by_column_name() -> None:
 def test_a_refusal_has_the_gateway_s_message(gateway: str) -> None:
     with (
         Client(gateway) as sync_client,
-        pytest.raises(GatewayError, match="none is a key") as caught,
+        pytest.raises(GatewayError, match="no key column given") as caught,
     ):
         sync_client.table(QUESTION, "city, founder")
     assert caught.value.reason == "BAD_REQUEST"
@@ -164,4 +164,4 @@ def test_the_example_prints_rows_table_and_error(gateway: str) -> None:
     ]
     assert "  Bel, founded: Bel: Bel was founded in 900.\n" in rest
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr.startswith("INVALID_ARGUMENT BAD_REQUEST : columns: none is a key")
+    assert refused.stderr.startswith("INVALID_ARGUMENT BAD_REQUEST : columns: no key column given")

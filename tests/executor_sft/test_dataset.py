@@ -165,7 +165,7 @@ def test_a_system_prompt_is_in_the_first_user_turn_without_a_system_role() -> No
 def test_a_template_without_an_end_of_turn_is_refused(model: Callable[[str], Path]) -> None:
     """A model trained with it would never stop."""
     endless = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    with pytest.raises(BadConfig, match="no engine stops"):
+    with pytest.raises(BadConfig, match="none of these tokens stops the engine"):
         ServedTokens(model(endless)).completion(Completion(REPORT, "stop"))
 
 

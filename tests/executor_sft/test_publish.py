@@ -143,7 +143,7 @@ def test_a_training_is_published_once(config: Path, trained: Path, tmp_path: Pat
         (
             "trained/model/adapter_model.safetensors",
             "another",
-            r"safetensors: was changed since",
+            r"safetensors: has changed since the training",
         ),
         ("trained/manifest.json", None, r"has no manifest\.json"),
     ],
@@ -219,7 +219,7 @@ async def test_a_name_of_another_version_at_the_gateway_is_refused(
     shutil.rmtree(tmp_path / "versions")
     evaluation = trained.parent / "evaluation.json"
     evaluation.write_text("{}")
-    with pytest.raises(BadVersion, match=r"has another version of that name"):
+    with pytest.raises(BadVersion, match=r"has another version with this name"):
         await asyncio.to_thread(taken_in, config, trained, gateway, evaluation)
 
 

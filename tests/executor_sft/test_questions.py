@@ -77,9 +77,9 @@ def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('{"text": "One?"}', "no right answer"),
-        ('{"text": "One?", "answers": []}', "no right answer"),
-        ('{"text": "One?", "answers": [" "]}', "no right answer"),
+        ('{"text": "One?"}', "no right answer is given"),
+        ('{"text": "One?", "answers": []}', "no right answer is given"),
+        ('{"text": "One?", "answers": [" "]}', "no right answer is given"),
         ('{"answer": "1"}', "no question"),
         ('{"text": "One?", "answer": 1}', "Expected"),
         ("One?", "one JSON object per line"),

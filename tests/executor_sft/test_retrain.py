@@ -22,7 +22,7 @@ from tests.executor_sft.traces import MINI, ONE, RIGHT, rollout, sample, write_l
             "paper-qwen3-1.7b",
             str(MINI),
             {"question": "Who?", "answer": "Me"},
-            "loads adapters only",
+            "can load only adapters",
         ),
         (
             "nobody",
@@ -87,7 +87,8 @@ def test_each_step_gets_the_config_s_settings(tmp_path: Path) -> None:
     step.finish({}, ["rollouts.jsonl"])
     steps = islice(retrain._steps(options, served, MINI), 3)
     too_few = (
-        "only 2 trajectories passed the filter, and --min-trajectories is 3; log more questions."
+        "2 trajectories passed the filter, and --min-trajectories requires 3; log more questions, "
+        "or lower --min-trajectories."
     )
     assert list(steps) == [("mine", ""), ("filter", too_few), ("dataset", "")]
     settings = read_manifest(work / "data").origin.settings

@@ -224,7 +224,7 @@ async def test_rollout_prints_search_counts_and_runs_once(
     assert "was finished before" in output
     status, output = await ran(*command, "--limit", 1)
     assert status == 1
-    assert "was begun with settings.limit absent (now 1); go back, or name another folder" in output
+    assert "was begun with settings.limit absent (now 1); use the old values, or name" in output
 
 
 async def test_a_step_with_a_failed_question_is_not_finished(

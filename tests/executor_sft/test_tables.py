@@ -425,7 +425,7 @@ def test_a_report_without_evidence_is_learnt_in_tables_only(tabular: bool) -> No
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ({"columns": [{"name": "city"}]}, "none is a key"),
+        ({"columns": [{"name": "city"}]}, "no key column given"),
         (
             {"columns": [{"name": "city", "key": True}], "rows": [["Bel", "Bo"]]},
             r"rows\[0\] has 2 values",

@@ -202,7 +202,7 @@ def test_a_base_that_does_not_fit_is_named(base: Path, data: Path, tmp_path: Pat
     copy = tmp_path / "copy"
     shutil.copytree(base, copy)
     with pytest.raises(
-        BadConfig, match=r"nowhere: is not a model; name a folder with config\.json"
+        BadConfig, match=r"nowhere: is not a folder of a model; name a folder with config\.json"
     ):
         base_files(tmp_path / "nowhere", data)
     (copy / "chat_template.jinja").write_text("{{ messages }}")
@@ -215,15 +215,15 @@ def test_a_base_that_does_not_fit_is_named(base: Path, data: Path, tmp_path: Pat
     with pytest.raises(BadConfig, match="copy: cannot be loaded"):
         load_base(copy, [row((1,), (2,))], ADAPTER)
     (copy / "model.safetensors").unlink()
-    with pytest.raises(BadConfig, match="copy: is not a model"):
+    with pytest.raises(BadConfig, match="copy: is not a folder of a model"):
         base_files(copy, data)
 
 
 @pytest.mark.parametrize(
     ("one", "message"),
     [
-        (row((1,) * 60, (2,) * 5), "the longest row has 65 tokens; the recipe.s max_length is 64"),
-        (row((1,), (9_999,)), "has 1256 tokens, and the data set has token 9999"),
+        (row((1,) * 60, (2,) * 5), "row has 65 tokens, but the recipe.s max_length is 64"),
+        (row((1,), (9_999,)), "vocabulary of 1256 tokens, but the data set has the token id 9999"),
     ],
 )
 def test_rows_beyond_the_base_s_context_are_refused(

@@ -162,7 +162,7 @@ def test_keys_stay_required_after_all_are_revoked_or_lost() -> None:
 def test_a_missing_scope_is_named(scope: KeyScope) -> None:
     others = SCOPES - {scope}
     with pytest.raises(
-        AccessDenied, match=f"scope `{scope}`; this one has {', '.join(sorted(others))}"
+        AccessDenied, match=f"scope `{scope}`; your key has {', '.join(sorted(others))}"
     ):
         check_scope(Identity(None, others), scope)
     check_scope(Identity(None, frozenset({scope})), scope)

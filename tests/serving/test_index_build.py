@@ -77,8 +77,8 @@ def test_a_full_disk_is_reported_with_the_folder_and_the_remedy(
         ended = rolegate("index", "build", "docs", "--out", "index")
     assert ended.status == 1
     assert (
-        "rolegate: index: cannot be written: File too large; free space there and build it again"
-        in ended.err
+        "rolegate: index: cannot be written (File too large); free space on its disk, and build "
+        "the index again" in ended.err
     )
 
 
@@ -92,15 +92,15 @@ def test_a_repeated_id_leaves_out_its_file_only(docs: Path, build: Build) -> Non
     built = build()
 
     assert (built["documents"], built["passages"]) == (3, 4)
-    advice = "give each row its own id."
+    advice = "give each row a different id."
     assert built["skipped"] == [
         {
             "name": "docs/b.jsonl",
-            "error": f"{docs}/b.jsonl:2: the id 'ada' is given to docs/a.jsonl#ada too; {advice}",
+            "error": f"{docs}/b.jsonl:2: the id 'ada' is also the id of docs/a.jsonl#ada; {advice}",
         },
         {
             "name": "docs/c.jsonl",
-            "error": f"{docs}/c.jsonl:3: the id 'eve' is given to docs/c.jsonl#eve too; {advice}",
+            "error": f"{docs}/c.jsonl:3: the id 'eve' is also the id of docs/c.jsonl#eve; {advice}",
         },
     ]
 
@@ -132,8 +132,8 @@ def test_links_out_of_a_folder_are_not_followed(
     assert built["links"] == links
     assert main(["index", "build", str(docs), "--out", "index", "--verbose"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    messages = [f"not followed: {link}" for link in links] + [
-        f"passed over: {path}" for path in others
+    messages = [f"symbolic link not followed: {link}" for link in links] + [
+        f"format not supported: {path}" for path in others
     ]
     assert set(messages) <= set(lines)
 
@@ -298,9 +298,7 @@ def test_unread_files_are_reported(
     ]
     lines = capsys.readouterr().out.splitlines()
     assert set(messages) <= set(lines)
-    assert any(
-        line.startswith(f"left out, the whole file: {docs}/broken.pdf: damaged") for line in lines
-    )
+    assert any(line.startswith(f"file left out: {docs}/broken.pdf: damaged") for line in lines)
 
     Path("prompt.txt").write_text("Answer.")
     roles = ("delegation", "execution", "answer")

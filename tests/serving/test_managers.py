@@ -309,4 +309,4 @@ async def test_workers_use_the_tools_of_their_manager(tmp_path: Path) -> None:
     assert [citation.document for citation in answer.citations] == ["mini://heat"]
     assert [result.manager for result in answer.results] == ["pages"]
     lacking = with_managers(config, other=ManagerConfig(about="?", tools=("nowhere",)))
-    assert problems(lacking) == ["managers.other.tools: no table tools.nowhere; add it."]
+    assert problems(lacking) == ["managers.other.tools: there is no table tools.nowhere; add it."]

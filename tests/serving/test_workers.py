@@ -120,7 +120,7 @@ async def test_a_retriever_that_cannot_open_is_refused_at_the_start(tmp_path: Pa
     nameless = FixedRetriever({"document": [Passage("p", "Heat", "Heat is a film.")]})
     async with serving() as server, served(nameless) as retrieval:
         config = with_access(config_of(tmp_path, server.base_url), retrieval)
-        with pytest.raises(BadConfig, match=r"search\.access: .*set it to false"):
+        with pytest.raises(BadConfig, match=r"search\.access: .*set search\.access to false"):
             async with running_gateway(config, "127.0.0.1:0", lambda _told: None):
                 pass
 

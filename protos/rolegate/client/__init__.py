@@ -1,4 +1,4 @@
-"""Python client of a rolegate gateway; requires only grpcio and googleapis-common-protos."""
+"""Python client of a rolegate gateway. It requires only grpcio and googleapis-common-protos."""
 
 from rolegate.client.async_client import AsyncClient, AsyncStream
 from rolegate.client.client import Client, Stream

@@ -1,4 +1,4 @@
-"""Client for programs on an event loop; create it on that loop."""
+"""Client for programs that run on an event loop. It must be created on that event loop."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -21,10 +21,10 @@ Item = TypeVar("Item")
 
 
 class AsyncStream(Generic[Item]):
-    """Items of a streamed call, as they arrive.
+    """The items of a streamed call; iterating over it yields them as they arrive.
 
-    Cancelling the stream, or leaving its context, stops the work at the gateway; reading after
-    that raises `GatewayError`.
+    Cancelling the stream, or leaving its context, stops the work at the gateway. Reading after that
+    raises `GatewayError`.
     """
 
     def __init__(self, call: Any, address: str, item: Callable[[Any], Item]) -> None:
@@ -33,7 +33,7 @@ class AsyncStream(Generic[Item]):
         self._item = item
 
     def cancel(self) -> None:
-        """Stop the call; does nothing once it has ended."""
+        """Stop the call. Does nothing if the call has ended."""
         self._call.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Item]:
@@ -52,7 +52,7 @@ class AsyncStream(Generic[Item]):
 def _unary(
     make: Callable[P, Call[Result]],
 ) -> "Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Result]]":
-    """Return a method that makes the call and returns its result."""
+    """Return a method of the client that makes the call of `make` and returns its result."""
     make = checked(make)
 
     @wraps(make)
@@ -68,7 +68,9 @@ def _unary(
 def _streamed(
     make: Callable[P, Call[Result]],
 ) -> "Callable[Concatenate[AsyncClient, P], AsyncStream[Result]]":
-    """Return a method that makes the call and returns the stream of its results."""
+    """Return a method of the client that begins the call of `make` and returns the stream of its
+    results.
+    """
     make = checked(make)
 
     @wraps(make)
@@ -84,14 +86,18 @@ def _streamed(
 
 
 class AsyncClient:
-    """Client of the gateway at `address` (host:port). Every method raises `GatewayError`;
-    `rolegate.client.calls` documents their parameters.
+    """Client of a gateway, with a method for each of the gateway's calls.
+
+    The parameters of the methods are documented at the functions of the same names in
+    `rolegate.client.calls`. Every method raises `GatewayError` if the call fails.
     """
 
     @checked
     def __init__(self, address: str | Connection = ADDRESS, **access: Unpack[Access]) -> None:
-        """Raises `ValueError` if a key would be sent unencrypted, `OSError` if a file cannot be
-        read.
+        """Open a connection to the gateway at `address`, which is host:port or a `Connection`.
+
+        `access`: see `Access`. Raises `ValueError` if the API key would be sent unencrypted to
+        another machine, and `OSError` if a certificate file cannot be read.
         """
         if not isinstance(address, Connection):
             address = Connection.to(address, **access)
@@ -120,7 +126,9 @@ class AsyncClient:
 
     @checked
     async def runs(self, **wanted: Unpack[ListFilter]) -> AsyncIterator[Run]:
-        """Yield runs, newest first; fetches them page by page."""
+        """Yield the runs that match the filter `wanted`, newest first. They are fetched page by
+        page.
+        """
         token: str | None = ""
         while token is not None:
             page = await self._call(calls.page(token, wanted))
@@ -129,18 +137,22 @@ class AsyncClient:
             token = page.next_page_token or None
 
     async def get_table(self, run_id: str) -> Table:
-        """Return the table of a run, also while it is being filled; fetches it page by page."""
+        """Return the whole table of a run, which may still be under way. The table is fetched page
+        by page.
+        """
         pages = [await self._call(calls.table_page(run_id, ""))]
         while token := pages[-1].next_page_token:
             pages.append(await self._call(calls.table_page(run_id, token)))
         return joined([page.table for page in pages])
 
     async def with_all_rows(self, table: pb.Table) -> Table:
-        """Return the table with the rows that did not fit into its message."""
+        """Return the whole table of which `table` is a message. Rows that did not fit into the
+        message are fetched.
+        """
         return await self.get_table(table.run_id) if table.next_page_token else Table(table)
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the gateway. Calls under way are cancelled."""
         await self._channel.close()
 
     async def __aenter__(self) -> Self:
@@ -150,7 +162,9 @@ class AsyncClient:
         await self.close()
 
     async def _call(self, call: Call[Result]) -> Result:
-        """Make a unary call; a repeatable one a second time if the connection broke."""
+        """Make a unary call and return its result. If the connection breaks and the call may be
+        repeated, make the call once more.
+        """
         connection = self._connection
         begun = time.monotonic()
         try:
@@ -161,7 +175,8 @@ class AsyncClient:
             if not (call.repeatable and call.timeout_s and error.connection_broke):
                 raise
 
-        # On a new connection, as the channel may not have noticed yet that its own is dead.
+        # A new connection is used, because the channel may not have noticed yet that its connection
+        # is broken.
         rest_s = call.timeout_s - (time.monotonic() - begun)
         async with connection.channel(grpc.aio) as channel:
             with translated(connection.address):

@@ -1,7 +1,9 @@
-"""Calls of a gateway: the request of each, and the part of the response that it returns.
+"""The calls of a gateway: each function returns the request of a call, and how its result is taken
+from the response.
 
-Both clients have a method for each. All raise `ValueError` for an unknown kind, state, topology or
-dimension.
+Both clients, `Client` and `AsyncClient`, have a method for each of these functions, with the same
+name and parameters; the method makes the call and returns its result. A method raises `ValueError`
+for an unknown kind, state, topology or dimension.
 """
 
 import uuid
@@ -48,19 +50,22 @@ _VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Result]):
-    """One call, unary or streamed."""
+    """A unary or streamed call of the gateway that has not been made yet."""
 
     method: str
-    """Method of the service that `request` belongs to."""
+    """Name of the gRPC method. The service is that of the file that defines `request`."""
     request: Any
     result: Callable[[Any], Result] = lambda response: response
-    """Maps a response to what the caller gets."""
+    """Converts a response message to the result that the method of the client returns."""
     timeout_s: float | None = SHORT_S
+    """Deadline in seconds; None for no deadline."""
     repeatable: bool = False
-    """True to retry once if the connection breaks: the `request_id` prevents double spending."""
+    """True if the call may be made once more when the connection breaks. Its `request_id` then
+    prevents that anything is spent twice.
+    """
 
     def begin(self, channel: Any, connection: Connection, timeout_s: float | None) -> Any:
-        """Begin the call on a channel of the connection. Return gRPC's call."""
+        """Begin the call on `channel`, a channel of `connection`, and return gRPC's call object."""
         (service,) = self.request.DESCRIPTOR.file.services_by_name.values()
         method = service.methods_by_name[self.method]
         make = channel.unary_stream if method.server_streaming else channel.unary_unary
@@ -75,8 +80,10 @@ class Call(Generic[Result]):
 def ask(
     question: str, timeout_s: float = ANSWER_S, **options: Unpack[RequestOptions]
 ) -> Call[answer_pb.AnswerResponse]:
-    """Answer a question, with citations and cost. If the connection breaks, the request is sent
-    once more with the same `request_id`, which spends nothing twice.
+    """Answer a question. The result has the answer, its citations and its cost.
+
+    If the connection breaks, the request is sent once more. It then has the same `request_id`, so
+    that nothing is spent twice.
     """
     sent = request(answer_pb.AnswerRequest, options, question=question)
     sent.request_id = sent.request_id or str(uuid.uuid4())
@@ -86,7 +93,9 @@ def ask(
 def stream(
     question: str, timeout_s: float = ANSWER_S, **options: Unpack[RequestOptions]
 ) -> Call[answer_pb.StreamAnswerResponse]:
-    """Answer a question and stream its events; the last one is `done`, with the whole answer."""
+    """Answer a question and stream the events of the run. The last event is `done`, with the whole
+    answer.
+    """
     return Call(
         "StreamAnswer",
         request(answer_pb.StreamAnswerRequest, options, question=question),
@@ -101,9 +110,12 @@ def table(
     timeout_s: float = TABLE_S,
     **options: Unpack[TableOptions],
 ) -> Call[Table]:
-    """Fill a table. `columns`: text such as "city*, founder, founded:integer", or messages.
-    `rows`: known rows, each with a value for every column or with some by name; empty values are
-    searched for, the others kept. Retried like `ask`.
+    """Fill a table and return it.
+
+    `columns`: the columns, as a text such as "city*, founder, founded:integer" or as messages; see
+    `parse_columns`. `rows`: known rows. Each row is a sequence with a value for every column, or a
+    mapping with values for some columns by name. Empty values are searched for, other values are
+    kept. If the connection breaks, the request is sent once more, as by `ask`.
     """
     sent = _table_request(
         table_pb.FillTableRequest,
@@ -129,7 +141,9 @@ def stream_table(
     timeout_s: float = TABLE_S,
     **options: Unpack[TableOptions],
 ) -> Call[table_pb.StreamTableResponse]:
-    """Fill a table and stream its events; the last one is `done`, whose message `Table` takes."""
+    """Fill a table and stream the events of the run. The last event is `done`, with a message that
+    can be passed to `Table` or to the client's `with_all_rows`.
+    """
     sent = _table_request(
         table_pb.StreamTableRequest,
         question,
@@ -146,8 +160,8 @@ def begin_table(
     rows: Rows = (),
     **options: Unpack[TableOptions],
 ) -> Call[str]:
-    """Start a detached run that fills a table. Return its identifier, for `get_table` and
-    `watch`.
+    """Start a detached run, which fills a table and continues without the client. Return the
+    identifier of the run, for `get_table` and `watch`.
     """
     sent = _table_request(
         table_pb.FillTableRequest,
@@ -179,13 +193,17 @@ def _table_request(
 
 
 def table_page(run_id: str, page_token: str) -> Call[table_pb.GetTableResponse]:
-    """Return a page of a run's table; an empty token requests the first page."""
+    """Return a page of the table of a run. `page_token`: token from the previous page; empty for
+    the first page.
+    """
     sent = table_pb.GetTableRequest(run_id=run_id, page_size=_ROWS, page_token=page_token)
     return Call("GetTable", sent)
 
 
 def search(query: str, top_k: int = 0, timeout_s: float = SHORT_S) -> Call[Sequence[Passage]]:
-    """Return the nearest passages, best first. `top_k`: 0 for the server's default."""
+    """Return the passages that match a query best, best first. `top_k`: max number of passages; 0
+    for the server's default.
+    """
     sent = SearchRequest(queries=[query], top_k=top_k)
     return Call(
         "Search",
@@ -196,14 +214,16 @@ def search(query: str, top_k: int = 0, timeout_s: float = SHORT_S) -> Call[Seque
 
 
 def run(run_id: str, *, trace: bool = False) -> Call[run_pb.GetRunResponse]:
-    """Return a run, running or ended, with its output, usage, feedback and, if asked for, its
-    trace.
+    """Return a run, which may be under way, with its output, usage and feedback. `trace`: True to
+    include the whole trace.
     """
     return Call("GetRun", run_pb.GetRunRequest(run_id=run_id, include_trace=trace))
 
 
 def page(page_token: str, wanted: ListFilter) -> Call[run_pb.ListRunsResponse]:
-    """Return a page of runs, newest first; an empty token requests the first page."""
+    """Return a page of the runs that match the filter `wanted`, newest first. `page_token`: token
+    from the previous page; empty for the first page.
+    """
     return Call(
         "ListRuns",
         request(run_pb.ListRunsRequest, wanted, page_size=_PAGE, page_token=page_token),
@@ -214,8 +234,8 @@ Event = answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse
 
 
 def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[Event]:
-    """Stream the events of an answer or a table after event number `after`, as `stream` and
-    `stream_table` do.
+    """Stream the events of an answer or a table, beginning after the event with number `after`. The
+    events are the same as those of `stream` or `stream_table`.
     """
 
     def event(response: run_pb.WatchRunResponse) -> Event:
@@ -230,12 +250,12 @@ def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[E
 
 
 def cancel(run_id: str) -> Call[None]:
-    """Cancel a run; does nothing if it has ended."""
+    """Cancel a run. Does nothing if the run has ended."""
     return Call("CancelRun", run_pb.CancelRunRequest(run_id=run_id), lambda _: None)
 
 
 def feedback(run_id: str, **opinion: Unpack[FeedbackFields]) -> Call[str]:
-    """Submit feedback on an answer. Return the feedback's identifier."""
+    """Submit feedback on the answer of a run. Return the identifier of the feedback."""
     verdict = _VERDICTS[opinion.pop("accepted", None)]
     sent = request(run_pb.SubmitFeedbackRequest, opinion, run_id=run_id, verdict=verdict)
     return Call("SubmitFeedback", sent, attrgetter("feedback_id"))
@@ -244,18 +264,20 @@ def feedback(run_id: str, **opinion: Unpack[FeedbackFields]) -> Call[str]:
 def export(
     timeout_s: float | None = None, **wanted: Unpack[ExportFilter]
 ) -> Call[run_pb.ExportRunsResponse]:
-    """Stream all ended runs with their traces, oldest first."""
+    """Stream all ended runs that match the filter `wanted`, with their traces, oldest first."""
     sent = request(run_pb.ExportRunsRequest, wanted)
     return Call("ExportRuns", sent, timeout_s=timeout_s)
 
 
 def usage(**sums: Unpack[UsageOptions]) -> Call[usage_pb.GetUsageResponse]:
-    """Sum tokens and cost over all calls."""
+    """Return sums of the tokens and the cost of model calls. `sums`: filter and grouping of the
+    calls, see `UsageOptions`.
+    """
     return Call("GetUsage", request(usage_pb.GetUsageRequest, sums))
 
 
 def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
-    """Compare the ledger with the engines' own counters."""
+    """Return comparisons of the gateway's ledger with the engines' own counters of tokens."""
     return Call(
         "ReconcileUsage",
         usage_pb.ReconcileUsageRequest(),
@@ -264,7 +286,7 @@ def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
 
 
 def versions() -> Call[Sequence[version_pb.ExecutorVersion]]:
-    """Return the executor's versions, newest first."""
+    """Return all versions of the executor, newest first."""
     return Call(
         "ListExecutorVersions",
         version_pb.ListExecutorVersionsRequest(),
@@ -273,7 +295,7 @@ def versions() -> Call[Sequence[version_pb.ExecutorVersion]]:
 
 
 def register_version(version: str) -> Call[version_pb.ExecutorVersion]:
-    """Check a published version, load it and register it."""
+    """Check a published version of the executor, load it, register it, and return it."""
     sent = version_pb.RegisterExecutorVersionRequest(version=version)
     return Call("RegisterExecutorVersion", sent, attrgetter("version"), ANSWER_S)
 
@@ -281,7 +303,12 @@ def register_version(version: str) -> Call[version_pb.ExecutorVersion]:
 def set_version_traffic(
     version: str, state: TriedState, share: float = 0.0
 ) -> Call[version_pb.ExecutorVersion]:
-    """Make a version the shadow, give it a share of the runs, or take its traffic away."""
+    """Start or end a trial of a version of the executor, and return the version.
+
+    `state`: `shadow` for a trial in shadow runs, `canary` for a trial in a share of the runs, or
+    `registered` to end the trial. `share`: share of the runs in which a canary works, more than 0
+    and at most 1.
+    """
     sent = request(
         version_pb.SetExecutorVersionTrafficRequest,
         {"state": state},
@@ -292,13 +319,13 @@ def set_version_traffic(
 
 
 def promote_version(version: str) -> Call[version_pb.ExecutorVersion]:
-    """Make a version the active one."""
+    """Make a version of the executor the active version, and return it."""
     sent = version_pb.PromoteExecutorVersionRequest(version=version)
     return Call("PromoteExecutorVersion", sent, attrgetter("version"), ANSWER_S)
 
 
 def roll_back_version(version: str) -> Call[version_pb.ExecutorVersion]:
-    """Take a version out of service. Return the version that is active now."""
+    """Take a version of the executor out of service. Return the version that is active then."""
     sent = version_pb.RollBackExecutorVersionRequest(version=version)
     return Call("RollBackExecutorVersion", sent, attrgetter("active"))
 
@@ -306,8 +333,8 @@ def roll_back_version(version: str) -> Call[version_pb.ExecutorVersion]:
 def version_decisions(
     version: str = "", after: int = 0
 ) -> Call[Sequence[version_pb.ExecutorVersionDecision]]:
-    """Return the decisions on one version, or on all, after decision number `after`: oldest
-    first, at most 1000.
+    """Return decisions on versions of the executor with numbers above `after`, oldest first, at
+    most 1000. `version`: name of a version; empty for decisions on all versions.
     """
     sent = version_pb.ListExecutorVersionDecisionsRequest(version=version, after_number=after)
     return Call("ListExecutorVersionDecisions", sent, attrgetter("decisions"))

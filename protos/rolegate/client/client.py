@@ -23,10 +23,10 @@ Item = TypeVar("Item")
 
 
 class Stream(Generic[Item]):
-    """Items of a streamed call, as they arrive.
+    """The items of a streamed call; iterating over it yields them as they arrive.
 
-    Cancelling the stream, or leaving its context, stops the work at the gateway; reading after
-    that raises `GatewayError`.
+    Cancelling the stream, or leaving its context, stops the work at the gateway. Reading after that
+    raises `GatewayError`.
     """
 
     def __init__(self, call: Any, address: str, item: Callable[[Any], Item]) -> None:
@@ -35,7 +35,7 @@ class Stream(Generic[Item]):
         self._item = item
 
     def cancel(self) -> None:
-        """Stop the call; does nothing once it has ended."""
+        """Stop the call. Does nothing if the call has ended."""
         self._call.cancel()
 
     def __iter__(self) -> Iterator[Item]:
@@ -53,7 +53,7 @@ class Stream(Generic[Item]):
 def _unary(
     make: Callable[P, Call[Result]],
 ) -> "Callable[Concatenate[Client, P], Result]":
-    """Return a method that makes the call and returns its result."""
+    """Return a method of the client that makes the call of `make` and returns its result."""
     make = checked(make)
 
     @wraps(make)
@@ -69,7 +69,9 @@ def _unary(
 def _streamed(
     make: Callable[P, Call[Result]],
 ) -> "Callable[Concatenate[Client, P], Stream[Result]]":
-    """Return a method that makes the call and returns the stream of its results."""
+    """Return a method of the client that begins the call of `make` and returns the stream of its
+    results.
+    """
     make = checked(make)
 
     @wraps(make)
@@ -85,14 +87,18 @@ def _streamed(
 
 
 class Client:
-    """Client of the gateway at `address` (host:port). Every method raises `GatewayError`;
-    `rolegate.client.calls` documents their parameters.
+    """Client of a gateway, with a method for each of the gateway's calls.
+
+    The parameters of the methods are documented at the functions of the same names in
+    `rolegate.client.calls`. Every method raises `GatewayError` if the call fails.
     """
 
     @checked
     def __init__(self, address: str | Connection = ADDRESS, **access: Unpack[Access]) -> None:
-        """Raises `ValueError` if a key would be sent unencrypted, `OSError` if a file cannot be
-        read.
+        """Open a connection to the gateway at `address`, which is host:port or a `Connection`.
+
+        `access`: see `Access`. Raises `ValueError` if the API key would be sent unencrypted to
+        another machine, and `OSError` if a certificate file cannot be read.
         """
         if not isinstance(address, Connection):
             address = Connection.to(address, **access)
@@ -121,7 +127,9 @@ class Client:
 
     @checked
     def runs(self, **wanted: Unpack[ListFilter]) -> Iterator[Run]:
-        """Yield runs, newest first; fetches them page by page."""
+        """Yield the runs that match the filter `wanted`, newest first. They are fetched page by
+        page.
+        """
         token: str | None = ""
         while token is not None:
             page = self._call(calls.page(token, wanted))
@@ -129,18 +137,22 @@ class Client:
             token = page.next_page_token or None
 
     def get_table(self, run_id: str) -> Table:
-        """Return the table of a run, also while it is being filled; fetches it page by page."""
+        """Return the whole table of a run, which may still be under way. The table is fetched page
+        by page.
+        """
         pages = [self._call(calls.table_page(run_id, ""))]
         while token := pages[-1].next_page_token:
             pages.append(self._call(calls.table_page(run_id, token)))
         return joined([page.table for page in pages])
 
     def with_all_rows(self, table: pb.Table) -> Table:
-        """Return the table with the rows that did not fit into its message."""
+        """Return the whole table of which `table` is a message. Rows that did not fit into the
+        message are fetched.
+        """
         return self.get_table(table.run_id) if table.next_page_token else Table(table)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the gateway. Calls under way are cancelled."""
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -150,7 +162,9 @@ class Client:
         self.close()
 
     def _call(self, call: Call[Result]) -> Result:
-        """Make a unary call; a repeatable one a second time if the connection broke."""
+        """Make a unary call and return its result. If the connection breaks and the call may be
+        repeated, make the call once more.
+        """
         connection = self._connection
         begun = time.monotonic()
         try:
@@ -161,7 +175,8 @@ class Client:
             if not (call.repeatable and call.timeout_s and error.connection_broke):
                 raise
 
-        # On a new connection, as the channel may not have noticed yet that its own is dead.
+        # A new connection is used, because the channel may not have noticed yet that its connection
+        # is broken.
         rest_s = call.timeout_s - (time.monotonic() - begun)
         with connection.channel(grpc) as channel, translated(connection.address):
             return call.result(call.begin(channel, connection, rest_s))

@@ -1,4 +1,4 @@
-"""Connection to a gateway: address, API key and certificates."""
+"""The connection to a gateway: its address, the API key and the certificates."""
 
 import ipaddress
 import os
@@ -19,40 +19,51 @@ _OPTIONS = [
 
 
 class Access(TypedDict, total=False):
-    """API key and certificates. Certificates are PEM: bytes, or the path of a file."""
+    """API key and certificates of a client. Certificates and keys are PEM, given as bytes or as the
+    path of a file.
+    """
 
     api_key: str | None
-    """API key; None reads the environment variable ROLEGATE_API_KEY, "" sends no key."""
+    """API key. None reads the key from the environment variable ROLEGATE_API_KEY; an empty string
+    sends no key.
+    """
     ca: Path | str | bytes | None
-    """CA certificate that signed the gateway's."""
+    """Certificate of the CA that signed the gateway's certificate. The connection then uses TLS."""
     certificate: Path | str | bytes | None
     """Client certificate, if the gateway requires one."""
     key: Path | str | bytes | None
     """Private key of `certificate`."""
     insecure: bool
-    """Send the API key to another machine without TLS."""
+    """True permits sending the API key to another machine without TLS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Address with credentials; uses TLS if certificates are given."""
+    """Address of a gateway, with the credentials for it. Both clients use it to open channels."""
 
     address: str
+    """Host and port, as host:port."""
     credentials: grpc.ChannelCredentials | None
+    """TLS credentials; None for a connection without TLS."""
     metadata: tuple[tuple[str, str], ...] = field(repr=False)
-    """Metadata of every call."""
+    """Metadata that is sent with every call: the API key, if there is one."""
 
     @classmethod
     @checked
     def to(cls, address: str, **access: Unpack[Access]) -> "Connection":
-        """Return the connection to host:port. Raises `ValueError` for unusable combinations and
-        for a key that would be sent unencrypted, `OSError` if a file cannot be read.
+        """Return the connection to the gateway at `address` (host:port). It uses TLS if
+        certificates are given.
+
+        Raises `ValueError` if the API key is invalid or would be sent unencrypted to another
+        machine, or if a certificate is given without its key. Raises `OSError` if a file cannot be
+        read.
         """
         given = access.get("api_key")
         api_key = (os.environ.get(API_KEY, "") if given is None else given).strip()
         if not (api_key.isascii() and api_key.isprintable()):
             raise ValueError(
-                "the API key has characters that no key has; pass the whole key and nothing else."
+                "the API key contains characters that no key has; pass the whole key and nothing "
+                "else."
             )
         ca, certificate, key = (_pem(access.get(part)) for part in ("ca", "certificate", "key"))
         if (certificate is None) != (key is None):
@@ -74,8 +85,8 @@ class Connection:
         )
 
     def channel(self, module: Any = grpc) -> Any:
-        """Open a channel of gRPC's `module`: for blocking calls, or `grpc.aio` for the running
-        event loop.
+        """Open a gRPC channel on a new connection. `module`: `grpc` for blocking calls, or
+        `grpc.aio` for calls on the running event loop.
         """
         if self.credentials is None:
             return module.insecure_channel(self.address, _OPTIONS)
@@ -83,7 +94,7 @@ class Connection:
 
 
 def _pem(given: object) -> bytes | None:
-    """Read a certificate from its file, or return its bytes."""
+    """Return the bytes of a certificate or key, given as bytes or as a path; None for None."""
     if isinstance(given, Path | str):
         return Path(given).read_bytes()
     return given if isinstance(given, bytes) else None

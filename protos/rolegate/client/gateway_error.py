@@ -1,4 +1,4 @@
-"""Errors of a gateway, as the client raises them."""
+"""The exception that the clients raise when a call fails, and its conversion from gRPC's errors."""
 
 import asyncio
 import re
@@ -15,8 +15,8 @@ _DOMAIN = "rolegate"
 
 
 def _error_info(trailers: Iterable[Any]) -> ErrorInfo:
-    """Return the gateway's reason and metadata from an error's trailers (pairs of key and value);
-    empty if no gateway sent the error.
+    """Return the gateway's `ErrorInfo`, with reason and metadata, from the trailers of an error.
+    `trailers`: pairs of key and value. The result is empty if the error was not sent by a gateway.
     """
     info = ErrorInfo()
     packed = next((value for key, value in trailers if key == _TRAILER), b"")
@@ -27,7 +27,9 @@ def _error_info(trailers: Iterable[Any]) -> ErrorInfo:
 
 
 class GatewayError(Exception):
-    """A call failed. `str(error)` is for people: what is wrong, and what to do."""
+    """Failure of a call to a gateway. `str(error)` is a message for people that states what is
+    wrong and what to do.
+    """
 
     def __init__(
         self,
@@ -39,22 +41,29 @@ class GatewayError(Exception):
     ) -> None:
         super().__init__(message)
         self.code = code
-        """Status code: UNAVAILABLE may be retried, INVALID_ARGUMENT is the caller's fault."""
+        """gRPC status code. A call that failed with UNAVAILABLE may be retried; with
+        INVALID_ARGUMENT, the request must be corrected first.
+        """
         self.reason = reason
-        """Reason, such as `UPSTREAM_UNAVAILABLE`; empty if no gateway sent the error."""
+        """Reason that the gateway states, such as `UPSTREAM_UNAVAILABLE` (docs/errors.md lists
+        them); empty if the error was not sent by a gateway.
+        """
         self.role = role
-        """Role whose model failed: `delegation`, `execution` or `answer`."""
+        """Role whose model failed: `delegation`, `execution` or `answer`; None if no model failed.
+        """
         self.retry_after_s = retry_after_s
-        """Seconds to wait before a retry; None if unknown."""
+        """Seconds after which the call may be retried; None if unknown."""
 
     @property
     def connection_broke(self) -> bool:
-        """True if the connection failed, rather than the gateway."""
+        """True if the connection to the gateway failed, so that the gateway sent no error."""
         return self.code is grpc.StatusCode.UNAVAILABLE and not self.reason
 
     @classmethod
     def of(cls, error: grpc.RpcError, address: str) -> Self:
-        """Convert an error that gRPC raised in a call to the gateway at `address`."""
+        """Return the `GatewayError` for an error that gRPC raised in a call to the gateway at
+        `address`.
+        """
         code = error.code()
         details = error.details() or ""
         trailers = error.trailing_metadata() or ()
@@ -73,10 +82,11 @@ class GatewayError(Exception):
 
 @contextmanager
 def translated(address: str) -> Iterator[None]:
-    """Turn gRPC's errors, in calls to the gateway at `address`, into `GatewayError`.
+    """Convert errors that gRPC raises inside the context, in calls to the gateway at `address`, to
+    `GatewayError`.
 
-    gRPC raises `CancelledError` for a call that was cancelled on its own; only a cancelled task
-    may see that one.
+    gRPC also raises `CancelledError` if only the call was cancelled and not the current task. That
+    error is converted too, because `CancelledError` should mean that the task is cancelled.
     """
     try:
         yield
@@ -90,7 +100,7 @@ def translated(address: str) -> Iterator[None]:
 
 
 def _message(code: grpc.StatusCode, details: str, address: str) -> str:
-    """Explain one of gRPC's own status codes."""
+    """Return a message for an error that gRPC itself raised, without a gateway's message."""
     match code:
         case grpc.StatusCode.UNAVAILABLE:
             if re.search("ssl|tls|certificate", details, re.IGNORECASE):
@@ -104,11 +114,11 @@ def _message(code: grpc.StatusCode, details: str, address: str) -> str:
             return help_text
         case grpc.StatusCode.UNIMPLEMENTED:
             return (
-                f"the server at {address} is not a gateway, or an older version; is it a "
-                "retrieval server?"
+                f"the server at {address} does not have this method; it may be a gateway of "
+                "another version, or a retrieval server."
             )
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return "the deadline passed before the answer came; give a longer timeout."
+            return "the deadline passed before the response arrived; use a longer timeout."
         case grpc.StatusCode.CANCELLED:
             return "the call was cancelled."
         case _:

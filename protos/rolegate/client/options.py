@@ -1,4 +1,4 @@
-"""Check of option names: a misspelt limit must not be ignored."""
+"""Checks of the names of options and of their values. A misspelt option must not be ignored."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -10,8 +10,11 @@ Result = TypeVar("Result")
 
 
 def enum_number(enum: Any, option: str, choice: str) -> int:
-    """Return the number of the choice of an option (lower case, without the prefix of the enum,
-    which is a descriptor). Raises `ValueError` for an unknown choice.
+    """Return the number of an enum value.
+
+    `enum`: descriptor of the enum. `option`: name of the option, for the error message. `choice`:
+    name of the value, in lower case and without the prefix of the enum. Raises `ValueError` if
+    there is no such value.
     """
     first, *others = enum.values
     prefix = first.name.removesuffix("UNSPECIFIED")
@@ -24,8 +27,10 @@ def enum_number(enum: Any, option: str, choice: str) -> int:
 
 
 def checked(call: Callable[P, Result]) -> Callable[P, Result]:
-    """Make `call` raise `TypeError` for a keyword that is neither a parameter nor in its unpacked
-    `TypedDict`; the error suggests the nearest name.
+    """Wrap `call` so that it raises `TypeError` for an unknown keyword argument.
+
+    Known are the parameters of `call`, and the keys of the `TypedDict` that it unpacks as keyword
+    arguments. The message suggests the most similar name.
     """
     known = set(call.__annotations__)
     for parameter, kind in call.__annotations__.items():

@@ -1,4 +1,4 @@
-"""Options of the client's calls, and their conversion to request fields."""
+"""Options of the clients' calls, and their conversion to fields of requests."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,104 +15,130 @@ M = TypeVar("M", bound=Message)
 ADDRESS = "127.0.0.1:50551"
 """Default address of the gateway."""
 ANSWER_S = 120.0
-"""Default deadline of questions, in seconds."""
+"""Default deadline of calls that answer a question, in seconds."""
 TABLE_S = 1800.0
-"""Default deadline of tables, in seconds."""
+"""Default deadline of calls that fill a table, in seconds."""
 SHORT_S = 30.0
-"""Default deadline of calls without models, in seconds."""
+"""Default deadline of calls in which no model works, in seconds."""
 TriedState = Literal["registered", "shadow", "canary"]
-"""States of an executor version that can be set; a registered one gets no traffic."""
+"""States into which `set_version_traffic` can put a version of the executor. A registered version
+works in no runs.
+"""
 TopologyName = Literal["factorized", "host"]
-"""Search topology: the three roles, or managers between them."""
+"""Topology of the search. `factorized`: a delegator, executors and an answerer; `host`: the same
+with managers between the delegator and the executors.
+"""
 
 
 _WIRE_NAMES = {"start": "start_time", "end": "end_time", "by": "group_by"}
-"""Names of request fields that differ from the option's."""
+"""Fields of requests whose options have other names, by the name of the option."""
 
 
 class SearchOptions(TypedDict, total=False):
-    """Options of a question and of a table."""
+    """Options that questions and tables have in common."""
 
     request_id: str
-    """Idempotency key: within a day, the same one gets the same answer and spends nothing."""
+    """Idempotency key. Within a day, a repeated request with the same key returns the first result
+    and spends nothing.
+    """
     max_total_tokens: int
-    """Max prompt and completion tokens of all models together."""
+    """Max prompt and completion tokens of all model calls together."""
     max_cost_usd: float
+    """Max cost of all model calls, in US dollars. The gateway must know the prices of all models.
+    """
     no_cache: bool
-    """Search for every sub-query again instead of reusing reports of other runs."""
+    """True to work on every sub-query again, without taking over reports of other runs."""
     resume_run_id: str
-    """Interrupted run to resume; leave the question empty, the other options are that run's."""
+    """Identifier of an interrupted run to resume. The request of that run is used; leave the
+    question empty.
+    """
 
 
 class RequestOptions(SearchOptions, total=False):
     """Options of a question."""
 
     topology: TopologyName
-    """Search topology."""
+    """The roles that search and answer; `factorized` by default."""
 
 
 class TableOptions(SearchOptions, total=False):
     """Options of a table."""
 
     closed: bool
-    """Search for no further rows than the given ones."""
+    """True to fill only the given rows and to search for no further rows."""
     max_rows: int
+    """Max number of rows; the gateway's limit by default."""
 
 
 class FeedbackFields(TypedDict, total=False):
-    """Opinion on an answer; at least one field is set."""
+    """Feedback on an answer. At least one field must be set."""
 
     accepted: bool | None
+    """True if the answer was right or useful, False if not."""
     score: float | None
-    """From 0 to 1."""
+    """How good the answer was, from 0 to 1."""
     right_answer: str
+    """The right answer, if known."""
     comment: str
+    """Comment for people."""
 
 
 class Filter(TypedDict, total=False):
-    """Filter of runs; absent fields match all. A time without a time zone is local."""
+    """Filter of runs: selects the runs that match all fields that are set. A time without a time
+    zone is local time.
+    """
 
     tenant: str
+    """Only runs of this tenant."""
     kind: Literal["answer", "complete", "execute", "table", "shadow"] | None
+    """Only runs of this kind. If unset, runs of all kinds except shadow runs."""
     start: datetime | None
-    """Started at this time or later."""
+    """Only runs that started at this time or later."""
     end: datetime | None
-    """Started before this time."""
+    """Only runs that started before this time."""
 
 
 class ListFilter(Filter, total=False):
-    """Filter of listed runs."""
+    """Filter of the runs to list."""
 
     status: Literal["running", "finished", "failed", "cancelled", "interrupted"] | None
+    """Only runs with this status."""
     unsupported: bool
-    """Only answers with names or numbers that no cited evidence contains."""
+    """True for only those runs whose answer has names or numbers that no cited evidence contains.
+    """
 
 
 class ExportFilter(Filter, total=False):
-    """Filter of exported runs."""
+    """Filter of the runs to export."""
 
     for_training: bool
-    """Leave out tenants whose runs must not be trained on."""
+    """True to leave out runs that must not be used for training."""
 
 
 class UsageOptions(TypedDict, total=False):
-    """Filter and grouping of usage. A time without a time zone is local."""
+    """Filter and grouping of the calls whose usage is summed. A time without a time zone is local
+    time.
+    """
 
     start: datetime | None
-    """Calls that started at this time or later."""
+    """Only calls that started at this time or later."""
     end: datetime | None
-    """Calls that started before this time."""
+    """Only calls that started before this time."""
     by: Sequence[Literal["tenant", "role", "model", "executor_version", "manager"]]
-    """Dimensions to group by; role and model if empty."""
+    """Dimensions by which calls are grouped; role and model if empty."""
     bucket: Literal["hour", "day", "month"] | None
-    """Time buckets, in UTC."""
+    """Length of the time for which calls are summed, in UTC; None for one sum over the whole time.
+    """
     tenant: str
+    """Only calls of this tenant."""
 
 
 def request(kind: type[M], options: Mapping[str, Any], **fields: Any) -> M:
-    """Return a request with `fields` and options by name; times are converted to UTC, and one
-    without a time zone is local. Raises `ValueError` for an unknown choice and for a cost that is
-    not finite.
+    """Return a request message of type `kind` with the given fields and options.
+
+    `options`: options by name; those that are None or empty are left out. Times are converted to
+    UTC; a time without a time zone is local time. Raises `ValueError` for an unknown choice, and
+    for a cost that is not finite.
     """
     limits = dict[str, Any]()
     for option, value in options.items():

@@ -1,4 +1,4 @@
-"""Tables: the requested columns and rows, and the table that is returned."""
+"""Tables: the columns and rows of a request, and the table that the gateway returns."""
 
 import io
 import re
@@ -16,13 +16,18 @@ from rolegate.v1 import table_service_pb2 as pb
 Columns = str | Iterable[str | pb.Column]
 Rows = Iterable[Sequence[str] | Mapping[str, str]]
 Others = Mapping[tuple[str, ...], Mapping[str, str]]
-"""Values of further columns by column name, by the row's key."""
+"""Values of further columns, which the gateway does not know: for each row, found by the values of
+its key columns, the values by column name.
+"""
 
 
 def parse_columns(columns: Columns) -> list[pb.Column]:
-    """Return columns as messages. In text, each is `NAME`, `NAME:TYPE` or, for a choice,
-    `NAME:ONE|OTHER`, with a `*` after the name of a key; commas separate them:
-    "city*, founded:integer, size:small|large". Raises `ValueError` for an unknown type.
+    """Return columns as messages. `columns`: one text with commas between the columns, or a list of
+    texts and messages.
+
+    In a text, a column is `NAME`, `NAME:TYPE` or, for a choice of values, `NAME:ONE|OTHER`. A `*`
+    after the name marks a key column. Example: "city*, founded:integer, size:small|large". Raises
+    `ValueError` for an unknown type.
     """
     listed = columns.split(",") if isinstance(columns, str) else columns
     return [column if isinstance(column, pb.Column) else _column(column) for column in listed]
@@ -50,8 +55,8 @@ def _column(text: str) -> pb.Column:
 
 
 def given_rows(columns: Sequence[pb.Column], rows: Rows) -> list[pb.GivenRow]:
-    """Return known rows as messages; each row has a value for every column, or some values by
-    column name. Raises `ValueError` for an unknown column name.
+    """Return known rows as messages. Each row is a sequence with a value for every column, or a
+    mapping with some values by column name. Raises `ValueError` for an unknown column name.
     """
     return [pb.GivenRow(values=_values(columns, number, row)) for number, row in enumerate(rows)]
 
@@ -64,22 +69,23 @@ def _values(
     names = [column.name for column in columns]
     if unknown := row.keys() - set(names):
         raise ValueError(
-            f"rows[{number}] has a value for {min(unknown)!r}, which is not a column; use "
-            f"{', '.join(names)}."
+            f"rows[{number}] has a value for {min(unknown)!r}, which is not a column; the columns "
+            f"are {', '.join(names)}."
         )
     return [row.get(name, "") for name in names]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Table that was returned."""
+    """A table that the gateway returned."""
 
     message: pb.Table
-    """Whole message: also the cells' states, citations and costs."""
+    """The message of the gateway, which also has the states and citations of cells, and the cost.
+    """
 
     @property
     def run_id(self) -> str:
-        """Identifier of the run."""
+        """Identifier of the run that filled the table."""
         return self.message.run_id
 
     @property
@@ -89,7 +95,9 @@ class Table:
 
     @property
     def rows(self) -> list[list[str]]:
-        """Values of the cells, "" for missing ones; can be sent back as known rows."""
+        """Values of the cells by row; an empty string for a cell without a value. They can be
+        passed as known rows of another request.
+        """
         return [[cell.value for cell in row.cells] for row in self.message.rows]
 
     def to_markdown(self) -> str:
@@ -97,7 +105,9 @@ class Table:
         return self.message.markdown
 
     def to_csv(self) -> str:
-        """Return CSV with a header (RFC 4180); no value can act as a spreadsheet formula."""
+        """Return the table as CSV with a header (RFC 4180). Values that a spreadsheet would treat
+        as formulas are escaped.
+        """
         return self.to_file(".csv").decode()
 
     def to_file(
@@ -107,11 +117,11 @@ class Table:
         sources: bool = False,
         others: Mapping[tuple[str, ...], Mapping[str, str]] = {},
     ) -> bytes:
-        """Return the content of a .csv, .tsv, .md or .xlsx file (the last needs openpyxl), or of a
-        .json file with the whole message. Raises `ValueError` for another ending.
+        """Return the content of a file with the table. `ending`: .csv, .tsv, .md, .xlsx (needs
+        openpyxl), or .json for the whole message. Raises `ValueError` for other endings.
 
-        `sources`: add a column for each one, with the quoted sentences and any contradiction.
-        `others`: values of further columns.
+        `sources`: True to add a column with sources for each column: the sentences that are cited
+        for its cells, and conflicting values. `others`: values of further columns, see `Others`.
         """
         rows = list(self._lines(sources, others))
         match ending:
@@ -152,7 +162,9 @@ def _json(table: pb.Table) -> str:
 
 
 def rival_line(cell: pb.Cell) -> str:
-    """Return the value that contradicts a cell's, with its source; empty if there is none."""
+    """Return the best supported value that conflicts with the value of a cell, with its source;
+    empty if there is no conflict.
+    """
     if not cell.rivals or not (cell.contradicted or cell.state == pb.CELL_STATE_CONFLICT):
         return ""
     rival = cell.rivals[0]
@@ -165,12 +177,16 @@ def _sources(cell: pb.Cell) -> str:
 
 
 _ESCAPE = re.compile(r"_(?=x[0-9A-Fa-f]{4}_)")
-"""Beginning of an escaped character in a workbook (ECMA-376, ST_Xstring)."""
+"""A character that must be escaped in a workbook, because the text after it would be read as an
+escape sequence such as `_x000D_` (ECMA-376, ST_Xstring).
+"""
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?", re.ASCII)
 
 
 def _workbook(columns: Sequence[pb.Column], rows: Iterable[Sequence[str]]) -> bytes:
-    """Return a workbook of one sheet: numbers in numeric columns, text elsewhere, no formulas."""
+    """Return the content of a workbook with one sheet. Numbers in numeric columns are written as
+    numbers, all other cells as text, and none as formulas.
+    """
     openpyxl = import_module("openpyxl")
     book = openpyxl.Workbook(write_only=True)
     sheet = book.create_sheet("Table")
@@ -190,11 +206,11 @@ def _workbook(columns: Sequence[pb.Column], rows: Iterable[Sequence[str]]) -> by
 
 
 def joined(pages: Sequence[pb.Table]) -> Table:
-    """Join the pages of a table."""
+    """Return the table that consists of the given pages."""
     table = pb.Table()
     table.CopyFrom(pages[0])
     for page in pages[1:]:
         table.rows.extend(page.rows)
-        table.markdown += "".join(page.markdown.splitlines(keepends=True)[2:])  # without the header
+        table.markdown += "".join(page.markdown.splitlines(keepends=True)[2:])  # without its header
     table.next_page_token = ""
     return Table(table)

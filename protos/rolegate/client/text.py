@@ -1,4 +1,4 @@
-"""Escaping of untrusted text: one function for each output format."""
+"""Escaping of untrusted text for terminals, Markdown, CSV files and spreadsheets."""
 
 import csv
 import io
@@ -17,7 +17,9 @@ _CONTROLS = (
     0xFFFF,  # not characters, and not allowed in XML
 )
 SHOWN = {code: f"\\u{code:04x}" for code in _CONTROLS}
-"""Escapes as JSON writes them, so that escaped JSON stays equivalent."""
+"""Escape sequence for each control character, in the notation of JSON. So JSON whose control
+characters are escaped in this way keeps its meaning.
+"""
 _MARKUP = re.compile(
     r"[\\`*_\[\]<&|~$]|(?<=[!-~])@"
     r"|:(?=//)|/(?=/)"  # bare addresses that a renderer turns into links
@@ -33,22 +35,26 @@ _SIGNED = re.compile(r"[+-]\d[\d., ]*(e[+-]?\d+)?%?", re.ASCII | re.IGNORECASE)
 
 
 def visible(text: str) -> str:
-    r"""Replace control characters, except tab and newline, by escapes such as `\u001b`."""
-    # No control character is printable, so most texts need no translation.
+    r"""Return a text in which control characters, except tab and newline, are replaced by escape
+    sequences such as `\u001b`.
+    """
+    # Printable texts contain no control characters, so most texts need no translation.
     return text if text.isprintable() else text.translate(SHOWN)
 
 
 def markdown(text: str) -> str:
-    """Return one line of Markdown that shows the text literally: no link, image, HTML or
-    emphasis.
+    """Return a line of Markdown that renders as the literal text, without links, images, HTML or
+    emphasis. Newlines become spaces.
     """
     return _MARKUP.sub(r"\\\g<0>", visible(" ".join(text.split())))
 
 
 def model_markdown(text: str) -> str:
-    """Escape images, links and HTML in a model's Markdown; other Markdown stays.
+    """Return the Markdown that a model wrote, with images, links and HTML escaped. Other Markdown
+    stays as it is.
 
-    A model may copy them from a hostile document, to send what it found to another host.
+    A hostile document may make a model write an image or a link whose address sends data to another
+    host.
     """
     return visible("\n".join(_MODEL_MARKUP.sub(r"\1\\\2", line) for line in text.splitlines()))
 
@@ -56,7 +62,9 @@ def model_markdown(text: str) -> str:
 def markdown_table(
     columns: Iterable[str], rows: Iterable[Sequence[str]], aligned: Sequence[str] = ()
 ) -> str:
-    """Return a table in Markdown. `aligned`: the delimiter row, such as `---:`."""
+    """Return a table in Markdown. `aligned`: the cells of the delimiter row, such as `---:`; if
+    empty, columns have the default alignment.
+    """
     head, *lines = (list(map(markdown, row)) for row in (columns, *rows))
     return "".join(
         f"| {' | '.join(line)} |\n" for line in (head, aligned or ["---"] * len(head), *lines)
@@ -64,21 +72,24 @@ def markdown_table(
 
 
 def place(title: str, page: int | None) -> str:
-    """Return title and page for a reader: `Heat, p. 3`."""
+    """Return the title of a document with the page number, if there is one: `Heat, p. 3`."""
     return f"{title}, p. {page}" if page else title
 
 
 def source_line(citation: Any) -> str:
-    """Return title, page, quoted sentence and document of a citation (a message, or a value with
-    the same fields).
+    """Return a line with the title, page, quoted sentence and document of a citation. `citation`: a
+    `Citation` message, or an object with the same attributes.
     """
     document = f" ({citation.document})" if citation.document else ""
     return " ".join(f"{place(citation.title, citation.page)}: “{citation.quote}”{document}".split())
 
 
 def inert(text: str) -> str:
-    """Put an apostrophe before anything that a spreadsheet takes for a formula, at the start and
-    after characters that separate cells. Signed numbers and telephone numbers stay as they are.
+    """Return a text for a cell of a CSV file in which no part can act as a spreadsheet formula.
+
+    An apostrophe is put before each part that a spreadsheet would treat as a formula. A part begins
+    at the start of the text and after each character that may separate cells. Signed numbers and
+    telephone numbers stay as they are.
     """
     parts = (f"'{part}" if _is_formula(part) else part for part in re.split(r"([;\t\r\n])", text))
     return "'" * text.startswith(("\t", "\r", "\n")) + "".join(parts)
@@ -92,7 +103,9 @@ def _is_formula(text: str) -> bool:
 
 
 def csv_text(rows: Iterable[Sequence[object]], delimiter: str = ",") -> str:
-    """Return the rows as CSV (RFC 4180) without formulas and control characters."""
+    """Return the rows as CSV (RFC 4180). Formulas are escaped by `inert`, and control characters by
+    `visible`.
+    """
     file = io.StringIO(newline="")
     writer = csv.writer(file, delimiter=delimiter)
     writer.writerows(

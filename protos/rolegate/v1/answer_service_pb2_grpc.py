@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AnswerServiceStub:
-    """Answers questions by role-factorized search.
+    """Answers questions by role-factorized search: a delegator splits the question into sub-queries, executors search for
+    them, and an answerer writes the answer from their reports.
     """
 
     def __init__(self, channel):
@@ -48,7 +49,8 @@ class AnswerServiceStub:
 
 
 class AnswerServiceServicer:
-    """Answers questions by role-factorized search.
+    """Answers questions by role-factorized search: a delegator splits the question into sub-queries, executors search for
+    them, and an answerer writes the answer from their reports.
     """
 
     def Answer(self, request, context):
@@ -59,7 +61,7 @@ class AnswerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamAnswer(self, request, context):
-        """Answers one question and streams its events; the last event is `done`.
+        """Answers one question and streams the events of the run. The last event is `done`, with the whole answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +89,8 @@ def add_AnswerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AnswerService:
-    """Answers questions by role-factorized search.
+    """Answers questions by role-factorized search: a delegator splits the question into sub-queries, executors search for
+    them, and an answerer writes the answer from their reports.
     """
 
     @staticmethod

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AnswerServiceStub:
-    """Answers questions by role-factorized search."""
+    """Answers questions by role-factorized search: a delegator splits the question into sub-queries, executors search for
+    them, and an answerer writes the answer from their reports.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,20 +38,24 @@ class AnswerServiceStub:
     Answer: _grpc.UnaryUnaryMultiCallable[_answer_service_pb2.AnswerRequest, _answer_service_pb2.AnswerResponse]
     """Answers one question."""
     StreamAnswer: _grpc.UnaryStreamMultiCallable[_answer_service_pb2.StreamAnswerRequest, _answer_service_pb2.StreamAnswerResponse]
-    """Answers one question and streams its events; the last event is `done`."""
+    """Answers one question and streams the events of the run. The last event is `done`, with the whole answer."""
 
 @_typing.type_check_only
 class AnswerServiceAsyncStub(AnswerServiceStub):
-    """Answers questions by role-factorized search."""
+    """Answers questions by role-factorized search: a delegator splits the question into sub-queries, executors search for
+    them, and an answerer writes the answer from their reports.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Answer: _aio.UnaryUnaryMultiCallable[_answer_service_pb2.AnswerRequest, _answer_service_pb2.AnswerResponse]  # type: ignore[assignment]
     """Answers one question."""
     StreamAnswer: _aio.UnaryStreamMultiCallable[_answer_service_pb2.StreamAnswerRequest, _answer_service_pb2.StreamAnswerResponse]  # type: ignore[assignment]
-    """Answers one question and streams its events; the last event is `done`."""
+    """Answers one question and streams the events of the run. The last event is `done`, with the whole answer."""
 
 class AnswerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Answers questions by role-factorized search."""
+    """Answers questions by role-factorized search: a delegator splits the question into sub-queries, executors search for
+    them, and an answerer writes the answer from their reports.
+    """
 
     @_abc_1.abstractmethod
     def Answer(
@@ -65,6 +71,6 @@ class AnswerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _answer_service_pb2.StreamAnswerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_answer_service_pb2.StreamAnswerResponse], _abc.AsyncIterator[_answer_service_pb2.StreamAnswerResponse]]:
-        """Answers one question and streams its events; the last event is `done`."""
+        """Answers one question and streams the events of the run. The last event is `done`, with the whole answer."""
 
 def add_AnswerServiceServicer_to_server(servicer: AnswerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

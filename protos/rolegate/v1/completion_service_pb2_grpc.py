@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CompletionServiceStub:
-    """One model call, routed by role, for clients with their own loop.
+    """Makes single model calls, for clients that run their own search loop. The role in the request determines the model.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class CompletionServiceStub:
 
 
 class CompletionServiceServicer:
-    """One model call, routed by role, for clients with their own loop.
+    """Makes single model calls, for clients that run their own search loop. The role in the request determines the model.
     """
 
     def Complete(self, request, context):
@@ -59,7 +59,7 @@ class CompletionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamComplete(self, request, context):
-        """Calls the role's model and returns its output as it is written.
+        """Calls the role's model and streams its output while the model writes it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_CompletionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CompletionService:
-    """One model call, routed by role, for clients with their own loop.
+    """Makes single model calls, for clients that run their own search loop. The role in the request determines the model.
     """
 
     @staticmethod

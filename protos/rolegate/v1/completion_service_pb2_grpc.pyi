@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CompletionServiceStub:
-    """One model call, routed by role, for clients with their own loop."""
+    """Makes single model calls, for clients that run their own search loop. The role in the request determines the model."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,20 +36,20 @@ class CompletionServiceStub:
     Complete: _grpc.UnaryUnaryMultiCallable[_completion_service_pb2.CompleteRequest, _completion_service_pb2.CompleteResponse]
     """Calls the role's model and returns its whole output."""
     StreamComplete: _grpc.UnaryStreamMultiCallable[_completion_service_pb2.StreamCompleteRequest, _completion_service_pb2.StreamCompleteResponse]
-    """Calls the role's model and returns its output as it is written."""
+    """Calls the role's model and streams its output while the model writes it."""
 
 @_typing.type_check_only
 class CompletionServiceAsyncStub(CompletionServiceStub):
-    """One model call, routed by role, for clients with their own loop."""
+    """Makes single model calls, for clients that run their own search loop. The role in the request determines the model."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Complete: _aio.UnaryUnaryMultiCallable[_completion_service_pb2.CompleteRequest, _completion_service_pb2.CompleteResponse]  # type: ignore[assignment]
     """Calls the role's model and returns its whole output."""
     StreamComplete: _aio.UnaryStreamMultiCallable[_completion_service_pb2.StreamCompleteRequest, _completion_service_pb2.StreamCompleteResponse]  # type: ignore[assignment]
-    """Calls the role's model and returns its output as it is written."""
+    """Calls the role's model and streams its output while the model writes it."""
 
 class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """One model call, routed by role, for clients with their own loop."""
+    """Makes single model calls, for clients that run their own search loop. The role in the request determines the model."""
 
     @_abc_1.abstractmethod
     def Complete(
@@ -65,6 +65,6 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _completion_service_pb2.StreamCompleteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_completion_service_pb2.StreamCompleteResponse], _abc.AsyncIterator[_completion_service_pb2.StreamCompleteResponse]]:
-        """Calls the role's model and returns its output as it is written."""
+        """Calls the role's model and streams its output while the model writes it."""
 
 def add_CompletionServiceServicer_to_server(servicer: CompletionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

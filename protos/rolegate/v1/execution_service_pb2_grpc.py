@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ExecutionServiceStub:
-    """The executor as a tool, for clients with their own backbone.
+    """Runs single executors, for clients that have their own model for delegating and answering.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class ExecutionServiceStub:
 
 
 class ExecutionServiceServicer:
-    """The executor as a tool, for clients with their own backbone.
+    """Runs single executors, for clients that have their own model for delegating and answering.
     """
 
     def Execute(self, request, context):
-        """Searches for one sub-query and reports.
+        """Lets an executor search for one sub-query, and returns its report.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExecutionService:
-    """The executor as a tool, for clients with their own backbone.
+    """Runs single executors, for clients that have their own model for delegating and answering.
     """
 
     @staticmethod

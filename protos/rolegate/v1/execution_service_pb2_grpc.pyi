@@ -27,25 +27,25 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ExecutionServiceStub:
-    """The executor as a tool, for clients with their own backbone."""
+    """Runs single executors, for clients that have their own model for delegating and answering."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ExecutionServiceAsyncStub: ...
     Execute: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.ExecuteRequest, _execution_service_pb2.ExecuteResponse]
-    """Searches for one sub-query and reports."""
+    """Lets an executor search for one sub-query, and returns its report."""
 
 @_typing.type_check_only
 class ExecutionServiceAsyncStub(ExecutionServiceStub):
-    """The executor as a tool, for clients with their own backbone."""
+    """Runs single executors, for clients that have their own model for delegating and answering."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Execute: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.ExecuteRequest, _execution_service_pb2.ExecuteResponse]  # type: ignore[assignment]
-    """Searches for one sub-query and reports."""
+    """Lets an executor search for one sub-query, and returns its report."""
 
 class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The executor as a tool, for clients with their own backbone."""
+    """Runs single executors, for clients that have their own model for delegating and answering."""
 
     @_abc_1.abstractmethod
     def Execute(
@@ -53,6 +53,6 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_service_pb2.ExecuteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_service_pb2.ExecuteResponse, _abc.Awaitable[_execution_service_pb2.ExecuteResponse]]:
-        """Searches for one sub-query and reports."""
+        """Lets an executor search for one sub-query, and returns its report."""
 
 def add_ExecutionServiceServicer_to_server(servicer: ExecutionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ExecutorVersionServiceStub:
-    """Versions of the executor, their traffic, and the figures of their trials. For operators only.
+    """Manages the versions of the executor: which version works in which runs, and the results of trials. Only operators
+    may use it.
     """
 
     def __init__(self, channel):
@@ -68,46 +69,50 @@ class ExecutorVersionServiceStub:
 
 
 class ExecutorVersionServiceServicer:
-    """Versions of the executor, their traffic, and the figures of their trials. For operators only.
+    """Manages the versions of the executor: which version works in which runs, and the results of trials. Only operators
+    may use it.
     """
 
     def ListExecutorVersions(self, request, context):
-        """All versions, newest first.
+        """Returns all versions, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterExecutorVersion(self, request, context):
-        """Checks a published version against its manifest, loads it into the running engine, and registers it.
+        """Checks the files of a published version against its manifest, loads it into the running engine, and registers it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetExecutorVersionTraffic(self, request, context):
-        """Makes a version the shadow of the active one, gives it a share of the runs, or takes its traffic away.
+        """Starts a trial of a version, as shadow of the active version or as canary with a share of the runs, or ends the
+        trial of a version.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PromoteExecutorVersion(self, request, context):
-        """Makes a version the active one; the previous one stays registered.
+        """Makes a version the active version. The version that was active before is retired, and can be made active again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RollBackExecutorVersion(self, request, context):
-        """Takes a version out of service; if it is active, the previous one takes over.
+        """Takes a version out of service. If it is the active version, the version that was active before becomes active
+        again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListExecutorVersionDecisions(self, request, context):
-        """Lists decisions on versions, by the gate or an operator, oldest first.
+        """Returns decisions on versions, oldest first. They are made by an operator, or by the gate, a statistical test of
+        the results of a trial.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,7 +160,8 @@ def add_ExecutorVersionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExecutorVersionService:
-    """Versions of the executor, their traffic, and the figures of their trials. For operators only.
+    """Manages the versions of the executor: which version works in which runs, and the results of trials. Only operators
+    may use it.
     """
 
     @staticmethod

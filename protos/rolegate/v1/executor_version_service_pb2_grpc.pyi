@@ -27,45 +27,63 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ExecutorVersionServiceStub:
-    """Versions of the executor, their traffic, and the figures of their trials. For operators only."""
+    """Manages the versions of the executor: which version works in which runs, and the results of trials. Only operators
+    may use it.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ExecutorVersionServiceAsyncStub: ...
     ListExecutorVersions: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.ListExecutorVersionsRequest, _executor_version_service_pb2.ListExecutorVersionsResponse]
-    """All versions, newest first."""
+    """Returns all versions, newest first."""
     RegisterExecutorVersion: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.RegisterExecutorVersionRequest, _executor_version_service_pb2.RegisterExecutorVersionResponse]
-    """Checks a published version against its manifest, loads it into the running engine, and registers it."""
+    """Checks the files of a published version against its manifest, loads it into the running engine, and registers it."""
     SetExecutorVersionTraffic: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.SetExecutorVersionTrafficRequest, _executor_version_service_pb2.SetExecutorVersionTrafficResponse]
-    """Makes a version the shadow of the active one, gives it a share of the runs, or takes its traffic away."""
+    """Starts a trial of a version, as shadow of the active version or as canary with a share of the runs, or ends the
+    trial of a version.
+    """
     PromoteExecutorVersion: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.PromoteExecutorVersionRequest, _executor_version_service_pb2.PromoteExecutorVersionResponse]
-    """Makes a version the active one; the previous one stays registered."""
+    """Makes a version the active version. The version that was active before is retired, and can be made active again."""
     RollBackExecutorVersion: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.RollBackExecutorVersionRequest, _executor_version_service_pb2.RollBackExecutorVersionResponse]
-    """Takes a version out of service; if it is active, the previous one takes over."""
+    """Takes a version out of service. If it is the active version, the version that was active before becomes active
+    again.
+    """
     ListExecutorVersionDecisions: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.ListExecutorVersionDecisionsRequest, _executor_version_service_pb2.ListExecutorVersionDecisionsResponse]
-    """Lists decisions on versions, by the gate or an operator, oldest first."""
+    """Returns decisions on versions, oldest first. They are made by an operator, or by the gate, a statistical test of
+    the results of a trial.
+    """
 
 @_typing.type_check_only
 class ExecutorVersionServiceAsyncStub(ExecutorVersionServiceStub):
-    """Versions of the executor, their traffic, and the figures of their trials. For operators only."""
+    """Manages the versions of the executor: which version works in which runs, and the results of trials. Only operators
+    may use it.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListExecutorVersions: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.ListExecutorVersionsRequest, _executor_version_service_pb2.ListExecutorVersionsResponse]  # type: ignore[assignment]
-    """All versions, newest first."""
+    """Returns all versions, newest first."""
     RegisterExecutorVersion: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.RegisterExecutorVersionRequest, _executor_version_service_pb2.RegisterExecutorVersionResponse]  # type: ignore[assignment]
-    """Checks a published version against its manifest, loads it into the running engine, and registers it."""
+    """Checks the files of a published version against its manifest, loads it into the running engine, and registers it."""
     SetExecutorVersionTraffic: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.SetExecutorVersionTrafficRequest, _executor_version_service_pb2.SetExecutorVersionTrafficResponse]  # type: ignore[assignment]
-    """Makes a version the shadow of the active one, gives it a share of the runs, or takes its traffic away."""
+    """Starts a trial of a version, as shadow of the active version or as canary with a share of the runs, or ends the
+    trial of a version.
+    """
     PromoteExecutorVersion: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.PromoteExecutorVersionRequest, _executor_version_service_pb2.PromoteExecutorVersionResponse]  # type: ignore[assignment]
-    """Makes a version the active one; the previous one stays registered."""
+    """Makes a version the active version. The version that was active before is retired, and can be made active again."""
     RollBackExecutorVersion: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.RollBackExecutorVersionRequest, _executor_version_service_pb2.RollBackExecutorVersionResponse]  # type: ignore[assignment]
-    """Takes a version out of service; if it is active, the previous one takes over."""
+    """Takes a version out of service. If it is the active version, the version that was active before becomes active
+    again.
+    """
     ListExecutorVersionDecisions: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.ListExecutorVersionDecisionsRequest, _executor_version_service_pb2.ListExecutorVersionDecisionsResponse]  # type: ignore[assignment]
-    """Lists decisions on versions, by the gate or an operator, oldest first."""
+    """Returns decisions on versions, oldest first. They are made by an operator, or by the gate, a statistical test of
+    the results of a trial.
+    """
 
 class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Versions of the executor, their traffic, and the figures of their trials. For operators only."""
+    """Manages the versions of the executor: which version works in which runs, and the results of trials. Only operators
+    may use it.
+    """
 
     @_abc_1.abstractmethod
     def ListExecutorVersions(
@@ -73,7 +91,7 @@ class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_version_service_pb2.ListExecutorVersionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_version_service_pb2.ListExecutorVersionsResponse, _abc.Awaitable[_executor_version_service_pb2.ListExecutorVersionsResponse]]:
-        """All versions, newest first."""
+        """Returns all versions, newest first."""
 
     @_abc_1.abstractmethod
     def RegisterExecutorVersion(
@@ -81,7 +99,7 @@ class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_version_service_pb2.RegisterExecutorVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_version_service_pb2.RegisterExecutorVersionResponse, _abc.Awaitable[_executor_version_service_pb2.RegisterExecutorVersionResponse]]:
-        """Checks a published version against its manifest, loads it into the running engine, and registers it."""
+        """Checks the files of a published version against its manifest, loads it into the running engine, and registers it."""
 
     @_abc_1.abstractmethod
     def SetExecutorVersionTraffic(
@@ -89,7 +107,9 @@ class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_version_service_pb2.SetExecutorVersionTrafficRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_version_service_pb2.SetExecutorVersionTrafficResponse, _abc.Awaitable[_executor_version_service_pb2.SetExecutorVersionTrafficResponse]]:
-        """Makes a version the shadow of the active one, gives it a share of the runs, or takes its traffic away."""
+        """Starts a trial of a version, as shadow of the active version or as canary with a share of the runs, or ends the
+        trial of a version.
+        """
 
     @_abc_1.abstractmethod
     def PromoteExecutorVersion(
@@ -97,7 +117,7 @@ class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_version_service_pb2.PromoteExecutorVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_version_service_pb2.PromoteExecutorVersionResponse, _abc.Awaitable[_executor_version_service_pb2.PromoteExecutorVersionResponse]]:
-        """Makes a version the active one; the previous one stays registered."""
+        """Makes a version the active version. The version that was active before is retired, and can be made active again."""
 
     @_abc_1.abstractmethod
     def RollBackExecutorVersion(
@@ -105,7 +125,9 @@ class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_version_service_pb2.RollBackExecutorVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_version_service_pb2.RollBackExecutorVersionResponse, _abc.Awaitable[_executor_version_service_pb2.RollBackExecutorVersionResponse]]:
-        """Takes a version out of service; if it is active, the previous one takes over."""
+        """Takes a version out of service. If it is the active version, the version that was active before becomes active
+        again.
+        """
 
     @_abc_1.abstractmethod
     def ListExecutorVersionDecisions(
@@ -113,6 +135,8 @@ class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_version_service_pb2.ListExecutorVersionDecisionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_version_service_pb2.ListExecutorVersionDecisionsResponse, _abc.Awaitable[_executor_version_service_pb2.ListExecutorVersionDecisionsResponse]]:
-        """Lists decisions on versions, by the gate or an operator, oldest first."""
+        """Returns decisions on versions, oldest first. They are made by an operator, or by the gate, a statistical test of
+        the results of a trial.
+        """
 
 def add_ExecutorVersionServiceServicer_to_server(servicer: ExecutorVersionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RetrievalServiceStub:
-    """Dense retrieval over one index.
+    """Retrieves passages from one index.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class RetrievalServiceStub:
 
 
 class RetrievalServiceServicer:
-    """Dense retrieval over one index.
+    """Retrieves passages from one index.
     """
 
     def Search(self, request, context):
-        """Finds the nearest passages for a batch of queries.
+        """Returns the passages that match each query of a batch best.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_RetrievalServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RetrievalService:
-    """Dense retrieval over one index.
+    """Retrieves passages from one index.
     """
 
     @staticmethod

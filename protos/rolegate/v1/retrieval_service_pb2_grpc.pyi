@@ -27,25 +27,25 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RetrievalServiceStub:
-    """Dense retrieval over one index."""
+    """Retrieves passages from one index."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RetrievalServiceAsyncStub: ...
     Search: _grpc.UnaryUnaryMultiCallable[_retrieval_service_pb2.SearchRequest, _retrieval_service_pb2.SearchResponse]
-    """Finds the nearest passages for a batch of queries."""
+    """Returns the passages that match each query of a batch best."""
 
 @_typing.type_check_only
 class RetrievalServiceAsyncStub(RetrievalServiceStub):
-    """Dense retrieval over one index."""
+    """Retrieves passages from one index."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Search: _aio.UnaryUnaryMultiCallable[_retrieval_service_pb2.SearchRequest, _retrieval_service_pb2.SearchResponse]  # type: ignore[assignment]
-    """Finds the nearest passages for a batch of queries."""
+    """Returns the passages that match each query of a batch best."""
 
 class RetrievalServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Dense retrieval over one index."""
+    """Retrieves passages from one index."""
 
     @_abc_1.abstractmethod
     def Search(
@@ -53,6 +53,6 @@ class RetrievalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _retrieval_service_pb2.SearchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_retrieval_service_pb2.SearchResponse, _abc.Awaitable[_retrieval_service_pb2.SearchResponse]]:
-        """Finds the nearest passages for a batch of queries."""
+        """Returns the passages that match each query of a batch best."""
 
 def add_RetrievalServiceServicer_to_server(servicer: RetrievalServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RunServiceStub:
-    """Runs of the key's tenant, or, for operators, of all tenants. Runs of other tenants are NOT_FOUND.
+    """Gives access to the runs of the key's tenant, and for operators to the runs of all tenants. Other runs are NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -68,11 +68,11 @@ class RunServiceStub:
 
 
 class RunServiceServicer:
-    """Runs of the key's tenant, or, for operators, of all tenants. Runs of other tenants are NOT_FOUND.
+    """Gives access to the runs of the key's tenant, and for operators to the runs of all tenants. Other runs are NOT_FOUND.
     """
 
     def GetRun(self, request, context):
-        """Returns a run, running or ended.
+        """Returns a run, which may be under way or have ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,28 +86,28 @@ class RunServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Streams the events of an answer or a table from any event on, also after its end.
+        """Streams the events of an answer or a table, beginning with any event. The run may be under way or have ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelRun(self, request, context):
-        """Cancels a run. Its callers get CANCELLED; its results so far stay stored.
+        """Cancels a run. The request that started the run gets CANCELLED. The run stays stored with its results so far.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitFeedback(self, request, context):
-        """Stores feedback on an answer, to distinguish good runs from bad ones.
+        """Stores feedback on an answer. It shows which runs were right and which were wrong.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExportRuns(self, request, context):
-        """Streams all ended runs with their traces, oldest first.
+        """Streams all ended runs that match a filter, with their traces, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,7 +155,7 @@ def add_RunServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RunService:
-    """Runs of the key's tenant, or, for operators, of all tenants. Runs of other tenants are NOT_FOUND.
+    """Gives access to the runs of the key's tenant, and for operators to the runs of all tenants. Other runs are NOT_FOUND.
     """
 
     @staticmethod

@@ -27,45 +27,45 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RunServiceStub:
-    """Runs of the key's tenant, or, for operators, of all tenants. Runs of other tenants are NOT_FOUND."""
+    """Gives access to the runs of the key's tenant, and for operators to the runs of all tenants. Other runs are NOT_FOUND."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RunServiceAsyncStub: ...
     GetRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.GetRunRequest, _run_service_pb2.GetRunResponse]
-    """Returns a run, running or ended."""
+    """Returns a run, which may be under way or have ended."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.ListRunsRequest, _run_service_pb2.ListRunsResponse]
     """Lists runs, newest first, in pages."""
     WatchRun: _grpc.UnaryStreamMultiCallable[_run_service_pb2.WatchRunRequest, _run_service_pb2.WatchRunResponse]
-    """Streams the events of an answer or a table from any event on, also after its end."""
+    """Streams the events of an answer or a table, beginning with any event. The run may be under way or have ended."""
     CancelRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.CancelRunRequest, _run_service_pb2.CancelRunResponse]
-    """Cancels a run. Its callers get CANCELLED; its results so far stay stored."""
+    """Cancels a run. The request that started the run gets CANCELLED. The run stays stored with its results so far."""
     SubmitFeedback: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.SubmitFeedbackRequest, _run_service_pb2.SubmitFeedbackResponse]
-    """Stores feedback on an answer, to distinguish good runs from bad ones."""
+    """Stores feedback on an answer. It shows which runs were right and which were wrong."""
     ExportRuns: _grpc.UnaryStreamMultiCallable[_run_service_pb2.ExportRunsRequest, _run_service_pb2.ExportRunsResponse]
-    """Streams all ended runs with their traces, oldest first."""
+    """Streams all ended runs that match a filter, with their traces, oldest first."""
 
 @_typing.type_check_only
 class RunServiceAsyncStub(RunServiceStub):
-    """Runs of the key's tenant, or, for operators, of all tenants. Runs of other tenants are NOT_FOUND."""
+    """Gives access to the runs of the key's tenant, and for operators to the runs of all tenants. Other runs are NOT_FOUND."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.GetRunRequest, _run_service_pb2.GetRunResponse]  # type: ignore[assignment]
-    """Returns a run, running or ended."""
+    """Returns a run, which may be under way or have ended."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_run_service_pb2.ListRunsRequest, _run_service_pb2.ListRunsResponse]  # type: ignore[assignment]
     """Lists runs, newest first, in pages."""
     WatchRun: _aio.UnaryStreamMultiCallable[_run_service_pb2.WatchRunRequest, _run_service_pb2.WatchRunResponse]  # type: ignore[assignment]
-    """Streams the events of an answer or a table from any event on, also after its end."""
+    """Streams the events of an answer or a table, beginning with any event. The run may be under way or have ended."""
     CancelRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.CancelRunRequest, _run_service_pb2.CancelRunResponse]  # type: ignore[assignment]
-    """Cancels a run. Its callers get CANCELLED; its results so far stay stored."""
+    """Cancels a run. The request that started the run gets CANCELLED. The run stays stored with its results so far."""
     SubmitFeedback: _aio.UnaryUnaryMultiCallable[_run_service_pb2.SubmitFeedbackRequest, _run_service_pb2.SubmitFeedbackResponse]  # type: ignore[assignment]
-    """Stores feedback on an answer, to distinguish good runs from bad ones."""
+    """Stores feedback on an answer. It shows which runs were right and which were wrong."""
     ExportRuns: _aio.UnaryStreamMultiCallable[_run_service_pb2.ExportRunsRequest, _run_service_pb2.ExportRunsResponse]  # type: ignore[assignment]
-    """Streams all ended runs with their traces, oldest first."""
+    """Streams all ended runs that match a filter, with their traces, oldest first."""
 
 class RunServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Runs of the key's tenant, or, for operators, of all tenants. Runs of other tenants are NOT_FOUND."""
+    """Gives access to the runs of the key's tenant, and for operators to the runs of all tenants. Other runs are NOT_FOUND."""
 
     @_abc_1.abstractmethod
     def GetRun(
@@ -73,7 +73,7 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.GetRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_run_service_pb2.GetRunResponse, _abc.Awaitable[_run_service_pb2.GetRunResponse]]:
-        """Returns a run, running or ended."""
+        """Returns a run, which may be under way or have ended."""
 
     @_abc_1.abstractmethod
     def ListRuns(
@@ -89,7 +89,7 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.WatchRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_run_service_pb2.WatchRunResponse], _abc.AsyncIterator[_run_service_pb2.WatchRunResponse]]:
-        """Streams the events of an answer or a table from any event on, also after its end."""
+        """Streams the events of an answer or a table, beginning with any event. The run may be under way or have ended."""
 
     @_abc_1.abstractmethod
     def CancelRun(
@@ -97,7 +97,7 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.CancelRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_run_service_pb2.CancelRunResponse, _abc.Awaitable[_run_service_pb2.CancelRunResponse]]:
-        """Cancels a run. Its callers get CANCELLED; its results so far stay stored."""
+        """Cancels a run. The request that started the run gets CANCELLED. The run stays stored with its results so far."""
 
     @_abc_1.abstractmethod
     def SubmitFeedback(
@@ -105,7 +105,7 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.SubmitFeedbackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_run_service_pb2.SubmitFeedbackResponse, _abc.Awaitable[_run_service_pb2.SubmitFeedbackResponse]]:
-        """Stores feedback on an answer, to distinguish good runs from bad ones."""
+        """Stores feedback on an answer. It shows which runs were right and which were wrong."""
 
     @_abc_1.abstractmethod
     def ExportRuns(
@@ -113,6 +113,6 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.ExportRunsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_run_service_pb2.ExportRunsResponse], _abc.AsyncIterator[_run_service_pb2.ExportRunsResponse]]:
-        """Streams all ended runs with their traces, oldest first."""
+        """Streams all ended runs that match a filter, with their traces, oldest first."""
 
 def add_RunServiceServicer_to_server(servicer: RunServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TableServiceStub:
-    """Fills tables by wide search: a question and columns in, rows out, each cell with its citations.
+    """Fills tables: from a question and columns, it searches for rows and for the value of each cell, with citations.
     """
 
     def __init__(self, channel):
@@ -53,25 +53,26 @@ class TableServiceStub:
 
 
 class TableServiceServicer:
-    """Fills tables by wide search: a question and columns in, rows out, each cell with its citations.
+    """Fills tables: from a question and columns, it searches for rows and for the value of each cell, with citations.
     """
 
     def FillTable(self, request, context):
-        """Fills one table. A large table does not fit into one message; `GetTable` returns its further pages.
+        """Fills one table. If the table is too large for one message, `GetTable` returns its further rows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamTable(self, request, context):
-        """Fills one table and streams its events, with the rows that change; the last event is `done`.
+        """Fills one table and streams the events of the run, with the rows that change. The last event is `done`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTable(self, request, context):
-        """Returns the table of a run, also while it is being filled, or as far as it came if the run failed.
+        """Returns the table of a run, which may be under way, finished or failed. The table is returned as far as it has been
+        filled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +105,7 @@ def add_TableServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TableService:
-    """Fills tables by wide search: a question and columns in, rows out, each cell with its citations.
+    """Fills tables: from a question and columns, it searches for rows and for the value of each cell, with citations.
     """
 
     @staticmethod

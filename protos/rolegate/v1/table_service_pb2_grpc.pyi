@@ -27,33 +27,37 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TableServiceStub:
-    """Fills tables by wide search: a question and columns in, rows out, each cell with its citations."""
+    """Fills tables: from a question and columns, it searches for rows and for the value of each cell, with citations."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TableServiceAsyncStub: ...
     FillTable: _grpc.UnaryUnaryMultiCallable[_table_service_pb2.FillTableRequest, _table_service_pb2.FillTableResponse]
-    """Fills one table. A large table does not fit into one message; `GetTable` returns its further pages."""
+    """Fills one table. If the table is too large for one message, `GetTable` returns its further rows."""
     StreamTable: _grpc.UnaryStreamMultiCallable[_table_service_pb2.StreamTableRequest, _table_service_pb2.StreamTableResponse]
-    """Fills one table and streams its events, with the rows that change; the last event is `done`."""
+    """Fills one table and streams the events of the run, with the rows that change. The last event is `done`."""
     GetTable: _grpc.UnaryUnaryMultiCallable[_table_service_pb2.GetTableRequest, _table_service_pb2.GetTableResponse]
-    """Returns the table of a run, also while it is being filled, or as far as it came if the run failed."""
+    """Returns the table of a run, which may be under way, finished or failed. The table is returned as far as it has been
+    filled.
+    """
 
 @_typing.type_check_only
 class TableServiceAsyncStub(TableServiceStub):
-    """Fills tables by wide search: a question and columns in, rows out, each cell with its citations."""
+    """Fills tables: from a question and columns, it searches for rows and for the value of each cell, with citations."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     FillTable: _aio.UnaryUnaryMultiCallable[_table_service_pb2.FillTableRequest, _table_service_pb2.FillTableResponse]  # type: ignore[assignment]
-    """Fills one table. A large table does not fit into one message; `GetTable` returns its further pages."""
+    """Fills one table. If the table is too large for one message, `GetTable` returns its further rows."""
     StreamTable: _aio.UnaryStreamMultiCallable[_table_service_pb2.StreamTableRequest, _table_service_pb2.StreamTableResponse]  # type: ignore[assignment]
-    """Fills one table and streams its events, with the rows that change; the last event is `done`."""
+    """Fills one table and streams the events of the run, with the rows that change. The last event is `done`."""
     GetTable: _aio.UnaryUnaryMultiCallable[_table_service_pb2.GetTableRequest, _table_service_pb2.GetTableResponse]  # type: ignore[assignment]
-    """Returns the table of a run, also while it is being filled, or as far as it came if the run failed."""
+    """Returns the table of a run, which may be under way, finished or failed. The table is returned as far as it has been
+    filled.
+    """
 
 class TableServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Fills tables by wide search: a question and columns in, rows out, each cell with its citations."""
+    """Fills tables: from a question and columns, it searches for rows and for the value of each cell, with citations."""
 
     @_abc_1.abstractmethod
     def FillTable(
@@ -61,7 +65,7 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _table_service_pb2.FillTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_table_service_pb2.FillTableResponse, _abc.Awaitable[_table_service_pb2.FillTableResponse]]:
-        """Fills one table. A large table does not fit into one message; `GetTable` returns its further pages."""
+        """Fills one table. If the table is too large for one message, `GetTable` returns its further rows."""
 
     @_abc_1.abstractmethod
     def StreamTable(
@@ -69,7 +73,7 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _table_service_pb2.StreamTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_table_service_pb2.StreamTableResponse], _abc.AsyncIterator[_table_service_pb2.StreamTableResponse]]:
-        """Fills one table and streams its events, with the rows that change; the last event is `done`."""
+        """Fills one table and streams the events of the run, with the rows that change. The last event is `done`."""
 
     @_abc_1.abstractmethod
     def GetTable(
@@ -77,6 +81,8 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _table_service_pb2.GetTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_table_service_pb2.GetTableResponse, _abc.Awaitable[_table_service_pb2.GetTableResponse]]:
-        """Returns the table of a run, also while it is being filled, or as far as it came if the run failed."""
+        """Returns the table of a run, which may be under way, finished or failed. The table is returned as far as it has been
+        filled.
+        """
 
 def add_TableServiceServicer_to_server(servicer: TableServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class UsageServiceStub:
-    """Usage: tokens and cost.
+    """Reports the usage of models: tokens and cost.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class UsageServiceStub:
 
 
 class UsageServiceServicer:
-    """Usage: tokens and cost.
+    """Reports the usage of models: tokens and cost.
     """
 
     def GetUsage(self, request, context):
-        """Sums the tokens and the cost of all calls: those of the key's tenant, or, for operators, of all tenants.
+        """Returns sums of the tokens and the cost of model calls: calls of the key's tenant, or for operators of all tenants.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReconcileUsage(self, request, context):
-        """Compares the ledger with the engines' own counters. For operators.
+        """Compares the tokens in the gateway's ledger with the engines' own counters. Only operators may use it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_UsageServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class UsageService:
-    """Usage: tokens and cost.
+    """Reports the usage of models: tokens and cost.
     """
 
     @staticmethod

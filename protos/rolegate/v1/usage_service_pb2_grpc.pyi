@@ -27,29 +27,29 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class UsageServiceStub:
-    """Usage: tokens and cost."""
+    """Reports the usage of models: tokens and cost."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> UsageServiceAsyncStub: ...
     GetUsage: _grpc.UnaryUnaryMultiCallable[_usage_service_pb2.GetUsageRequest, _usage_service_pb2.GetUsageResponse]
-    """Sums the tokens and the cost of all calls: those of the key's tenant, or, for operators, of all tenants."""
+    """Returns sums of the tokens and the cost of model calls: calls of the key's tenant, or for operators of all tenants."""
     ReconcileUsage: _grpc.UnaryUnaryMultiCallable[_usage_service_pb2.ReconcileUsageRequest, _usage_service_pb2.ReconcileUsageResponse]
-    """Compares the ledger with the engines' own counters. For operators."""
+    """Compares the tokens in the gateway's ledger with the engines' own counters. Only operators may use it."""
 
 @_typing.type_check_only
 class UsageServiceAsyncStub(UsageServiceStub):
-    """Usage: tokens and cost."""
+    """Reports the usage of models: tokens and cost."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetUsage: _aio.UnaryUnaryMultiCallable[_usage_service_pb2.GetUsageRequest, _usage_service_pb2.GetUsageResponse]  # type: ignore[assignment]
-    """Sums the tokens and the cost of all calls: those of the key's tenant, or, for operators, of all tenants."""
+    """Returns sums of the tokens and the cost of model calls: calls of the key's tenant, or for operators of all tenants."""
     ReconcileUsage: _aio.UnaryUnaryMultiCallable[_usage_service_pb2.ReconcileUsageRequest, _usage_service_pb2.ReconcileUsageResponse]  # type: ignore[assignment]
-    """Compares the ledger with the engines' own counters. For operators."""
+    """Compares the tokens in the gateway's ledger with the engines' own counters. Only operators may use it."""
 
 class UsageServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Usage: tokens and cost."""
+    """Reports the usage of models: tokens and cost."""
 
     @_abc_1.abstractmethod
     def GetUsage(
@@ -57,7 +57,7 @@ class UsageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _usage_service_pb2.GetUsageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_usage_service_pb2.GetUsageResponse, _abc.Awaitable[_usage_service_pb2.GetUsageResponse]]:
-        """Sums the tokens and the cost of all calls: those of the key's tenant, or, for operators, of all tenants."""
+        """Returns sums of the tokens and the cost of model calls: calls of the key's tenant, or for operators of all tenants."""
 
     @_abc_1.abstractmethod
     def ReconcileUsage(
@@ -65,6 +65,6 @@ class UsageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _usage_service_pb2.ReconcileUsageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_usage_service_pb2.ReconcileUsageResponse, _abc.Awaitable[_usage_service_pb2.ReconcileUsageResponse]]:
-        """Compares the ledger with the engines' own counters. For operators."""
+        """Compares the tokens in the gateway's ledger with the engines' own counters. Only operators may use it."""
 
 def add_UsageServiceServicer_to_server(servicer: UsageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

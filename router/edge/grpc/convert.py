@@ -1,4 +1,6 @@
-"""Conversion of values to wire types: fields are copied by name, exceptions are explicit."""
+"""Conversion of our values to protobuf messages. Fields are copied by name; fields that need more
+than a copy are given explicitly.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -39,20 +41,26 @@ WIRE_NAMES = {
     "time_to_first_token": "first_token_s",
     "duration": "duration_s",
 }
-"""Our names of message fields that differ; the wire has units in its types."""
+"""Message fields whose attributes in our values have other names, by field name. Our names contain
+the unit of a time, where messages have a type with a unit.
+"""
 _MAX_BYTES = 2 << 20
 _MAX_CITATIONS = 500
-"""Limits of an answer's results (bytes) and citations, so that it fits into 4 MB."""
+"""Max bytes of an answer's results, and max number of its citations, so that the message stays
+below the 4 MB that gRPC clients accept by default.
+"""
 _MAX_CHARS = 200_000
-"""Limit of a run's request and output, so that it fits into the 4 MB that gRPC clients take; the
-trace has the whole texts.
+"""Max characters of a run's request and of its output, so that the message stays below 4 MB. The
+trace contains the whole texts.
 """
 
 
 def to_proto(kind: type[M], value: object, **given: Any) -> M:
-    """Return a message of `kind` with the fields of `value`, by name; `given` fields take
-    precedence. None leaves a field out. In values, times are seconds, and enums are names in lower
-    case without the prefix.
+    """Return a message of type `kind`. Its fields are the keyword arguments `given`, and otherwise
+    the attributes of `value` with the names of the fields.
+
+    A field whose content is None stays unset. Times and durations in seconds are converted, and so
+    are enums, which our values hold as names in lower case without the prefix of the enum.
     """
     fields = {}
     for name, attribute, converted in _fields(kind.DESCRIPTOR):
@@ -64,7 +72,9 @@ def to_proto(kind: type[M], value: object, **given: Any) -> M:
 
 @cache
 def _fields(message: Descriptor) -> list[tuple[str, str, Callable[[Any], Any] | None]]:
-    """Return the fields of a message: name, our name, and the conversion of our values."""
+    """Return for each field of a message: its name, the name of the attribute in our values, and
+    the function that converts the attribute, or None.
+    """
     return [
         (field.name, WIRE_NAMES.get(field.name, field.name), _conversion(field))
         for field in message.fields
@@ -72,12 +82,14 @@ def _fields(message: Descriptor) -> list[tuple[str, str, Callable[[Any], Any] | 
 
 
 def _named(value: object, name: str) -> Any:
+    """Return the attribute of a value; for a call, also a count of its usage."""
     if isinstance(value, Call) and not hasattr(value, name):
         return value.count(name)
     return getattr(value, name)
 
 
 def _conversion(field: Any) -> Callable[[Any], Any] | None:
+    """Return the function that converts our values for a message field; None if they are copied."""
     if field.enum_type is not None:
         prefix = prefix_of(field.enum_type)
         return {
@@ -100,15 +112,15 @@ def _conversion(field: Any) -> Callable[[Any], Any] | None:
 
 
 def prefix_of(enum: EnumDescriptor) -> str:
-    """Return the prefix of an enum's names, such as `ROLE_`."""
+    """Return the prefix that all value names of an enum have, such as `ROLE_`."""
     return str(enum.values_by_number[0].name.removesuffix("UNSPECIFIED"))
 
 
 def execution_to_proto(
     execution: Execution, cited: Sequence[Sequence[Citation]] | None = None
 ) -> evidence_pb2.SubQueryResult:
-    """Convert a sub-query with its report and citations. `cited`: the citations of each evidence
-    point, if already computed.
+    """Convert an execution to its sub-query with report and citations. `cited`: the citations of
+    each evidence point; None to compute them here.
     """
     report = execution.report
     points = zip(report.evidence, cited or execution.citations(report.evidence), strict=True)
@@ -128,7 +140,9 @@ def execution_to_proto(
 
 
 def _within(result: evidence_pb2.SubQueryResult, max_bytes: int) -> evidence_pb2.SubQueryResult:
-    """Remove the evidence, workers and searches of a result that is too large for a message."""
+    """Return the result. If it has more than `max_bytes` bytes, its evidence, workers and searches
+    are removed and `cut` is set.
+    """
     if result.ByteSize() > max_bytes:
         for name in ("evidence", "workers", "search_queries"):
             result.ClearField(name)
@@ -137,8 +151,8 @@ def _within(result: evidence_pb2.SubQueryResult, max_bytes: int) -> evidence_pb2
 
 
 async def answer_to_proto(run: Run) -> pb.AnswerResponse:
-    """Convert the answer of a finished run. Citing runs in a worker thread, as passages may be
-    long.
+    """Convert the answer of a finished run. The search for cited sentences runs in a worker thread,
+    because passages may be long.
     """
     assert isinstance(run.result, Trajectory)
     results = list[evidence_pb2.SubQueryResult]()
@@ -167,7 +181,9 @@ def event_to_proto(
     event: Event,
     **given: Any,
 ) -> M:
-    """Convert a numbered event to a message of a stream. `given`: like `to_proto`."""
+    """Convert an event of a run to a message of a stream. `kind`: the type of the message.
+    `number`: the number of the event in the run. `given`: fields of the event, see `to_proto`.
+    """
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     if isinstance(event, Reported):
         given["result"] = None if event.execution is None else execution_to_proto(event.execution)
@@ -180,12 +196,16 @@ def event_to_proto(
 
 
 def row_id(key: RowKey) -> str:
-    """Return the identifier of a table's row: the canonical values of its keys as a JSON array."""
+    """Return the identifier of a row of a table: the canonical values of its key columns, as a JSON
+    array.
+    """
     return msgspec.json.encode(key).decode()
 
 
 def run_to_proto(run: Run | RunSummary) -> run_service_pb2.Run:
-    """Convert a run without its texts."""
+    """Convert a run, or an entry of a list of runs, to a `Run` message, which has no output and no
+    trace.
+    """
     outcome = run.outcome if isinstance(run, RunSummary) else outcome_of(run)
     duration = None if run.status == "running" else run.duration_s
     of_table = run.kind == "table"
@@ -205,7 +225,9 @@ def run_to_proto(run: Run | RunSummary) -> run_service_pb2.Run:
 def full_run_to_proto(
     run: Run, feedback: Iterable[Feedback], with_trace: bool
 ) -> run_service_pb2.GetRunResponse:
-    """Convert a run with its usage, output and feedback."""
+    """Convert a run with its usage, calls, output and feedback. `with_trace`: whether to include
+    the whole trace as JSON.
+    """
     return to_proto(
         run_service_pb2.GetRunResponse,
         run,
@@ -220,7 +242,7 @@ def full_run_to_proto(
 
 
 def feedback_to_proto(feedback: Feedback) -> run_service_pb2.Feedback:
-    """Convert feedback."""
+    """Convert feedback on a run to its message."""
     verdict = {None: None, True: "accepted", False: "rejected"}[feedback.accepted]
     return to_proto(run_service_pb2.Feedback, feedback, verdict=verdict)
 
@@ -228,7 +250,9 @@ def feedback_to_proto(feedback: Feedback) -> run_service_pb2.Feedback:
 def version_to_proto(
     version: ExecutorVersion, figures: TrialFigures | None = None
 ) -> version_pb.ExecutorVersion:
-    """Convert a version with the figures of its trial."""
+    """Convert a version of the executor. `figures`: the figures of its trial; None if it is not on
+    trial.
+    """
     return to_proto(
         version_pb.ExecutorVersion,
         version,
@@ -241,17 +265,17 @@ def version_to_proto(
 
 
 def decision_to_proto(decision: VersionDecision) -> version_pb.ExecutorVersionDecision:
-    """Convert a decision with its reasons."""
+    """Convert a decision on a version, with its reason and its figures."""
     return to_proto(version_pb.ExecutorVersionDecision, decision, time=decision.decided_at)
 
 
 def usage_to_proto(calls: tuple[Call, ...]) -> list[usage_pb2.RoleUsage]:
-    """Sum calls by role and model."""
+    """Return the sums of the calls of a run, one message for each role, model and manager."""
     return [to_proto(usage_pb2.RoleUsage, total) for total in totals(calls)]
 
 
 def usage_report_to_proto(report: UsageReport) -> usage_service_pb2.GetUsageResponse:
-    """Convert sums over many runs."""
+    """Convert a report of usage, that is sums of calls over many runs, to its message."""
     kind = usage_service_pb2.UsageRow
     rows = [
         to_proto(kind, row, bucket_start_time=row.bucket_start, usage=row) for row in report.rows
@@ -260,18 +284,20 @@ def usage_report_to_proto(report: UsageReport) -> usage_service_pb2.GetUsageResp
 
 
 def reconciliation_to_proto(reconciliation: Reconciliation) -> usage_service_pb2.Reconciliation:
-    """Convert the comparison with one deployment."""
+    """Convert the comparison of the ledger with the counters of one deployment."""
     return to_proto(
         usage_service_pb2.Reconciliation, reconciliation, start_time=reconciliation.start
     )
 
 
 DOMAIN = "rolegate"
-"""Domain of `ErrorInfo`."""
+"""Domain in the `ErrorInfo` of all errors of the gateway."""
 
 
 def status_to_proto(failure: Failure) -> status_pb2.Status:
-    """Convert a failure to a status with `ErrorInfo`, and `RetryInfo` if the delay is known."""
+    """Convert a failure to a gRPC status with `ErrorInfo`, and with `RetryInfo` if the delay until
+    a retry is known.
+    """
     info = error_details_pb2.ErrorInfo(reason=failure.reason, domain=DOMAIN)
     if failure.role:
         info.metadata["role"] = failure.role

@@ -1,4 +1,6 @@
-"""Conversion of requests to values; every function raises `BadRequest` for invalid ones."""
+"""Conversion of request messages to our values. Every function raises `BadRequest` for an invalid
+request.
+"""
 
 from typing import Any, TypeVar
 
@@ -25,11 +27,13 @@ from router.trace.run import Feedback
 
 _LONGEST_REQUEST_ID = 128
 _MAX_BYTES = 1 << 20
-"""Max size of a completion request."""
+"""Max bytes of a completion request."""
 _LARGEST_PAGE = 1000
 _MAX_STOPS = 16
 _LONGEST_STOP = 256
-"""Max number of stop strings (OpenAI allows four), and of characters in each."""
+"""Max number of stop strings in a request, and max characters of each. OpenAI's API allows four
+stop strings.
+"""
 _VERDICTS = {None: None, "accepted": True, "rejected": False}
 Value = TypeVar("Value", bound=msgspec.Struct)
 _Answer = answer_pb.AnswerRequest | answer_pb.StreamAnswerRequest
@@ -39,8 +43,8 @@ _Listing = run_service_pb2.ListRunsRequest | run_service_pb2.ExportRunsRequest
 
 
 def enum_from_proto(enum: EnumDescriptor, number: int, field: str) -> Any:
-    """Return the name of an enum value in lower case without its prefix; None for the unspecified
-    one. `field`: its path in the request.
+    """Return the name of an enum value, in lower case and without the prefix of the enum; None for
+    the value `…_UNSPECIFIED`. `field`: path of the field in the request, for the error message.
     """
     if number not in enum.values_by_number:
         raise BadRequest(f"{field} is {number}; it must be a value of the enum {enum.name}.")
@@ -50,8 +54,8 @@ def enum_from_proto(enum: EnumDescriptor, number: int, field: str) -> Any:
 
 
 def enum_field(request: WireMessage, name: str, at: str = "") -> Any:
-    """Return the value of a request's enum field, like `enum_from_proto`. `at`: the path of the
-    message in the request.
+    """Return the value of the enum field `name` of a message; see `enum_from_proto`. `at`: path of
+    the message in the request, with a dot at the end, for the error message.
     """
     enum: Any = request.DESCRIPTOR.fields_by_name[name].enum_type
     return enum_from_proto(enum, getattr(request, name), f"{at}{name}")
@@ -63,8 +67,10 @@ def from_proto(
     at: str = "",
     **given: Any,
 ) -> Value:
-    """Return a value with the fields of a message, by name; `given` fields take precedence. Absent
-    fields and unspecified enums have the value's defaults. `at`: like `enum_field`.
+    """Return a value of type `kind`. Its attributes are the keyword arguments `given`, and
+    otherwise the fields of the message with the same names.
+
+    For absent fields and unspecified enums, the value has its defaults. `at`: see `enum_field`.
     """
     for field in request.DESCRIPTOR.fields:
         name = field.name
@@ -82,7 +88,9 @@ def from_proto(
 def options_from_proto(
     request: _Answer | _Table | execution_pb.ExecuteRequest | _Completion, context: Any
 ) -> RequestOptions:
-    """Return the options of the call that is being served."""
+    """Return the options of a request: its caller, deadline, budget and the like. `context`: gRPC's
+    context of the call.
+    """
     request_id = request.request_id
     if len(request_id) > _LONGEST_REQUEST_ID or not request_id.isprintable():
         raise BadRequest(
@@ -100,14 +108,17 @@ def options_from_proto(
 
 
 def topology_from_proto(request: _Answer) -> Any:
-    """Return the requested topology."""
+    """Return the name of the requested topology; `factorized` if the request names none."""
     return enum_field(request, "topology") or "factorized"
 
 
 def completion_from_proto(request: _Completion) -> CompletionRequest:
-    """Convert a model call."""
+    """Convert a request to continue a conversation."""
     if request.max_tokens < 0:
-        raise BadRequest("max_tokens is negative; leave it 0 for the role's own limit.")
+        raise BadRequest(
+            f"max_tokens is {request.max_tokens}; it must not be negative, and 0 means the role's "
+            "own limit."
+        )
     if len(request.stop) > _MAX_STOPS:
         raise BadRequest(f"stop has {len(request.stop)} strings; at most {_MAX_STOPS} are allowed.")
     for position, stop in enumerate(request.stop):
@@ -127,14 +138,14 @@ def completion_from_proto(request: _Completion) -> CompletionRequest:
 
 
 def state_from_proto(request: version_pb.SetExecutorVersionTrafficRequest) -> Any:
-    """Return the requested state of an executor version."""
+    """Return the name of the state into which a version of the executor is to be put."""
     if state := enum_field(request, "state"):
         return state
-    raise BadRequest("state is absent; use EXECUTOR_VERSION_STATE_REGISTERED, _SHADOW or _CANARY.")
+    raise BadRequest("state is missing; use EXECUTOR_VERSION_STATE_REGISTERED, _SHADOW or _CANARY.")
 
 
 def filter_from_proto(request: _Listing) -> RunFilter:
-    """Convert the filter of listed or exported runs."""
+    """Convert the filter in a request to list or export runs."""
     start, end = _span(request)
     training = isinstance(request, run_service_pb2.ExportRunsRequest) and request.for_training
     return from_proto(
@@ -148,14 +159,16 @@ def filter_from_proto(request: _Listing) -> RunFilter:
 
 
 def feedback_from_proto(request: run_service_pb2.SubmitFeedbackRequest) -> Feedback:
-    """Convert feedback."""
+    """Convert a request that submits feedback on a run."""
     return from_proto(Feedback, request, accepted=_VERDICTS[enum_field(request, "verdict")])
 
 
 def usage_query_from_proto(
     request: usage_service_pb2.GetUsageRequest, identity: Identity
 ) -> UsageQuery:
-    """Return the calls to sum; a tenant sees only its own."""
+    """Convert a request for usage. For the key of a tenant, the query is limited to the calls of
+    that tenant.
+    """
     dimensions = usage_service_pb2.UsageDimension.DESCRIPTOR
     by = [
         enum_from_proto(dimensions, number, f"group_by[{at}]")
@@ -164,7 +177,7 @@ def usage_query_from_proto(
     if None in by:
         raise BadRequest(
             f"group_by[{by.index(None)}] is unspecified; use USAGE_DIMENSION_TENANT, "
-            "_ROLE, _MODEL, …."
+            "USAGE_DIMENSION_ROLE or another dimension."
         )
     bucket = enum_field(request, "bucket")
     groups = tuple(dict.fromkeys(by)) or UsageQuery().by
@@ -174,11 +187,11 @@ def usage_query_from_proto(
 def _span(
     request: _Listing | usage_service_pb2.GetUsageRequest,
 ) -> tuple[float | None, float | None]:
-    """Return start and end as Unix times; None for no bound."""
+    """Return the start and the end of the requested time as Unix times; None for no bound."""
     start, end = (_time(request, field) for field in ("start_time", "end_time"))
     if start is not None and end is not None and start >= end:
         raise BadRequest(
-            "start_time is not before end_time; leave one of them out, or exchange them."
+            "start_time must be before end_time; leave one of them out, or exchange them."
         )
     return start, end
 
@@ -203,7 +216,9 @@ def _budget(budget: budget_pb2.Budget) -> Budget:
         field = f"budget.role_budgets[{position}]"
         role = _role(limit.role, f"{field}.role")
         if role in by_role:
-            raise BadRequest(f"{field}.role has a limit already; leave one of them out.")
+            raise BadRequest(
+                f"{field}.role: another entry has a limit for this role; leave one of them out."
+            )
         by_role[role] = _positive(f"{field}.max_total_tokens", limit.max_total_tokens)
     tokens = "max_total_tokens"
     cost = "max_cost_nano_usd"
@@ -221,9 +236,13 @@ def _positive(field: str, limit: int) -> int:
 
 
 def page_size(requested: int, default: int) -> int:
-    """Return the size of a page: the requested one, `default` for 0, and 1,000 at most."""
+    """Return the number of entries of a page: the requested number, `default` if that is 0, and at
+    most 1,000.
+    """
     if requested < 0:
-        raise BadRequest(f"page_size is {requested}; leave it 0 for {default}.")
+        raise BadRequest(
+            f"page_size is {requested}; it must not be negative, and 0 means {default}."
+        )
     return min(requested or default, _LARGEST_PAGE)
 
 

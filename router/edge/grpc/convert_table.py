@@ -1,4 +1,4 @@
-"""Conversion of table requests to values, and of tables and their events to wire types."""
+"""Conversion of requests for tables to our values, and of tables and their events to messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -29,7 +29,7 @@ from router.trace.values import Reported, RowChanged, TableRun
 
 
 def table_request_from_proto(request: pb.FillTableRequest | pb.StreamTableRequest) -> TableRequest:
-    """Convert the request for a table. Raises `BadRequest`."""
+    """Convert a request for a table. Raises `BadRequest` if an enum value is unknown."""
     columns = tuple(
         from_proto(Column, column, f"columns[{at}].") for at, column in enumerate(request.columns)
     )
@@ -39,28 +39,36 @@ def table_request_from_proto(request: pb.FillTableRequest | pb.StreamTableReques
 
 _MAX_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 20
-"""Bytes of the rows of one message, which is built and sent in one step, and of one row."""
+"""Max bytes of all rows in one message, and of a single row. A message is built and sent in one
+step, which would otherwise block the event loop.
+"""
 
 
 class EventsToProto:
-    """Converts the events of one run, an answer or a table, in their order."""
+    """Converts the events of one run, an answer or a table, to messages of a stream. The events
+    must be passed in their order.
+    """
 
     def __init__(self, kind: RunKind, earlier: Iterable[Event] = ()) -> None:
-        """`earlier`: events that are not converted."""
+        """`earlier`: events before the first one to convert, which the client already has. They are
+        needed for the state of a table.
+        """
         self._message: Any = answer_pb.StreamAnswerResponse
         if kind == "table":
             self._message = pb.StreamTableResponse
         self._state = TableEvents(earlier)
 
     async def one(self, number: int, event: Event) -> Any:
-        """Return an event as a message, converted in a worker thread if its passages are cited."""
+        """Return the message for the event with this number. A report is converted in a worker
+        thread, because the search for cited sentences takes time.
+        """
         if isinstance(event, Reported):
             return await in_worker(self._to_proto, number, event)
         return self._to_proto(number, event)
 
     async def last(self, number: int, run: Run) -> tuple[Any, Any]:
-        """Return the last two events of a finished run: its usage, as event `number`, and its
-        answer or table.
+        """Return the last two messages of a finished run: its usage, with the event number
+        `number`, and its answer or table, with the next number.
         """
         done: Any = await (table_to_proto(run) if run.kind == "table" else answer_to_proto(run))
         usage = answer_pb.UsageCounted(usage=done.usage)
@@ -80,7 +88,9 @@ class EventsToProto:
 
 
 async def table_to_proto(run: Run, start: int = 0, end: int | None = None) -> pb.Table:
-    """Convert the table of a run with its rows `start` to `end`, exclusive."""
+    """Convert the table of a run, with its rows from index `start` up to `end`, which is not
+    included; None for all further rows. Fewer rows are included if they do not fit into a message.
+    """
     return await in_viewer(_table_to_proto, run, start, end)
 
 
@@ -135,8 +145,11 @@ def _row_to_proto(
     numbers: Mapping[Ask, int],
     spent: Amount | None = None,
 ) -> pb.Row:
-    """Convert a row. `numbers`: sub-query numbers by ask. `spent`: its cost; None while not
-    counted.
+    """Convert a row. `numbers`: the number of the sub-query for each ask. `spent`: the tokens and
+    the cost of the row; None for a row in an event, whose cost is not counted yet.
+
+    A row that is too large for a message is sent without citations and conflicting values, and with
+    shortened values.
     """
     message = to_proto(
         pb.Row,

@@ -1,4 +1,6 @@
-"""The health service: a service is healthy unless it drains or a dependency is down."""
+"""The gRPC health service. A service of the gateway is SERVING unless the gateway drains or one of
+the service's dependencies is down.
+"""
 
 from collections.abc import Iterable
 
@@ -16,13 +18,17 @@ _NEEDS: dict[str, frozenset[Need]] = {
     "rolegate.v1.ExecutionService": _STORE | {"execution", "retrieval"},
     "rolegate.v1.RetrievalService": _STORE | {"retrieval"},
 }
-"""Dependencies of each service; other services need only the store, which holds the keys."""
+"""Dependencies of each service. The empty name means the whole server. All other services depend
+only on the store, which contains the keys.
+"""
 
 
 async def publish_health(
     servicer: health.aio.HealthServicer, readiness: Readiness, names: Iterable[str]
 ) -> None:
-    """Report the health of the named services; the empty name is the whole server."""
+    """Set the status of each named service in the health service. The empty name means the whole
+    server.
+    """
     for name in names:
         down = readiness.down(_NEEDS.get(name, _STORE))
         await servicer.set(
@@ -33,6 +39,8 @@ async def publish_health(
 async def follow_health(
     servicer: health.aio.HealthServicer, readiness: Readiness, names: Iterable[str]
 ) -> None:
-    """Report every change of the named services' health, until cancelled."""
+    """Update the status of the named services whenever the readiness of a dependency changes. Runs
+    until it is cancelled.
+    """
     async for _ in readiness.changes():
         await publish_health(servicer, readiness, names)

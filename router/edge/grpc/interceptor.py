@@ -1,4 +1,6 @@
-"""Interceptor of all gRPC calls: keys, limits, observation, and statuses of errors."""
+"""Interceptor of all gRPC calls: checks keys and sizes, notifies the observer, and turns errors
+into gRPC statuses.
+"""
 
 import asyncio
 import inspect
@@ -23,7 +25,7 @@ from router.trace.identity import KeyScope
 
 _OURS = "/rolegate.v1."
 _ENDING_S = 0.1
-"""Max time for sending the status to a slow reader, in seconds."""
+"""Max seconds for sending the final status to a client that does not read its stream."""
 _SCOPES: dict[str, KeyScope] = {
     "AnswerService": "ask",
     "CompletionService": "ask",
@@ -39,17 +41,18 @@ _SCOPES: dict[str, KeyScope] = {
 
 
 def needed_scope(method: str) -> KeyScope:
-    """Return the scope that a method such as `/rolegate.v1.RunService/GetRun` requires: its own, or
-    else its service's.
+    """Return the scope that a key must have for a method such as `/rolegate.v1.RunService/GetRun`:
+    the entry of the method in `_SCOPES` if there is one, else that of its service.
     """
     name = method.removeprefix(_OURS)
     return _SCOPES[name if name in _SCOPES else name.partition("/")[0]]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Admits calls by key and cancels them when it is revoked, sets `CALLER`, notifies the
-    observer, writes streamed responses, and turns errors into statuses. Services outside
-    `rolegate.v1`, such as health, need no key.
+    """Checks the key of each call, sets `CALLER`, and cancels the call if the key is revoked. Also
+    notifies the observer, writes streamed responses, and turns errors into gRPC statuses.
+
+    Services outside `rolegate.v1`, such as the health service, need no key.
     """
 
     def __init__(
@@ -58,17 +61,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         observer: Observer | None = None,
         reading_s: float = 60.0,
     ) -> None:
-        """`reading_s`: max time a client takes to read one message of a stream."""
+        """`access`: None admits every caller. `observer`: None for no observer. `reading_s`: max
+        seconds that a client may take to read one message of a stream.
+        """
         self._access = access
         self._observer = observer
         self._reading_s = reading_s
         self._handlers: dict[str, Any] = {}
-        """Wrapped handlers by method."""
+        """Wrapped handlers by method, so that each handler is wrapped only once."""
 
     async def intercept_service(
         self, continuation: Any, handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        """Wrap the handler of the call."""
+        """Return the handler of the called method, wrapped in the checks of this class."""
         method = str(handler_call_details.method)
         if (wrapped := self._handlers.get(method)) is not None:
             return wrapped
@@ -120,10 +125,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._observer.request_ended(method, code_pb2.Code.Name(code), time.monotonic() - begun)
 
     async def _admitted(self, method: str, context: Any) -> AbstractContextManager[None]:
-        """Authenticate the caller. Return a context to hold open while the call is served."""
+        """Check the key of a call and its scope. Return a context to hold open while the call is
+        served; see `Access.serving`.
+        """
         assert self._access is not None
         identity = await self._access.identify(_metadata(context).get("authorization", ""))
-        # gRPC serves each call in its own task, so only its handler sees this.
+        # gRPC serves each call in its own task, so only this call sees the value.
         CALLER.set(identity)
         check_scope(identity, needed_scope(method))
         return self._access.serving(identity)
@@ -131,7 +138,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _served(self, handler: Any, request: Any, context: Any) -> Any:
         if not handler.response_streaming:
             return await handler.unary_unary(request, context)
-        # The handler writes by itself, as health's Watch does.
+        # A coroutine, such as Watch of the health service, writes its responses itself.
         if inspect.iscoroutinefunction(handler.unary_stream):
             return await handler.unary_stream(request, context)
         async with aclosing(handler.unary_stream(request, context)) as responses:
@@ -141,7 +148,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                         await context.write(response)
                 except TimeoutError:
                     raise SlowReader(
-                        f"Nothing was read for {self._reading_s:g} s; the stream ends. Read faster."
+                        f"The client read nothing for {self._reading_s:g} s, so the stream ends; "
+                        "read faster."
                     ) from None
 
 
@@ -150,8 +158,8 @@ def _metadata(context: Any) -> dict[str, str]:
 
 
 def _reading(deserialize: Any) -> Any:
-    """Return a deserializer that returns its error: raised, gRPC would report UNKNOWN and log a
-    traceback.
+    """Return a deserializer that returns a `BadRequest` for invalid bytes. If it raised the error,
+    gRPC would report UNKNOWN and log a traceback.
     """
 
     def read(sent: bytes) -> Any:
@@ -159,16 +167,18 @@ def _reading(deserialize: Any) -> Any:
             return deserialize(sent)
         except DecodeError:
             return BadRequest(
-                "The request is not a message of this method; is the client's proto file the same?"
+                "The request cannot be decoded as a message of this method; check that the client "
+                "uses the proto files of this gateway."
             )
 
     return read
 
 
 async def _abort(context: Any, error: Exception) -> None:
+    """Log an error, and end the call with the gRPC status of the error."""
     ending = context.abort_with_status(rpc_status.to_status(status_to_proto(logged_failure(error))))
     if isinstance(error, SlowReader):
-        with suppress(TimeoutError):  # the status queues behind unread messages
+        with suppress(TimeoutError):  # the client gets the status only after unread messages
             async with asyncio.timeout(_ENDING_S):
                 await ending
     else:

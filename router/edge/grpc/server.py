@@ -1,4 +1,4 @@
-"""The gRPC server: services, health, reflection, limits."""
+"""The gRPC server, with its services, the health service, reflection and limits."""
 
 import asyncio
 import sys
@@ -27,7 +27,7 @@ from router.runs import Gateway, Observer
 
 
 class Server:
-    """gRPC server of the given services, until drained."""
+    """gRPC server that serves the given services from `start` until `drain`."""
 
     def __init__(
         self,
@@ -39,9 +39,11 @@ class Server:
         limits: Limits | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """`gateway`: serves answers, completions and executions. `servicers`: those of the other
-        services. `access`: None admits every caller to every method. `readiness`: state of
-        dependencies, for the health service. `limits`: None for the defaults.
+        """`gateway`: does the work of AnswerService, CompletionService and ExecutionService; None
+        leaves these services out. `servicers`: implementations of further services; None is
+        ignored. `access`: None admits every caller to every method. `tls`: None for a server
+        without TLS. `readiness`: state of the dependencies, for the health service. `limits`: None
+        for the default limits.
         """
         limits = limits or Limits()
         self._server = grpc.aio.server(
@@ -65,10 +67,12 @@ class Server:
         )
 
     async def start(self, address: str) -> int:
-        """Listen on `host:port` (port 0: any free one) and report healthy. Return the port.
+        """Listen on `host:port` and report the services as healthy. Port 0 means any free port.
+        Return the port.
 
-        Raises `BadConfig`, also for an address beyond the loopback if no key is required, and
-        `StoreFailed`.
+        Raises `BadConfig` if the server cannot listen on the address, or if other machines can
+        reach the address although no key is required. Raises `StoreFailed` if the keys cannot be
+        read.
         """
         await before_listening(address, "server.address", self._access, self._tls)
         try:
@@ -78,8 +82,8 @@ class Server:
                 port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise BadConfig(
-                f"server.address: cannot listen on {address}; is the port in use? Set another one, "
-                "or port 0 for any."
+                f"server.address: cannot listen on {address}; is the port in use? Set another "
+                "port, or port 0 for any free port."
             ) from error
         await self._server.start()
         reported = self._health, self._readiness, ("", *self._names)
@@ -91,13 +95,13 @@ class Server:
         return port
 
     async def drain(self, grace_s: float) -> None:
-        """Report NOT_SERVING, refuse new calls, let running ones finish for `grace_s` seconds, then
-        cancel them. Every run is stored when this returns.
+        """Report NOT_SERVING and refuse new calls. Calls under way may finish within `grace_s`
+        seconds; then they are cancelled. When this returns, every run is stored.
         """
         await self._health.enter_graceful_shutdown()
         try:
             await self._stop(grace_s)
-        except asyncio.CancelledError:  # the caller waits no longer
+        except asyncio.CancelledError:  # `drain` itself was cancelled
             await self._stop(0)
             raise
         finally:
@@ -111,7 +115,9 @@ class Server:
 
 
 def _add(servicer: Any, server: grpc.aio.Server) -> str:
-    """Add a servicer to the server by the generated function. Return the service's name."""
+    """Add a servicer to the server by its generated function `add_…_to_server`. Return the name of
+    the service.
+    """
     base = next(kind for kind in type(servicer).__mro__ if kind.__module__.endswith("_pb2_grpc"))
     getattr(sys.modules[base.__module__], f"add_{base.__name__}_to_server")(servicer, server)
     return f"rolegate.v1.{base.__name__.removesuffix('Servicer')}"

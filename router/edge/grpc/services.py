@@ -1,4 +1,6 @@
-"""The gRPC services: each method converts the request, calls, and converts the result."""
+"""The gRPC services. Each method converts its request, calls the gateway or the store, and converts
+the result.
+"""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any
@@ -40,7 +42,9 @@ from router.versions import Versions
 async def streamed(
     kind: RunKind, work: Callable[[OnEvent], Coroutine[Any, Any, Run]]
 ) -> AsyncIterator[Any]:
-    """Do the work of a run, and yield its events as messages."""
+    """Do the work of a run in a task, and yield its events as messages, then its usage and result.
+    `work`: called with the function that takes the events.
+    """
     to_proto = EventsToProto(kind)
     number = 1
     async with Running[Event, Run](work) as running:
@@ -71,7 +75,7 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
     def StreamAnswer(
         self, request: answer_pb.StreamAnswerRequest, context: Any
     ) -> AsyncIterator[answer_pb.StreamAnswerResponse]:
-        """Answer a question and stream the events."""
+        """Answer a question and stream the events of the run."""
         options = parse.options_from_proto(request, context)
         topology = parse.topology_from_proto(request)
         return streamed(
@@ -81,6 +85,7 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
 
 
 _PIECE_CHARS = 65536
+"""Max characters of text, and of reasoning, in one streamed message."""
 
 
 class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
@@ -92,7 +97,7 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
     async def Complete(
         self, request: completion_pb.CompleteRequest, context: Any
     ) -> completion_pb.CompleteResponse:
-        """Call the model of a role."""
+        """Continue a conversation by one call of a role's model."""
         run = await self._gateway.complete(
             parse.completion_from_proto(request), parse.options_from_proto(request, context)
         )
@@ -104,7 +109,7 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
     async def StreamComplete(
         self, request: completion_pb.StreamCompleteRequest, context: Any
     ) -> AsyncIterator[completion_pb.StreamCompleteResponse]:
-        """Call the model of a role and stream its output."""
+        """Continue a conversation by one call of a role's model, and stream the output."""
         completion = parse.completion_from_proto(request)
         options = parse.options_from_proto(request, context)
         streamed = False
@@ -120,7 +125,7 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
                     yield piece
             run = await running.result()
         output = _output(run)
-        if not streamed:  # the output of an earlier request with the same request_id
+        if not streamed:  # an earlier request with the same request_id has produced the output
             for piece in _pieces(output.text, output.reasoning):
                 yield piece
         yield completion_pb.StreamCompleteResponse(
@@ -131,7 +136,7 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
 
 
 def _pieces(text: str, reasoning: str) -> Iterator[completion_pb.StreamCompleteResponse]:
-    """Yield messages with the text and reasoning, none too large for a client."""
+    """Yield the text and the reasoning in messages of at most `_PIECE_CHARS` characters of each."""
     for at in range(0, max(len(text), len(reasoning)), _PIECE_CHARS):
         end = at + _PIECE_CHARS
         yield completion_pb.StreamCompleteResponse(text=text[at:end], reasoning=reasoning[at:end])
@@ -151,7 +156,7 @@ class ExecutionServicer(execution_pb_grpc.ExecutionServiceServicer):
     async def Execute(
         self, request: execution_pb.ExecuteRequest, context: Any
     ) -> execution_pb.ExecuteResponse:
-        """Search for one sub-query and report."""
+        """Let an executor work on one sub-query, and return its report."""
         run = await self._gateway.execute(
             request.sub_query, parse.options_from_proto(request, context)
         )
@@ -171,7 +176,7 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     async def ListExecutorVersions(
         self, _request: version_pb.ListExecutorVersionsRequest, _context: Any
     ) -> version_pb.ListExecutorVersionsResponse:
-        """List all versions, newest first."""
+        """Return all versions of the executor with the figures of their trials, newest first."""
         listed = await self._versions.list()
         return version_pb.ListExecutorVersionsResponse(
             versions=[convert.version_to_proto(version, figures) for version, figures in listed]
@@ -180,14 +185,14 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     async def RegisterExecutorVersion(
         self, request: version_pb.RegisterExecutorVersionRequest, _context: Any
     ) -> version_pb.RegisterExecutorVersionResponse:
-        """Check, load and register a version."""
+        """Check a published version of the executor, load it, and register it."""
         version = await self._versions.register(request.version)
         return version_pb.RegisterExecutorVersionResponse(version=convert.version_to_proto(version))
 
     async def SetExecutorVersionTraffic(
         self, request: version_pb.SetExecutorVersionTrafficRequest, _context: Any
     ) -> version_pb.SetExecutorVersionTrafficResponse:
-        """Start or stop a trial of a version."""
+        """Start a trial of a version, as shadow or canary, or stop it."""
         state = parse.state_from_proto(request)
         version = await self._versions.set_traffic(request.version, state, request.canary_share)
         figures = await self._versions.figures(version)
@@ -198,14 +203,14 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     async def PromoteExecutorVersion(
         self, request: version_pb.PromoteExecutorVersionRequest, _context: Any
     ) -> version_pb.PromoteExecutorVersionResponse:
-        """Make a version the active one."""
+        """Make a version the active version."""
         version = await self._versions.promote(request.version)
         return version_pb.PromoteExecutorVersionResponse(version=convert.version_to_proto(version))
 
     async def RollBackExecutorVersion(
         self, request: version_pb.RollBackExecutorVersionRequest, _context: Any
     ) -> version_pb.RollBackExecutorVersionResponse:
-        """Take a version out of service."""
+        """Take a version out of service, and return the version that is active then."""
         active = await self._versions.roll_back(request.version)
         return version_pb.RollBackExecutorVersionResponse(
             active=None if active is None else convert.version_to_proto(active)
@@ -214,7 +219,7 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     async def ListExecutorVersionDecisions(
         self, request: version_pb.ListExecutorVersionDecisionsRequest, _context: Any
     ) -> version_pb.ListExecutorVersionDecisionsResponse:
-        """List decisions, oldest first."""
+        """Return the decisions on one version, or on all versions, oldest first."""
         decisions = await self._versions.decisions(request.version or None, request.after_number)
         return version_pb.ListExecutorVersionDecisionsResponse(
             decisions=map(convert.decision_to_proto, decisions)
@@ -231,7 +236,7 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         self._runs = runs
 
     async def GetRun(self, request: run_pb.GetRunRequest, _context: Any) -> run_pb.GetRunResponse:
-        """Return a run."""
+        """Return a run with its usage, output and feedback, and its trace if requested."""
         run = await in_viewer(as_seen_by, await self._runs.get(request.run_id, caller()), caller())
         return await in_viewer(
             convert.full_run_to_proto,
@@ -255,7 +260,9 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
     async def WatchRun(
         self, request: run_pb.WatchRunRequest, context: Any
     ) -> AsyncIterator[run_pb.WatchRunResponse]:
-        """Stream the events of an answer or a table; ends with the error of a run that failed."""
+        """Stream the events of an answer or a table, beginning after the event number in the
+        request. If the run did not finish, the stream ends with the run's error.
+        """
         after = request.after_event_number
         identity = caller()
         run = await self._runs.get(request.run_id, identity)
@@ -277,7 +284,7 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
     async def CancelRun(
         self, request: run_pb.CancelRunRequest, _context: Any
     ) -> run_pb.CancelRunResponse:
-        """Cancel a run."""
+        """Cancel a run that is under way."""
         await self._runs.cancel(request.run_id, caller())
         return run_pb.CancelRunResponse()
 
@@ -291,7 +298,7 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
     async def ExportRuns(
         self, request: run_pb.ExportRunsRequest, _context: Any
     ) -> AsyncIterator[run_pb.ExportRunsResponse]:
-        """Stream all ended runs, oldest first."""
+        """Stream all ended runs that match the filter, with their traces, oldest first."""
         identity = caller()
         async for exported in self._runs.export(parse.filter_from_proto(request), identity):
             yield await in_viewer(_exported, exported, identity)
@@ -317,7 +324,9 @@ class UsageServicer(usage_pb_grpc.UsageServiceServicer):
     async def GetUsage(
         self, request: usage_pb.GetUsageRequest, _context: Any
     ) -> usage_pb.GetUsageResponse:
-        """Sum tokens and cost; empty for another tenant."""
+        """Return sums of tokens and cost. They are empty if the request names a tenant that the
+        caller may not see.
+        """
         query = parse.usage_query_from_proto(request, caller())
         if request.tenant and not caller().sees(request.tenant):
             return usage_pb.GetUsageResponse()
@@ -326,7 +335,7 @@ class UsageServicer(usage_pb_grpc.UsageServiceServicer):
     async def ReconcileUsage(
         self, _request: usage_pb.ReconcileUsageRequest, _context: Any
     ) -> usage_pb.ReconcileUsageResponse:
-        """Compare the ledger with the engines' counters."""
+        """Compare the ledger's counts of tokens with the engines' own counters."""
         return usage_pb.ReconcileUsageResponse(
             reconciliations=map(convert.reconciliation_to_proto, await self._reconciler.reconcile())
         )

@@ -27,13 +27,17 @@ class TableServicer(pb_grpc.TableServiceServicer):
     """Implements `TableService`."""
 
     def __init__(self, tables: Tables, runs: Runs, access: Access | None = None) -> None:
-        """`access`: cancels detached runs whose key is revoked."""
+        """`tables`: fills the tables. `runs`: the stored runs. `access`: if given, a detached run
+        is cancelled when the key of its request is revoked.
+        """
         self._tables = tables
         self._runs = runs
         self.detached = Detached(access)
 
     async def FillTable(self, request: pb.FillTableRequest, context: Any) -> pb.FillTableResponse:
-        """Fill a table, or start a detached run that does."""
+        """Fill a table and return it. For a detached request, start the run and return only its
+        identifier.
+        """
         work = self._filling(request, options_from_proto(request, context))
         if not request.detached:
             run = await work(lambda _event: None)
@@ -43,7 +47,7 @@ class TableServicer(pb_grpc.TableServiceServicer):
     def StreamTable(
         self, request: pb.StreamTableRequest, context: Any
     ) -> AsyncIterator[pb.StreamTableResponse]:
-        """Fill a table and stream the events."""
+        """Fill a table and stream the events of the run."""
         return streamed("table", self._filling(request, options_from_proto(request, context)))
 
     def _filling(
@@ -59,17 +63,18 @@ class TableServicer(pb_grpc.TableServiceServicer):
         return work
 
     async def GetTable(self, request: pb.GetTableRequest, _context: Any) -> pb.GetTableResponse:
-        """Return a page of a run's table."""
+        """Return a page of the table of a run, which may be under way."""
         size = page_size(request.page_size, _PAGE)
         if request.page_token and not (
             request.page_token.isascii() and request.page_token.isdecimal()
         ):
             raise BadRequest(
-                "page_token is invalid; send next_page_token of the previous page, or none."
+                "page_token is invalid; send the next_page_token of the previous page, or leave it "
+                "empty for the first page."
             )
         run = await self._runs.get(request.run_id, caller())
         if run.kind != "table":
-            raise BadRequest(f"run_id {run.id!r} is not a table; use GetRun.")
+            raise BadRequest(f"run_id {run.id!r}: is of kind {run.kind}, not a table; use GetRun.")
         if run.redacted:
             raise BadRequest(
                 f"run_id {run.id!r}: the texts of this tenant's runs are not stored, so "

@@ -1,7 +1,7 @@
-"""Background tasks of chat tools, such as titles, tags and follow-up questions.
+"""Recognition of background tasks of chat tools: requests for titles, tags and follow-up questions.
 
-Open WebUI, LibreChat, LobeChat, NextChat, Cherry Studio, big-AGI and others send them like
-questions of a user.
+Open WebUI, LibreChat, LobeChat, NextChat, Cherry Studio, big-AGI and others send such requests in
+the same form as the questions of their users. No search should be made for them.
 """
 
 import re
@@ -11,7 +11,9 @@ ChatTasks = Literal["answer", "refuse", "search"]
 _MAX_CHARS = 4000
 _HEAD_CHARS = 400
 _TEMPLATE = re.compile(r"#{1,4} *Task:(?!\s*Respond to the user)", re.IGNORECASE)
-"""Start of Open WebUI's templates, except the one that has a question with files to answer from."""
+"""Start of Open WebUI's prompt templates for tasks. The template for a user's question about files
+starts alike, but it is not a task.
+"""
 _ASKED = re.compile(
     r"Your task is to reflect the speaker's likely facial expression"
     r"|(?:Please )?(?:generate|provide) a [\w ,-]{0,50}title (?:\(.{0,30}\) )?(?:for|"
@@ -28,12 +30,16 @@ _SYSTEM = re.compile(
 
 
 def is_chat_task(system: str, asked: str) -> bool:
-    """Return whether the system message and the last user message make a task, not a question."""
+    """Return whether a request is a background task of a chat tool, not a question of its user.
+    `system`: the system message; empty if there is none. `asked`: the last user message.
+    """
     head = asked.lstrip()[:_HEAD_CHARS]
     templated = _TEMPLATE.match(head) and "</chat_history>" in asked
     return bool(templated or _ASKED.match(head) or _SYSTEM.match(system))
 
 
 def cut(text: str) -> str:
-    """Return the start and the end of a long text."""
+    """Return a text; only its start and its end, with `…` in between, if it has more than twice
+    `_MAX_CHARS` characters.
+    """
     return text if len(text) <= 2 * _MAX_CHARS else f"{text[:_MAX_CHARS]}\n…\n{text[-_MAX_CHARS:]}"

@@ -1,10 +1,13 @@
 """The OpenAI-compatible server, for chat tools and agents.
 
-`POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{id}` and `GET /health`. The model
-`rolegate` answers questions; `rolegate-table` fills the table whose columns the question names
-(`asked_table.py`); `rolegate-executor` searches for one sub-query and reports. The question is the
-text of the last user message; system messages and earlier turns are not used. API keys are those
-of gRPC, sent as `Authorization: Bearer`; only `GET /health` needs none.
+It serves `POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{id}` and `GET /health`.
+
+There are three models. `rolegate` answers questions. `rolegate-table` fills a table; the question
+names its columns (see `asked_table.py`). `rolegate-executor` works on one sub-query and reports.
+
+The question is the text of the last user message. System messages and earlier turns are ignored.
+API keys are the same as for gRPC and are sent as `Authorization: Bearer`. Only `GET /health` needs
+no key.
 """
 
 import asyncio
@@ -46,51 +49,62 @@ EXECUTING = "rolegate-executor"
 FILLING = "rolegate-table"
 _MODELS = (ANSWERING, EXECUTING, FILLING)
 _TASK_TOKENS = 512
+"""Max tokens of the output for a background task of a chat tool, such as a title."""
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _OPTION = re.compile(
     "no.?cach|max.?total.?tok|max.?cost|topolog|resume.?run|rolegate|extra.?body", re.IGNORECASE
 )
-"""Fields that mean an option of this gateway, if misspelt; other unknown ones are ignored."""
+"""Names of unknown fields that are refused, because they look like an option of this gateway. All
+other unknown fields are ignored.
+"""
 Work = Callable[[OnEvent], Coroutine[Any, Any, Run]]
+"""The work of a request. It is called with the function that takes the events of the run."""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Part of a message; only the type `text` is supported."""
+    """A part of a message's content. Only parts of type `text` are supported."""
 
     type: str
     text: str = ""
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """Message of a conversation."""
+    """A message of the conversation in a chat completion request."""
 
     role: str
     content: str | tuple[Part, ...] | None = None
 
     @property
     def text(self) -> str:
-        """Text of all parts."""
+        """The text of the message; the texts of several parts are joined by newlines."""
         if isinstance(self.content, str):
             return self.content
         return "\n".join(part.text for part in self.content or ())
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """Options of a stream."""
+    """Options of a streamed response."""
 
     include_usage: bool | None = None
+    """True if the last event of the stream must contain the usage."""
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """Form of the answer. Only the type `table`, which is not OpenAI's, changes anything."""
+    """Format of the answer. The type `table`, which OpenAI's API does not have, requests a table.
+    All other types are ignored.
+    """
 
     type: str = "text"
     columns: str | tuple[str, ...] = ()
-    """Columns of the table, such as `city*, founded:integer`; empty if the question names them."""
+    """Columns of the table, such as `city*, founded:integer`. If empty, the columns are those that
+    the question names.
+    """
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
-    """Chat completion request; other fields are ignored."""
+    """The body of a chat completion request. Fields that are not listed here are ignored, except
+    misspelt options (`_OPTION`).
+    """
 
     model: str
     messages: tuple[ChatMessage, ...]
@@ -98,20 +112,25 @@ class ChatRequest(msgspec.Struct, frozen=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     tool_choice: msgspec.Raw = msgspec.Raw(b"null")
-    """Raw JSON, as decoding an object of a megabyte takes long."""
+    """Raw JSON. It is not decoded, because decoding an object of a megabyte would take long."""
     no_cache: bool | None = None
-    """Search for every sub-query again, like the gRPC field of that name; not part of OpenAI's
-    API.
+    """True if executors must work on every sub-query again, without taking over reports of other
+    runs, as with the gRPC field of this name. Not part of OpenAI's API.
     """
     response_format: ResponseFormat | None = None
 
     @property
     def question(self) -> str:
-        """Text of the last user message. Raises `BadRequest` for unsupported requests."""
+        """The text of the last user message. Raises `BadRequest` if there is none, or if the
+        request uses features that are not supported.
+        """
         if self.n not in (None, 1):
             raise BadRequest(f"n must be 1, got {self.n}; a question has one answer.")
         if bytes(self.tool_choice) not in (b"null", b'"auto"', b'"none"'):
-            raise BadRequest("tool_choice demands a tool, but this model calls none; leave it out.")
+            raise BadRequest(
+                "tool_choice demands a call of a tool, but this model calls no tools of clients; "
+                "leave tool_choice out."
+            )
         numbers = [at for at, message in enumerate(self.messages) if message.role == "user"]
         if not numbers:
             raise BadRequest(
@@ -123,19 +142,23 @@ class ChatRequest(msgspec.Struct, frozen=True):
             if part.type != "text":
                 raise BadRequest(
                     f"messages[{numbers[-1]}].content[{number}] is of type {part.type!r}; "
-                    "send text only."
+                    "only parts of type 'text' are supported."
                 )
         return last.text
 
     @property
     def wants_table(self) -> bool:
-        """True if a table is asked for: by the model, the response format, or WideSearch's form."""
+        """True if the request is for a table: because of its model or its response format, or
+        because the question has the form of the benchmark WideSearch.
+        """
         by_format = self.response_format is not None and self.response_format.type == "table"
         return by_format or self.model == FILLING or is_widesearch(self.question)
 
     @property
     def task(self) -> str:
-        """Text of all messages if this is a task of the chat tool, such as a title; else ""."""
+        """The prompt for a background task of a chat tool, such as a title: the text of all
+        messages, shortened. Empty if the request is a question.
+        """
         first = self.messages[0]
         if not is_chat_task("" if first.role == "user" else first.text, self.question):
             return ""
@@ -152,13 +175,17 @@ def openai_app(
     pages: Site | None = None,
     chat_tasks: ChatTasks = "answer",
 ) -> web.Application:
-    """Return the application, for `HTTPServer`. Errors have OpenAI's shape; `code` is the reason of
-    the status table.
+    """Return the application, which an `HTTPServer` serves.
 
-    Bodies must be `application/json` of at most 1 MiB, and not from web pages of other hosts.
-    `access`: None admits every caller. `readiness`: state of dependencies; `GET /health` returns
-    503 if one is down. `limits`: None for the defaults. `pages`: serves all other paths, with its
-    own access control. `chat_tasks`: handling of titles and the like.
+    Errors have the form of OpenAI's API, with the reason of the error class as `code`. Bodies of
+    requests must be `application/json` of at most 1 MiB. Requests that a browser sends for web
+    pages of other hosts are refused.
+
+    `access`: None admits every caller. `readiness`: state of the dependencies; if one is down,
+    `GET /health` returns 503. `limits`: None for the default limits. `pages`: the web pages, which
+    get all paths except `/v1/` and `/health`, and check keys themselves. `chat_tasks`: how to
+    handle background tasks of chat tools, such as titles: `answer` them by one call of the
+    answerer's model, `refuse` them, or `search` for them like for questions.
     """
     limits = limits or Limits()
 
@@ -171,8 +198,8 @@ def openai_app(
         task = "" if chat_tasks == "search" else asked.task
         if task and chat_tasks == "refuse":
             raise BadRequest(
-                "This gateway writes no titles, tags and follow-ups; set a task model in the chat "
-                "tool."
+                "This gateway writes no titles, tags and follow-up questions for chat tools; "
+                "in the chat tool, set a task model of another server."
             )
 
         async def work(emit: OnEvent) -> Run:
@@ -227,7 +254,7 @@ def openai_app(
 
 
 async def _read(request: web.Request, within_s: float) -> ChatRequest:
-    """Read the request's body."""
+    """Read and decode the body of a chat completion request, within `within_s` seconds."""
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="Send the body as application/json.")
     try:
@@ -236,12 +263,14 @@ async def _read(request: web.Request, within_s: float) -> ChatRequest:
         for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
             if name != "no_cache" and _OPTION.match(name):
                 raise BadRequest(
-                    f"{name} is not an option here; did you mean no_cache? Other options need gRPC "
-                    "or the Python client."
+                    f"{name} is not an option of this API; did you mean no_cache? For other "
+                    "options, use gRPC or the Python client."
                 )
         return msgspec.json.decode(body, type=ChatRequest)
     except TimeoutError:
-        raise web.HTTPRequestTimeout(text="The body took too long.") from None
+        raise web.HTTPRequestTimeout(
+            text=f"The body did not arrive within {within_s:g} s; send it faster."
+        ) from None
     except JSON_ERRORS as error:
         raise BadRequest(f"The body is not a chat completion request: {error}.") from None
 
@@ -252,8 +281,10 @@ async def _streamed(
     work: Work,
     reading_s: float,
 ) -> web.StreamResponse:
-    """Stream progress as reasoning, then the answer. The response starts with the first event, so
-    earlier errors have a status. A client that reads nothing for `reading_s` seconds is dropped.
+    """Stream the progress of the run as reasoning, and then the answer.
+
+    The response starts with the first event of the run, so that errors before it have an HTTP
+    status. The connection of a client that reads nothing for `reading_s` seconds is closed.
     """
     response = web.StreamResponse(headers=_SSE)
     stream = _reply(asked.model, "chat.completion.chunk")
@@ -309,8 +340,8 @@ def _details(cited: CitedAnswer, spent: list[RoleTotal]) -> dict[str, Any]:
 
 
 def _usage(spent: list[RoleTotal]) -> dict[str, Any]:
-    """Return the usage summed over roles; empty if no engine reported any. Details that no engine
-    reported are null.
+    """Return the field `usage` of a response, summed over all roles. Empty if no engine reported
+    its usage. Details that no engine reported are null.
     """
     if spent and all(role.attempts == role.attempts_without_usage for role in spent):
         return {}
@@ -336,7 +367,9 @@ def _failure(
     code: str,
     param: str | None = None,
 ) -> dict[str, Any]:
-    """Return the body of an error response. `param`: the invalid field of the request, if known."""
+    """Return the body of an error response in the form of OpenAI's API. `param`: the name of the
+    invalid field in the request; None if unknown.
+    """
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -356,7 +389,9 @@ def _json(status: int, content: object, headers: dict[str, str] | None = None) -
 
 
 def _guarding(access: Access | None, pages: Site | None) -> Middleware:
-    """Return a middleware that admits callers by key and turns errors into OpenAI's shape."""
+    """Return a middleware that checks the keys of callers, and turns errors into responses in the
+    form of OpenAI's API. Requests for pages are passed to `Site.guard` instead.
+    """
 
     @web.middleware
     async def guarding(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -365,7 +400,7 @@ def _guarding(access: Access | None, pages: Site | None) -> Middleware:
         try:
             _check_origin(request.headers.get("Origin", ""))
             if access and request.path != "/health":
-                # aiohttp serves each request in its own context, so only its handler sees this.
+                # aiohttp serves each request in its own context, so only this one sees the value.
                 CALLER.set(await access.identify(request.headers.get("Authorization")))
                 check_scope(caller(), "ask")
             return await handler(request)
@@ -391,11 +426,13 @@ def _guarding(access: Access | None, pages: Site | None) -> Middleware:
 
 
 def _check_origin(origin: str) -> None:
-    """Refuse requests that a browser sends for pages of other hosts, DNS rebinding included."""
+    """Raise 403 for a request that a browser sends for a web page of another host. This also
+    prevents DNS rebinding.
+    """
     if origin == "null" or (
         origin.startswith("http") and not is_loopback(origin.partition("://")[2])
     ):
-        raise web.HTTPForbidden(text="Web pages of other hosts cannot use this server.")
+        raise web.HTTPForbidden(text="Web pages of other hosts must not use this server.")
 
 
 def _model(name: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The HTTP server, its limits on connections, and observation of requests."""
+"""The HTTP server: addresses, limits on connections, draining, and notification of observers."""
 
 import asyncio
 import time
@@ -17,18 +17,20 @@ from router.errors import BadConfig
 from router.runs import Observer
 
 _NO_GRACE_S = 0.01
+"""Shortest time, in seconds, that aiohttp may wait for requests under way when it shuts down."""
 _TOO_MANY = (
     b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nRetry-After: 1\r\n"
     b"Content-Type: text/plain\r\n\r\n"
     b"Too many connections from your address (server.http_connections_per_address); "
-    b"close some, or use them again.\n"
+    b"close some connections, or reuse them.\n"
 )
 
 
 class HTTPServer:
-    """Serves an application until drained. A client that disconnects cancels its request.
+    """Serves an application from `start` until `drain`. If a client disconnects, its request is
+    cancelled.
 
-    Requests with an unknown `Host` name are refused, to prevent DNS rebinding.
+    Requests whose `Host` header is not a name of this server are refused, to prevent DNS rebinding.
     """
 
     def __init__(
@@ -41,21 +43,25 @@ class HTTPServer:
         limits: Limits | None = None,
         hosts: Iterable[str] = (),
     ) -> None:
-        """`grace_s`: max time for running requests to finish when draining. `access`: keys of the
-        application; None allows any address. `limits`: None for the defaults. `hosts`: names of
-        this server, in addition to the one in its address.
+        """`grace_s`: max seconds for requests under way to finish when the server drains.
+        `access`: the keys of the application; if given, the server listens on an address that
+        other machines can reach only if a key is required. `tls`: None for a server without TLS.
+        `limits`: None for the default limits. `hosts`: host names of this server, in addition to
+        the host in its address.
         """
         self._access = access
         self._tls = tls
         self._limits = limits or Limits()
-        # aiohttp waits this long twice, for the request and for its task; 0 would wait forever.
+        # aiohttp waits for this time twice: for requests, and then for their tasks. With 0, it
+        # would wait without a limit.
         timeout_s = max(grace_s / 2, _NO_GRACE_S)
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
             shutdown_timeout=timeout_s,
             keepalive_timeout=self._limits.opening_s,
-            # Decompression would continue on the event loop after a request is refused, unbounded.
+            # aiohttp would decompress the rest of a refused request on the event loop, without a
+            # limit on its size.
             auto_decompress=False,
         )
         app.middlewares.append(self._check_head)
@@ -63,10 +69,12 @@ class HTTPServer:
         self._listening: asyncio.Server | None = None
 
     async def start(self, address: str, setting: str) -> str:
-        """Listen on `host:port` (port 0: any free one). Return the actual address.
+        """Listen on `host:port`. Port 0 means any free port. Return the address with the actual
+        port.
 
-        Raises `BadConfig`, naming `setting`, also for an address beyond the loopback if no key is
-        required, and `StoreFailed`.
+        Raises `BadConfig`, with the name `setting` in the message, if the server cannot listen on
+        the address, or if other machines can reach the address although no key is required. Raises
+        `StoreFailed` if the keys cannot be read.
         """
         await before_listening(address, setting, self._access, self._tls)
         context = self._tls.for_http() if self._tls else None
@@ -87,19 +95,21 @@ class HTTPServer:
         return f"{host}:{self._listening.sockets[0].getsockname()[1]}"
 
     async def drain(self) -> None:
-        """Refuse new requests, let running ones finish, and cancel those that do not."""
+        """Refuse new requests, wait for requests under way, and cancel those that do not finish in
+        time.
+        """
         if self._listening is not None:
             self._listening.close()
         try:
             await self._runner.cleanup()
-        except asyncio.CancelledError:  # the caller waits no longer
+        except asyncio.CancelledError:  # `drain` itself was cancelled
             if self._runner.server is not None:
                 await self._runner.server.shutdown(_NO_GRACE_S)
             raise
 
     @web.middleware
     async def _check_head(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        for host in request.headers.getall("Host", []):  # absent in HTTP/1.0, which no browser uses
+        for host in request.headers.getall("Host", []):  # none in HTTP/1.0
             if not is_named(host, self._hosts):
                 raise web.HTTPMisdirectedRequest(
                     text=f"{host[:100]!r} is not a name of this server; use its IP address, or add "
@@ -111,7 +121,9 @@ class HTTPServer:
 
 
 class _Door(asyncio.Protocol):
-    """Accepts a connection, or refuses it if there are too many, in total or from its address."""
+    """Accepts a new connection, or closes it if there are too many connections, in total or from
+    its address. An accepted connection is passed on to aiohttp's protocol.
+    """
 
     def __init__(self, server: Any, limits: Limits) -> None:
         self._server = server
@@ -135,7 +147,7 @@ class _Door(asyncio.Protocol):
 
 
 def _address(transport: Any) -> bytes:
-    """Return the packed address of a connection's client; for IPv6 the /64 network."""
+    """Return the address of a connection's client as bytes; for IPv6 only the /64 network."""
     return _packed((transport.get_extra_info("peername") or ["::"])[0])
 
 
@@ -145,7 +157,9 @@ def _packed(host: str) -> bytes:
 
 
 def observing(observer: Observer) -> Middleware:
-    """Return a middleware that notifies the observer of every request, with its final status."""
+    """Return a middleware that notifies the observer of the beginning of every request, and of its
+    end with the HTTP status.
+    """
 
     @web.middleware
     async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -1,4 +1,6 @@
-"""Web pages: runs, usage and versions, served by the OpenAI-compatible server."""
+"""Web pages with runs, usage and versions of the executor. The HTTP server that is compatible with
+OpenAI's API serves them too.
+"""
 
 from router.edge.pages.site import Site
 

@@ -1,4 +1,6 @@
-"""Questions asked on pages: each starts a detached run, and the run's page follows it."""
+"""The page with a form for questions. Each question starts a detached run, and the browser is
+redirected to the page of the run.
+"""
 
 from aiohttp import web
 
@@ -15,8 +17,8 @@ def add_asking(
     detached: Detached,
     tables: Tables | None = None,
 ) -> None:
-    """Add the form; the page of the run shows the answer. `detached`: holds the runs. `tables`:
-    fills tables; None for the gateway.
+    """Add the page with the form to `site`. `detached`: starts the runs. `tables`: fills tables;
+    None to fill them by the gateway.
     """
 
     async def form(request: web.Request) -> web.Response:

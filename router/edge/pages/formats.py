@@ -1,4 +1,4 @@
-"""Formats of figures on pages."""
+"""Formats of numbers, times and names on pages, as filters of the templates."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,9 @@ UNKNOWN = "unknown"
 
 
 def money(nano_usd: int | None) -> str:
-    """Return billionths of a dollar in dollars, to the cent or to three digits; None is unknown."""
+    """Return an amount in billionths of a dollar as dollars: to the cent from one dollar on, and
+    with up to three significant digits below. `unknown` for None.
+    """
     if nano_usd is None:
         return UNKNOWN
     dollars = nano_usd / 1e9
@@ -21,7 +23,7 @@ def money(nano_usd: int | None) -> str:
 
 
 def count(number: int | None) -> str:
-    """Return a number with thousands separators."""
+    """Return a number with thousands separators; `unknown` for None."""
     return UNKNOWN if number is None else f"{number:,}"
 
 
@@ -31,7 +33,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def seconds(duration_s: float | None) -> str:
-    """Return a duration: `340 ms`, `2.5 s`, `3 min 20 s`."""
+    """Return a duration as `340 ms`, `2.5 s` or `3 min 20 s`; `unknown` for None."""
     if duration_s is None:
         return UNKNOWN
     if duration_s < 1:
@@ -42,13 +44,13 @@ def seconds(duration_s: float | None) -> str:
 
 
 def moment(at: float) -> str:
-    """Return a Unix time in UTC, to the second."""
+    """Return a Unix time as date and time in UTC, to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
 
 
 def words(name: str | None) -> str:
-    """Return the name of an enum value in words: `not found`. A table is `done`: how far it is
-    filled is another figure.
+    """Return the name of an enum value as words, such as `not found`. The outcome `filled` of a
+    table becomes `done`, because another figure shows how many of its cells are filled.
     """
     return "done" if name == "filled" else (name or "").replace("_", " ")
 
@@ -63,4 +65,4 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "shortened": shortened,
     "message": message_of,
 }
-"""Template filters by name."""
+"""The filters that templates may use, by name."""

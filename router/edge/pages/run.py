@@ -1,4 +1,6 @@
-"""The page of a run: answer, agents, feedback; live while it runs."""
+"""The page of a run with its answer, agents and feedback. While the run is under way, the page
+updates itself.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -28,17 +30,19 @@ from router.trace.run import Feedback, right_answers
 from router.trace.turns import tool_sums
 
 _LOOKED_AT = 50
-"""Passages to retrieve when searching for a right answer."""
+"""Number of passages to retrieve for each query when the documents are searched for a right
+answer.
+"""
 _GOLDS = 3
-"""Max right answers to search for, the most recent ones."""
+"""Max number of right answers to search for: the most recent ones in the feedback."""
 _LANES = 100
-"""Max lanes on a page, which is rendered every second while the run is running."""
+"""Max number of agents on a page. The page is rendered every second while the run is under way."""
 _LINES = 50
-"""Max lines of progress on a page, the most recent ones."""
+"""Max number of progress lines on a page: the most recent ones."""
 
 
 class RunPages:
-    """Pages of a run and its agents, and forms."""
+    """The pages of a run and of its agents, with the forms for feedback and cancellation."""
 
     def __init__(
         self,
@@ -48,8 +52,11 @@ class RunPages:
         *,
         files_not_read: Callable[[], Mapping[str, int] | None] = lambda: None,
     ) -> None:
-        """`retriever`: searches the documents for a right answer that was not found; None to skip
-        that. `files_not_read`: number of files missing in the index, by suffix; None if unknown.
+        """Add the pages to `site`.
+
+        `retriever`: searches the documents for a right answer that the run did not find; None to
+        omit this search. `files_not_read`: returns by file suffix how many files could not be read
+        into the index; None if unknown.
         """
         self._files_not_read = files_not_read
         self._site = site
@@ -64,7 +71,9 @@ class RunPages:
         TablePages(site, self.run)
 
     async def run(self, request: web.Request) -> Run:
-        """Return the run of a URL as the user may see it. Raises `NotFound`."""
+        """Load the run that is named in the URL of a request, without texts that the user may not
+        see. Raises `NotFound` if there is no such run for this user.
+        """
         stored = await self._runs.get(request.match_info["run"], caller())
         run = await in_viewer(as_seen_by, stored, caller())
         if run.status == "running":
@@ -72,8 +81,11 @@ class RunPages:
         return run
 
     async def _page(self, request: web.Request, *, page: str, part: str) -> web.Response:
-        """Render the page, or for htmx the part that changes while the run is running: nothing if
-        it has not changed, and a full reload once the run has ended.
+        """Render the page of a run. For a request by htmx, render only `part`, which changes while
+        the run is under way.
+
+        If the part has not changed, htmx gets an empty response. Once the run has ended, htmx is
+        asked to reload the whole page.
         """
         run = await self.run(request)
         part_alone = "HX-Request" in request.headers
@@ -98,8 +110,8 @@ class RunPages:
         )
 
     async def _attribution(self, run: Run, golds: tuple[str, ...]) -> Attribution | None:
-        """Attribute a wrong answer; searches the documents if the run itself does not show who lost
-        it.
+        """Return which role is responsible for a wrong answer. `golds`: the right answers. If the
+        run itself does not show it, the documents are searched for the right answers.
         """
         attribution = await in_viewer(attribute, run, golds)
         if (
@@ -115,7 +127,7 @@ class RunPages:
         try:
             for passages in await self._retriever.search(queries, _LOOKED_AT):
                 by_id.update((passage.id, passage) for passage in passages)
-        except UpstreamError:  # the question stays open
+        except UpstreamError:  # without a search, the responsible role stays unknown
             return attribution
         return await in_viewer(attribute, run, golds, list(by_id.values()))
 
@@ -139,7 +151,9 @@ class RunPages:
         )
 
     async def _view(self, run: Run, request: web.Request) -> dict[str, Any]:
-        """Return the template's values for a run, cached for users who see the same."""
+        """Return the values of a run for the template. They are cached, and shared by users who may
+        see the same.
+        """
         finished = run.status == "finished" and not run.redacted
         cited = (
             await cited_answer(run)
@@ -186,7 +200,9 @@ class RunPages:
 
 
 def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the template's values for a run: answer, lanes and usage."""
+    """Return the values of a run for the template: answer, agents and usage. `query`: the query of
+    the URL, which may contain the number of the first agent or row to show.
+    """
     lanes = timeline.lanes(run)
     newest = max(0, len(lanes) - _LANES)
     first = min(number(query.get("lane", str(newest))), newest)

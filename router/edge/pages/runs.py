@@ -1,4 +1,6 @@
-"""The list of runs, newest first, which updates itself; filters are in the URL."""
+"""The page with the list of runs, newest first. The list updates itself. The filters are part of
+the URL.
+"""
 
 import hashlib
 from datetime import UTC, datetime
@@ -35,17 +37,19 @@ _OTHERS = (
     "since",
     "until",
 )
-"""Fields of the form without choices: costs in dollars, times in UTC."""
+"""Names of the form's fields in which users type a value: texts, costs in dollars, times in UTC."""
 
 
 def add_runs(site: Site, runs: Runs) -> None:
-    """Add the list of runs, which is the home page."""
+    """Add the page with the list of runs to `site`. It is also the home page."""
 
     async def first(_request: web.Request) -> web.Response:
         return redirect("/runs")
 
     async def listed(request: web.Request) -> web.Response:
-        """Render the page, or for htmx only the list, and nothing if the list has not changed."""
+        """Render the page. For a request by htmx, render only the list, or return an empty response
+        if the list has not changed.
+        """
         asked = {
             name: value
             for name in (*_CHOICES, *_OTHERS)
@@ -74,7 +78,7 @@ def add_runs(site: Site, runs: Runs) -> None:
 
 
 def run_filter(asked: dict[str, str]) -> RunFilter:
-    """Convert the fields of the form to a filter. Raises `BadRequest`."""
+    """Convert the fields of the form to a filter. Raises `BadRequest` if a field is invalid."""
     fields: dict[str, Any] = {
         name: value for name, value in asked.items() if name in RunFilter.__struct_fields__
     }
@@ -90,13 +94,15 @@ def run_filter(asked: dict[str, str]) -> RunFilter:
 
 
 def _nano_usd(dollars: str) -> int:
-    """Return billionths of a dollar, clipped to 64 bits. Raises `ValueError`, `OverflowError`."""
+    """Convert dollars to billionths of a dollar, limited to the range of 64-bit integers. Raises
+    `ValueError` or `OverflowError` if `dollars` is not a finite number.
+    """
     return max(-_MAX_NANO_USD, min(round(float(dollars) * 1e9), _MAX_NANO_USD))
 
 
 def unix_time(text: str) -> float:
-    """Return the Unix time of an ISO date or time, in UTC unless it has an offset. Raises
-    `BadRequest`.
+    """Return the Unix time of a date or time in ISO format, which is in UTC unless it has an
+    offset. Raises `BadRequest` for other texts.
     """
     try:
         at = datetime.fromisoformat(text)

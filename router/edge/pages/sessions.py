@@ -1,4 +1,6 @@
-"""Sessions of signed-in users: a random name in a cookie, and the key's identity in memory."""
+"""Sessions of users who have signed in with an API key. A cookie holds the random name of the
+session, and the gateway holds the identity of the key in memory.
+"""
 
 import hashlib
 import hmac
@@ -12,17 +14,23 @@ from router.trace.identity import LOCAL, Identity
 
 COOKIE = "rolegate_session"
 LASTS_S = 12 * 3600
-"""Lifetime of a session in seconds; a restart of the gateway ends all sessions."""
+"""Lifetime of a session, in seconds. A restart of the gateway ends all sessions."""
 _MAX_ENTRIES = 10_000
+"""Max number of sessions, and of addresses whose wrong keys are counted."""
 _MAX_PER_KEY = 20
+"""Max number of sessions of one key."""
 _PAUSE_S = 60.0
+"""Seconds for which the wrong keys of an address are counted."""
 _MAX_WRONG = 10
+"""Max wrong keys from one address in that time."""
 _NO_SESSION = "Sign in with a key."
-_TOO_MANY = "Too many wrong keys; wait a minute."
+_TOO_MANY = "Too many wrong keys from your address; try again in a minute."
 
 
 class Sessions:
-    """Identifies the users of pages. If no key is required, all are `LOCAL`, without a session."""
+    """Sessions of the users of pages. If the gateway requires no key, users need no session, and
+    all of them are identified as `LOCAL`, the operator.
+    """
 
     def __init__(self, access: Access | None) -> None:
         self._access = access
@@ -31,10 +39,14 @@ class Sessions:
         self._wrong: TTLCache[str, int] = TTLCache(_MAX_ENTRIES, _PAUSE_S)
 
     async def open(self, key: str, client: str) -> str:
-        """Open a session and return its name, for the cookie. Closes the oldest ones of a key with
-        too many. `client`: the client's address; its wrong keys are counted, but a right key is
-        accepted, as clients may share an address. Raises `NoKey`, `StoreFailed`, and `Overloaded`
-        after too many wrong keys.
+        """Open a session for a user who signs in with `key`. Return the name of the session, for
+        the cookie. If the key has too many sessions, the oldest are closed.
+
+        `client`: the address of the client. Wrong keys are counted by address. A right key is
+        accepted even after many wrong ones, because several users may share an address.
+
+        Raises `NoKey` for a wrong key, `Overloaded` for a wrong key after too many wrong keys, and
+        `StoreFailed` if the keys cannot be read.
         """
         try:
             user = await self._access.identify(f"Bearer {key.strip()}") if self._access else LOCAL
@@ -55,8 +67,8 @@ class Sessions:
         return name
 
     async def identify(self, name: str) -> Identity:
-        """Return the current identity of a session's key. Raises `NoKey`, also for a revoked key,
-        and `StoreFailed`.
+        """Return the current identity of the key of a session. Raises `NoKey` if there is no such
+        session or if its key was revoked, and `StoreFailed` if the keys cannot be read.
         """
         if self._access is None or not await self._access.required():
             return LOCAL
@@ -65,13 +77,13 @@ class Sessions:
         return await self._access.renewed(user)
 
     def close(self, name: str) -> None:
-        """Close a session."""
+        """Close a session; does nothing if there is no session of this name."""
         self._open.pop(name, None)
 
     def token(self, name: str) -> str:
-        """Return the CSRF token of a session."""
+        """Return the CSRF token of a session, which its forms send along."""
         return hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
 
     def proves(self, name: str, token: str) -> bool:
-        """Return whether this is the CSRF token of the session."""
+        """Return whether `token` is the CSRF token of the session."""
         return hmac.compare_digest(self.token(name).encode(), token.encode())

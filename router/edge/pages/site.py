@@ -1,4 +1,4 @@
-"""The shared parts of all pages: sign-in, security headers, forms, templates, error pages."""
+"""The parts that all pages share: sign-in, security headers, forms, templates, error pages."""
 
 import asyncio
 import hashlib
@@ -40,25 +40,27 @@ _FORM = web.RequestKey("form", dict[str, str])
 _ENCODING = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 16
 _MAX_BYTES = 1 << 17
-"""Limits of forms, which are read before the caller has shown a key."""
+"""Max fields and max bytes of a form. Forms are read before the caller is identified."""
 _EXPIRED = "This form belongs to another session; go back, reload the page and try again."
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def field(request: web.Request, name: str) -> str:
-    """Return a field of the submitted form; empty if absent."""
+    """Return the value of a field in the submitted form; empty if the form has no such field."""
     return request[_FORM].get(name, "")
 
 
 class Site:
-    """Collects the pages; `openai_app` serves them at all paths that it does not use itself.
+    """The web site: modules add their pages to it, and `openai_app` serves them at all paths that
+    it does not use itself.
 
-    Every change is a POST with the session's CSRF token, in the form field `csrf` (templates have
-    the token under that name) or in the header `X-CSRF-Token`, which htmx sends.
+    Every request that changes something is a POST with the CSRF token of the session. The token is
+    in the form field `csrf`, whose value templates have as `csrf`, or in the header `X-CSRF-Token`,
+    which htmx sends.
     """
 
     def __init__(self, access: Access | None = None) -> None:
-        """`access`: None admits everybody."""
+        """`access`: None admits every user."""
         self._access = access
         self._sessions = Sessions(access)
         self._static = {
@@ -88,11 +90,11 @@ class Site:
         self._route("POST", "/sign-out", self._sign_out)
 
     def get(self, path: str, page: Page, *, scope: KeyScope = "ask") -> None:
-        """Serve a page at `path` to keys of `scope`."""
+        """Serve a page at `path` to users whose keys have `scope`."""
         self._route("GET", path, page, scope)
 
     def post(self, path: str, page: Page, *, scope: KeyScope = "ask") -> None:
-        """Serve a form that changes something, at `path` to keys of `scope`."""
+        """Accept a form that changes something at `path`, from users whose keys have `scope`."""
         self._route("POST", path, page, scope)
 
     async def render(
@@ -102,19 +104,19 @@ class Site:
         status: int = 200,
         **values: Any,
     ) -> web.Response:
-        """Render a page. Templates have `values`, `request`, `identity` (None before sign-in) and
-        the CSRF token (`csrf`).
+        """Render a page from a template. In the template, these variables are defined: `values`,
+        `request`, `identity` (the user; None before sign-in) and `csrf` (the CSRF token).
         """
         token = self._sessions.token(request.cookies.get(COOKIE, ""))
         common = {"identity": request.get(_IDENTITY), "csrf": token}
         page = self._templates.get_template(template)
-        # In a thread, as rendering a large page would block the event loop.
+        # Rendering runs in a thread, because a large page would block the event loop.
         text = await self._rendering(partial(page.render, **common, request=request, **values))
         return web.Response(status=status, text=text, content_type="text/html")
 
     async def part(self, request: web.Request, template: str, **values: Any) -> web.Response:
-        """Render a fragment for htmx, or a whole page around it; `values` include its `title` and
-        `run`.
+        """Render a template that is a part of a page. For a request by htmx, return the part alone;
+        otherwise return a page that contains it. `values` must include `title` and `run`.
         """
         alone = "HX-Request" in request.headers
         return await self.render(
@@ -122,7 +124,9 @@ class Site:
         )
 
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Serve a request for a page; errors become error pages."""
+        """Serve a request for a page. Errors become error pages; a user without a session is
+        redirected to the sign-in page.
+        """
         try:
             return await handler(request)
         except web.HTTPException as error:
@@ -131,7 +135,7 @@ class Site:
             raise
         except Exception as error:
             if isinstance(error, NoKey) and request.path != "/sign-in":
-                if "HX-Request" in request.headers:  # a fragment of an open page
+                if "HX-Request" in request.headers:  # an open page updates itself
                     return web.Response(status=401, headers={"HX-Refresh": "true"})
                 back = f"?next={quote(request.path_qs, safe='')}" if request.method == "GET" else ""
                 return redirect(f"/sign-in{back}")
@@ -143,7 +147,7 @@ class Site:
 
     @staticmethod
     async def protect(_request: web.Request, response: web.StreamResponse) -> None:
-        """Set the security headers of a response before it is sent."""
+        """Set the security headers of a response. aiohttp calls this before it sends a response."""
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
 
@@ -164,7 +168,9 @@ class Site:
         page: Page,
         scope: KeyScope | None = None,
     ) -> None:
-        """Serve a page at `path`. `scope`: None needs no key."""
+        """Serve a page at `path`. `scope`: the scope that the user's key needs; None for a page
+        that needs no key.
+        """
 
         async def handle(request: web.Request) -> web.StreamResponse:
             if method == "POST":
@@ -172,7 +178,7 @@ class Site:
             if scope is None:
                 return await page(request)
             user = await self._sessions.identify(request.cookies.get(COOKIE, ""))
-            # aiohttp serves each request in its own context, so only its page sees this.
+            # aiohttp serves each request in its own context, so only this one sees the value.
             CALLER.set(user)
             request[_IDENTITY] = user
             check_scope(user, scope)
@@ -182,7 +188,9 @@ class Site:
         self.routes.append(web.route(method, path, handle))
 
     async def _check_form(self, request: web.Request) -> None:
-        """Read the form; check CSRF token and origin. Raises `AccessDenied` and `BadRequest`."""
+        """Read the form of a request, and check its CSRF token and its origin. Raises
+        `AccessDenied` if they do not belong to the session, and `BadRequest` for too many fields.
+        """
         if request.can_read_body and request.content_type != _ENCODING:
             raise web.HTTPUnsupportedMediaType(text=f"Send the form as {_ENCODING}.")
         origin = request.headers.get("Origin")
@@ -193,7 +201,9 @@ class Site:
                 body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS
             )
         except TimeoutError:
-            raise web.HTTPRequestTimeout(text="The form took too long.") from None
+            raise web.HTTPRequestTimeout(
+                text="The form did not arrive in time; send it again."
+            ) from None
         except ValueError:
             raise BadRequest(f"The form has more than {_MAX_FIELDS} fields.") from None
         request[_FORM] = dict(fields)
@@ -210,7 +220,8 @@ class Site:
     async def _signed_in(self, request: web.Request) -> web.Response:
         name = await self._sessions.open(field(request, "key"), request.remote or "")
         response = redirect(_local(request.query.get("next", "")))
-        # Behind a proxy that terminates TLS, only the browser's origin shows that HTTPS is used.
+        # Behind a proxy that terminates TLS, only the header Origin shows that the browser uses
+        # HTTPS.
         secure = request.secure or request.headers.get("Origin", "").startswith("https:")
         response.set_cookie(
             COOKIE,
@@ -231,7 +242,7 @@ class Site:
     async def _asset(self, request: web.Request) -> web.Response:
         if (content := self._static.get(name := request.match_info["name"])) is None:
             raise web.HTTPNotFound(text="There is no such file.")
-        # The URL contains a hash of the content.
+        # The file may be cached for a year, because its URL contains a hash of the content.
         headers = {"Cache-Control": "public, max-age=31536000, immutable"}
         return web.Response(
             body=content,
@@ -242,11 +253,13 @@ class Site:
 
 
 def _local(path: str) -> str:
-    """Return the path if it is one of this server, else the home page."""
+    """Return `path` if it is a path on this server, else the path of the home page. This prevents
+    redirects to other servers.
+    """
     is_local = path.startswith("/") and path[1:2] not in ("/", "\\") and path.isprintable()
     return path if is_local else "/"
 
 
 def redirect(path: str) -> web.Response:
-    """Redirect to another page of this server, with a GET."""
+    """Return a response that makes the browser get another page of this server."""
     return web.Response(status=303, headers={"Location": path})

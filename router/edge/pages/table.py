@@ -1,4 +1,4 @@
-"""Tables on the page of a run: cells with their sources, exports."""
+"""The table on the page of a run, the pages of its cells with their sources, and its exports."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,7 +20,7 @@ from router.trace import Run
 
 _PAGE_ROWS = 100
 _PAGE_CELLS = 2000
-"""A page has at most `_PAGE_ROWS` rows, and about `_PAGE_CELLS` cells."""
+"""Max rows, and approximate max number of cells, that one page shows."""
 _TYPES = {
     "md": "text/markdown",
     "csv": "text/csv",
@@ -30,10 +30,12 @@ _TYPES = {
 
 
 class TablePages:
-    """Pages of a cell, and exports."""
+    """The pages of a table's cells, and the exports of a table as a file."""
 
     def __init__(self, site: Site, run: Callable[[web.Request], Awaitable[Run]]) -> None:
-        """`run`: returns the run of a URL as the user may see it."""
+        """Add the pages to `site`. `run`: loads the run that is named in the URL of a request,
+        without texts that the user may not see.
+        """
         self._site = site
         self._run = run
         self._files = LRUCache[object, bytes](2)
@@ -43,7 +45,9 @@ class TablePages:
 
     @staticmethod
     def view(run: Run, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """Return the template's values for a page of the table."""
+        """Return the values for the template that shows a page of the table. `query`: the query of
+        the URL, which may contain the number of the first row to show.
+        """
         filled = run_table(run)
         table = filled.table
         known = filled.completeness
@@ -73,7 +77,7 @@ class TablePages:
             raise web.HTTPNotFound(text="This run has no such export.")
         sources = "sources" in request.query
         key = run.id, run.status, len(run.events), len(run.calls), kind, sources
-        async with self._exporting:  # requests for the same file share it
+        async with self._exporting:  # concurrent requests for the same file build it only once
             if key not in self._files:
                 table = Table(await table_to_proto(run))
                 self._files[key] = await in_viewer(
@@ -90,7 +94,9 @@ class TablePages:
 
 
 def _cell_of(run: Run, row_index: int, column_index: int) -> dict[str, Any]:
-    """Return the template's values for a cell: its claims with their sources."""
+    """Return the values for the template that shows a cell: the values that reports state for the
+    cell, with their sources. Raises 404 if there is no such cell.
+    """
     filled = run_table(run)
     table = filled.table
     exists = row_index < len(table.rows) and column_index < len(table.schema.columns)
@@ -117,7 +123,9 @@ def _cell_of(run: Run, row_index: int, column_index: int) -> dict[str, Any]:
 
 
 def number(text: str) -> int:
-    """Parse a number of a URL. Raises `BadRequest`."""
+    """Return a number in a URL as int. Raises `BadRequest` if it is not a number from 0 on, of at
+    most nine digits.
+    """
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise BadRequest(f"{text[:20]!r} is not a number.")
+        raise BadRequest(f"{text[:20]!r} is not a number of a row, column or agent.")
     return int(text)

@@ -1,4 +1,6 @@
-"""View of a run for its page: a lane per agent, with its calls over time."""
+"""A run as a timeline: one lane for each agent, with the agent's model calls as bars over time. The
+page of the run shows it.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +16,7 @@ from router.trace.turns import DELEGATOR, AgentId, work_of
 from router.trace.values import SubQueryDispatched
 
 SCALE = 1000
-"""Length of a lane, in its units."""
+"""Length of a lane, in units of the drawing."""
 _NAMES = {
     "delegation": "Delegator",
     "execution": "Executor",
@@ -22,35 +24,41 @@ _NAMES = {
     "judge": "Judge",
 }
 _MIN_WIDTH = 3.0
-"""Min width of a bar, to be visible."""
+"""Min width of a bar, so that a short call is visible, in units of the drawing."""
 
 
 class Bar(msgspec.Struct, frozen=True, gc=False):
-    """Call on a lane."""
+    """A model call as a bar on a lane."""
 
     call: Call
     start: float
+    """Position of the bar's left end, from 0 to `SCALE`."""
     width: float
-    """Start and width are in units of `SCALE`."""
+    """Width of the bar; `SCALE` is the duration of the whole run."""
     early: bool
-    """True if dispatched before the delegator (or manager) finished its turn."""
+    """True if the agent was dispatched before the delegator, or the manager that leads the agent,
+    finished its turn.
+    """
 
 
 class Lane(msgspec.Struct, frozen=True, gc=False):
-    """Agent of the run, with its calls over time."""
+    """An agent of the run, with its model calls over time."""
 
     agent: AgentId
     bars: tuple[Bar, ...]
+    """The agent's calls, in their order."""
     sub_query: str = ""
+    """The sub-query that the agent works on; empty for the delegator and the answerer."""
     round: int = 0
-    """Round that dispatched it; 0 for none."""
+    """Number of the round that dispatched the sub-query; 0 for none."""
     execution: Execution | None = None
-    """Its execution; None for other roles, and while it works."""
+    """The agent's execution of the sub-query; None for other roles, and while the agent works."""
     conversation: Conversation | None = None
+    """The agent's conversation with its model; None if unknown."""
 
     @property
     def name(self) -> str:
-        """Display name: `Executor 2`, `Manager 2, browser`, `Worker 2.1, browser`."""
+        """Name on the page, such as `Executor 2`, `Manager 2, browser` or `Worker 2.1, browser`."""
         role, number, manager, worker = self.agent
         if number is None:
             return _NAMES[role]
@@ -62,22 +70,24 @@ class Lane(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def spent(self) -> UsageSums:
-        """Usage of its calls."""
+        """Sums of tokens and cost of the agent's calls."""
         return UsageSums(**sums_of([bar.call for bar in self.bars]))
 
 
 class QuotedPassage(msgspec.Struct, frozen=True):
-    """Citation with its passage, split at the quoted sentence."""
+    """A citation with the text of its passage, split so that the quoted sentence can be marked."""
 
     at: Citation
     before: str
+    """The text of the passage before the quoted sentence."""
     quote: str
     after: str
+    """The text of the passage after the quoted sentence."""
 
 
 def lanes(run: Run) -> tuple[Lane, ...]:
-    """Return the lanes of a run: the delegator's, then by sub-query number, managers before their
-    workers, then other roles.
+    """Return the lanes of a run: first the delegator, then the agents of sub-queries by the
+    sub-queries' numbers, then the answerer and the judge. A manager comes before its workers.
     """
     asked = {event.index: event for event in run.events if isinstance(event, SubQueryDispatched)}
     known = {work.agent: work for work in work_of(run)}
@@ -115,13 +125,13 @@ def lanes(run: Run) -> tuple[Lane, ...]:
 
 
 def length_s(run: Run) -> float:
-    """Return the duration of a run with all its calls, in seconds."""
+    """Return the duration of a run in seconds, up to the end of its last call."""
     ends = (call.started_at + call.duration_s - run.started_at for call in run.calls)
     return max(run.duration_s, *ends, 1e-3)
 
 
 def passages_of(run: Run) -> Mapping[str, Passage]:
-    """Return all passages retrieved in a run, by identifier."""
+    """Return all passages that were retrieved in a run, by their identifiers."""
     executions = (execution for _, execution, _ in work_of(run) if execution)
     searches = chain.from_iterable(execution.searches for execution in executions)
     return {passage.id: passage for search in searches for passage in search.passages}
@@ -130,12 +140,14 @@ def passages_of(run: Run) -> Mapping[str, Passage]:
 def sources(
     citations: Iterable[Citation], passages: Mapping[str, Passage]
 ) -> tuple[QuotedPassage, ...]:
-    """Return citations with their passages."""
+    """Return citations with the texts of their passages. `passages`: by identifier."""
     return tuple(source(at, passages.get(at.passage_id)) for at in citations)
 
 
 def source(at: Citation, passage: Passage | None) -> QuotedPassage:
-    """Split a passage at its citation; without the passage, only the quote is shown."""
+    """Return a citation with its passage, split at the quoted sentence. If `passage` is None, the
+    result contains only the quote.
+    """
     if passage is None:
         return QuotedPassage(at, "", at.quote, "")
     words = at.quote.strip("…").split()

@@ -1,4 +1,4 @@
-"""The usage page: tokens and cost over time, and quotas."""
+"""The page with usage: tokens and cost over time, and the tenants' quotas."""
 
 import time
 from collections import defaultdict
@@ -23,14 +23,18 @@ _SPANS: dict[str, tuple[float, Bucket]] = {
     "month": (31 * 24 * _HOUR_S, "day"),
     "year": (366 * 24 * _HOUR_S, "month"),
 }
-"""Time spans, each with its length in seconds and its bucket."""
+"""The time spans that users can choose, each with its length in seconds, and with the unit of time
+for which one bar of the chart is drawn.
+"""
 _SERIES = 6
-"""Max series, one for each colour; further groups are summed in the last one."""
+"""Max number of series in the chart, one for each colour. If there are more groups, the last series
+is the sum of the remaining groups.
+"""
 _LABELS: dict[Bucket, str] = {"hour": "%d %b %H:00", "day": "%d %b", "month": "%b %Y"}
 
 
 def add_usage(site: Site, usages: Usages, accounts: Accounts) -> None:
-    """Add the page."""
+    """Add the page with usage to `site`."""
 
     async def usage(request: web.Request) -> web.Response:
         asked = request.query
@@ -63,7 +67,10 @@ def add_usage(site: Site, usages: Usages, accounts: Accounts) -> None:
 
 
 def _query(asked: Any, tenant: str | None) -> tuple[UsageQuery, str]:
-    """Return the query and the time span. Raises `BadRequest`."""
+    """Return the query of usage and the name of its time span. `asked`: the query of the URL.
+    `tenant`: the user's tenant, to which the query is limited; None for an operator. Raises
+    `BadRequest` for invalid fields.
+    """
     span = asked.get("span", "day")
     by = asked.get("by", "role")
     if span not in _SPANS or by not in get_args(Dimension):
@@ -73,7 +80,8 @@ def _query(asked: Any, tenant: str | None) -> tuple[UsageQuery, str]:
         )
     length_s, bucket = _SPANS[span]
     end = unix_time(asked["until"]) if asked.get("until") else time.time()
-    # Whole hours, as older calls are deleted by the hour.
+    # The span consists of whole hours, because the calls of deleted runs are only kept as sums of
+    # an hour.
     start = (end - length_s) // _HOUR_S * _HOUR_S
     stop = -(-end // _HOUR_S) * _HOUR_S
     return UsageQuery(
@@ -86,7 +94,7 @@ def _query(asked: Any, tenant: str | None) -> tuple[UsageQuery, str]:
 
 
 def _groups(rows: tuple[UsageRow, ...], by: Dimension) -> dict[str, UsageRow]:
-    """Return the sums over the whole span by group, most tokens first."""
+    """Return the sums over the whole time span by group, most prompt tokens first."""
     members = defaultdict[str, list[UsageRow]](list)
     for row in rows:
         members[getattr(row, by) or "none"].append(row)
@@ -97,8 +105,8 @@ def _groups(rows: tuple[UsageRow, ...], by: Dimension) -> dict[str, UsageRow]:
 def _columns(
     rows: tuple[UsageRow, ...], query: UsageQuery, series: Sequence[str]
 ) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return tokens and billionths of a dollar by time and series, for every hour, day or month of
-    the span. Groups without a series are summed in the last one.
+    """Return the bars of the chart: for every hour, day or month of the time span, tokens and
+    billionths of a dollar by series. Groups without a series are added to the last series.
     """
     form = _LABELS[query.bucket or "hour"]
     step = _HOUR_S if query.bucket == "hour" else 24 * _HOUR_S
@@ -117,7 +125,9 @@ def _columns(
 
 
 async def _left(accounts: Accounts, tenant: Tenant) -> list[tuple[str, str, int, int]]:
-    """Return the limits of a tenant: its name, the limited thing, the limit, what was spent."""
+    """Return the limits of a tenant, each as the tenant's name, the unit and period of the limit,
+    such as `tokens a day`, the limit, and the amount spent in the current period.
+    """
     now = datetime.now(UTC)
     periods = {"day": f"{now:%Y-%m-%d}", "month": f"{now:%Y-%m}"}
     spent = {entry.period: entry for entry in await accounts.spending(tenant.name)}

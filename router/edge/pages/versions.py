@@ -1,4 +1,6 @@
-"""The page of executor versions: the active one, trials, decisions, and the operator's forms."""
+"""The page with the versions of the executor: their states, trials and decisions, and forms with
+which an operator changes the active version.
+"""
 
 from aiohttp import web
 
@@ -9,7 +11,7 @@ _DECISIONS = 50
 
 
 def add_versions(site: Site, versions: Versions) -> None:
-    """Add the page and its forms, for operators."""
+    """Add the page and its forms to `site`. Only operators may use them."""
 
     async def shown(request: web.Request) -> web.Response:
         decisions = list[VersionDecision]()

@@ -120,7 +120,7 @@ async def test_a_score_of_zero_has_a_reason() -> None:
         assert (await scored(scored_task, fenced(*HEADER), rules)).why == "its table has no rows"
         reason = (await scored(scored_task, strangers, rules)).why.casefold()
         assert reason.startswith(
-            "none of its 2 rows has the key of a right one; its first is ('kurt',)"
+            "none of its 2 rows has the key of a gold row; its first key is ('kurt',)"
         )
     assert (await scored(scored_task, fenced(*HEADER, "|Ada|1|"), "strict")).why == ""
 

@@ -130,7 +130,7 @@ async def test_too_few_responses_are_an_error(folder: Path, tmp_path: Path) -> N
     file = responses(folder, ("t1", HALF), ("t2", RIGHT), ("t1", RIGHT))
     options = Options(tasks=folder, responses=file, runs=2, no_judge=True, out=tmp_path / "out")
     with pytest.raises(
-        BadCorpus, match=r"responses.jsonl: 1 tasks have fewer than 2 responses, t2 has 1; add them"
+        BadCorpus, match=r"tasks with fewer than 2 responses: 1, for example t2, which has 1; add"
     ):
         await measure(options)
 

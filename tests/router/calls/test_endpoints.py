@@ -147,7 +147,7 @@ async def test_executors_of_a_run_share_a_replica(
     [
         (hang, True, r"no token within 0\.3 s"),
         (streams(then=hang), True, r"no token within 0\.3 s"),
-        (streams(text_event("a"), then=hang), True, r"not at its end within 0\.6 s"),
+        (streams(text_event("a"), then=hang), True, r"the output did not end within 0\.6 s"),
         (hang, False, r"no token within 0\.3 s"),
     ],
 )

@@ -202,7 +202,7 @@ BUDGETS = [
     ),
     (
         {"role_budgets": [DELEGATION, DELEGATION]},
-        r"budget\.role_budgets\[1\]\.role has a limit already",
+        r"budget\.role_budgets\[1\]\.role: another entry has a limit",
     ),
     (
         {"role_budgets": [budget_pb2.RoleBudget(role=usage_pb2.ROLE_ANSWER)]},

@@ -172,6 +172,7 @@ def _read(question: str) -> None:
 def test_listed_columns_are_counted_before_they_are_read(columns: str | list[str]) -> None:
     """Reading a megabyte of columns would hold the event loop for seconds."""
     start = time.thread_time()
-    with pytest.raises(BadRequest, match=r"^columns: (\d+ of them, at most 64|longer than 40,000)"):
+    refusal = r"^columns: (\d+ columns given, at most 64|.*longer than 40,000)"
+    with pytest.raises(BadRequest, match=refusal):
         asked_table("the cities", columns)
     assert time.thread_time() - start < 0.05

@@ -145,7 +145,7 @@ def test_a_role_is_down_until_a_call_works() -> None:
             for probed in (1, 1, 2, 2):  # after pauses of one second and of two
                 await clock.advance(0.6)
                 await clock.advance(0.6)
-                assert readiness.down(["answer"]) == "roles.answer: all its calls fail"
+                assert readiness.down(["answer"]) == "roles.answer: all calls of this role fail"
                 assert readiness.down(["delegation", "execution"]) is None
                 assert probes == ["answer"] * probed
             works = True

@@ -207,7 +207,7 @@ async def test_only_the_operator_sees_the_address_of_a_model() -> None:
         operator_error = await refused(stub.Answer(ASK, metadata=bearer(operator_text)))
     assert (
         tenant_error.details()
-        == "The model for delegation is not available for now; try again later."
+        == "The model for delegation is not available at present; try again later."
     )
     assert (tenant_error.code(), info_of(tenant_error).metadata["role"]) == (
         grpc.StatusCode.UNAVAILABLE,

@@ -173,7 +173,10 @@ async def test_an_unknown_option_of_ours_is_refused(name: str) -> None:
     delegator = ScriptedModel([])
     async with served(Deployment(delegator).gateway()) as session:
         status, reply = await posted(session, **{name: 10})
-    assert (status, f"{name} is not an option here" in reply["error"]["message"]) == (400, True)
+    assert (status, f"{name} is not an option of this API" in reply["error"]["message"]) == (
+        400,
+        True,
+    )
     assert not delegator.prompts
 
 
@@ -381,10 +384,10 @@ async def test_unknown_tokens_are_null() -> None:
         ({"messages": "Who?"}, "`$.messages`"),
         ({"model": None}, "`$.model`"),
         ({"n": 2}, "n must be 1, got 2"),
-        ({"tool_choice": "required"}, "tool_choice demands a tool"),
+        ({"tool_choice": "required"}, "tool_choice demands a call of a tool"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "f"}}},
-            "tool_choice demands a tool",
+            "tool_choice demands a call of a tool",
         ),
     ],
 )

@@ -487,7 +487,8 @@ async def test_feedback_beyond_the_maximum_is_refused(tmp_path: Path) -> None:
         assert {(error.code(), error.details()) for error in refused} == {
             (
                 grpc.StatusCode.INVALID_ARGUMENT,
-                "run_id 'run-1': has feedback 50 times, which is the maximum.",
+                "run_id 'run-1': has 50 entries of feedback, which is the maximum; no more can be "
+                "added.",
             )
         }
         assert len(refused) == 10

@@ -324,8 +324,8 @@ async def test_pages_have_their_rows_and_the_figures_of_the_whole_table() -> Non
 @pytest.mark.parametrize(
     ("method", "request_", "match"),
     [
-        ("FillTable", pb.FillTableRequest(question=QUESTION), "columns: none is a key"),
-        ("FillTable", pb.FillTableRequest(columns=[pb.Column(name="a")]), "none is a key"),
+        ("FillTable", pb.FillTableRequest(question=QUESTION), "columns: no key column given"),
+        ("FillTable", pb.FillTableRequest(columns=[pb.Column(name="a")]), "no key column given"),
         (
             "FillTable",
             pb.FillTableRequest(columns=COLUMNS, rows=[pb.GivenRow(values=["x"])]),
@@ -337,11 +337,15 @@ async def test_pages_have_their_rows_and_the_figures_of_the_whole_table() -> Non
             pb.FillTableRequest(columns=[pb.Column(name="a", type=99)]),  # type: ignore[arg-type]
             r"columns\[0\].type is 99",
         ),
-        ("FillTable", pb.FillTableRequest(columns=COLUMNS[1:], detached=True), "none is a key"),
+        (
+            "FillTable",
+            pb.FillTableRequest(columns=COLUMNS[1:], detached=True),
+            "no key column given",
+        ),
         (
             "FillTable",
             pb.FillTableRequest(columns=COLUMNS, rows=[pb.GivenRow(values=["a"])] * 3, max_rows=2),
-            "rows: 3 given, but max_rows is 2",
+            "rows: 3 rows given, at most 2",
         ),
         (
             "FillTable",
@@ -363,7 +367,7 @@ async def test_pages_have_their_rows_and_the_figures_of_the_whole_table() -> Non
             pb.FillTableRequest(
                 columns=[*COLUMNS, *(_kind(n, *map(str, range(300))) for n in range(4))]
             ),
-            "columns: 1200 choices in all, at most 1024",
+            "columns: 1200 choices given in all columns together, at most 1024",
         ),
         ("GetTable", pb.GetTableRequest(run_id="run-x"), "no such run"),
         ("GetTable", pb.GetTableRequest(page_size=-1), "page_size is -1"),
@@ -434,7 +438,7 @@ async def test_a_run_without_a_table_is_refused() -> None:
     """Runs of other kinds, and runs whose texts are redacted."""
     async with wired() as services:
         for stored_run, match in (
-            (run("run-1"), "is not a table"),
+            (run("run-1"), "of kind answer, not a table"),
             (
                 msgspec.structs.replace(run("run-1"), kind="table", redacted=True),
                 "texts of this tenant",

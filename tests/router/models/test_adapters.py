@@ -68,7 +68,7 @@ async def test_an_adapter_may_not_have_a_model_s_name(
 ) -> None:
     """Otherwise the model itself would answer."""
     async with adapter_server() as server:
-        with pytest.raises(BadVersion, match="serves a model of that name already"):
+        with pytest.raises(BadVersion, match="already serves a base model of that name"):
             await Adapters(session, server.base_url).load(BASE, adapter(tmp_path))
 
 
@@ -78,7 +78,7 @@ async def test_a_rank_that_is_too_large_is_refused(
     """The error has both ranks, and the key that allows a larger one."""
     async with adapter_server() as server:
         with pytest.raises(
-            BadVersion, match=r"its rank is 64, and the engine takes 32 at most; raise engines"
+            BadVersion, match=r"rank is 64, but the engine allows at most 32; raise engines"
         ):
             await Adapters(session, server.base_url).load(NAME, adapter(tmp_path, rank=64))
         assert server.adapters == {}
@@ -91,7 +91,7 @@ async def test_a_folder_that_the_engine_cannot_see_is_refused(
     async with adapter_server() as server:
         with pytest.raises(
             BadVersion,
-            match=f"no adapter in {tmp_path}/gone; the folder must be there where the eng",
+            match=f"no adapter in {tmp_path}/gone; this folder must exist on the eng",
         ):
             await Adapters(session, server.base_url).load(NAME, tmp_path / "gone")
 
@@ -112,5 +112,5 @@ async def test_an_engine_that_is_away_is_unavailable(
 ) -> None:
     async with adapter_server() as server:
         url = server.base_url
-    with pytest.raises(UpstreamUnavailable, match=f"loading {NAME} failed"):
+    with pytest.raises(UpstreamUnavailable, match=f"loading the adapter {NAME} failed"):
         await Adapters(session, url).load(NAME, adapter(tmp_path))

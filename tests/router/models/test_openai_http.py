@@ -424,7 +424,7 @@ async def test_a_reply_without_an_end_is_left_at_a_maximum_size(
 ) -> None:
     """The maximum is above any model's output."""
     openai_server.plays(behaviour)
-    with pytest.raises(UpstreamProtocolError, match=f"a reply of more than {limit}iB"):
+    with pytest.raises(UpstreamProtocolError, match=f"the reply has more than {limit}iB"):
         await streamed(model, PROMPT)
 
 
@@ -438,7 +438,7 @@ HEAD = text_event("a")
         (streams(HEAD), UpstreamUnavailable, "cut"),
         (streams(HEAD, DONE), UpstreamUnavailable, "cut"),
         (streams(HEAD, end_event()[:-9]), UpstreamUnavailable, "cut"),
-        (streams(HEAD, then=reset), UpstreamUnavailable, "closed before the end"),
+        (streams(HEAD, then=reset), UpstreamUnavailable, "closed before the reply ended"),
         (streams(HEAD, ERROR, DONE), UpstreamUnavailable, "engine died"),
         (
             streams(HEAD, event({"error": {"message": "too long", "code": 400}})),
@@ -498,7 +498,7 @@ async def test_a_port_without_a_listener_is_unavailable(pool: ConnectionPool) ->
 async def test_a_malformed_address_is_refused_and_not_retried(
     pool: ConnectionPool, address: str
 ) -> None:
-    with pytest.raises(UpstreamRefused, match="check its address"):
+    with pytest.raises(UpstreamRefused, match="check the endpoint's address"):
         await OpenAIHTTP(pool, address, MODEL).complete(PROMPT)
 
 

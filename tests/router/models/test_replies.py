@@ -218,7 +218,7 @@ async def test_chunks_in_lines_are_a_stream(
     assert (await model.complete(PROMPT)).text == "ab"
     for lines in (1, 2):
         openai_server.plays(replies(b"\n".join(LINES.split(b"\n")[:lines]), kind))
-        with pytest.raises(UpstreamUnavailable, match="cut before its end"):
+        with pytest.raises(UpstreamUnavailable, match="stream ended before the output did"):
             await model.complete(PROMPT)
 
 
@@ -326,13 +326,13 @@ async def test_a_refusal_keeps_its_words(
     """An output that a content filter has ended is a refusal too."""
     openai_server.plays(replies(json.dumps(reply).encode()))
     for output in (model.complete(PROMPT), streamed(model, PROMPT)):
-        with pytest.raises(ContentRefused, match=r"declines: I will not\.") as caught:
+        with pytest.raises(ContentRefused, match=r"declined the prompt: I will not\.") as caught:
             await output
         assert caught.value.words == "I will not."
     openai_server.plays(
         streams(piece({"refusal": "I will "}), piece({"refusal": "not."}), END, DONE)
     )
-    with pytest.raises(ContentRefused, match=r"declines: I will not\."):
+    with pytest.raises(ContentRefused, match=r"declined the prompt: I will not\."):
         await streamed(model, PROMPT)
 
 
@@ -356,7 +356,7 @@ async def test_a_content_filter_before_the_model_is_a_refusal(
 ) -> None:
     """Providers' filters reply with status 400."""
     openai_server.plays(fails(400, message))
-    with pytest.raises(ContentRefused, match="declines"):
+    with pytest.raises(ContentRefused, match="declined the prompt"):
         await model.complete(PROMPT)
 
 
@@ -549,12 +549,12 @@ async def test_an_output_that_the_engine_gave_up_is_a_retryable_failure(
     model: OpenAIHTTP, openai_server: OpenAIServer, reason: str
 ) -> None:
     openai_server.plays(streams(text_event("a"), end_event(reason), DONE))
-    with pytest.raises(UpstreamUnavailable, match="gave the output up"):
+    with pytest.raises(UpstreamUnavailable, match="aborted the output"):
         await model.stream(PROMPT, lambda _delta: None)
     openai_server.plays(
         replies(json.dumps({"choices": [choice(MESSAGE, finish_reason=reason)]}).encode())
     )
-    with pytest.raises(UpstreamUnavailable, match="gave the output up"):
+    with pytest.raises(UpstreamUnavailable, match="aborted the output"):
         await model.complete(PROMPT)
 
 

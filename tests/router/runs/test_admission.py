@@ -75,7 +75,7 @@ def test_a_request_that_waits_too_long_is_refused() -> None:
         await requests.ask("a", "b")
         await clock.advance(5.1)
         with pytest.raises(
-            Overloaded, match=r"1 of 1 runs .* \(admission\.max_runs\), and 0 wait"
+            Overloaded, match=r"1 of 1 runs .* \(admission\.max_runs\), and 0 requests wait"
         ) as caught:
             await requests.waiting[1]
         assert caught.value.retry_after_s == 5.0

@@ -42,7 +42,7 @@ def test_it_is_down_until_a_search_has_worked() -> None:
         readiness = Readiness()
         retriever = WatchedRetriever(inner, readiness)
         async with background_tasks(retriever.follow()):
-            for works, why in ((False, "connection refused"), (None, "no answer within 5 s")):
+            for works, why in ((False, "connection refused"), (None, "no reply within 5 s")):
                 inner.works = True
                 for _ in range(10):
                     await clock.advance(1)

@@ -157,7 +157,7 @@ async def test_a_damaged_trace_is_reported_with_the_remedy_and_not_shown(
     )
 
     with pytest.raises(
-        StoreFailed, match=r"^The trace of run run-1 is damaged; see `rolegate store check`.$"
+        StoreFailed, match=r"^The trace of run run-1 is damaged; run `rolegate store check`.$"
     ):
         await archive.load("run-1")
 

@@ -149,12 +149,12 @@ COPY = (
         (
             "DELETE FROM calls WHERE run_id = 'run-1' AND number = 0",
             "run run-1",
-            "call 0 is in its trace, but not booked",
+            "call 0 is in its trace, but has no row",
         ),
         (
             "UPDATE calls SET number = 7 WHERE run_id = 'run-1' AND number = 0",
             "run run-1",
-            "call 7 is booked, but not in its trace",
+            "call 7 has a row, but is not in its trace",
         ),
         ("DROP INDEX calls_by_tenant", "table calls", "has no calls_by_tenant"),
         ("DROP TABLE feedback", "table feedback", "is missing"),
@@ -202,7 +202,7 @@ async def test_rows_of_missing_runs_are_reported(
 
     assert await problems_of(database) == [
         Problem("table calls", "1 rows refer to missing rows of runs"),
-        Problem("run run-1", "call 0 is in its trace, but not booked"),
+        Problem("run run-1", "call 0 is in its trace, but has no row"),
     ]
 
 

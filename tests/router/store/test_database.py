@@ -54,7 +54,7 @@ async def test_a_file_that_is_no_database_is_left_unchanged(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("statements", "message"),
     [
-        (["CREATE TABLE runs (name VARCHAR)"], "it has the tables runs and no number of a schema"),
+        (["CREATE TABLE runs (name VARCHAR)"], "it has the tables runs, but no schema number"),
         (["CREATE TABLE rolegate_schema (number INTEGER)"], "it has schema None"),
         (
             [

@@ -117,7 +117,7 @@ def read_only(disk: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("log full", "The disk of the log .* is full; make room there, or move it"),
+        ("log full", "The disk of the log .* is full; make room there, or move the log"),
         (
             "database full",
             "cannot open .*; check .* its disk is not full",

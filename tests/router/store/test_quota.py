@@ -188,9 +188,9 @@ async def test_a_limit_lowered_below_the_spending_leaves_nothing(
     )
     async with asyncio.timeout(10):
         error = await refused(until_it_counts())
-    assert f"the rest is too small: {nothing} are left; it resets at" in str(error)
+    assert f"not enough of it is left: {nothing} are left; the limit resets at" in str(error)
     error = await refused(journal.begin(start("run-3", "acme", hold=Amount(7, 7))))
-    assert f"{nothing} are left, and {some} are needed; it resets at" in str(error)
+    assert f"{nothing} are left, and {some} are needed; the limit resets at" in str(error)
 
 
 async def test_a_call_without_a_price_is_refused_under_a_cost_limit(database: Database) -> None:

@@ -180,7 +180,9 @@ async def test_deleted_calls_stay_in_the_sums_of_their_hours(
         (NEW_YEAR + 1.0, NEW_YEAR + 2.0),
     ):
         for tenant in (None, "acme"):
-            with pytest.raises(BadRequest, match=r"hour from 2026-01-01T00:00:00Z .* whole hours"):
+            with pytest.raises(
+                BadRequest, match=r"hour that begins at 2026-01-01T00:00:00Z .* whole hours"
+            ):
                 await usages.usage(UsageQuery(start, end, tenant))
         await usages.usage(UsageQuery(start, end, "other"))
     assert [

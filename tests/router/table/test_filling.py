@@ -472,12 +472,12 @@ async def test_a_delegator_that_repeats_itself_asks_nothing_more(tmp_path: Path)
 async def test_an_invalid_table_costs_nothing_and_starts_no_run(tmp_path: Path) -> None:
     wrong = [
         (TableRequest("", COLUMNS), "question is empty"),
-        (TableRequest(QUESTION, COLUMNS[1:]), "none is a key"),
-        (TableRequest(QUESTION, COLUMNS, (("Kruaa",),)), "1 values for 3 columns"),
+        (TableRequest(QUESTION, COLUMNS[1:]), "no key column given"),
+        (TableRequest(QUESTION, COLUMNS, (("Kruaa",),)), r"must have 3 values, .* got 1"),
         (TableRequest(QUESTION, COLUMNS, closed=True), "closed"),
         (
             TableRequest(QUESTION, COLUMNS, (("a", "", ""), ("b", "", "")), max_rows=1),
-            "2 given",
+            "2 rows given",
         ),
         (TableRequest(QUESTION, COLUMNS, max_rows=-1), "max_rows"),
     ]

@@ -205,7 +205,10 @@ def test_a_canary_without_judgements_is_not_promoted() -> None:
 def test_a_shadow_without_judgements_is_promoted_by_other_measures() -> None:
     """The reason says so. With a judge, correctness decides."""
     verdict, _, reason = decide([pair(None, tokens=10)] * 200, RULE, "shadow")
-    assert (verdict, "a shadow's are by a judge alone" in reason) == ("promote", True)
+    assert (verdict, "only distillation.judge can judge a shadow's answers" in reason) == (
+        "promote",
+        True,
+    )
     assert reason.startswith(
         "Not worse than the active version in failures and tokens: no answer has been judged"
     )
@@ -237,7 +240,7 @@ def test_a_canary_s_pairs_count_in_equal_numbers() -> None:
     )
     _, figures, reason = decide(pairs, RULE, "canary")
     assert (figures.trials, figures.judged) == (10, 7)
-    assert "2 more trials wait for as many of runs that the other version served" in reason
+    assert "2 more trials count later, with as many of runs that the other version served" in reason
     assert decide([pair(True, False, served=True)] * 500, RULE, "canary")[1].trials == 0
 
 
@@ -286,7 +289,7 @@ def test_a_version_that_is_hardly_ever_right_is_not_promoted() -> None:
     pairs = alternating(([pair(False, False)] * 8 + [pair(True, False)]) * 60)
     assert decide(pairs, RULE, "canary")[0] == "promote"
     verdict, _, reason = decide(pairs, rule, "canary")
-    assert (verdict, "whether it is right in 20% at least" in reason) == ("wait", True)
+    assert (verdict, "whether at least 20% of its answers are right" in reason) == ("wait", True)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +375,7 @@ def test_figures_count_pairs_by_outcome() -> None:
     assert reason.endswith(
         "right in 1 of 2 judged runs (active: 2), failed in 1 of 3 (active: 1), 350 "
         "executor tokens (active: 290); "
-        "pairs in which one alone is right: operator 1."
+        "pairs in which only one version is right: operator 1."
     )
 
 

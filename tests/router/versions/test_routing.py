@@ -288,7 +288,7 @@ def test_a_change_by_another_gateway_is_followed_within_seconds() -> None:
         routing = executors(record)
         await routing.refresh()
         async with background_tasks(routing.follow()):
-            record.failure = StoreFailed("The store does not work for now; try again.")
+            record.failure = StoreFailed("The database failed; try again later.")
             await clock.advance(1.5)
             record.failure = None
             record.traffic = Traffic(NEW)

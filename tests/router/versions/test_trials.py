@@ -462,7 +462,7 @@ async def test_held_out_questions_that_fail_upstream_decide_nothing(tmp_path: Pa
         with pytest.raises(BadVersion, match="is not in use here"):
             await held_out.compare(NEW, BASE, 1.0)
         await here.set("canary", 0.5)
-        with pytest.raises(BadVersion, match="1 of 1 held-out questions failed"):
+        with pytest.raises(BadVersion, match="1 of 1 held-out questions have no result"):
             await held_out.compare(NEW, BASE, 1.0)
 
 

@@ -179,7 +179,7 @@ async def test_a_registered_version_is_loaded_and_gets_no_traffic(setting: Setti
 async def test_an_invalid_name_is_refused_before_anything_is_loaded(
     setting: Setting, name: str
 ) -> None:
-    with pytest.raises(BadRequest, match="is no valid name"):
+    with pytest.raises(BadRequest, match="is not a valid name"):
         await setting.versions.register(name)
     assert setting.load.names == [FIRST, SECOND]
 
@@ -292,7 +292,7 @@ async def test_rolling_back_a_candidate_leaves_the_active_version(setting: Setti
     ("name", "message"),
     [
         (BASE, "no retired version"),
-        (FIRST, "is registered"),
+        (FIRST, "has the state registered"),
         ("executor-000009", "is not registered"),
     ],
 )
@@ -344,15 +344,16 @@ async def test_the_gate_takes_a_good_version_from_shadow_to_active(setting: Sett
     *_, to_canary, waits, retired, promoted = await setting.versions.decisions()
     assert (to_canary.decision, to_canary.decided_by) == ("canary", "gate")
     assert (
-        "are asked 40 held-out questions now, for about 8,000 executor tokens and what leads them"
-        in waits.reason
+        "now answer 40 held-out questions, for about 8,000 executor tokens, plus tokens of the "
+        "other roles" in waits.reason
     )
     assert (retired.version, retired.to_state, promoted.decision) == (BASE, "retired", "promote")
     assert promoted.reason.startswith(
         "Not worse than the active version by more than 0.1: right in 96 of 96"
     )
     assert promoted.reason.endswith(
-        "30 that the other has wrong and 0 the other way (p = 3.9e-11)."
+        "30 that only the candidate has right, 0 that only the active version has right "
+        "(p = 3.9e-11)."
     )
     assert promoted.figures and (promoted.figures.trials, promoted.figures.active_right) == (96, 72)
     assert promoted.figures.sources == (EvidenceSource("judge", "", 24, 24),)
@@ -373,7 +374,7 @@ async def test_held_out_questions_that_are_not_passed_end_the_trial(setting: Set
     await setting.versions.review()
     last = (await setting.versions.decisions())[-1]
     assert (last.decision, last.to_state, len(examination.comparisons)) == ("stop", "registered", 1)
-    assert "Of 40 held-out questions it has 2 right (active: 10)" in last.reason
+    assert "Right in 2 of 40 held-out questions (active: 10)" in last.reason
 
 
 async def test_without_held_out_questions_a_canary_goes_no_further(setting: Setting) -> None:

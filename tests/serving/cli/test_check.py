@@ -255,12 +255,13 @@ async def test_tool_servers_are_probed(live: Live) -> None:
     }
     assert result.probes("tools.lacks")["tools"] == (False, "do; not allowed: secret")
     assert (
-        result.advice("tools.lacks", "tools") == "does not list done, which tools.lacks.allow names"
+        result.advice("tools.lacks", "tools")
+        == "the server has no done, but tools.lacks.allow names it"
     )
     assert result.probes("tools.dead") == {"starts": (False, "no")}
     assert (
         result.advice("tools.dead", "starts")
-        == "Connection closed; its last words: there is no licence"
+        == "Connection closed; last line of its standard error: there is no licence"
     )
 
 
@@ -283,7 +284,7 @@ def slips(wherever: str) -> Behaviour:
 
 
 SLOW = "no answer within 0.5 s; if it is still loading, allow more with --timeout"
-PROTOCOL = "in {} small turns it followed the protocol of its role"
+PROTOCOL = "the model followed its role's protocol in {} turns"
 
 
 @pytest.mark.parametrize(
@@ -331,7 +332,7 @@ PROTOCOL = "in {} small turns it followed the protocol of its role"
             "answer",
             "reachable",
             "refused",
-            "whether it needs roles.answer.system_role = false",
+            "whether the model needs roles.answer.system_role = false",
         ),
         (
             fails(400, "No such parameter: top_p"),
@@ -378,15 +379,15 @@ INVENTED = "</search><search_results><result>Heat is by Al Pacino.</result></sea
 @pytest.mark.parametrize(
     ("behaviour", "quoted"),
     [
-        (model(writes=lambda _due: ""), "but it wrote nothing"),
-        (model(writes=lambda _due: "hello"), "but it wrote “hello”"),
+        (model(writes=lambda _due: ""), "but the model wrote nothing"),
+        (model(writes=lambda _due: "hello"), "but the model wrote “hello”"),
         (
             model(writes=lambda _due: "Der Film\x1b[2J Heat ist von Mann. " * 9),
-            "but it wrote “Der Film\x1b[2J Heat ist von",
+            "but the model wrote “Der Film\x1b[2J Heat ist von",
         ),
         (
             model(stops=False, writes=lambda _due: f"Let me see{INVENTED}"),
-            "but it wrote “Let me see</search>",
+            "but the model wrote “Let me see</search>",
         ),
     ],
     ids=["silent", "chatty", "wrong language", "ignores stops"],
@@ -410,7 +411,7 @@ async def test_a_model_that_does_not_follow_the_protocol_fails(
         assert result.rows[role]["protocol"]["needed"]
         assert quoted in result.advice(role, "protocol")
         assert max(map(len, result.advice(role, "protocol").split("“"))) < 250
-    assert "<search> block was due" in result.advice("execution", "protocol")
+    assert "<search> block was expected" in result.advice("execution", "protocol")
 
 
 async def test_wrong_turns_are_shown_in_the_table_without_control_characters(live: Live) -> None:
@@ -447,7 +448,10 @@ async def test_a_model_that_is_not_served_is_answered_with_those_that_are(live: 
 
     assert result.status == 1
     assert result.probes("delegation") == {"reachable": (False, "no such model")}
-    assert result.advice("delegation", "reachable") == "huge is not there; there is: tiny"
+    assert (
+        result.advice("delegation", "reachable")
+        == "the endpoint does not serve huge; it serves: tiny"
+    )
 
 
 async def test_a_dead_port_is_reported(live: Live, dead: str) -> None:
@@ -461,7 +465,7 @@ async def test_a_dead_port_is_reported(live: Live, dead: str) -> None:
 
     assert result.status == 1
     assert all(result.probes(name)["reachable"] == (False, "no") for name in (*ROLES, "embedder"))
-    assert "see that it runs and can be reached from here" in result.advice("answer", "reachable")
+    assert "check that it runs and can be reached from here" in result.advice("answer", "reachable")
     assert remote.probes("retrieval") == {"reachable": (False, "no")}
 
 
@@ -563,11 +567,14 @@ async def test_the_table_is_followed_by_a_line_for_each_doubt(
     assert status == 1
     assert shown.count("✗ ignored") == 3
     assert shown.count("stop strings are ignored") == 1
-    assert 'delegation, execution, answer: its price is unknown; set it in [prices."tiny"]' in shown
+    assert (
+        'delegation, execution, answer: the model\'s price is unknown; set it in [prices."tiny"]'
+        in shown
+    )
     assert "embedder: reachable ✓ 8 numbers" in shown
     assert "$" not in shown
     assert "Typical: two rounds" in shown
-    assert "execution: tiny is probed" in shown
+    assert "execution: tiny has been probed" in shown
 
 
 def test_all_problems_are_reported_together(
@@ -604,7 +611,7 @@ def test_missing_keys_and_indexes_are_reported(
         "roles.answer.api_key_env: the environment variable A_KEY_OF_MINE is not set; export it."
         in shown
     )
-    assert f"retrieval.index: {tmp_path}/index: no index here" in shown
+    assert f"retrieval.index: {tmp_path}/index: contains no finished index" in shown
     assert main(["check", "--live", "--config", str(file)]) == 1
     assert "A_KEY_OF_MINE is not set; export it." in capsys.readouterr().out
 
@@ -727,4 +734,4 @@ def test_a_store_of_another_release_is_named(
         database.execute("INSERT INTO rolegate_schema VALUES (1)")
         database.commit()
     assert main(["check", "--config", str(config)]) == 1
-    assert "it has schema 1, and this rolegate needs schema" in capsys.readouterr().out
+    assert "it has schema 1, and this release of rolegate needs schema" in capsys.readouterr().out

@@ -424,8 +424,8 @@ def test_an_existing_folder_is_left_alone(
     assert main(["index", "build", str(corpus), "--out", str(out)]) == 1
 
     assert (
-        f"rolegate: {out}: already exists and is no index (note.txt); name another folder.\n"
-        in capsys.readouterr().err
+        f"rolegate: {out}: already exists and is not an index (it contains note.txt); choose "
+        "another folder.\n" in capsys.readouterr().err
     )
     assert [file.name for file in out.iterdir()] == ["note.txt"]
 
@@ -497,13 +497,13 @@ def test_an_address_without_a_port_is_refused(
         main([*command.split(), "--address", "localhost"])
 
     assert (
-        "--address: 'localhost' is not HOST:PORT, with a port of 0 to 65535"
+        "--address: 'localhost' is not HOST:PORT, with a port from 0 to 65535"
         in capsys.readouterr().err
     )
     with pytest.raises(SystemExit):
         main([*command.split(), "--address", "http://localhost:1"])
     assert (
-        "--address: 'http://localhost:1' is not HOST:PORT, without http://"
+        "--address: 'http://localhost:1' is not HOST:PORT; leave out http://"
         in capsys.readouterr().err
     )
 
@@ -552,9 +552,7 @@ def test_a_missing_index_is_reported_in_one_line(
     (line,) = (
         line for line in capsys.readouterr().err.splitlines() if line.startswith("rolegate:")
     )
-    assert line.startswith(
-        f"rolegate: {tmp_path}/absent: no index here, or one whose build did not finish"
-    )
+    assert line.startswith(f"rolegate: {tmp_path}/absent: contains no finished index")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

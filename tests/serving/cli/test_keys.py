@@ -113,7 +113,7 @@ def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
             "keys create --tenant acme --scope operate",
             "--scope operate: only for operators' keys",
         ),
-        ("tenants show nobody", "no tenant 'nobody'; there are: default."),
+        ("tenants show nobody", "no tenant 'nobody'; the tenants are: default."),
     ],
 )
 def test_an_impossible_request_is_reported_in_one_line(

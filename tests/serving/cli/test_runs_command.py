@@ -110,7 +110,7 @@ def test_cancel_and_feedback_reach_the_gateway(
         == 0
     )
     cancelled, noted = lines(capsys)
-    assert cancelled == f"{run_id} has ended already"
+    assert cancelled == f"run {run_id} has ended already"
     assert noted.startswith("stored as feedback-")
     assert main(["runs", "show", run_id, "--address", gateway]) == 0
     shown = lines(capsys)

@@ -128,7 +128,7 @@ def test_an_impossible_path_is_refused(tmp_path: Path) -> None:
     text = with_index('documents = ["a\\u0000b"]')
     assert (
         refused(tmp_path, text)
-        == r"a path in it holds the character \u0000, which no file's name can."
+        == r"contains a path with the character \u0000, which file names cannot have."
     )
 
 
@@ -146,33 +146,33 @@ def test_an_impossible_path_is_refused(tmp_path: Path) -> None:
     + [
         (
             GOOD.replace("http://127.0.0.1:1/v1", url, 1),
-            "roles.delegation.base_url: is not an address such as http://",
+            "roles.delegation.base_url: is not a URL such as http://",
         )
         for url in ("http://a/v1?api_key=sesame", "http://a/v1#sesame", "ftp://me:sesame@a/v1")
     ]
     + [
         (
             in_role('replicas = ["ftp://u:sesame@b:1"]'),
-            "roles.delegation.replicas: is not an address",
+            "roles.delegation.replicas: is not a URL",
         ),
         (
             in_role('api_key_env = "sk-sesame"'),
-            "roles.delegation.api_key_env: is no name of an environment variable",
+            "roles.delegation.api_key_env: is not the name of an environment variable",
         ),
         (
             with_tables('[tools.web]\nenv = ["sk-sesame"]'),
-            "tools.web.env: is no name of an environment variable",
+            "tools.web.env: is not the name of an environment variable",
         ),
         (
             with_tables('[tools.web]\nheaders = {Key = "sk-sesame"}'),
-            "tools.web.headers.Key: is no name of an environment",
+            "tools.web.headers.Key: is not the name of an environment",
         ),
         (
             with_index(
                 '[retrieval.embedder]\nbase_url = "http://a/v1"\nmodel = "m"\ndimension = 8\n'
             )
             + 'api_key_env = "sk-sesame"',
-            "retrieval.embedder.api_key_env: is no name of an environment variable",
+            "retrieval.embedder.api_key_env: is not the name of an environment variable",
         ),
     ],
 )
@@ -322,8 +322,8 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         (
             with_tables("[table]\nmax_rows = 20\nmax_tasks = 10"),
             (
-                "table.max_rows: a table of so many rows could not be filled; it takes one "
-                "of table.max_tasks for each"
+                "table.max_rows: must be at most table.max_tasks, because each row of a table "
+                "takes at least one task."
             ),
         ),
         (
@@ -336,7 +336,10 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             GOOD.replace('base_url = "http://127.0.0.1:1/v1"', 'engine = "b"', 1),
-            "roles.delegation.engine: no table engines.b; add it, or name a base_url instead.",
+            (
+                "roles.delegation.engine: there is no table engines.b; add it, or set base_url "
+                "instead."
+            ),
         ),
         (
             in_role("engine = 'b'") + "[engines.b]\npath = 'm'\n",
@@ -344,17 +347,11 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             GOOD.replace('address = "127.0.0.1:2"', 'address = "127.0.0.1:2"\nindex = "i"'),
-            (
-                "retrieval: give either address (a retrieval server) or index (a folder), "
-                "not both and not neither."
-            ),
+            "retrieval: set exactly one of address (a retrieval server) and index (a folder).",
         ),
         (
             GOOD.replace('address = "127.0.0.1:2"', ""),
-            (
-                "retrieval: give either address (a retrieval server) or index (a folder), "
-                "not both and not neither."
-            ),
+            "retrieval: set exactly one of address (a retrieval server) and index (a folder).",
         ),
         (
             with_index('documents = ["absent"]'),
@@ -362,11 +359,11 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             with_index("[retrieval.embedder]\nmodel = 'm'"),
-            "retrieval.embedder.model: is for an embedder elsewhere",
+            "retrieval.embedder.model: applies only to an embedder with engine or base_url",
         ),
         (
             with_index("[retrieval.embedder]\nbase_url = 'http://a/v1'\nmodel = 'm'"),
-            "retrieval.embedder.dimension: missing; an embedder elsewhere needs it.",
+            "retrieval.embedder.dimension: missing; an embedder with engine or base_url needs it.",
         ),
         (
             with_tables("[search]\nvocabulary = 'absent.txt'"),
@@ -378,7 +375,10 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             with_tables('[server]\naddress = "127.0.0.1:5"\nhttp = "127.0.0.1:5"'),
-            "server.http: the same address as server.address, which is gRPC's; take another port.",
+            (
+                "server.http: is the same address as server.address, which serves gRPC; choose "
+                "another port."
+            ),
         ),
         (
             with_tables('[server]\naddress = "a"'),
@@ -387,7 +387,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         (
             with_tables('[server]\nhttp_hosts = ["gateway.example", "https://gateway.example"]'),
             (
-                "server.http_hosts: 'https://gateway.example' is no name of a host, such as "
+                "server.http_hosts: 'https://gateway.example' is not a host name such as "
                 "gateway.example."
             ),
         ),
@@ -398,11 +398,11 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             in_role('fallbacks = ["delegation"]'),
-            "roles.delegation.fallbacks: names the role itself.",
+            "roles.delegation.fallbacks: contains the role itself.",
         ),
         (
             in_role('replicas = ["http://127.0.0.1:1/v1/"]'),
-            "roles.delegation.replicas: names an address twice.",
+            "roles.delegation.replicas: contains the same URL twice.",
         ),
         (
             in_role("context_tokens = 9\nmax_tokens = 9"),
@@ -410,7 +410,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             in_role("extra_body = {n = 2}"),
-            "roles.delegation.extra_body.n: would undo what is counted on",
+            "roles.delegation.extra_body.n: must not be set, because the gateway",
         ),
         (
             with_tables(f"{TEACHER}replicas = ['http://b/v1']"),
@@ -418,7 +418,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             with_tables(f"{TEACHER}fallbacks = ['answer']"),
-            "distillation.teacher.fallbacks: only the roles of the",
+            "distillation.teacher.fallbacks: only roles.delegation, roles.exec",
         ),
         (
             with_tables(f"{TEACHER}thinking = true"),
@@ -426,7 +426,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             with_tables("[prices.m]\nprompt = -1\ncompletion = 1"),
-            "prices.'m'.prompt: must be 0 to 100,000",
+            "prices.'m'.prompt: must be between 0 and 100,000",
         ),
         (
             with_tables("[versions]\nstart = 'executor-000001'"),
@@ -449,13 +449,16 @@ def test_a_config_that_cannot_work_is_refused_with_key_and_remedy(
         (
             "",
             (
-                "versions.start: a provider loads no adapters; give roles.execution an "
-                "engine, or leave it out."
+                "versions.start: the model of roles.execution is called through LiteLLM, which "
+                "loads no adapters; set roles.execution.engine, or remove this key."
             ),
         ),
         (
             'engine = "b"\n',
-            "versions.start: needs engines.b.adapter_rank, the rank of its adapter or more.",
+            (
+                "versions.start: needs engines.b.adapter_rank, which must be at least the rank of "
+                "the version's adapter."
+            ),
         ),
     ],
 )
@@ -504,21 +507,18 @@ def test_an_address_needs_a_valid_port(address: str, good: bool) -> None:
     [
         (
             "",
-            (
-                "tools.web: give either command (a program with its arguments) or url, not "
-                "both and not neither."
-            ),
+            "tools.web: set exactly one of command (a program with its arguments) and url.",
         ),
-        ("command = ['a']\nurl = 'http://a/mcp'", "tools.web: give either command"),
+        ("command = ['a']\nurl = 'http://a/mcp'", "tools.web: set exactly one of command"),
         (
             "url = 'http://a/mcp'\nenv = ['A']",
-            "tools.web.env: is for a command; an address has headers.",
+            "tools.web.env: applies only to a server with command; a server with url has headers",
         ),
         (
             "command = ['a']\nheaders = {Key = 'A'}",
-            "tools.web.headers: is for an address; a command has env.",
+            "tools.web.headers: applies only to a server with url; a server with command has env",
         ),
-        ("url = 'a/mcp'", "tools.web.url: is not an address such as"),
+        ("url = 'a/mcp'", "tools.web.url: is not a URL such as"),
     ],
 )
 def test_a_tool_server_is_a_program_or_an_address(tmp_path: Path, keys: str, message: str) -> None:
@@ -542,5 +542,5 @@ def test_variables_of_tools_must_be_set_and_fit_for_headers(
         monkeypatch.setenv(name, "two\nlines")
     (problem,) = missing(config)
     assert problem.startswith(
-        "tools.b.headers: the environment variable OF_B holds characters that no key has"
+        "tools.b.headers: the environment variable OF_B contains characters that no key has"
     )

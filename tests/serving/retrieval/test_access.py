@@ -175,12 +175,12 @@ async def test_a_retriever_that_cannot_open_is_refused_at_start(
     """
     passage = Passage("p", "Heat", "Heat is a film.", 0.5, "heat.txt")
     async with remote(Deaf([passage])) as client:
-        with pytest.raises(UpstreamRefused, match="cannot open documents"):
+        with pytest.raises(UpstreamRefused, match="cannot search within one document"):
             await client.search(["film"], 1, "other.txt")
-        with pytest.raises(BadConfig, match="cannot open documents; set it to false"):
+        with pytest.raises(BadConfig, match=r"one document; set search\.access to false"):
             await check_access(client)
     async with remote(Deaf([Passage("p", "Heat", "Heat is a film.")])) as client:
-        with pytest.raises(BadConfig, match="name no documents"):
+        with pytest.raises(BadConfig, match="does not record the documents"):
             await check_access(client)
     async with remote(Deaf([])) as client:
         await check_access(client)

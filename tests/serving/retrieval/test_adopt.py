@@ -93,12 +93,12 @@ def test_files_that_do_not_belong_together_are_refused(
     small = flat(tmp_path / "small.faiss", np.eye(5, 8, dtype=np.float32))
     broken = flat(tmp_path / "nan.faiss", np.full((5, 384), np.nan, dtype=np.float32))
     for file, rows, message in (
-        (animals_file, fewer, "5 vectors for 4 rows"),
-        (animals_file, order, "gives other vectors for the passages"),
-        (animals_file, folder, "contains 2 files; name the one"),
-        (fewer, fewer, "FAISS cannot read it"),
-        (small, corpus, "dimension 8, but all-MiniLM.* gives 384"),
-        (broken, corpus, "gives other vectors"),
+        (animals_file, fewer, "contains 5 vectors, but the corpus has 4 rows"),
+        (animals_file, order, "computes other vectors for the rows"),
+        (animals_file, folder, "contains 2 files; give the path"),
+        (fewer, fewer, "FAISS cannot read the file"),
+        (small, corpus, "dimension 8, but the embedder all-MiniLM.* dimension 384"),
+        (broken, corpus, "computes other vectors"),
     ):
         with pytest.raises(BadIndex, match=message):
             adopt_index(file, rows, tmp_path / "index", embedder)
@@ -110,5 +110,5 @@ def test_an_adopted_index_is_not_built_over(
 ) -> None:
     """Building would replace its vectors."""
     adopt_index(animals_file, corpus, tmp_path / "index", embedder)
-    with pytest.raises(BadIndex, match="was adopted here; build into another folder"):
+    with pytest.raises(BadIndex, match="build into another folder"):
         build_index([corpus], tmp_path / "index", embedder)

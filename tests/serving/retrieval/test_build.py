@@ -151,7 +151,7 @@ def test_word_statistics_of_another_version_are_counted_again(documents: Path, o
         msgspec.json.encode(msgspec.structs.replace(manifest, files=files))
     )
     with pytest.raises(
-        BadIndex, match="of another version of rolegate; run `rolegate index build` again"
+        BadIndex, match="by another version of rolegate; run `rolegate index build` again"
     ):
         Index.open(out, Counting())
     assert counts(build_index([documents], out, Counting(), lexical=True)) == (3, 0, 0, 3)
@@ -219,7 +219,10 @@ def test_ids_are_unique_over_all_files(tmp_path: Path, out: Path) -> None:
         )
     built = build_index(places, out, embedder)
     assert [entry.error for entry in built.skipped] == [
-        (f"{places[1]}:3: the id 'same' is given to a.jsonl#same too; give each row its own id.")
+        (
+            f"{places[1]}:3: the id 'same' is also the id of a.jsonl#same; give each row a "
+            "different id."
+        )
     ]
     assert held(out, embedder) == ["0", "a", "0", "c"]
     assert build_index(places, out, embedder).manifest == built.manifest
@@ -250,7 +253,7 @@ def test_a_file_is_left_out_exactly_where_it_repeats_an_id(
             with (
                 nullcontext()
                 if alone
-                else pytest.raises(DuplicateId, match=r"^f:\d+: the id '\d+' is given to")
+                else pytest.raises(DuplicateId, match=r"^f:\d+: the id '\d+' is also the id of")
             ):
                 writer.write(
                     (f"f:{line}", Passage(row_id, "", row_id)) for line, row_id in enumerate(ids, 1)
@@ -270,7 +273,9 @@ def test_an_unrelated_folder_is_left_alone(documents: Path, tmp_path: Path, name
     other = tmp_path / "other" / name
     other.parent.mkdir(parents=True)
     other.write_text('{"name": "an app"}')
-    with pytest.raises(BadIndex, match=f"already exists and is no index .{name.partition('/')[0]}"):
+    with pytest.raises(
+        BadIndex, match=f"already exists and is not an index .it contains {name.partition('/')[0]}"
+    ):
         build_index([documents], tmp_path / "other", Counting())
     assert other.read_text() == '{"name": "an app"}'
 
@@ -346,7 +351,7 @@ def test_a_killed_build_is_not_served_and_is_resumed(rows: Path, out: Path, dama
     )
     embedder = Counting()
     for folder in (out, out / ".building"):
-        with pytest.raises(BadIndex, match="no index here, or one whose build did not finish"):
+        with pytest.raises(BadIndex, match="contains no finished index"):
             Index.open(folder, embedder)
     (embedded,) = out.glob(".embedded-*")
     record = embedded.stat().st_size // BATCH
@@ -375,7 +380,7 @@ async def test_a_build_ends_when_its_caller_is_cancelled(documents: Path, out: P
 
     with (out / ".lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(BadIndex, match="another build is running"):
+        with pytest.raises(BadIndex, match="another build of this index is running"):
             build_index([documents], out, Counting(), wait=False)
         task = asyncio.create_task(stoppable(work))
         async with asyncio.timeout(30):

@@ -106,12 +106,12 @@ def test_words_that_cannot_be_counted_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadCorpus, match="only stop words"):
         write_lexical(tmp_path, ["the", "of it"])
     with pytest.raises(
-        BadIndex, match=r"of another version of rolegate; run `rolegate index build`"
+        BadIndex, match=r"by another version of rolegate; run `rolegate index build`"
     ):
         LexicalIndex.open(tmp_path)
     write_lexical(tmp_path, ["red planet"])
     next((tmp_path / LEXICAL).glob("*.json")).unlink()
-    with pytest.raises(BadIndex, match="bm25s cannot read it"):
+    with pytest.raises(BadIndex, match="bm25s cannot read the word statistics"):
         LexicalIndex.open(tmp_path)
 
 
@@ -189,7 +189,7 @@ def test_the_manifest_describes_the_folder(index_folder: Path, embedder: MiniLM)
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("manifest.json", None, "index: no index here, or one whose build did not finish"),
+        ("manifest.json", None, "index: contains no finished index"),
         ("manifest.json", b'{"form', r"manifest\.json: damaged"),
         (
             "manifest.json",
@@ -197,7 +197,7 @@ def test_the_manifest_describes_the_folder(index_folder: Path, embedder: MiniLM)
             r"manifest\.json: .*another version.*build the index again",
         ),
         ("000001/offsets.npy", None, r"offsets\.npy: missing"),
-        ("000001/dense.faiss", b"x", r"dense\.faiss: 1 bytes where the manifest says"),
+        ("000001/dense.faiss", b"x", r"dense\.faiss: its size is 1 B, but the manifest states"),
     ],
 )
 def test_a_damaged_index_is_refused(
@@ -238,13 +238,14 @@ def test_altered_passages_are_found(index_folder: Path, embedder: MiniLM) -> Non
         BadIndex, match=r"000001/passages\.jsonl: damaged \(.*\); build the index again"
     ):
         ids(index, embedder, QUERIES, 1)
-    with pytest.raises(BadIndex, match=r"passages\.jsonl: altered"):
+    with pytest.raises(BadIndex, match=r"passages\.jsonl: was altered"):
         Index.open(index_folder, embedder, verify=True)
 
 
 def test_another_embedder_is_refused(index_folder: Path) -> None:
     """The message names both embedders."""
     with pytest.raises(
-        BadIndex, match=r"built with the embedder all-MiniLM-L6-v2@\w+ .*, opened with counting "
+        BadIndex,
+        match=r"built with the embedder all-MiniLM-L6-v2@\w+ .* configured embedder is counting ",
     ):
         Index.open(index_folder, Counting())

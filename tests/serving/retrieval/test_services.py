@@ -165,19 +165,19 @@ async def test_requests_of_search_r1_and_flashrag_are_answered(
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        (b"", 400, "The body cannot be used"),
-        (b"{not json", 400, "The body cannot be used"),
-        (b'{"queries": ["caf\xe9"]}', 400, "The body cannot be used"),
+        (b"", 400, "The body is invalid"),
+        (b"{not json", 400, "The body is invalid"),
+        (b'{"queries": ["caf\xe9"]}', 400, "The body is invalid"),
         ({"queries": "known"}, 400, "Expected `array | null`, got `str` - at `$.queries`"),
-        ({"topk": 3}, 400, 'either as "queries" or as "query_list"'),
+        ({"topk": 3}, 400, 'exactly one of the fields "queries" and "query_list"'),
         (
             {"queries": ["known"], "query_list": ["known"]},
             400,
-            'either as "queries" or as "query_list"',
+            'exactly one of the fields "queries" and "query_list"',
         ),
-        ({"queries": []}, 400, "0 were sent; send 1 to 256"),
-        ({"queries": ["known", ""]}, 400, "queries[1]: empty"),
-        ({"query_list": ["known"], "k": 101}, 400, "top_k: 101; send 1 to 100"),
+        ({"queries": []}, 400, "must be 1 to 256 queries, got 0"),
+        ({"queries": ["known", ""]}, 400, "queries[1]: is empty"),
+        ({"query_list": ["known"], "k": 101}, 400, "top_k: must be 1 to 100"),
         (b" " * (MAX_BODY_BYTES + 1), 413, "larger than 1048576 bytes"),
     ],
 )
@@ -259,10 +259,22 @@ async def test_a_real_index_answers(index: Index, embedder: MiniLM) -> None:
             ["known", ""],
             3,
             UpstreamRefused,
-            r"INVALID_ARGUMENT: queries\[1\]: empty",
+            r"INVALID_ARGUMENT: queries\[1\]: is empty",
         ),
-        (FixedRetriever({}), ["known"], 101, UpstreamRefused, "INVALID_ARGUMENT: top_k: 101"),
-        (None, ["known"], 3, UpstreamProtocolError, "1 queries were sent, but 0 results received"),
+        (
+            FixedRetriever({}),
+            ["known"],
+            101,
+            UpstreamRefused,
+            "INVALID_ARGUMENT: top_k: .* got 101",
+        ),
+        (
+            None,
+            ["known"],
+            3,
+            UpstreamProtocolError,
+            r"one result per query \(queries: 1, results: 0\)",
+        ),
     ],
 )
 async def test_errors_of_a_search_are_typed(
@@ -333,16 +345,16 @@ async def test_an_unavailable_server_is_retried() -> None:
 @pytest.mark.parametrize(
     ("queries", "top_k", "message"),
     [
-        ([], 3, "0 were sent; send 1 to 256"),
-        (["x"] * 257, 3, "257 were sent"),
-        (["x", " \n"], 3, r"queries\[1\]: empty"),
-        (["x" * 8193], 3, r"queries\[0\]: 8193 characters"),
-        (["x"], -1, "top_k: -1; send 1 to 100, or 0 for the default of 3"),
-        (["x"], 101, "top_k: 101; send"),
+        ([], 3, "must be 1 to 256 queries, got 0"),
+        (["x"] * 257, 3, "got 257"),
+        (["x", " \n"], 3, r"queries\[1\]: is empty"),
+        (["x" * 8193], 3, r"queries\[0\]: must have at most 8192 characters, got 8193"),
+        (["x"], -1, "top_k: must be 1 to 100, or 0 for the default of 3, got -1"),
+        (["x"], 101, "top_k: must be .* got 101"),
         (
             ["x"] * 26,
             100,
-            "top_k: 100 passages for each of 26 queries; a search returns at most 2560",
+            "26 queries with 100 passages each exceed the limit of 2560",
         ),
     ],
 )

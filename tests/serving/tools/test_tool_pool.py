@@ -33,7 +33,7 @@ async def test_tools_are_allowed_by_name() -> None:
             ("idle", "do"),
             ("other", "do"),
         ):
-            with pytest.raises(ToolFailed, match=r"no such tool|not among the servers"):
+            with pytest.raises(ToolFailed, match=r"no such tool|may not call that server"):
                 await view.call(Tool(server, name, "", {}), {})
 
 
@@ -78,9 +78,9 @@ async def test_calls_of_a_dead_server_fail_until_it_runs_again() -> None:
         await until(readiness, down=True)
         assert readiness.all["tools.web"] == (
             [],
-            "Connection closed; its last words: its last words",
+            "Connection closed; last line of its standard error: its last words",
         )
-        assert (await done(tools)).startswith("failed: is down: Connection closed")
+        assert (await done(tools)).startswith("failed: the server is down: Connection closed")
         await until(readiness, down=False)
         assert (await state(tools))["process"] != before["process"]
 
@@ -96,7 +96,7 @@ async def test_a_server_that_dies_without_calls_is_restarted() -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (faulty("dies"), "Connection closed; its last words: there is no licence"),
+        (faulty("dies"), "Connection closed; last line of its standard error: there is no licence"),
         (faulty("silent", timeout_s=0.5), "did not answer in time"),
         (faulty("invalid", timeout_s=0.5), "did not answer in time"),
         (ToolServerConfig(command=("no-such-program",)), "there is no program no-such-program"),
@@ -111,7 +111,7 @@ async def test_a_server_that_does_not_start_has_no_tools(
     async with pool_of(web=config, good=faulty()) as (pool, readiness):
         view = pool.view(["web", "good"])
         assert [tool.server for tool in await view.available()] == ["good"]
-        assert (await done(view)).startswith(f"failed: is down: {why}")
+        assert (await done(view)).startswith(f"failed: the server is down: {why}")
         assert await done(view, server="good") == "done"
         assert list(readiness.all) == ["tools.web"]
 
@@ -140,7 +140,7 @@ async def test_outputs_are_unchanged_up_to_the_limit() -> None:
         assert await done(tools, "wide") == "y" * 1000
         assert await done(tools, "noise") == "done"
         assert await done(tools, "patterned") == "done"
-        assert await done(tools, "\ud800") == "failed: the arguments are no JSON"
+        assert await done(tools, "\ud800") == "failed: the arguments cannot be encoded as JSON"
         assert await done(tools) == "done"
 
 
@@ -149,7 +149,7 @@ async def test_an_answer_that_is_too_long_takes_bounded_memory() -> None:
     async with tools_of(faulty()) as (tools, _):
         tracemalloc.start()
         try:
-            assert await done(tools, "long") == "failed: answered too much"
+            assert await done(tools, "long") == "failed: the server's answer is too large"
             assert tracemalloc.get_traced_memory()[1] < 5_000_000
         finally:
             tracemalloc.stop()
@@ -199,7 +199,7 @@ def test_the_pool_works_on_uvloop() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(main()) == [
             "done",
-            "failed: answered too much",
+            "failed: the server's answer is too large",
             "failed: Connection closed",
             "done",
         ]

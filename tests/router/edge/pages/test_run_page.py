@@ -88,7 +88,7 @@ async def test_each_sub_query_has_its_calls_and_its_report() -> None:
         "answer",
     ]
     assert "Where was Ada Brenn born? <b>→ Tarn</b>" in text
-    assert "3 calls (1 again)" in text
+    assert "3 calls (1 retried)" in text
     assert "(500 wasted)" in text
     assert {
         name: len(re.findall(f'<rect class="{name}" x="[0-9.]+"', text))
