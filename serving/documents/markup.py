@@ -46,6 +46,11 @@ _SECTION = re.compile(r"<(?=!\[CDATA\[|\?(?!xml))")
 """The beginning of a CDATA section or of server code, which are read as text."""
 _END = "\U0010fffd\U0010fffd"
 """Marker after the end of a page; it is found in the last text if the whole page is parsed."""
+_CLOSING_TAG = re.compile("</(?:body|html)", re.I)
+_CLOSING = re.compile(
+    r"</(?:body|html)\s*+>(?:\s|</html\s*+>|<!--(?:(?!-->).)*+-->)*+\Z", re.I | re.S
+)
+"""The end of a page, with comments in it."""
 _FRONT_TITLE = re.compile(r"""^title[ \t]*[:=][ \t]*(?:(["'])(.+)\1[ \t]*|(\S.*))$""", re.M)
 
 
@@ -147,7 +152,7 @@ def _document(html: str, path: Path, title: str | None = None) -> Document:
         remove_comments=True,
         remove_pis=True,
     )
-    page = _SECTION.sub("&lt;", html) + _END
+    page = _with_end(_SECTION.sub("&lt;", html))
     root = etree.fromstring(page.encode("utf-8", "replace"), parser) if html.strip() else None
     if any("depth" in entry.message for entry in parser.error_log):
         raise _too_deep(path)
@@ -168,6 +173,14 @@ def _document(html: str, path: Path, title: str | None = None) -> Document:
         title_of(path, title, page_title, heading),
         [*blocks, *_unread_parts(walk.unread)],
     )
+
+
+def _with_end(html: str) -> str:
+    """Put `_END` where the body ends: libxml2 drops text after `</html>`."""
+    last = {tag[0].lower(): tag.start() for tag in _CLOSING_TAG.finditer(html)}
+    ends = (start for start in last.values() if _CLOSING.match(html, start))
+    place = min(ends, default=len(html))
+    return html[:place] + _END + html[place:]
 
 
 def _chars(blocks: Iterable[TextBlock]) -> int:
