@@ -22,7 +22,7 @@ FOLDERS = ("router", "serving", "executor_sft", "benchmarks", "protos/rolegate/c
 APART = ("executor_sft/miniworld", "executor_sft/minimodel")
 """Counted apart: a fictional world for tests and the demo, not a part of the gateway."""
 WIDTH = 100
-MOST_TOKENS = 297_500
+MOST_TOKENS = 302_500
 MOST_DENSITY = 0.72
 """Statements per line of code; blank lines, comments and docstrings are no lines of code."""
 MOST_UNDOCUMENTED = 0.08

@@ -50,6 +50,8 @@ class Passage(msgspec.Struct, frozen=True, gc=False):
     """The file of the passage, with a row's id (`people.jsonl#ada`); empty if unknown."""
     page: int | None = None
     """Its page in that file, from 1."""
+    location: str = ""
+    """Its place where there are no pages: `sheet Prices, row 14`, `slide 3`, `attachment a.txt`."""
 
     def within(self, chars: int) -> "Passage":
         """Return the passage with its title and its text cut to `chars` characters each."""

@@ -72,6 +72,8 @@ class Citation(msgspec.Struct, frozen=True, gc=False):
     page: int | None
     quote: str
     """Verbatim, with lines joined; a long sentence is cut at its ends, marked by `…`."""
+    location: str = ""
+    """As in `Passage`."""
 
 
 class Reading:
@@ -227,6 +229,7 @@ def citation(
         passage.document[:_MAX_DOCUMENT_CHARS],
         passage.page,
         quote,
+        passage.location[:_MAX_DOCUMENT_CHARS],
     )
 
 

@@ -1,27 +1,25 @@
 """Known rows of a table, read from a file of delimited text or a workbook."""
 
-import csv
-import io
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from zipfile import BadZipFile
 
-from openpyxl import load_workbook
-from openpyxl.utils.escape import unescape
-from openpyxl.utils.exceptions import InvalidFileException
+from python_calamine import (
+    CalamineError,
+    CalamineWorkbook,
+    PasswordError,
+    WorksheetNotFound,
+    XmlError,
+    ZipError,
+)
 from rolegate.client.text import inert
 from rolegate.v1 import table_service_pb2 as pb
 
 from router.errors import BadConfig
 from router.table.schema import normal_name
+from serving.documents.cells import Rows, delimited, sheet_rows
+from serving.documents.document import kind_of
 from serving.documents.text import decode
-
-_MAX_FIRST = 100_000
-"""Characters of the first line in which the delimiter is looked for."""
-Numbered = Iterator[tuple[int, list[str]]]
 
 
 class GivenRows(NamedTuple):
@@ -44,7 +42,7 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
     lines: list[int] = []
     others: dict[tuple[str, ...], dict[str, str]] = {}
     try:
-        read = _workbook(file) if file.suffix.lower() == ".xlsx" else _delimited(file)
+        read = _read(file)
         header = [names.get(normal_name(name), name.strip()) for name in next(read, (1, [""]))[1]]
         if not set(header) & set(names.values()):
             raise ValueError(
@@ -64,32 +62,13 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
             rows.append({name: row.pop(name, "") for name in names.values()})
             lines.append(line)
             others[tuple(rows[-1][column.name] for column in columns if column.key)] = row
-    except (OSError, ValueError, KeyError, csv.Error, InvalidFileException) as error:
+    except (OSError, ValueError) as error:
         raise BadConfig(f"--rows {file}: {getattr(error, 'strerror', None) or error}") from error
     if not rows:
         raise BadConfig(
             f"--rows {file}: no row was found; the first line must name some of the columns."
         )
     return GivenRows(rows, lines, others)
-
-
-def _delimited(file: Path) -> Numbered:
-    """Read delimited text, in any encoding, parted by what the first line has most of outside
-    of quotes.
-    """
-    text = decode(file.read_bytes(), file)
-    first = re.sub('"[^"]*"', "", text[:_MAX_FIRST].lstrip()).partition("\n")[0]
-    delimiter = max(",;\t|", key=first.count)
-    reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True
-    )
-    line = 1
-    try:
-        for cells in reader:
-            yield line, [_unquoted(cell.strip()) for cell in cells]
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise ValueError(f"line {line}: {error}.") from None
 
 
 def _unquoted(cell: str) -> str:
@@ -99,19 +78,14 @@ def _unquoted(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and inert(cell[1:]) == cell else cell
 
 
-def _workbook(file: Path) -> Numbered:
-    """Read the first sheet of a workbook."""
+def _read(file: Path) -> Rows:
+    """Read the first sheet of a workbook, or delimited text in any encoding."""
+    if kind_of(file) != "workbook":
+        for line, cells in delimited(decode(file.read_bytes(), file)):
+            yield line, list(map(_unquoted, cells))
+        return
     try:
-        sheet = load_workbook(file, read_only=True, data_only=True).worksheets[0]
-    except (BadZipFile, IndexError) as error:
+        sheet = CalamineWorkbook.from_path(file).get_sheet_by_index(0)
+    except (CalamineError, PasswordError, WorksheetNotFound, ZipError, XmlError) as error:
         raise ValueError(f"is no workbook that can be read ({error}).") from None
-    for line, cells in enumerate(sheet.iter_rows(values_only=True), 1):
-        yield line, [_shown(cell) for cell in cells]
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, datetime) and value.time() == time():
-        value = value.date()
-    return "" if value is None else unescape(str(value)).strip()
+    yield from sheet_rows(sheet)

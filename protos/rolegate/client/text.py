@@ -63,9 +63,9 @@ def markdown_table(
     )
 
 
-def place(title: str, page: int | None) -> str:
-    """Return title and page for a reader: `Heat, p. 3`."""
-    return f"{title}, p. {page}" if page else title
+def place(title: str, page: int | None, location: str = "") -> str:
+    """Return title, page and location for a reader: `Heat, p. 3`, or `Prices, row 14`."""
+    return ", ".join(filter(None, (title, f"p. {page}" if page else "", location)))
 
 
 def source_line(citation: Any) -> str:
@@ -73,7 +73,8 @@ def source_line(citation: Any) -> str:
     the same fields).
     """
     document = f" ({citation.document})" if citation.document else ""
-    return " ".join(f"{place(citation.title, citation.page)}: “{citation.quote}”{document}".split())
+    where = place(citation.title, citation.page, citation.location)
+    return " ".join(f"{where}: “{citation.quote}”{document}".split())
 
 
 def inert(text: str) -> str:
