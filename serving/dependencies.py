@@ -14,7 +14,10 @@ from router.errors import BadConfig
 _EXTRAS = {
     "cpu": "torch vllm",
     "datasets": "datasets ijson pyarrow",
-    "documents": "bm25s chardet docx lxml markdown_it numpy pypdfium2 python_docx webencodings",
+    "documents": (
+        "bm25s chardet docutils docx lxml markdown_it numpy oxmsg pptx pypdfium2 python_docx "
+        "python_oxmsg python_pptx webencodings"
+    ),
     "hosted": "litellm",
     "local": "faiss",
     "mcp": "anyio httpx2 mcp",

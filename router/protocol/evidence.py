@@ -54,6 +54,10 @@ class Passage(msgspec.Struct, frozen=True, gc=False):
     """
     page: int | None = None
     """Page of the passage in the file, from 1; None if unknown."""
+    location: str = ""
+    """Place of the passage in a file without pages: `sheet Prices, row 14`, `slide 3`,
+    `attachment a.txt`. Empty if unknown.
+    """
 
     def within(self, chars: int) -> "Passage":
         """Return the passage with its title and its text cut to `chars` characters each."""

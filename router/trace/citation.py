@@ -84,6 +84,8 @@ class Citation(msgspec.Struct, frozen=True, gc=False):
     """The sentence verbatim, with its lines joined. Of a long sentence, it is an excerpt, with `…`
     where text was cut.
     """
+    location: str = ""
+    """Place in a file without pages, as in `Passage`."""
 
 
 class Reading:
@@ -246,6 +248,7 @@ def citation(
         passage.document[:_MAX_DOCUMENT_CHARS],
         passage.page,
         quote,
+        passage.location[:_MAX_DOCUMENT_CHARS],
     )
 
 

@@ -1,28 +1,25 @@
 """Reading known rows of a table from a file: delimited text, such as CSV, or an Excel workbook."""
 
-import csv
-import io
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from zipfile import BadZipFile
 
-from openpyxl import load_workbook
-from openpyxl.utils.escape import unescape
-from openpyxl.utils.exceptions import InvalidFileException
+from python_calamine import (
+    CalamineError,
+    CalamineWorkbook,
+    PasswordError,
+    WorksheetNotFound,
+    XmlError,
+    ZipError,
+)
 from rolegate.client.text import inert
 from rolegate.v1 import table_service_pb2 as pb
 
 from router.errors import BadConfig
 from router.table.schema import normal_name
+from serving.documents.cells import Rows, delimited, sheet_rows
+from serving.documents.document import kind_of
 from serving.documents.text import decode
-
-_MAX_FIRST = 100_000
-"""Max characters of the first line that are searched for the delimiter."""
-Numbered = Iterator[tuple[int, list[str]]]
-"""Line number and cells of each line of a file."""
 
 
 class GivenRows(NamedTuple):
@@ -46,7 +43,7 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
     lines: list[int] = []
     others: dict[tuple[str, ...], dict[str, str]] = {}
     try:
-        read = _workbook(file) if file.suffix.lower() == ".xlsx" else _delimited(file)
+        read = _read(file)
         header = [names.get(normal_name(name), name.strip()) for name in next(read, (1, [""]))[1]]
         if not set(header) & set(names.values()):
             raise ValueError(
@@ -66,33 +63,13 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
             rows.append({name: row.pop(name, "") for name in names.values()})
             lines.append(line)
             others[tuple(rows[-1][column.name] for column in columns if column.key)] = row
-    except (OSError, ValueError, KeyError, csv.Error, InvalidFileException) as error:
+    except (OSError, ValueError) as error:
         raise BadConfig(f"--rows {file}: {getattr(error, 'strerror', None) or error}") from error
     if not rows:
         raise BadConfig(
             f"--rows {file}: no row was found; the first line must name some of the columns."
         )
     return GivenRows(rows, lines, others)
-
-
-def _delimited(file: Path) -> Numbered:
-    """Yield the number and the cells of each line of delimited text, in any encoding. The delimiter
-    is the one of comma, semicolon, tab and `|` that occurs most often in the first line, outside of
-    quotes. Raises `ValueError` with the number of a malformed line.
-    """
-    text = decode(file.read_bytes(), file)
-    first = re.sub('"[^"]*"', "", text[:_MAX_FIRST].lstrip()).partition("\n")[0]
-    delimiter = max(",;\t|", key=first.count)
-    reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True
-    )
-    line = 1
-    try:
-        for cells in reader:
-            yield line, [_unquoted(cell.strip()) for cell in cells]
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise ValueError(f"line {line}: {error}.") from None
 
 
 def _unquoted(cell: str) -> str:
@@ -102,21 +79,16 @@ def _unquoted(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and inert(cell[1:]) == cell else cell
 
 
-def _workbook(file: Path) -> Numbered:
-    """Yield the number and the cells of each row of a workbook's first sheet. Raises `ValueError`
-    if the file is not a workbook.
+def _read(file: Path) -> Rows:
+    """Yield the number and the cells of each row: of the first sheet of a workbook, or of delimited
+    text in any encoding. Raises `ValueError`, with the number of a malformed line.
     """
+    if kind_of(file) != "workbook":
+        for line, cells in delimited(decode(file.read_bytes(), file)):
+            yield line, list(map(_unquoted, cells))
+        return
     try:
-        sheet = load_workbook(file, read_only=True, data_only=True).worksheets[0]
-    except (BadZipFile, IndexError) as error:
-        raise ValueError(f"is not an Excel workbook that can be read ({error}).") from None
-    for line, cells in enumerate(sheet.iter_rows(values_only=True), 1):
-        yield line, [_shown(cell) for cell in cells]
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, datetime) and value.time() == time():
-        value = value.date()
-    return "" if value is None else unescape(str(value)).strip()
+        sheet = CalamineWorkbook.from_path(file).get_sheet_by_index(0)
+    except (CalamineError, PasswordError, WorksheetNotFound, ZipError, XmlError) as error:
+        raise ValueError(f"is not a workbook that can be read ({error}).") from None
+    yield from sheet_rows(sheet)

@@ -148,7 +148,7 @@ def _result(text: str, structured: Any) -> CallToolResult:
 
 
 def _heading(passage: evidence_pb2.Passage) -> str:
-    where = place(passage.title, passage.page or None)
+    where = place(passage.title, passage.page or None, passage.location)
     return f"{where} ({passage.document})" if passage.document else where
 
 
@@ -158,5 +158,6 @@ def _fields(passage: evidence_pb2.Passage) -> dict[str, object]:
         "title": passage.title,
         "document": passage.document,
         "page": page,
+        "location": passage.location,
         "text": passage.text,
     }

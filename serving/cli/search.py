@@ -35,7 +35,7 @@ def _show(client: Client, options: SearchOptions) -> None:
             print(json_of(passage))
             continue
 
-        source = place(passage.document or passage.passage_id, passage.page)
+        source = place(passage.document or passage.passage_id, passage.page, passage.location)
         title = (passage.title, "bold")
         console.print(Text.assemble(f"{passage.score:.3f} ", title, (f" ({source})", "dim")))
         console.print(Padding(Text(passage.text), (0, 0, 1, 6)))

@@ -10,6 +10,7 @@ title.
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,6 @@ from serving.documents.document import (
     Title,
     batches,
     cleaned,
-    kind_of,
 )
 from serving.documents.source import SourceFile
 
@@ -49,13 +49,15 @@ class Piece(NamedTuple):
     title: str
     text: str
     page: int | None
+    location: str = ""
 
 
 class _Unit(NamedTuple):
     """A sentence with the white space before it, or a heading."""
 
     text: str
-    page: int | None
+    place: tuple[int | None, str]
+    """Its page and location."""
     is_heading: bool = False
     tokens: int = 0
 
@@ -109,7 +111,7 @@ class _Passage:
         self._max_tokens = cutter.max_tokens
         self._count = cutter.count
         self._title_tokens = cutter.count([f"{title} ›\n"])[0]
-        self._page: int | None = None
+        self._place: tuple[int | None, str] = (None, "")
         self._heading: _Unit | None = None
         self._units: list[_Unit] = []
         self._repeated = 0
@@ -117,9 +119,12 @@ class _Passage:
 
     def add(self, unit: _Unit) -> Iterator[Piece]:
         """Add the next sentence or heading; yield the passages that are full."""
-        if unit.page != self._page:
+        if unit.place != self._place:
             yield from self.end()
-            self._page = unit.page
+            self._place = unit.place
+            if unit.place[1] and self._heading and not unit.is_heading:
+                self._units = [self._heading]
+                self._repeated = 1
         if unit.is_heading and unit.tokens <= _TITLE * self._max_tokens:
             yield from self._begin_section(unit)
             return
@@ -145,7 +150,7 @@ class _Passage:
                 heading = units[0].text.strip()
                 units = units[1:]
                 title = title if heading == title else f"{title} › {heading}"
-            yield Piece(title, "".join(unit.text for unit in units).strip(), self._page)
+            yield Piece(title, "".join(unit.text for unit in units).strip(), *self._place)
         self._units = []
         self._repeated = 0
 
@@ -198,17 +203,18 @@ def _units(blocks: Iterable[TextBlock]) -> Iterator[_Unit]:
     """Yield the headings and sentences in order."""
     heading: str | None = None
     for block in blocks:
+        place = (block.page, block.location)
         if block.heading != heading:
             heading = block.heading
             if text := " ".join(cleaned(heading or "").split()):
-                yield _Unit(f"\n\n{text}", block.page, is_heading=True)
+                yield _Unit(f"\n\n{text}", place, is_heading=True)
 
         gap = "\n\n"
         for chunk in _chunks(cleaned(block.text)):
             end = 0
             for sentence in sentences(chunk):
                 start = chunk.index(sentence, end)
-                yield _Unit(_space(gap or chunk[end:start]) + sentence, block.page)
+                yield _Unit(_space(gap or chunk[end:start]) + sentence, place)
                 gap = ""
                 end = start + len(sentence)
 
@@ -243,16 +249,12 @@ def read_passages(
     """
     path = Path(source.path)
     parts = read(path)
-    if kind_of(path) == "rows":
-        yield from _rows(
-            source.name,
-            cutter,
-            (part for part in parts if isinstance(part, CorpusRow)),
-        )
+    title = next(parts)
+    if not isinstance(title, Title):
+        rows = (part for part in chain((title,), parts) if isinstance(part, CorpusRow))
+        yield from _rows(source.name, cutter, rows)
         return
 
-    title = next(parts)
-    assert isinstance(title, Title)
     document = Document(title.text, (part for part in parts if isinstance(part, TextBlock)))
     number = 0
     for number, piece in enumerate(cutter.cut(document), 1):
@@ -263,6 +265,7 @@ def read_passages(
             piece.text,
             document=source.name,
             page=piece.page,
+            location=piece.location,
         )
         yield source.path, passage
     if not number:

@@ -1,7 +1,9 @@
 """Values that readers return: a title and blocks of text with their heading and page, or rows."""
 
 import gzip
+import io
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from io import BufferedIOBase
 from pathlib import Path
@@ -13,16 +15,30 @@ from router.errors import BadDocument
 from router.protocol import Passage
 
 T = TypeVar("T")
-Kind = Literal["text", "HTML", "Markdown", "PDF", "DOCX", "rows"]
+Kind = Literal[
+    "text", "Markdown", "HTML", "RST", "PDF", "DOCX", "ODT", "PPTX", "EPUB", "EML", "MSG", "CSV",
+    "workbook", "JSON", "rows",
+]  # fmt: skip
 
 _KINDS: dict[Kind, str] = {
-    "text": ".txt .text .rst",
+    "text": ".txt .text",
     "Markdown": ".md .markdown",
     "HTML": ".html .htm .xhtml",
+    "RST": ".rst",
     "PDF": ".pdf",
     "DOCX": ".docx",
-    "rows": ".jsonl .json .parquet",
+    "ODT": ".odt",
+    "PPTX": ".pptx",
+    "EPUB": ".epub",
+    "EML": ".eml",
+    "MSG": ".msg",
+    "CSV": ".csv .tsv",
+    "workbook": ".xlsx .xlsm .xls .ods",
+    "JSON": ".json",
+    "rows": ".jsonl .parquet",
 }
+_PACKED = frozenset(".pdf .docx .odt .pptx .epub .msg .xlsx .xlsm .xls .ods .parquet".split())
+"""Suffixes of files that are not read from `.gz`."""
 _KIND_OF = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes.split()} | {
     "": "text"
 }
@@ -33,6 +49,7 @@ MAX_BYTES = 256 << 20
 MAX_MARKUP_BYTES = 32 << 20
 """Max size of markup, whose tree takes many times its size."""
 
+_MARKUP = (".xml", ".rels", ".html", ".xhtml", ".htm", ".opf")
 _BATCH_ITEMS = 256
 _BATCH_CHARS = 1_000_000
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\u00ad\ufeff\ufffe\ud800-\udfff]")
@@ -75,6 +92,8 @@ class TextBlock(msgspec.Struct, frozen=True, tag=True):
     """The heading above it."""
     page: int | None = None
     """Its page, from 1."""
+    location: str = ""
+    """Its place as its program shows it: `sheet Prices, row 14`, `slide 3`, `attachment a.txt`."""
 
 
 class Unread(msgspec.Struct, frozen=True, tag=True):
@@ -124,7 +143,7 @@ def kind_of(path: Path) -> Kind | None:
     suffix = unpacked.suffix.lower()
     if suffix[1:].isdecimal():  # a version, as in LGPL-2.1, or the section of a manual
         return "text"
-    if unpacked != path and suffix in (".pdf", ".docx", ".parquet"):
+    if unpacked != path and suffix in _PACKED:
         return None
     return _KIND_OF.get(suffix)
 
@@ -171,6 +190,27 @@ def read_content(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
         if len(content) <= max_bytes:
             return content
     raise BadDocument(f"{path}: larger than {max_bytes >> 20} MB; split it, or leave it out.")
+
+
+def check_archive(content: bytes, path: Path, kind: str) -> None:
+    """Check the sizes that an office document unpacks to, before anything is unpacked.
+
+    Raises `BadDocument` for a file that is no archive, or that unpacks to too much.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as packed:
+            sizes = {file.filename.lower(): file.file_size for file in packed.infolist()}
+    except zipfile.BadZipFile as error:
+        raise BadDocument(
+            f"{path}: damaged, encrypted, or no {kind} ({error}); save it again with the program "
+            "that it is from."
+        ) from error
+    markup = sum(size for name, size in sizes.items() if name.endswith(_MARKUP))
+    if markup > MAX_MARKUP_BYTES or sum(sizes.values()) > MAX_BYTES:
+        raise BadDocument(
+            f"{path}: unpacks to more than {MAX_MARKUP_BYTES >> 20} MB of text or "
+            f"{MAX_BYTES >> 20} MB in all; split it, or leave it out."
+        )
 
 
 def open_content(path: Path) -> BufferedIOBase:

@@ -1,19 +1,16 @@
 """DOCX: paragraphs and table rows, in order."""
 
 import io
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from router.errors import BadDocument
 from serving.documents.document import (
-    MAX_BYTES,
-    MAX_MARKUP_BYTES,
     Document,
     TextBlock,
     Unread,
+    check_archive,
     raised,
     read_content,
     title_of,
@@ -77,7 +74,7 @@ def read_docx(path: Path) -> Document:
     import docx
 
     content = read_content(path)
-    _check_unpacked(content, path)
+    check_archive(content, path, "DOCX")
     file = docx.Document(io.BytesIO(content))
     body = file.element.body
     others = [
@@ -107,24 +104,6 @@ def read_docx(path: Path) -> Document:
     if unread:
         blocks.append(Unread(", ".join(f"{count} {kind}" for kind, count in unread.items())))
     return Document(title_of(path, file.core_properties.title, title), blocks)
-
-
-def _check_unpacked(content: bytes, path: Path) -> None:
-    """Raise `BadDocument` for a file that is no archive or unpacks to too much."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as packed:
-            sizes = {file.filename.lower(): file.file_size for file in packed.infolist()}
-    except zipfile.BadZipFile as error:
-        raise BadDocument(
-            f"{path}: damaged, encrypted, or no DOCX ({error}); save it again from a word "
-            "processor."
-        ) from error
-    markup = sum(size for name, size in sizes.items() if name.endswith((".xml", ".rels")))
-    if markup > MAX_MARKUP_BYTES or sum(sizes.values()) > MAX_BYTES:
-        raise BadDocument(
-            f"{path}: unpacks to more than {MAX_MARKUP_BYTES >> 20} MB of text or "
-            f"{MAX_BYTES >> 20} MB in all; split it, or leave it out."
-        )
 
 
 def _prepare(root: Any) -> None:

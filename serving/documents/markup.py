@@ -1,8 +1,9 @@
-"""HTML, and Markdown, which is converted to HTML."""
+"""HTML, and Markdown and reStructuredText, which are converted to HTML."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,11 @@ _SECTION = re.compile(r"<(?=!\[CDATA\[|\?(?!xml))")
 """The beginning of a CDATA section or of server code, which are read as text."""
 _END = "\U0010fffd\U0010fffd"
 """Marker after the end of a page; it is found in the last text if the whole page is parsed."""
+_CLOSING_TAG = re.compile("</(?:body|html)", re.I)
+_CLOSING = re.compile(
+    r"</(?:body|html)\s*+>(?:\s|</html\s*+>|<!--(?:(?!-->).)*+-->)*+\Z", re.I | re.S
+)
+"""The end of a page, with comments in it."""
 _FRONT_TITLE = re.compile(r"""^title[ \t]*[:=][ \t]*(?:(["'])(.+)\1[ \t]*|(\S.*))$""", re.M)
 
 
@@ -55,7 +61,7 @@ def read_html(path: Path) -> Document:
     Raises `BadDocument`, and `OSError`.
     """
     content = read_content(path, MAX_MARKUP_BYTES)
-    return _document(decode(content, path, _declared(content)), path)
+    return read_page(decode(content, path, _declared(content)), path)
 
 
 def read_markdown(path: Path) -> Document:
@@ -82,7 +88,69 @@ def read_markdown(path: Path) -> Document:
     if any(token.level >= _MAX_NESTING - 1 for token in tokens):
         raise _too_deep(path)
     html = parser.renderer.render(tokens, parser.options, {})
-    return _document(html, path, (title[2] or title[3]) if title else None)
+    return read_page(html, path, (title[2] or title[3]) if title else None)
+
+
+def read_rst(path: Path) -> Document:
+    """Read reStructuredText by converting it to HTML. Directives and roles that only Sphinx or
+    another program knows are read as plain text.
+
+    Raises `BadDocument`, and `OSError`.
+    """
+    from docutils.core import publish_parts
+
+    text = decode(read_content(path, MAX_MARKUP_BYTES), path)
+    with _unknown_markup_as_text():
+        parts = publish_parts(text, writer="html5", settings_overrides=_RST_SETTINGS)
+    return read_page(parts["html_body"], path, parts["title"])
+
+
+_RST_SETTINGS = {
+    "file_insertion_enabled": False,
+    "raw_enabled": False,
+    "report_level": 5,
+    "halt_level": 5,
+    "line_length_limit": MAX_MARKUP_BYTES,
+    "math_output": "LaTeX",
+    "_disable_config": True,
+}
+"""No other file is read, and no message of docutils becomes a part of the text."""
+
+
+@contextmanager
+def _unknown_markup_as_text() -> Iterator[None]:
+    """Let docutils read the content of unknown directives and roles, instead of leaving it out."""
+    from docutils import nodes
+    from docutils.parsers.rst import Directive, directives, roles
+
+    class Content(Directive):  # type: ignore[misc]
+        """A directive that reads what is inside it, after its arguments."""
+
+        optional_arguments = 1
+        final_argument_whitespace = True
+        has_content = True
+
+        def run(self) -> Any:
+            container = nodes.container()
+            container += [nodes.paragraph(text=text) for text in self.arguments]
+            self.state.nested_parse(self.content, self.content_offset, container)
+            return [container]
+
+    def plain(_name: str, _raw: str, text: str, *_: Any, **__: Any) -> Any:
+        return [nodes.inline(text=text)], []
+
+    known_directive = directives.directive
+    known_role = roles.role
+    directives.directive = lambda name, *context: (
+        known_directive(name, *context)[0] or Content,
+        [],
+    )
+    roles.role = lambda name, *context: (known_role(name, *context)[0] or plain, [])
+    try:
+        yield
+    finally:
+        directives.directive = known_directive
+        roles.role = known_role
 
 
 def _no_markup(names: str) -> re.Pattern[str]:
@@ -137,8 +205,11 @@ def _declared(content: bytes) -> str | None:
     return web_encoding((declaration[1] or declaration[2]).decode()) if declaration else None
 
 
-def _document(html: str, path: Path, title: str | None = None) -> Document:
-    """Parse a page. Of a page with one `<main>`, only that is read."""
+def read_page(html: str, path: Path, title: str | None = None) -> Document:
+    """Parse a page of HTML. Of a page with one `<main>`, only that is read.
+
+    Raises `BadDocument` for a page whose elements are nested too deeply.
+    """
     from lxml import etree
 
     parser = etree.HTMLParser(
@@ -147,7 +218,7 @@ def _document(html: str, path: Path, title: str | None = None) -> Document:
         remove_comments=True,
         remove_pis=True,
     )
-    page = _SECTION.sub("&lt;", html) + _END
+    page = _with_end(_SECTION.sub("&lt;", html))
     root = etree.fromstring(page.encode("utf-8", "replace"), parser) if html.strip() else None
     if any("depth" in entry.message for entry in parser.error_log):
         raise _too_deep(path)
@@ -168,6 +239,21 @@ def _document(html: str, path: Path, title: str | None = None) -> Document:
         title_of(path, title, page_title, heading),
         [*blocks, *_unread_parts(walk.unread)],
     )
+
+
+def _with_end(html: str) -> str:
+    """Put `_END` where the body ends: libxml2 drops text after `</html>`."""
+    last = {tag[0].lower(): tag.start() for tag in _CLOSING_TAG.finditer(html)}
+    ends = (start for start in last.values() if _CLOSING.match(html, start))
+    place = min(ends, default=len(html))
+    return html[:place] + _END + html[place:]
+
+
+def read_tree(root: Any) -> list[TextBlock]:
+    """Return the blocks of a tree whose elements have the names of HTML."""
+    from lxml import etree
+
+    return list(_Walk(root, etree).blocks())
 
 
 def _chars(blocks: Iterable[TextBlock]) -> int:

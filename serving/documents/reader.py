@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,6 +24,7 @@ import msgspec
 
 from router.errors import BadConfig, BadCorpus, BadDocument, DocumentTooLarge, RolegateError
 from serving.dependencies import missing_extra
+from serving.documents.cells import read_delimited, read_workbook
 from serving.documents.document import (
     CorpusRow,
     Document,
@@ -36,17 +38,36 @@ from serving.documents.document import (
     kind_of,
 )
 from serving.documents.docx import read_docx
-from serving.documents.markup import read_html, read_markdown
+from serving.documents.mail import read_eml, read_msg
+from serving.documents.markup import read_html, read_markdown, read_rst
+from serving.documents.packed import read_epub, read_odt
 from serving.documents.pdf import read_pdf
-from serving.documents.rows import read_rows
+from serving.documents.records import read_records
+from serving.documents.rows import has_rows, read_rows
+from serving.documents.slides import read_pptx
 from serving.documents.text import read_text
 
-_READERS: dict[Kind, Callable[[Path], Document]] = {
+
+def _attachment(path: Path) -> Document | None:
+    kind = kind_of(path)
+    return _READERS[kind](path) if kind in _READERS else None
+
+
+_READERS: dict[Kind | None, Callable[[Path], Document]] = {
     "text": read_text,
-    "HTML": read_html,
     "Markdown": read_markdown,
+    "HTML": read_html,
+    "RST": read_rst,
     "PDF": read_pdf,
     "DOCX": read_docx,
+    "ODT": read_odt,
+    "PPTX": read_pptx,
+    "EPUB": read_epub,
+    "EML": partial(read_eml, read_file=_attachment),
+    "MSG": partial(read_msg, read_file=_attachment),
+    "CSV": read_delimited,
+    "workbook": read_workbook,
+    "JSON": read_records,
 }
 _MEMORY_BYTES = 1 << 30
 """Max memory of the child; not enforced on macOS."""
@@ -67,6 +88,13 @@ _ENVIRONMENT = (
     "TMPDIR",
 )
 """Variables that the child inherits; no key is among them."""
+_PACKAGES = {
+    "docx": "python-docx",
+    "oxmsg": "python-oxmsg",
+    "pptx": "python-pptx",
+    "python_calamine": "python-calamine",
+}
+"""Packages whose modules have other names."""
 _ERRORS = {error.__name__: error for error in (BadConfig, BadCorpus, BadDocument, DocumentTooLarge)}
 
 
@@ -77,7 +105,8 @@ def read_parts(path: Path) -> Iterator[Part]:
     read, and `BadConfig` if a package is missing.
     """
     with _errors_of(path):
-        if (kind := kind_of(path)) == "rows":
+        kind = kind_of(path)
+        if kind == "rows" or (kind == "JSON" and has_rows(path)):
             yield from (CorpusRow(escaped(where), row) for where, row in read_rows(path))
             return
         document = _READERS[kind or "text"](path)
@@ -98,7 +127,8 @@ def _errors_of(path: Path) -> Iterator[None]:
     except (RolegateError, MemoryError):
         raise
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0].replace("docx", "python-docx")
+        package = (error.name or "").partition(".")[0]
+        package = _PACKAGES.get(package, package)
         raise BadConfig(
             f"{path}: reading it needs the package {package}; run: {missing_extra(package)}"
         ) from error

@@ -44,6 +44,17 @@ def read_rows(path: Path) -> Iterator[tuple[str, Passage]]:
         raise BadCorpus(f'{path}: no rows; write one {{"id": …, "title": …, "text": …}} a line.')
 
 
+def has_rows(path: Path) -> bool:
+    """Return whether the first line of a file is a row of a corpus."""
+    with open_content(path) as file:
+        first = file.readline(_MAX_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
+    try:
+        row = _decoder.decode(first)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return row.text is not None or row.contents is not None
+
+
 def _lines(path: Path) -> Iterator[tuple[str, _RawRow]]:
     try:
         with open_content(path) as file:

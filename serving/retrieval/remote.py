@@ -105,4 +105,5 @@ def passage_from_proto(passage: evidence_pb2.Passage) -> Passage:
         passage.score,
         passage.document,
         page,
+        passage.location,
     )

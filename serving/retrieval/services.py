@@ -100,6 +100,7 @@ def passage_to_proto(passage: Passage) -> evidence_pb2.Passage:
         score=passage.score,
         document=passage.document,
         page=passage.page,
+        location=passage.location,
     )
 
 

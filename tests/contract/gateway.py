@@ -197,7 +197,13 @@ class Gateway:
             else ()
         ):
             request = {"role": role, "messages": [{"role": "user", "content": "calm"}]}
-            await self.wire.call("CompletionService/Complete", request)
+            for attempts_left in (2, 1, 0):
+                try:
+                    await self.wire.call("CompletionService/Complete", request)
+                    break
+                except RPCError:  # a busy machine may take longer than a token may
+                    if not attempts_left:
+                        raise
 
     def _metadata(self, key: str) -> Sequence[tuple[str, str]]:
         sent = self._keys.get(key)

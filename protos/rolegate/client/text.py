@@ -71,9 +71,11 @@ def markdown_table(
     )
 
 
-def place(title: str, page: int | None) -> str:
-    """Return the title of a document with the page number, if there is one: `Heat, p. 3`."""
-    return f"{title}, p. {page}" if page else title
+def place(title: str, page: int | None, location: str = "") -> str:
+    """Return the title of a document with the page number or the location, if there is one: `Heat,
+    p. 3`, or `Prices, row 14`.
+    """
+    return ", ".join(filter(None, (title, f"p. {page}" if page else "", location)))
 
 
 def source_line(citation: Any) -> str:
@@ -81,7 +83,8 @@ def source_line(citation: Any) -> str:
     `Citation` message, or an object with the same attributes.
     """
     document = f" ({citation.document})" if citation.document else ""
-    return " ".join(f"{place(citation.title, citation.page)}: “{citation.quote}”{document}".split())
+    where = place(citation.title, citation.page, citation.location)
+    return " ".join(f"{where}: “{citation.quote}”{document}".split())
 
 
 def inert(text: str) -> str:

@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arolegate/v1/evidence.proto\x12\x0brolegate.v1\"w\n\x07Passage\x12\x12\n\npassage_id\x18\x01 \x01(\t\x12\r\n\x05title\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\r\n\x05score\x18\x04 \x01(\x01\x12\x10\n\x08\x64ocument\x18\x05 \x01(\t\x12\x11\n\x04page\x18\x06 \x01(\x05H\x00\x88\x01\x01\x42\x07\n\x05_page\"j\n\x08\x43itation\x12\x12\n\npassage_id\x18\x01 \x01(\t\x12\r\n\x05title\x18\x02 \x01(\t\x12\x10\n\x08\x64ocument\x18\x03 \x01(\t\x12\x11\n\x04page\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05quote\x18\x05 \x01(\tB\x07\n\x05_page\"G\n\rEvidencePoint\x12\x0c\n\x04text\x18\x01 \x01(\t\x12(\n\tcitations\x18\x02 \x03(\x0b\x32\x15.rolegate.v1.Citation\"\x8a\x02\n\x0eSubQueryResult\x12\x11\n\tsub_query\x18\x01 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\x12,\n\x08\x65vidence\x18\x03 \x03(\x0b\x32\x1a.rolegate.v1.EvidencePoint\x12.\n\x07outcome\x18\x04 \x01(\x0e\x32\x1d.rolegate.v1.ExecutionOutcome\x12\x16\n\x0esearch_queries\x18\x05 \x03(\t\x12\x13\n\x0bshared_from\x18\x06 \x03(\t\x12\x0f\n\x07manager\x18\x07 \x01(\t\x12,\n\x07workers\x18\x08 \x03(\x0b\x32\x1b.rolegate.v1.SubQueryResult\x12\x0b\n\x03\x63ut\x18\t \x01(\x08*\xac\x02\n\x10\x45xecutionOutcome\x12!\n\x1d\x45XECUTION_OUTCOME_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45XECUTION_OUTCOME_REPORTED\x10\x01\x12\x1f\n\x1b\x45XECUTION_OUTCOME_NO_REPORT\x10\x02\x12\x1f\n\x1b\x45XECUTION_OUTCOME_TIMED_OUT\x10\x03\x12\"\n\x1e\x45XECUTION_OUTCOME_MODEL_FAILED\x10\x04\x12&\n\"EXECUTION_OUTCOME_RETRIEVAL_FAILED\x10\x05\x12&\n\"EXECUTION_OUTCOME_BUDGET_EXHAUSTED\x10\x06\x12\x1f\n\x1b\x45XECUTION_OUTCOME_ESCALATED\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arolegate/v1/evidence.proto\x12\x0brolegate.v1\"\x89\x01\n\x07Passage\x12\x12\n\npassage_id\x18\x01 \x01(\t\x12\r\n\x05title\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\r\n\x05score\x18\x04 \x01(\x01\x12\x10\n\x08\x64ocument\x18\x05 \x01(\t\x12\x11\n\x04page\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08location\x18\x07 \x01(\tB\x07\n\x05_page\"|\n\x08\x43itation\x12\x12\n\npassage_id\x18\x01 \x01(\t\x12\r\n\x05title\x18\x02 \x01(\t\x12\x10\n\x08\x64ocument\x18\x03 \x01(\t\x12\x11\n\x04page\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05quote\x18\x05 \x01(\t\x12\x10\n\x08location\x18\x06 \x01(\tB\x07\n\x05_page\"G\n\rEvidencePoint\x12\x0c\n\x04text\x18\x01 \x01(\t\x12(\n\tcitations\x18\x02 \x03(\x0b\x32\x15.rolegate.v1.Citation\"\x8a\x02\n\x0eSubQueryResult\x12\x11\n\tsub_query\x18\x01 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\x12,\n\x08\x65vidence\x18\x03 \x03(\x0b\x32\x1a.rolegate.v1.EvidencePoint\x12.\n\x07outcome\x18\x04 \x01(\x0e\x32\x1d.rolegate.v1.ExecutionOutcome\x12\x16\n\x0esearch_queries\x18\x05 \x03(\t\x12\x13\n\x0bshared_from\x18\x06 \x03(\t\x12\x0f\n\x07manager\x18\x07 \x01(\t\x12,\n\x07workers\x18\x08 \x03(\x0b\x32\x1b.rolegate.v1.SubQueryResult\x12\x0b\n\x03\x63ut\x18\t \x01(\x08*\xac\x02\n\x10\x45xecutionOutcome\x12!\n\x1d\x45XECUTION_OUTCOME_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45XECUTION_OUTCOME_REPORTED\x10\x01\x12\x1f\n\x1b\x45XECUTION_OUTCOME_NO_REPORT\x10\x02\x12\x1f\n\x1b\x45XECUTION_OUTCOME_TIMED_OUT\x10\x03\x12\"\n\x1e\x45XECUTION_OUTCOME_MODEL_FAILED\x10\x04\x12&\n\"EXECUTION_OUTCOME_RETRIEVAL_FAILED\x10\x05\x12&\n\"EXECUTION_OUTCOME_BUDGET_EXHAUSTED\x10\x06\x12\x1f\n\x1b\x45XECUTION_OUTCOME_ESCALATED\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rolegate.v1.evidence_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EXECUTIONOUTCOME']._serialized_start=615
-  _globals['_EXECUTIONOUTCOME']._serialized_end=915
-  _globals['_PASSAGE']._serialized_start=43
-  _globals['_PASSAGE']._serialized_end=162
-  _globals['_CITATION']._serialized_start=164
-  _globals['_CITATION']._serialized_end=270
-  _globals['_EVIDENCEPOINT']._serialized_start=272
-  _globals['_EVIDENCEPOINT']._serialized_end=343
-  _globals['_SUBQUERYRESULT']._serialized_start=346
-  _globals['_SUBQUERYRESULT']._serialized_end=612
+  _globals['_EXECUTIONOUTCOME']._serialized_start=652
+  _globals['_EXECUTIONOUTCOME']._serialized_end=952
+  _globals['_PASSAGE']._serialized_start=44
+  _globals['_PASSAGE']._serialized_end=181
+  _globals['_CITATION']._serialized_start=183
+  _globals['_CITATION']._serialized_end=307
+  _globals['_EVIDENCEPOINT']._serialized_start=309
+  _globals['_EVIDENCEPOINT']._serialized_end=380
+  _globals['_SUBQUERYRESULT']._serialized_start=383
+  _globals['_SUBQUERYRESULT']._serialized_end=649
 # @@protoc_insertion_point(module_scope)

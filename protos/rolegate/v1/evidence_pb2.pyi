@@ -27,34 +27,38 @@ EXECUTION_OUTCOME_BUDGET_EXHAUSTED: ExecutionOutcome
 EXECUTION_OUTCOME_ESCALATED: ExecutionOutcome
 
 class Passage(_message.Message):
-    __slots__ = ("passage_id", "title", "text", "score", "document", "page")
+    __slots__ = ("passage_id", "title", "text", "score", "document", "page", "location")
     PASSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     PAGE_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
     passage_id: str
     title: str
     text: str
     score: float
     document: str
     page: int
-    def __init__(self, passage_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., document: _Optional[str] = ..., page: _Optional[int] = ...) -> None: ...
+    location: str
+    def __init__(self, passage_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., document: _Optional[str] = ..., page: _Optional[int] = ..., location: _Optional[str] = ...) -> None: ...
 
 class Citation(_message.Message):
-    __slots__ = ("passage_id", "title", "document", "page", "quote")
+    __slots__ = ("passage_id", "title", "document", "page", "quote", "location")
     PASSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     PAGE_FIELD_NUMBER: _ClassVar[int]
     QUOTE_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
     passage_id: str
     title: str
     document: str
     page: int
     quote: str
-    def __init__(self, passage_id: _Optional[str] = ..., title: _Optional[str] = ..., document: _Optional[str] = ..., page: _Optional[int] = ..., quote: _Optional[str] = ...) -> None: ...
+    location: str
+    def __init__(self, passage_id: _Optional[str] = ..., title: _Optional[str] = ..., document: _Optional[str] = ..., page: _Optional[int] = ..., quote: _Optional[str] = ..., location: _Optional[str] = ...) -> None: ...
 
 class EvidencePoint(_message.Message):
     __slots__ = ("text", "citations")

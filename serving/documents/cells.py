@@ -1,0 +1,137 @@
+"""Cells of delimited text and of workbooks, and rows of cells as text with their header."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from datetime import datetime, time
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from router.errors import BadDocument
+from serving.documents.document import (
+    Document,
+    TextBlock,
+    Unread,
+    check_archive,
+    read_content,
+    title_of,
+)
+from serving.documents.text import decode
+
+Rows = Iterator[tuple[int, list[str]]]
+"""Rows of cells, each with its number as a spreadsheet shows it, or with its line."""
+
+_MAX_FIRST = 100_000
+"""Characters of the first line in which the delimiter is looked for."""
+_NUMBER = re.compile(r"(?!(?:1[5-9]|20)\d\d$)(?:[\W\d]*\d[\W\d]*|\d[\d.,]*\s*\w{1,3})")
+"""A cell that a header does not have: a number or date. A header may have years."""
+
+
+def read_delimited(path: Path) -> Document:
+    """Read delimited text, with a block for each row. Raises `BadDocument`, and `OSError`."""
+    rows = delimited(decode(read_content(path), path))
+    return Document(title_of(path), row_blocks(rows))
+
+
+def read_workbook(path: Path) -> Document:
+    """Read the visible sheets of a workbook, with a block for each row.
+
+    Raises `BadDocument`, and `OSError`.
+    """
+    content = read_content(path)
+    if content[:2] == b"PK":
+        check_archive(content, path, "workbook")
+    book = _Workbook(content, path)
+    return Document(title_of(path), book.blocks())
+
+
+def delimited(text: str) -> Rows:
+    """Yield the records of delimited text, each with its line.
+
+    The delimiter is the character that the first line has most of outside of quotes. Raises
+    `ValueError`, with the line, where quotes are not balanced.
+    """
+    first = re.sub('"[^"]*"', "", text[:_MAX_FIRST].lstrip()).partition("\n")[0]
+    delimiter = max(",;\t|", key=first.count)
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True
+    )
+    line = 1
+    try:
+        for cells in reader:
+            yield line, [cell.strip() for cell in cells]
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"line {line}: {error}.") from None
+
+
+def sheet_rows(sheet: Any) -> Rows:
+    """Yield the rows of a sheet of python-calamine, with the values as a spreadsheet shows them."""
+    for number, cells in enumerate(sheet.iter_rows(), 1):
+        yield number, [_shown(cell) for cell in cells]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, datetime) and value.time() == time():
+        value = value.date()
+    return " ".join(str(value).split())
+
+
+def row_blocks(rows: Rows, sheet: str = "") -> Iterator[TextBlock]:
+    """Yield a block for each row that is not empty: `City: Krurou | Founded: 1200`.
+
+    The header is the first row of two or more cells, if none of them is a number. Rows of one
+    cell above it are separate blocks. `sheet`: name of the sheet; empty for none.
+    """
+    header: Sequence[str] | None = None
+    has_rows = False
+    where = f"sheet {sheet}, " if sheet else ""
+    for number, cells in rows:
+        filled = [cell for cell in cells if cell]
+        if not filled:
+            continue
+        if header is None and len(filled) > 1:
+            is_header = not any(map(_NUMBER.fullmatch, filled))
+            header = cells if is_header else ()
+            if is_header:
+                continue
+        has_rows = True
+        named = zip_longest(header or (), cells, fillvalue="")
+        values = [f"{name}: {cell}" if name else cell for name, cell in named if cell]
+        yield TextBlock(" | ".join(values), sheet or None, location=f"{where}row {number}")
+
+    if header and not has_rows:
+        yield TextBlock(" | ".join(filter(None, header)), sheet or None, location=f"{where}header")
+
+
+class _Workbook:
+    """A workbook that is being read."""
+
+    def __init__(self, content: bytes, path: Path) -> None:
+        import python_calamine
+
+        try:
+            self._book = python_calamine.CalamineWorkbook.from_filelike(io.BytesIO(content))
+        except python_calamine.PasswordError as error:
+            raise BadDocument(
+                f"{path}: encrypted; save it without its password, or leave it out."
+            ) from error
+
+    def blocks(self) -> Iterator[TextBlock | Unread]:
+        """Yield the blocks of the visible sheets, and what was not read."""
+        unread: list[str] = []
+        for sheet in self._book.sheets_metadata:
+            kind = str(sheet.typ).rpartition(".")[2]
+            is_visible = str(sheet.visible).endswith(".Visible")
+            if is_visible and kind == "WorkSheet":
+                yield from row_blocks(
+                    sheet_rows(self._book.get_sheet_by_name(sheet.name)), sheet.name
+                )
+            else:
+                unread.append(f"sheet {sheet.name} ({'hidden' if not is_visible else kind})")
+        if unread:
+            yield Unread(", ".join(unread))

@@ -1,0 +1,121 @@
+"""Messages: EML, and MSG of Outlook, with the attachments that can be read."""
+
+import io
+import tempfile
+from collections.abc import Callable, Iterator
+from email import policy
+from email.message import EmailMessage
+from email.parser import BytesParser
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from router.errors import RolegateError
+from serving.documents.document import (
+    Document,
+    TextBlock,
+    Unread,
+    read_content,
+    title_of,
+)
+from serving.documents.markup import read_page
+
+ReadFile = Callable[[Path], Document | None]
+"""Reads a document by its name; returns None for a kind that is not read."""
+
+_MAX_ATTACHMENTS = 100
+_HEADERS = ("From", "To", "Cc", "Date", "Subject")
+
+
+def read_eml(path: Path, read_file: ReadFile) -> Document:
+    """Read a message: its main headers, its text, and its attachments as `read_file` reads them.
+
+    Raises `BadDocument`, and `OSError`.
+    """
+    message = BytesParser(_class=EmailMessage, policy=policy.default).parsebytes(read_content(path))
+    if not message.keys():
+        raise ValueError("no header of a message")
+    headers = [(name, str(message[name])) for name in _HEADERS if message[name]]
+    body = message.get_body(("plain", "html"))
+    text = [] if body is None else _body(body.get_content(), body.get_content_subtype(), path)
+    attached = [(part.get_filename() or "", part) for part in message.iter_attachments()]
+    files = ((name, _content(part)) for name, part in attached)
+    return _document(path, headers, text, files, read_file)
+
+
+def read_msg(path: Path, read_file: ReadFile) -> Document:
+    """Read a message of Outlook, as `read_eml` does.
+
+    Raises `BadDocument`, and `OSError`.
+    """
+    import oxmsg
+
+    message = oxmsg.Message.load(io.BytesIO(read_content(path)))
+    people = "; ".join(f"{person.name} <{person.email_address}>" for person in message.recipients)
+    headers = [
+        ("From", message.sender or ""),
+        ("To", people),
+        ("Date", str(message.sent_date or "")),
+        ("Subject", message.subject or ""),
+    ]
+    text = _body(message.body, "plain", path)
+    if not text and message.html_body:
+        text = _body(message.html_body, "html", path)
+    files = ((item.file_name or "", item.file_bytes) for item in message.attachments)
+    return _document(path, headers, text, files, read_file)
+
+
+def _body(content: str | None, kind: str, path: Path) -> list[TextBlock | Unread]:
+    if not content or not content.strip():
+        return []
+    return list(read_page(content, path).blocks) if kind == "html" else [TextBlock(content)]
+
+
+def _content(part: Any) -> bytes:
+    content = part.get_content()
+    if isinstance(content, EmailMessage):
+        return content.as_bytes()
+    return content.encode() if isinstance(content, str) else bytes(content)
+
+
+def _document(
+    path: Path,
+    headers: list[tuple[str, str]],
+    text: list[TextBlock | Unread],
+    files: Iterator[tuple[str, bytes | None]],
+    read_file: ReadFile,
+) -> Document:
+    title = title_of(path, dict(headers).get("Subject"))
+    shown = "\n".join(f"{name}: {' '.join(value.split())}" for name, value in headers if value)
+    blocks = [TextBlock(shown), *text]
+    return Document(title, _with_attachments(blocks, files, read_file))
+
+
+def _with_attachments(
+    blocks: list[TextBlock | Unread],
+    files: Iterator[tuple[str, bytes | None]],
+    read_file: ReadFile,
+) -> Iterator[TextBlock | Unread]:
+    """Yield the blocks of a message, then those of its attachments with their names."""
+    yield from blocks
+    for number, (given, content) in enumerate(files, 1):
+        if number > _MAX_ATTACHMENTS:
+            yield Unread(f"attachments after the first {_MAX_ATTACHMENTS}")
+            return
+        name = Path(given.replace("\\", "/")).name or f"message-{number}.eml"
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, name[-100:])
+            try:
+                file.write_bytes(content or b"")
+                document = read_file(file)
+                parts = list(document.blocks) if document else [Unread("is of another kind")]
+            except (RolegateError, OSError, ValueError) as error:
+                parts = [Unread(str(error).replace(str(file), "").strip(": "))]
+        for part in parts:
+            if isinstance(part, Unread):
+                yield Unread(f"attachment {name}: {part.text}")
+            else:
+                where = f"page {part.page}" if part.page else part.location
+                place = ", ".join(filter(None, (f"attachment {name}", where)))
+                yield replace(part, page=None, location=place)

@@ -1,0 +1,147 @@
+"""ODT and EPUB: markup in an archive."""
+
+import io
+import posixpath
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from router.errors import BadDocument
+from serving.documents.document import (
+    Document,
+    TextBlock,
+    Unread,
+    check_archive,
+    read_content,
+    title_of,
+)
+from serving.documents.markup import read_page, read_tree
+from serving.documents.text import decode
+
+_TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
+_TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"
+_DRAW = "{urn:oasis:names:tc:opendocument:xmlns:drawing:1.0}"
+_OFFICE = "{urn:oasis:names:tc:opendocument:xmlns:office:1.0}"
+_DC = "{http://purl.org/dc/elements/1.1/}"
+_OPF = "{http://www.idpf.org/2007/opf}"
+_AS_HTML = {
+    f"{_TEXT}h": "h1",
+    f"{_TEXT}p": "p",
+    f"{_TEXT}span": "span",
+    f"{_TEXT}a": "a",
+    f"{_TEXT}list-item": "li",
+    f"{_TEXT}line-break": "br",
+    f"{_TEXT}note": "aside",
+    f"{_OFFICE}annotation": "aside",
+    f"{_TABLE}table-row": "tr",
+    f"{_TABLE}table-cell": "td",
+}
+"""Elements of ODT, and the elements of HTML that are read in the same way."""
+_NOT_READ = {
+    f"{_TEXT}tracked-changes": "tracked deletions",
+    f"{_DRAW}image": "pictures",
+    f"{_DRAW}object": "embedded objects",
+}
+
+
+def read_odt(path: Path) -> Document:
+    """Read a text document of LibreOffice. The title is its property, or the first heading.
+
+    Raises `BadDocument`, and `OSError`.
+    """
+    from lxml import etree
+
+    content = read_content(path)
+    check_archive(content, path, "ODT")
+    with zipfile.ZipFile(io.BytesIO(content)) as packed:
+        names = packed.namelist()
+        if b"encryption-data" in packed.read("META-INF/manifest.xml"):
+            raise BadDocument(f"{path}: encrypted; save it without its password, or leave it out.")
+        root = _parsed(packed.read("content.xml"))
+        meta = _parsed(packed.read("meta.xml")) if "meta.xml" in names else None
+
+    unread = Counter(_NOT_READ[element.tag] for element in root.iter(*_NOT_READ))
+    etree.strip_elements(root, *_NOT_READ, with_tail=False)
+    for space in list(root.iter(f"{_TEXT}s", f"{_TEXT}tab", f"{_TEXT}note-citation")):
+        space.text = "\t" if space.tag.endswith("tab") else " "
+        space.tag = "span"
+    for note in list(root.iter(f"{_TEXT}note", f"{_OFFICE}annotation")):
+        _move_behind_paragraph(note)
+    for element in root.iter(*_AS_HTML):
+        element.tag = _AS_HTML[element.tag]
+
+    texts = read_tree(root)
+    heading = next((block.heading for block in texts if block.heading), None)
+    blocks: list[TextBlock | Unread] = [*texts]
+    if unread:
+        blocks.append(Unread(", ".join(f"{count} {kind}" for kind, count in unread.items())))
+    title = meta.findtext(f".//{_DC}title") if meta is not None else None
+    return Document(title_of(path, title, heading), blocks)
+
+
+def _move_behind_paragraph(note: Any) -> None:
+    """Move a note, which stands within a sentence, behind the paragraph that refers to it."""
+    paragraph = next(note.iterancestors(f"{_TEXT}p", f"{_TEXT}h"), None)
+    if paragraph is None:
+        return
+    before = note.getprevious()
+    if before is not None:
+        before.tail = (before.tail or "") + (note.tail or "")
+    else:
+        note.getparent().text = (note.getparent().text or "") + (note.tail or "")
+    note.tail = None
+    paragraph.addnext(note)
+
+
+def read_epub(path: Path) -> Document:
+    """Read the pages of an electronic book in their order. The title is the book's own.
+
+    Raises `BadDocument`, for an encrypted book too, and `OSError`.
+    """
+    content = read_content(path)
+    check_archive(content, path, "EPUB")
+    packed = zipfile.ZipFile(io.BytesIO(content))
+    if (
+        "META-INF/encryption.xml" in packed.namelist()
+        and "META-INF/rights.xml" in packed.namelist()
+    ):
+        raise BadDocument(f"{path}: encrypted; save it without protection, or leave it out.")
+    container = _parsed(packed.read("META-INF/container.xml"))
+    root_file = next(element.get("full-path") for element in container.iter("{*}rootfile"))
+    package = _parsed(packed.read(root_file))
+    files = {item.get("id"): item.get("href", "") for item in package.iter(f"{_OPF}item")}
+    folder = posixpath.dirname(root_file)
+    pages = [
+        posixpath.normpath(posixpath.join(folder, unquote(files.get(item.get("idref"), ""))))
+        for item in package.iter(f"{_OPF}itemref")
+    ]
+    title = package.findtext(f".//{_DC}title")
+    return Document(title_of(path, title), _pages(packed, pages, path))
+
+
+def _pages(packed: zipfile.ZipFile, pages: list[str], path: Path) -> Iterator[TextBlock | Unread]:
+    missing = 0
+    with packed:
+        names = set(packed.namelist())
+        for page in pages:
+            if page in names:
+                yield from read_page(decode(packed.read(page), path), path).blocks
+            else:
+                missing += 1
+    if missing:
+        yield Unread(f"{missing} pages that are not in the file")
+
+
+def _parsed(xml: bytes) -> Any:
+    from lxml import etree
+
+    parser = etree.XMLParser(
+        resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False, recover=True
+    )
+    root = etree.fromstring(xml, parser)
+    if root is None:
+        raise ValueError("no XML")
+    return root

@@ -1,0 +1,71 @@
+"""JSON: a list of records, or one record."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from serving.documents.document import (
+    MAX_MARKUP_BYTES,
+    Document,
+    TextBlock,
+    read_content,
+    title_of,
+)
+from serving.documents.text import decode
+
+_lines = msgspec.json.Decoder()
+_MAX_DEPTH = 10
+_MAX_FIELDS = 10_000
+
+
+def read_records(path: Path) -> Document:
+    """Read a JSON value, or one on each line, with a block for each record.
+
+    A block reads `name: Ada | born: 1815`. Records are the objects of a list, or of the only list
+    in an object. Raises `BadDocument`, `ValueError` for invalid JSON, and `OSError`.
+    """
+    text = decode(read_content(path, MAX_MARKUP_BYTES), path)
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        value = _lines.decode_lines(text)
+    lists = (
+        [part for part in value.values() if isinstance(part, list)]
+        if isinstance(value, dict)
+        else []
+    )
+    others: dict[str, Any] = {}
+    if len(lists) == 1 and any(isinstance(part, dict) for part in lists[0]):
+        others = {name: part for name, part in value.items() if part is not lists[0]}
+        value = lists[0]
+    records = value if isinstance(value, list) else [value]
+    return Document(title_of(path), _blocks(records, others))
+
+
+def _blocks(records: list[Any], others: dict[str, Any]) -> Iterator[TextBlock]:
+    if about := _text(others):
+        yield TextBlock(about)
+    for number, record in enumerate(records, 1):
+        if text := _text(record):
+            yield TextBlock(text, location=f"record {number}" if len(records) > 1 else "")
+
+
+def _text(record: Any) -> str:
+    return " | ".join(islice(_fields(record, "", 0), _MAX_FIELDS))
+
+
+def _fields(value: Any, name: str, depth: int) -> Iterator[str]:
+    """Yield the fields of a value as `name: value`; those of inner objects as `outer.inner`."""
+    if isinstance(value, dict) and depth < _MAX_DEPTH:
+        for key, inner in value.items():
+            yield from _fields(inner, f"{name}.{key}" if name else key, depth + 1)
+    elif isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value):
+        for inner in value:
+            yield from _fields(inner, name, depth + 1)
+    elif value not in (None, "", [], {}):
+        plain = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        text = " ".join(plain.split())
+        yield f"{name}: {text}" if name else text

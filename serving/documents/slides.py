@@ -1,0 +1,80 @@
+"""PPTX: the slides in their order, with their notes."""
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from serving.documents.document import (
+    Document,
+    TextBlock,
+    Unread,
+    check_archive,
+    read_content,
+    title_of,
+)
+
+_NOT_READ = {"PICTURE": "pictures", "CHART": "charts", "MEDIA": "media", "DIAGRAM": "diagrams"}
+_FILE_NAME = re.compile(r"\A\S+\.\w{3,4}\Z")
+"""A description of a picture that is only its file's name."""
+_EMBEDDED = ("EMBEDDED_OLE_OBJECT", "LINKED_OLE_OBJECT")
+
+
+def read_pptx(path: Path) -> Document:
+    """Read a presentation. The title is the property of that name, or that of the first slide.
+
+    Raises `BadDocument`, and `OSError`.
+    """
+    import pptx
+
+    content = read_content(path)
+    check_archive(content, path, "PPTX")
+    file = pptx.Presentation(io.BytesIO(content))
+    blocks: list[TextBlock | Unread] = []
+    unread: Counter[str] = Counter()
+    for number, slide in enumerate(file.slides, 1):
+        title = slide.shapes.title
+        heading = " ".join(title.text_frame.text.split()) if title is not None else ""
+        texts = [text for shape in slide.shapes for text in _texts(shape, unread)]
+        if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
+            texts.append(slide.notes_slide.notes_text_frame.text)
+        blocks += [
+            TextBlock(_plain(text), heading or None, location=f"slide {number}")
+            for text in texts
+            if text.strip() and " ".join(text.split()) != heading
+        ]
+        if heading and not (blocks and blocks[-1].text and _at(blocks[-1], number)):
+            blocks.append(TextBlock("", heading, location=f"slide {number}"))
+    if unread:
+        blocks.append(Unread(", ".join(f"{count} {kind}" for kind, count in unread.items())))
+    first = next((block.heading for block in blocks if isinstance(block, TextBlock)), None)
+    return Document(title_of(path, file.core_properties.title, first), blocks)
+
+
+def _at(block: TextBlock | Unread, number: int) -> bool:
+    return isinstance(block, TextBlock) and block.location == f"slide {number}"
+
+
+def _texts(shape: Any, unread: Counter[str]) -> Iterator[str]:
+    """Yield the texts of a shape and of those inside it, and a text for each row of a table."""
+    kind = shape.shape_type.name if shape.shape_type is not None else ""
+    if kind == "GROUP":
+        for inner in shape.shapes:
+            yield from _texts(inner, unread)
+    elif shape.has_table:
+        for row in shape.table.rows:
+            yield " | ".join(" ".join(cell.text.split()) for cell in row.cells)
+    elif shape.has_text_frame:
+        yield shape.text_frame.text
+    elif kind in _EMBEDDED:
+        unread["embedded objects"] += 1
+    elif kind in _NOT_READ or getattr(shape, "has_chart", False):
+        described = _FILE_NAME.sub("", shape._element._nvXxPr.cNvPr.get("descr", ""))
+        unread[_NOT_READ.get(kind, "charts")] += not described
+        yield described
+
+
+def _plain(text: str) -> str:
+    return text.replace("\v", "\n")
