@@ -267,7 +267,7 @@ class RolloutWorker:
 
         block[place] = execution
         context = self.context()
-        changed = self.search.instead(trajectory, round_, block)
+        changed = self.search.with_reports(trajectory, round_, block)
         continued = await self.search.proceed(run.question.text, changed, context)
         check_failures(continued, first + len(block), context)
         verdict = await self._verdict(run.question, continued)

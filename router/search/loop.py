@@ -65,7 +65,7 @@ class FactorizedSearch:
     topology: TopologyName = "factorized"
     """Name of the topology that trajectories record."""
     width: int | None = None
-    """Max executors at a time; None for no limit."""
+    """Max executors at a time; None for no limit. Only managers set it, and `again` ignores it."""
 
     def run(self, question: str, context: RunContext) -> Coroutine[Any, Any, Trajectory]:
         """Answer `question`; return the trajectory that led to the answer.
@@ -77,6 +77,7 @@ class FactorizedSearch:
         before anything is found.
         """
         delegation = self.delegator.open(question)
+        # The outcome stays "rounds_exhausted" unless something else ends the search.
         opened = Trajectory("", "rounds_exhausted", delegation=delegation, topology=self.topology)
         return self.proceed(question, opened, context)
 
@@ -95,15 +96,14 @@ class FactorizedSearch:
                 replayed = await work.run(sub_queries)
 
             if [execution.report for execution in replayed] != [old.report for old in block]:
-                rest = recorded.executions[len(executions) :]
-                changed = replace(recorded, executions=(*executions, *rest))
+                changed = replace(recorded, executions=executions)
                 return await self.proceed(
-                    question, self.instead(changed, number, replayed), context
+                    question, self.with_reports(changed, number, replayed), context
                 )
             executions += tuple(replayed)
         return replace(recorded, executions=executions)
 
-    def instead(
+    def with_reports(
         self, recorded: Trajectory, number: int, executions: Sequence[Execution]
     ) -> Trajectory:
         """Return `recorded` up to and including round `number` (from 0), with that round's
@@ -122,6 +122,8 @@ class FactorizedSearch:
         """
         try:
             for number in range(len(trajectory.rounds) + 1, self.max_rounds + 1):
+                if trajectory.outcome != "rounds_exhausted":
+                    break  # the executors met the deadline or the budget
                 async with dispatching(
                     self.executor,
                     number,
@@ -142,8 +144,6 @@ class FactorizedSearch:
                     )
                 trajectory = self._inform(trajectory, executions, decision.over_limit)
                 context.draft.result = trajectory
-                if trajectory.outcome != "rounds_exhausted":
-                    break
         except TimeoutError:
             trajectory = replace(trajectory, outcome="time_exhausted")
         except BudgetExhausted:
@@ -159,12 +159,13 @@ class FactorizedSearch:
         work: Dispatching,
         context: RunContext,
     ) -> tuple[Decision, Trajectory]:
-        """Ask the delegator for its next decision. `work`: starts sub-queries early if that is
-        allowed.
+        """Ask the delegator for its next decision. `work`: if that is allowed, starts sub-queries
+        early, once it is certain that the block begins with them.
         """
         assert trajectory.delegation is not None
         await self._reserve_for_answer(question, trajectory, (), context)
         context.on_event(RoundStarted(len(trajectory.rounds) + 1))
+        # A tenant's quota limits a run too, but does not forbid early work.
         early = work if self.early_dispatch and not context.ledger.budgeted else None
         async with asyncio.timeout_at(context.search_deadline):
             try:
@@ -221,7 +222,9 @@ class FactorizedSearch:
     def _stopped(
         self, decision: Decision, trajectory: Trajectory, context: RunContext
     ) -> Trajectory:
-        """Return the trajectory with the outcome of a decision that dispatches nothing."""
+        """Return the trajectory with the outcome of a decision that dispatches nothing. `_answer`
+        may still change it.
+        """
         if trajectory.executions:
             return replace(trajectory, outcome="answered")
         if isinstance(decision, Malformed):
@@ -256,10 +259,11 @@ class FactorizedSearch:
             if not trajectory.rounds and not coming:
                 # Before anything is spent, refuse a budget that is too small for one decision, one
                 # search, one report and the answer.
+                # The executor needs a turn that searches and one that reports.
                 searching = await self.executor.role(context).min_cost("", turns=2)
                 searching += await self.delegator.role.min_cost(question)
                 await reserve(0, extra=searching)
-            await reserve(coming_tokens)
+            await reserve(coming_tokens)  # replaces any earlier reserve
 
     async def _answer(
         self,

@@ -49,11 +49,12 @@ at most this time more.
 """
 _STEP = 4 << 20
 """Number of bytes by which a segment's disk space is extended."""
-_KEPT = 1 << 20
-_KEPT_A_RUN = 48 << 10
-"""Bytes that must be allocated, in total and for each running run, before another run may begin.
-They ensure that runs can be ended on a full disk.
+_ROOM_FOR_ENDS = 1 << 20
+"""Number of bytes that must be allocated before a run may begin, so that runs can be ended on a
+full disk.
 """
+_ROOM_FOR_AN_END = 48 << 10
+"""Further bytes that must be allocated for each running run, and for the run that begins."""
 _MIN_FREE = 64 << 20
 """Number of free bytes below which a disk counts as full."""
 _LAST = 1
@@ -109,7 +110,7 @@ class Segment:
     """Length of the segment when the next segment was begun; 0 if it is the last segment, or if
     the length is lost.
     """
-    unwritten: bool = False
+    unused_end: bool = False
     """True if only zeros follow the last frame. They are disk space that was allocated and not
     used.
     """
@@ -149,7 +150,7 @@ def read_segment(path: Path) -> Segment:
 
     if read_to < len(data):
         segment.holes.append((read_to, len(data)))
-        segment.unwritten = len(data.rstrip(b"\0")) <= read_to
+        segment.unused_end = len(data.rstrip(b"\0")) <= read_to
     return segment
 
 
@@ -157,7 +158,7 @@ def give_back_room(segment: Segment) -> None:
     """Truncate the unused end of a segment. Only the log's owner may call it, for segments of an
     earlier owner.
     """
-    if segment.unwritten:
+    if segment.unused_end:
         with suppress(OSError), segment.path.open("r+b", buffering=0) as file:
             file.truncate(segment.holes[-1][0])
 
@@ -235,9 +236,9 @@ class RunLog:
         self._file = -1
         self._path = folder
         self._offset = 0
-        self._room = 0
+        self._allocated = 0
         self._salt = b""
-        self._begun = 0.0
+        self._segment_begun = 0.0
         self.durable = Position()
         """Position up to which the log is synced to disk."""
         self._buffer: list[bytes] = []
@@ -245,7 +246,7 @@ class RunLog:
         self._flushing = False
         self._unsynced: list[int] = []
         """File descriptors of finished segments that are not completely synced yet."""
-        self._new = True
+        self._folder_unsynced = True
         """True if the folder must be synced, because a file was created in it."""
         self._thread = ThreadPoolExecutor(1, "log")
         self._waiting: list[asyncio.Future[None]] = []
@@ -256,7 +257,7 @@ class RunLog:
         """Create the folder of a log if needed, lock it, and return the log. Raises `StoreInUse` if
         another process owns the log, and `StoreFailed`.
         """
-        with _explained(folder):
+        with _as_store_failed(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(folder / "owner", os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -268,7 +269,9 @@ class RunLog:
                 log.write_address("")
             except OSError as error:
                 os.close(lock)
-                raise _in_use(folder) if isinstance(error, BlockingIOError) else error from None
+                if isinstance(error, BlockingIOError):
+                    raise _in_use(folder) from None
+                raise
         return log
 
     @property
@@ -276,7 +279,10 @@ class RunLog:
         """Name of the log in a shared database. It is chosen at random on first use, and stored in
         the log's folder. Raises `StoreFailed`.
         """
-        with _explained(self.folder), (self.folder / "name").open("a+", encoding="ascii") as file:
+        with (
+            _as_store_failed(self.folder),
+            (self.folder / "name").open("a+", encoding="ascii") as file,
+        ):
             file.seek(0)
             if not (name := file.read()):  # a new file, or its writer was killed while writing
                 file.write(name := secrets.token_hex(8))
@@ -303,7 +309,7 @@ class RunLog:
         number = max(self._number, after) + 1
         salt = secrets.token_bytes(4)
         path = self.folder / f"{number:08}-{salt.hex()}.log"
-        with _explained(self.folder):
+        with _as_store_failed(self.folder):
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             try:
                 os.posix_fallocate(file, 0, _STEP)
@@ -321,17 +327,17 @@ class RunLog:
         self._salt = salt
         self._file = file
         self._path = path
-        self._new = True
+        self._folder_unsynced = True
         self._offset = 0
-        self._room = _STEP
-        self._begun = time.monotonic()
+        self._allocated = _STEP
+        self._segment_begun = time.monotonic()
 
     def rotate(self) -> None:
         """Begin the next segment if the current segment is too large or too old. If that fails, the
         current segment is continued.
         """
         if self._offset >= SEGMENT_BYTES or (
-            self._offset and time.monotonic() - self._begun >= SEGMENT_S
+            self._offset and time.monotonic() - self._segment_begun >= SEGMENT_S
         ):
             with suppress(StoreFailed):
                 self.start()
@@ -340,9 +346,9 @@ class RunLog:
         """Allocate disk space for one more run. `running`: number of runs that are running now.
         Raises `StoreFailed` if the disk is full or the log does not work.
         """
-        self._see_open()
+        self._check_open()
         self.rotate()
-        self._see_room(self._offset + _KEPT + _KEPT_A_RUN * (running + 1))
+        self._ensure_room(self._offset + _ROOM_FOR_ENDS + _ROOM_FOR_AN_END * (running + 1))
 
     def append(
         self,
@@ -358,7 +364,7 @@ class RunLog:
         the encoded record. `later`: write it together with the next record, or else in the next
         iteration of the event loop. If that fails, it is kept until it can be written.
         """
-        self._see_open()
+        self._check_open()
         length = len(payload)
         checksum = _checksum(
             self._salt,
@@ -381,7 +387,7 @@ class RunLog:
             try:
                 self._flush()
             except StoreFailed:
-                self._buffer.pop()
+                self._buffer.pop()  # a failed flush leaves the buffer as it was
                 raise
         elif not self._flushing:
             self._flushing = True
@@ -398,17 +404,18 @@ class RunLog:
             return
         data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
         end = self._offset + len(data)
-        self._see_room(end)
-        with _explained(self.folder):
+        self._ensure_room(end)
+        with _as_store_failed(self.folder):
             written = os.pwrite(self._file, data, self._offset)
         if written != len(data):
-            self._cut_back()
+            raise self._cut_back()
         self._offset = end
         self._buffer.clear()
 
     def synced(self) -> "asyncio.Future[None]":
-        """Return a future that is done when everything written so far is on disk. All callers that
-        wait share one sync. The future raises `StoreFailed` if the sync fails.
+        """Return a future that is done when everything written so far is on disk (not `later`
+        records whose write failed). All callers that wait share one sync. The future raises
+        `StoreFailed` if the sync fails.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.failed:
@@ -441,14 +448,14 @@ class RunLog:
         if free < _MIN_FREE:
             return f"The disk of the log {self.folder} is full: {free >> 20} MiB are free."
 
-        wanted = self._offset + _KEPT + _KEPT_A_RUN
+        wanted = self._offset + _ROOM_FOR_ENDS + _ROOM_FOR_AN_END
         longest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         if longest != resource.RLIM_INFINITY and longest < wanted:
-            return _full(OSError(errno.EFBIG, "File too large"), self.folder)
+            return _reason(OSError(errno.EFBIG, "File too large"), self.folder)
 
         # Whether a quota of the file system is exceeded is only known when space is allocated.
         try:
-            self._see_room(wanted)
+            self._ensure_room(wanted)
         except StoreFailed as error:
             return str(error)
         return None
@@ -484,35 +491,35 @@ class RunLog:
         os.close(self._lock)
         self._lock = -1
 
-    def _see_open(self) -> None:
+    def _check_open(self) -> None:
         if self.failed:
             raise StoreFailed(self.failed)
 
-    def _see_room(self, wanted: int) -> None:
+    def _ensure_room(self, wanted: int) -> None:
         """Allocate the segment's disk space up to the byte `wanted`, rounded up to `_STEP` if the
         disk has room for that. Raises `StoreFailed`.
         """
-        if wanted <= self._room:
+        if wanted <= self._allocated:
             return
-        for room in (-(-wanted // _STEP) * _STEP, wanted):
+        for length in (-(-wanted // _STEP) * _STEP, wanted):
             try:
-                os.posix_fallocate(self._file, 0, room)
+                os.posix_fallocate(self._file, 0, length)
             except OSError as error:
-                if room == wanted:
-                    raise StoreFailed(_full(error, self.folder)) from error
+                if length == wanted:
+                    raise StoreFailed(_reason(error, self.folder)) from error
             else:
-                self._room = room
+                self._allocated = length
                 return
 
-    def _cut_back(self) -> None:
-        """Remove the bytes of a write that was only partly done, then raise `StoreFailed`."""
+    def _cut_back(self) -> StoreFailed:
+        """Remove the bytes of a write that was only partly done. Return the error to raise."""
         try:
             os.ftruncate(self._file, self._offset)
         except OSError as error:
             self.failed = f"The log {self._path} cannot be written: {error.strerror}."
-        self._room = self._offset
-        raise StoreFailed(
-            self.failed or _full(OSError(errno.ENOSPC, "No space left on device"), self.folder)
+        self._allocated = self._offset
+        return StoreFailed(
+            self.failed or _reason(OSError(errno.ENOSPC, "No space left on device"), self.folder)
         )
 
     def _sync(self) -> None:
@@ -529,10 +536,10 @@ class RunLog:
             self._sync_files,
             self._unsynced,
             self._file,
-            self._new,
+            self._folder_unsynced,
         )
         self._unsynced = []
-        self._new = False
+        self._folder_unsynced = False
         self._syncing = True
 
         def done(work: "asyncio.Future[None]") -> None:
@@ -576,9 +583,9 @@ class RunLog:
             with suppress(StoreFailed):
                 self.append(NOBODY, 0, _SYNCED.pack(position.offset), later=True)
 
-    def _sync_files(self, finished: list[int], current: int, folder: bool) -> None:
+    def _sync_files(self, finished: list[int], current: int, sync_folder: bool) -> None:
         # The folder may have been created with its files, so sync its parent, too.
-        for path in (self.folder, self.folder.parent) if folder else ():
+        for path in (self.folder, self.folder.parent) if sync_folder else ():
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
@@ -617,17 +624,17 @@ def identity(file: int | Path) -> tuple[int, int] | None:
 
 
 @contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def _as_store_failed(folder: Path) -> Iterator[None]:
     """Translate an `OSError` in the body of the `with` statement to a `StoreFailed` that says what
     to do.
     """
     try:
         yield
     except OSError as error:
-        raise StoreFailed(_full(error, folder)) from error
+        raise StoreFailed(_reason(error, folder)) from error
 
 
-def _full(error: OSError, folder: Path) -> str:
+def _reason(error: OSError, folder: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"The disk of the log {folder} is full; make room there, or move the log."
     if error.errno == errno.EFBIG:
@@ -642,16 +649,17 @@ def read_all(folder: Path) -> Iterator[Segment]:
     """Yield every segment of a log, oldest first. A segment that the log's owner deletes meanwhile
     is left out. Raises `OSError`.
     """
-    previous: Segment | None = None
+    # Segments that are not known to be synced, and the last one that was read.
+    waiting: list[Segment] = []
     for path in segments(folder):
         try:
             segment = read_segment(path)
         except FileNotFoundError:
             continue
-        if previous:
-            if segment.synced:  # a sync of a segment also syncs all earlier segments
-                previous.synced = max(previous.synced, previous.final_length)
-            yield previous
-        previous = segment
-    if previous:
-        yield previous
+        if segment.synced:  # a sync of a segment also syncs all earlier segments
+            for earlier in waiting:
+                earlier.synced = max(earlier.synced, earlier.final_length)
+            yield from waiting
+            waiting = []
+        waiting.append(segment)
+    yield from waiting

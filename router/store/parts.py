@@ -13,15 +13,21 @@ from router.trace import Run
 from router.trace.values import TableRun
 
 S = TypeVar("S", bound=Struct)
+_MANY = 500
+"""Number of events and calls from which on a run is encoded in parts, which takes longer in all."""
+_LARGE_BYTES = 1 << 20
+"""Size of a trace from which on it is decoded in parts."""
 _encode = msgpack.Encoder().encode
 _read_list = msgpack.Decoder(list[Raw]).decode
 _read_map = msgpack.Decoder(dict[str, Raw]).decode
 
 
 def encoded_in_parts(run: Run) -> Run:
-    """Return a run whose events, calls and executions are already encoded as `msgspec.Raw`. It can
-    only be encoded.
+    """Return a run whose events, calls and executions are already encoded as `msgspec.Raw`, which
+    can only be encoded. A small run is returned as it is.
     """
+    if len(run.events) + len(run.calls) < _MANY:
+        return run
     result = run.result
     if isinstance(result, TableRun):
         result = replace(result, executions=_encoded(result.executions))
@@ -30,6 +36,8 @@ def encoded_in_parts(run: Run) -> Run:
 
 def decode_run(trace: bytes) -> Run:
     """Return the run of a trace in MessagePack. Raises `msgspec.DecodeError`."""
+    if len(trace) < _LARGE_BYTES:
+        return msgpack.decode(trace, type=Run)
     run = _read_map(trace)
     if "result" not in run:
         raise DecodeError("it has no result")

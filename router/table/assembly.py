@@ -217,7 +217,7 @@ class Assembly:
             self._changed.setdefault(self._homes[row.key], set()).update(ask.columns)
         return reading
 
-    def changed(self) -> Iterator[Row]:
+    def take_changed(self) -> Iterator[Row]:
         """Yield the rows that have changed since the last call, in the order of the rows."""
         changed = self._changed
         self._changed = {}
@@ -232,7 +232,7 @@ class Assembly:
 
     def table(self) -> Table:
         """Return the table that results from the reports so far."""
-        deque(self.changed(), 0)
+        deque(self.take_changed(), 0)
         return Table(
             self._schema, tuple(self._rows[home] for _, home in self._order[: self._max_rows])
         )

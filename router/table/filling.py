@@ -7,7 +7,9 @@ rows, a fill looks up cells of a row, and a settling gets a second opinion on ce
 2. All asks are in one queue, from which up to `width` executors work at a time. Asks about cells
    have priority over discoveries, so known rows are completed while further rows are searched for.
 3. Each report is added to the table (`Assembly`). For a new row, fills of its cells are queued. A
-   cell whose value is missing from a report is queued again, up to `asks_per_cell` times.
+   cell whose value is missing from a report is queued again, until `asks_per_cell` executors have
+   looked for it; if executors fail, up to twice as many are tried in all. A cell that one executor
+   has looked for is always asked for again as a settling, which words the question differently.
 4. Once the queue is empty and no executor works, settlings are queued for cells with conflicting
    values.
 5. When nothing is left to do, the delegator is shown the new status. It writes more discoveries, or
@@ -102,7 +104,7 @@ class TableLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """
     asks_per_cell: Annotated[int, Meta(ge=1, le=10)] = 2
     """Max executors that look for the value of one cell. If executors fail, up to twice as many are
-    tried.
+    tried in all.
     """
     cells_per_ask: Annotated[int, Meta(ge=0, le=64)] = 0
     """Max cells of a row that one executor looks up; 0 for all cells that are wanted."""
@@ -212,7 +214,7 @@ class WideSearch:
             async with task_group() as group:
                 await work.fill(group)
         finally:
-            context.ledger.decide(0)
+            context.ledger.decide(0)  # early calls of a turn that was cut off are wasted
             context.draft.result = work.result
         return work.result
 
@@ -235,6 +237,7 @@ class _Filling:
         self._assembly: Assembly
         self._delegation = Conversation(())
         self._outcome: TableOutcome = "filled"
+        """Stays "filled" unless something else ends the run."""
         self._round = 0
 
         self._discoveries: dict[tuple[str, str], str] = {}
@@ -245,8 +248,10 @@ class _Filling:
         """Questions of the delegator's last turn that exceeded the limit."""
         self._listed: dict[int, dict[RowKey, None]] = {}
         """Keys of the rows that each discovery has found, by the discovery's number."""
-        self._names = {row_key(self._schema, row): self._named(row) for row in request.rows}
-        """Key values of each row in the form that models are shown, by the row's key."""
+        self._shown_keys = {
+            row_key(self._schema, row): self._key_values(row) for row in request.rows
+        }
+        """Key values of each row in the form that models are shown, by the row's canonical key."""
 
         self._numbers = context.ledger.asks_before()
         """Sub-query numbers of all asks. In a resumed run, recorded asks keep their numbers."""
@@ -257,7 +262,7 @@ class _Filling:
         self._at_work: dict[asyncio.Task[Execution], int] = {}
         """Tasks of the running executors, with their sub-query numbers."""
 
-        self._asked = defaultdict[RowKey, Counter[str]](Counter)
+        self._last_attempt = defaultdict[RowKey, Counter[str]](Counter)
         """Number of the last attempt for each cell, by row and column."""
         self._looked = defaultdict[RowKey, Counter[str]](Counter)
         """Number of executors that looked for each cell without failing, by row and column."""
@@ -294,12 +299,12 @@ class _Filling:
         self._group = group
         opening = table_delegation.opening(self._request.question, self._schema)
         if self._request.rows:
-            await in_worker(self._plan, "")
+            await in_worker(self._restart_assembly, "")
             opening += await in_worker(self._status)
         self._delegation = Conversation(self._search.delegator.role.opening(opening))
         # Start again with an empty assembly: making the status has consumed the changes of given
         # rows, which must still be announced.
-        await in_worker(self._plan, "")
+        await in_worker(self._restart_assembly, "")
 
         rounds = self._limits.max_rounds
         if self._request.closed:  # at most one turn, to get the missing question templates
@@ -315,9 +320,9 @@ class _Filling:
         if not self._request.closed:
             self._outcome = "rounds_exhausted"
 
-    def _plan(self, text: str) -> None:
-        """Read the columns' question templates from the delegator's turn `text`, and start a new
-        assembly of the table.
+    def _restart_assembly(self, text: str) -> None:
+        """Start a new assembly of the table, without reports. Its columns get the question
+        templates in the delegator's turn `text`.
         """
         self._schema = table_delegation.planned(Schema(self._request.columns), text)
         self._assembly = Assembly(
@@ -355,7 +360,7 @@ class _Filling:
 
         if first:
             outputs = self._delegation.outputs
-            await in_worker(self._plan, outputs[-1].text if outputs else "")
+            await in_worker(self._restart_assembly, outputs[-1].text if outputs else "")
             context.on_event(Planned(self._schema.columns))
         return await self._discover(questions, early)
 
@@ -369,7 +374,8 @@ class _Filling:
         delegator = self._search.delegator
         context = self._context
         closed = self._request.closed
-        first_of_all = self._round == 1 and not self._request.rows
+        nothing_known = self._round == 1 and not self._request.rows
+        # With several keys, `_text` adds to the question, so the early question would differ.
         begins_early = (
             self._search.early_dispatch
             and not context.ledger.budgeted
@@ -388,7 +394,7 @@ class _Filling:
             self._outcome = "budget_exhausted"
             return []
         except UpstreamError as error:
-            if first_of_all:
+            if nothing_known:
                 raise
             self._outcome = "delegation_failed"
             context.failures[None] = error
@@ -402,7 +408,7 @@ class _Filling:
         malformed = isinstance(decision, Malformed) and self._round == 1 and not closed
         if malformed:
             context.failures[None] = delegator.role.malformed()
-        if malformed or first_of_all:
+        if malformed or nothing_known:
             self._outcome = "no_search"
         return []
 
@@ -426,7 +432,7 @@ class _Filling:
         unnamed = next((at for at, ask in enumerate(asks) if ask.manager), len(asks))
         begun = await early.keep(texts[:unnamed])
         for ask, task in zip(asks, begun, strict=False):
-            self._at_work[task] = self._dispatched(ask)
+            self._at_work[task] = self._record_dispatch(ask)
         early.emit_held_back()
         for ask in asks[len(begun) :]:
             self._put(ask)
@@ -460,14 +466,14 @@ class _Filling:
         is reached.
         """
         while self._queue and len(self._at_work) < self._limits.width:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # lets other requests run
             if asyncio.get_running_loop().time() >= self._context.search_deadline:
                 self._end("time_exhausted")
             elif len(self._executions) + len(self._at_work) >= self._limits.max_tasks:
                 self._end("tasks_exhausted")
             else:
                 *_, ask = heappop(self._queue)
-                number = self._dispatched(ask)
+                number = self._record_dispatch(ask)
                 self._at_work[self._group.create_task(self._work(number, ask))] = number
 
     async def _work(self, number: int, ask: Ask) -> Execution:
@@ -479,7 +485,7 @@ class _Filling:
         context.on_event(Reported(number, execution))
         return execution
 
-    def _dispatched(self, ask: Ask) -> int:
+    def _record_dispatch(self, ask: Ask) -> int:
         """Record that work on an ask begins, and return the number of its sub-query."""
         if ask not in self._numbers:
             self._numbers[ask] = len(self._asks)
@@ -500,7 +506,7 @@ class _Filling:
     def _text(self, ask: Ask) -> str:
         """Return the text of the sub-query that expresses an ask."""
         if ask.row is not None:
-            name = self._names[ask.row]
+            name = self._shown_keys[ask.row]
             return question(self._schema, name, ask.columns, reworded=ask.kind == "settle")
 
         text = [*self._discoveries.values()][ask.discovery - 1]
@@ -508,7 +514,9 @@ class _Filling:
             columns = ", ".join(column.name for column in self._schema.keys)
             text += f"\nIn a table with the columns {columns}."
         if listed := self._listed.get(ask.discovery):
-            text += f"\nOther than: {'; '.join(', '.join(self._names[key]) for key in listed)}."
+            text += (
+                f"\nOther than: {'; '.join(', '.join(self._shown_keys[key]) for key in listed)}."
+            )
         return text
 
     def _take(self, number: int, execution: Execution) -> None:
@@ -527,9 +535,10 @@ class _Filling:
             return
         if execution.looked:
             self._looked[ask.row].update(ask.columns)
+        (row,) = reading.rows  # exactly one, as the ask names its row
         lacking = [
             column.name
-            for column, claim in zip(self._schema.columns, reading.rows[0].claims, strict=True)
+            for column, claim in zip(self._schema.columns, row.claims, strict=True)
             if column.name in ask.columns
             and (claim is None or is_mistyped(column, claim.canonical))
         ]
@@ -549,21 +558,23 @@ class _Filling:
         listed |= dict.fromkeys(new)
         for found in reading.rows:
             values = ["" if claim is None else claim.value for claim in found.claims]
-            self._names.setdefault(found.key, self._named(values))
+            self._shown_keys.setdefault(found.key, self._key_values(values))
 
-        attempts = 0
-        if reading.lost and new:  # a long list was cut off: ask for its further rows
-            attempts = self._limits.max_rounds
+        max_attempts = 0
+        if reading.lost and new:
+            # A long list was cut off, so ask for its further rows. That does the work of another
+            # turn of the delegator, so the limit on turns applies.
+            max_attempts = self._limits.max_rounds
         elif not execution.looked:
-            attempts = 2 * self._limits.asks_per_cell
-        if ask.attempt < attempts:
+            max_attempts = 2 * self._limits.asks_per_cell
+        if ask.attempt < max_attempts:
             attempt = ask.attempt + 1
             manager = ask.manager
             if execution.failed:
                 manager = self._manager(attempt, execution.report.escalate_to)
             self._put(replace(ask, attempt=attempt, manager=manager))
 
-    def _named(self, values: Sequence[str]) -> tuple[str, ...]:
+    def _key_values(self, values: Sequence[str]) -> tuple[str, ...]:
         """Return the values of the key columns. `values`: one value for each column."""
         columns = self._schema.columns
         return tuple(value for column, value in zip(columns, values, strict=True) if column.key)
@@ -589,15 +600,17 @@ class _Filling:
         `wanted`: the manager to which the last report escalated; empty if it did not.
         """
         limit = self._limits.asks_per_cell
-        asked = self._asked[key]
+        last_attempt = self._last_attempt[key]
         looked = self._looked[key]
-        holes = [name for name in columns if looked[name] < limit and asked[name] < 2 * limit]
-        attempt = 1 + max((asked[name] for name in holes), default=0)
+        holes = [
+            name for name in columns if looked[name] < limit and last_attempt[name] < 2 * limit
+        ]
+        attempt = 1 + max((last_attempt[name] for name in holes), default=0)
         manager = self._manager(attempt, wanted)
         kind: AskKind = "settle" if any(looked[name] for name in holes) else "fill"
 
         for name in holes:
-            asked[name] = attempt
+            last_attempt[name] = attempt
         size = self._limits.cells_per_ask or len(self._schema.columns)
         for start in range(0, len(holes), size):
             names = tuple(holes[start : start + size])
@@ -623,6 +636,7 @@ class _Filling:
         """
         if self._wanted(ask):
             rank = ask.rank
+            # By -rank[0]: settle, then fill, then discover.
             heappush(self._queue, (self._numbers.get(ask, inf), -rank[0], rank, ask))
 
     def _end(self, outcome: TableOutcome) -> None:
@@ -635,7 +649,7 @@ class _Filling:
         """Emit an event for each row that changed, and queue fills for rows that are new."""
         if self._assembly.overflows and self._outcome not in (*_OVER, "rows_exhausted"):
             self._end("rows_exhausted")
-        for row in self._assembly.changed():
+        for row in self._assembly.take_changed():
             await asyncio.sleep(0)
             self._context.on_event(RowChanged(row.key, row))
             wanted = [
@@ -643,6 +657,8 @@ class _Filling:
                 for column, cell in zip(self._schema.columns, row.cells, strict=True)
                 if not column.key and cell.state != "given"
             ]
+            # Ask for each key of the row: documents may tie keys together only after each was asked
+            # for, and the asks must not depend on the order in which reports arrive.
             for key in (row.key, *row.aliases):
                 if key not in self._filled:
                     self._filled.add(key)

@@ -68,9 +68,9 @@ def embedder_config(options: EmbedderOptions) -> EmbedderConfig:
 class BuildOptions(EmbedderOptions, frozen=True, kw_only=True):
     """Index documents, or only what changed since the last build.
 
-    Read files and folders (text, Markdown, HTML, PDF, DOCX, JSON lines, Parquet), split the texts
-    into passages at sentence ends, and embed the passages. Without PATHS, the documents and all
-    other settings are those of the config. An interrupted build continues where it stopped. A
+    Read files and folders (text, Markdown, HTML, PDF, office documents, mail, CSV, JSON), split the
+    texts into passages at sentence ends, and embed the passages. Without PATHS, the documents and
+    all other settings are those of the config. An interrupted build continues where it stopped. A
     running gateway that serves the index switches to the new one by itself.
 
     A file that cannot be read, or takes too much time or memory, is reported and skipped. So is a

@@ -36,7 +36,7 @@ from serving.cli.tables import (
 
 
 class ListOptions(PeriodOptions, frozen=True):
-    """List runs, newest first."""
+    """List the runs of the gateway, newest first."""
 
     limit: Annotated[int, Meta(ge=1)] = 50
     """Show at most this many runs."""

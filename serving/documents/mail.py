@@ -109,7 +109,7 @@ def _with_attachments(
             try:
                 file.write_bytes(content or b"")
                 document = read_file(file)
-                parts = list(document.blocks) if document else [Unread("is of another kind")]
+                parts = list(document.blocks) if document else [Unread("its kind is not read")]
             except (RolegateError, OSError, ValueError) as error:
                 parts = [Unread(str(error).replace(str(file), "").strip(": "))]
         for part in parts:

@@ -72,7 +72,8 @@ def _texts(shape: Any, unread: Counter[str]) -> Iterator[str]:
         unread["embedded objects"] += 1
     elif kind in _NOT_READ or getattr(shape, "has_chart", False):
         described = _FILE_NAME.sub("", shape._element._nvXxPr.cNvPr.get("descr", ""))
-        unread[_NOT_READ.get(kind, "charts")] += not described
+        if not described:
+            unread[_NOT_READ.get(kind, "charts")] += 1
         yield described
 
 

@@ -95,7 +95,7 @@ class FaissIndex:
         except RuntimeError as error:
             raise BadIndex(
                 "This kind of FAISS index does not keep its vectors, so its documents cannot be "
-                "opened."
+                "opened"
             ) from error
 
     def vector(self, row: int) -> Vectors:

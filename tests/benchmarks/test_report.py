@@ -90,7 +90,7 @@ def test_published_figures_are_separate(folder: Path) -> None:
         for text in ("Our figures", "### What an answer costs", "## Published", "### Published")
     ]
     assert places == sorted(places)
-    assert "Only 8 questions" in page
+    assert "There are only 8 questions" in page
     assert "No judge was asked" not in page
 
 

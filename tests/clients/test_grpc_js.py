@@ -57,7 +57,7 @@ def test_ask_prints_the_whole_response(client: Path, gateway: str) -> None:
     assert point["text"] == "Heat is a film by Michael Mann."
     quote = "Heat is a film by Michael Mann."
     assert point["citations"] == [
-        {"passage_id": "p1", "title": "Heat", "document": "", "quote": quote}
+        {"passage_id": "p1", "title": "Heat", "document": "", "quote": quote, "location": ""}
     ]
     spent = {usage["role"]: usage["attempts"] for usage in answer["usage"]}
     assert spent == {"ROLE_DELEGATION": 3, "ROLE_EXECUTION": 4, "ROLE_ANSWER": 1}
@@ -92,7 +92,7 @@ def test_a_refusal_prints_code_reason_and_remedy(client: Path, gateway: str, met
     assert status == 1
     assert error == {
         "code": "INVALID_ARGUMENT",
-        "message": "question is empty; put a question in plain words into it.",
+        "message": "question is empty; write a question in plain words.",
         "reason": "BAD_REQUEST",
         "domain": "rolegate",
         "metadata": {},

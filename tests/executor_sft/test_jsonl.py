@@ -37,7 +37,7 @@ def test_a_full_disk_leaves_no_partial_line(tmp_path: Path) -> None:
     """A line that does not fit leaves nothing behind, and the next line that fits is whole."""
     file = JsonlFile(tmp_path / "lines", str, "look at it")
     file.append("one")
-    with room_for(8), pytest.raises(StoreFailed, match="make room"):
+    with room_for(8), pytest.raises(StoreFailed, match="free some disk space"):
         file.append("a long line")
     file.append("two")
     assert list(file) == ["one", "two"]

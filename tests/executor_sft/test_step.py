@@ -30,10 +30,10 @@ def test_a_folder_of_other_inputs_is_refused(tmp_path: Path, source: Path) -> No
     out = tmp_path / "out"
     settings: dict[str, object] = {"mix": None, "model": {"temperature": 0, "stop": ["a"]}}
     Step.begin(out, "filter", {"rollouts": source}, settings)
-    with pytest.raises(BadConfig, match=r"with settings\.mix absent \(now 3\); go back"):
+    with pytest.raises(BadConfig, match=r"with settings\.mix absent \(now 3\); use the old values"):
         Step.begin(out, "filter", {"rollouts": source}, settings | {"mix": 3})
     with pytest.raises(
-        BadConfig, match=r"with settings\.model\.temperature 0 \(now 0\.5\); go back"
+        BadConfig, match=r"with settings\.model\.temperature 0 \(now 0\.5\); use the old values"
     ):
         Step.begin(
             out,
@@ -68,7 +68,7 @@ def test_a_step_resumes_in_its_own_folder_only(tmp_path: Path, source: Path) -> 
         tmp_path / "out", "filter", {"rollouts": source}, {"mix": 2, "seed": 1, "later": None}
     )
     (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(BadConfig, match="not empty"):
+    with pytest.raises(BadConfig, match="contains files but no step"):
         Step.begin(tmp_path / "mine", "filter", {"rollouts": source}, {})
 
 

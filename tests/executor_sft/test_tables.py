@@ -428,7 +428,7 @@ def test_a_report_without_evidence_is_learnt_in_tables_only(tabular: bool) -> No
         ({"columns": [{"name": "city"}]}, "no key column given"),
         (
             {"columns": [{"name": "city", "key": True}], "rows": [["Bel", "Bo"]]},
-            r"rows\[0\] has 2 values",
+            r"rows\[0\]: must have 1 values",
         ),
         ({}, "no right answer"),
     ],

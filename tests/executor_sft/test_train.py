@@ -307,5 +307,5 @@ def test_the_batch_is_split_over_devices() -> None:
     recipe = Recipe(method="full", learning_rate=1e-5, batch=16, device_batch=2)
     assert [recipe.accumulation(devices) for devices in (1, 2, 8)] == [8, 4, 1]
     for devices in (3, 16):
-        with pytest.raises(BadConfig, match=f"over {devices} devices"):
+        with pytest.raises(BadConfig, match=rf"number of devices \({devices}\)"):
             recipe.accumulation(devices)

@@ -177,5 +177,5 @@ def test_the_key_of_a_tenant_operates_nothing() -> None:
 
 def test_no_key_is_made_for_the_tenant_of_trials() -> None:
     """Trials are runs without a client, and their tenant stays the gateway's own."""
-    with pytest.raises(BadRequest, match="choose another one"):
+    with pytest.raises(BadRequest, match="choose another name"):
         new_key("shadow", ["ask"])

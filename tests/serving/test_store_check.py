@@ -113,6 +113,6 @@ def test_a_backup_opens_by_itself(
     assert check() == 0 and ", 2 runs, 1 call" in capsys.readouterr().out
     (tmp_path / "copy.db").touch()
     assert main(["store", "backup", "copy.db"]) == 1
-    assert "copy.db: exists already" in capsys.readouterr().err
+    assert "copy.db: the file exists already" in capsys.readouterr().err
     assert main(["store", "backup", "nowhere/copy.db"]) == 1
     assert "nowhere does not exist; create it first" in capsys.readouterr().err

@@ -329,7 +329,7 @@ async def test_pages_have_their_rows_and_the_figures_of_the_whole_table() -> Non
         (
             "FillTable",
             pb.FillTableRequest(columns=COLUMNS, rows=[pb.GivenRow(values=["x"])]),
-            r"rows\[0\] has 1 values",
+            r"rows\[0\]: must have 3 values",
         ),
         ("FillTable", pb.FillTableRequest(columns=COLUMNS, max_rows=-1), "max_rows: must be 0"),
         (

@@ -185,7 +185,7 @@ BROKEN: list[tuple[Sequence[bytes | None], type[Exception], str]] = [
     (
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",),
         httptools.HttpParserError,
-        "no HTTP",
+        "not valid HTTP",
     ),
     ((HEAD + b"X: " + b"x" * (1 << 17),), httptools.HttpParserError, "64 KiB of headers"),
     (

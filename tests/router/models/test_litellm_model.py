@@ -176,7 +176,7 @@ async def test_extra_arguments_win_except_over_the_call_s_own(openai_server: Ope
         ),
         (fails(413, "request too large"), ContextTooLong, "request too large"),
         (fails(401, "no sk-secret"), UpstreamRefused, "check the API key"),
-        (fails(403, "no"), UpstreamRefused, "check the API key"),
+        (fails(403, "no"), UpstreamRefused, "check that the API key"),
         (fails(404, "no such model"), UpstreamRefused, "check that the endpoint serves"),
         (fails(418, "teapot"), UpstreamProtocolError, "teapot"),
         (reset, UpstreamUnavailable, ""),
@@ -338,4 +338,4 @@ except BadConfig as error:
 """
     imported, error = in_a_fresh_python(code).splitlines()
     assert imported == "False True PRODUCTION"
-    assert "install the extra rolegate[hosted]" in error
+    assert "install rolegate[hosted]" in error

@@ -435,9 +435,9 @@ HEAD = text_event("a")
 @pytest.mark.parametrize(
     ("behaviour", "kind", "message"),
     [
-        (streams(HEAD), UpstreamUnavailable, "cut"),
-        (streams(HEAD, DONE), UpstreamUnavailable, "cut"),
-        (streams(HEAD, end_event()[:-9]), UpstreamUnavailable, "cut"),
+        (streams(HEAD), UpstreamUnavailable, "ended before"),
+        (streams(HEAD, DONE), UpstreamUnavailable, "ended before"),
+        (streams(HEAD, end_event()[:-9]), UpstreamUnavailable, "ended before"),
         (streams(HEAD, then=reset), UpstreamUnavailable, "closed before the reply ended"),
         (streams(HEAD, ERROR, DONE), UpstreamUnavailable, "engine died"),
         (
@@ -452,7 +452,7 @@ HEAD = text_event("a")
             "passages",
         ),
         (streams(HEAD, b"data: {nope\n\n"), UpstreamProtocolError, "nope"),
-        (streams(HEAD, b'data: {"choices": 7}\n\n'), UpstreamUnavailable, "cut"),
+        (streams(HEAD, b'data: {"choices": 7}\n\n'), UpstreamUnavailable, "ended before"),
         (
             streams(HEAD, b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n'),
             UpstreamProtocolError,

@@ -400,7 +400,7 @@ async def test_waiting_for_a_run_ends_with_the_deadline() -> None:
     gateway = deployment.gateway(store)
     first = asyncio.create_task(gateway.answer(QUESTION, NAMED))
     await ended(model.called.wait())
-    with pytest.raises(OutOfTime, match="before anything began"):
+    with pytest.raises(OutOfTime, match="before the run could begin"):
         await ended(gateway.answer(QUESTION, RequestOptions(request_id="once", time_s=0.05)))
     model.let.set()
     assert (await ended(first)).status == "finished"

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from router.errors import ContextTooLong, OutOfTime, UpstreamRefused, UpstreamUnavailable
@@ -418,7 +419,7 @@ async def test_replacing_the_reports_of_a_round_drops_what_came_after() -> None:
     other = await Deployment(asks(("a?",)), executor).search().run(QUESTION, lasting())
     delegator = asks(("a?",), ("f?",))
     search = Deployment(delegator, executor, ScriptedModel(["<answer>no</answer>"])).search()
-    changed = search.instead(trajectory, 0, other.block(0))
+    changed = search.with_reports(trajectory, 0, other.block(0))
     assert (changed.rounds, changed.executions, changed.answer) == ((1,), other.block(0), "")
     assert changed.delegation is not None
     assert "another answer to a?" in changed.delegation.messages[-1].content
@@ -436,9 +437,23 @@ async def test_after_the_last_round_only_the_answer_is_asked_for() -> None:
         max_rounds=1
     )
     ended = await search.proceed(
-        QUESTION, search.instead(trajectory, 0, trajectory.executions), lasting()
+        QUESTION, search.with_reports(trajectory, 0, trajectory.executions), lasting()
     )
     assert (ended.answer, ended.outcome) == ("no", "rounds_exhausted")
+
+
+async def test_a_replayed_round_that_ran_out_of_time_is_the_last() -> None:
+    """As in a live run, no further decision is asked for."""
+    trajectory = await Deployment(asks(("a?",))).search().run(QUESTION, lasting())
+    delegator = ScriptedModel([STOP])
+    search = Deployment(delegator, answerer=ScriptedModel(["<answer>no</answer>"])).search()
+    executions = [
+        msgspec.structs.replace(execution, outcome="timed_out")
+        for execution in trajectory.executions
+    ]
+    changed = search.with_reports(trajectory, 0, executions)
+    ended = await search.proceed(QUESTION, changed, lasting())
+    assert (ended.answer, ended.outcome, delegator.prompts) == ("no", "time_exhausted", [])
 
 
 async def test_the_run_says_which_reports_are_grounds() -> None:

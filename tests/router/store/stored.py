@@ -116,9 +116,7 @@ def run_with_tools(run_id: str) -> Run:
         )
         return Execution("Who?", NO_EVIDENCE, "no_report", searches, Conversation(()))
 
-    worker = worked(
-        ToolCall("web", "fetch", "a", 1.5), ToolCall("", "", "b", 0.0, "unknown tool")
-    )
+    worker = worked(ToolCall("web", "fetch", "a", 1.5), ToolCall("", "", "b", 0.0, "unknown tool"))
     work = Trajectory("", "no_search", (worker,), (1,))
     before = worked(ToolCall("web", "fetch", "c", 60.0, "took more than 60 s"))
     managed = Execution(

@@ -73,7 +73,7 @@ async def test_tables_of_another_release_or_program_are_refused(
     with engine.execution_options(**WRITES).begin() as connection:
         for statement in statements:
             connection.exec_driver_sql(statement)
-    advice = f"needs schema {SCHEMA_NUMBER}: .* name another file, or an empty database"
+    advice = f"needs schema {SCHEMA_NUMBER}, .* name another file or an empty database"
     with pytest.raises(BadConfig, match=rf"^server\.store: .*{message}.*{advice}"):
         await Database.open(url)
     assert len(inspect(engine).get_table_names()) == 1

@@ -116,11 +116,11 @@ class Watched(RunLog):
         self.begun = threading.Semaphore(0)
         self.may = threading.Semaphore(0)
 
-    def _sync_files(self, earlier: list[int], current: int, folder: bool) -> None:
+    def _sync_files(self, finished: list[int], current: int, sync_folder: bool) -> None:
         self.syncs += 1
         self.begun.release()
         assert self.may.acquire(timeout=10)
-        super()._sync_files(earlier, current, folder)
+        super()._sync_files(finished, current, sync_folder)
 
 
 async def test_waiters_share_a_sync(tmp_path: Path) -> None:
@@ -163,6 +163,8 @@ async def test_a_new_segment_during_a_sync_is_not_on_disk(tmp_path: Path) -> Non
 
 async def test_a_segment_deleted_during_a_read_is_skipped(log: RunLog) -> None:
     log.start()
+    log.append(1, 0, b"text")
+    await log.synced()
     log.start()
     reading = read_all(log.folder)
     read = [next(reading).number]
@@ -199,7 +201,7 @@ async def test_a_partial_write_is_undone(log: RunLog) -> None:
 class Failing(RunLog):
     """A log on a disk that cannot sync."""
 
-    def _sync_files(self, earlier: list[int], current: int, folder: bool) -> None:
+    def _sync_files(self, finished: list[int], current: int, sync_folder: bool) -> None:
         raise OSError(5, "Input/output error")
 
 
@@ -377,6 +379,21 @@ async def test_a_short_earlier_segment_is_damage(log: RunLog, later: bool) -> No
     earlier, _ = read_all(log.folder)
     assert [frame.payload for frame in earlier.frames] == [b"first"]
     assert earlier.damaged > 0
+
+
+@pytest.mark.parametrize("number", [0, 1])
+async def test_a_sync_covers_all_earlier_segments(log: RunLog, number: int) -> None:
+    """No note is needed in the segments between."""
+    for record in range(2):
+        log.append(1, record, b"text")
+        log.start()
+    log.append(1, 2, b"last")
+    await log.synced()
+    await asyncio.sleep(0)
+    path = segments(log.folder)[number]
+    path.write_bytes(b"?" + path.read_bytes()[1:])
+    damaged = [segment.damaged for segment in read_all(log.folder)]
+    assert [bool(size) for size in damaged] == [at == number for at in range(3)]
 
 
 async def test_a_file_of_zeros_or_nothing_is_read_as_far_as_it_goes(log: RunLog) -> None:

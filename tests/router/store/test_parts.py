@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from router.store import parts
 from router.store.parts import decode_run, encoded_in_parts
 from router.trace import Run
 from tests.router.edge.pages.demo import runs, table
@@ -12,6 +13,12 @@ RUNS = [
     *{type(run.result): run for run in runs()}.values(),
     replace(table("run-without-a-result"), result=None, calls=(), events=()),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _small_runs_count_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "_MANY", 0)
+    monkeypatch.setattr(parts, "_LARGE_BYTES", 0)
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.id)

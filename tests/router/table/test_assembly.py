@@ -420,10 +420,10 @@ def test_a_table_with_a_row_limit_does_not_depend_on_the_order(
     Where no passage ties names, its rows are the first rows of the whole table.
     """
     assembly = Assembly(SCHEMA, rows, max_rows=max_rows)
-    seen = {row.key: row for row in assembly.changed()}
+    seen = {row.key: row for row in assembly.take_changed()}
     for ask, execution in chance.sample(reported, len(reported)):
         assembly.add(ask, execution)
-        seen |= {row.key: row for row in assembly.changed()}
+        seen |= {row.key: row for row in assembly.take_changed()}
     table = assembly.table()
     whole = assemble(SCHEMA, rows, reported)
     assert table == assemble(SCHEMA, rows, reported, max_rows=max_rows)

@@ -35,8 +35,8 @@ def test_valid_columns_and_rows_are_accepted() -> None:
             [CITY, Column("founded", ask="{city}" * 9)],
             "ask contains 9 placeholders, at most 8",
         ),
-        ([CITY, Column("kind", "choice")], "list them and set the type"),
-        ([CITY, Column("kind", choices=("a", "b"))], "list them and set the type"),
+        ([CITY, Column("kind", "choice")], "list choices and set the type"),
+        ([CITY, Column("kind", choices=("a", "b"))], "list choices and set the type"),
         ([CITY, Column("kind", "choice", choices=("a", "N/A"))], "leave it out"),
         (
             [CITY, Column("mayor", ask="Who leads {town}?")],

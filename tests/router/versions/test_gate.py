@@ -311,7 +311,7 @@ def test_held_out_questions_are_decided_by_an_exact_test(
     right = [(True, False)] * wins + [(False, True)] * losses + [(True, True)] * both
     decision, reason = on_held_out(right, RULE)
     assert decision == verdict
-    assert f"{wins} that the other has wrong and {losses} the other way" in reason
+    assert f"{wins} that only the candidate has right, {losses} that only the active" in reason
 
 
 def test_held_out_questions_have_a_floor_and_a_bounded_error() -> None:

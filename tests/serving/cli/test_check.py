@@ -296,7 +296,7 @@ PROTOCOL = "the model followed its role's protocol in {} turns"
             "execution",
             "stops",
             "ignored",
-            "what is written past them, but you pay for it",
+            "the gateway cuts off the text after them, but you pay for it",
         ),
         (model(usage=False), 0, "execution", "usage", "none", "booked as unknown"),
         (slips("<stop/>"), 0, "delegation", "protocol", "2 of 3", PROTOCOL.format("2 of 3")),
@@ -546,7 +546,7 @@ async def test_a_wrong_dimension_and_a_missing_index_are_failures(live: Live) ->
 
     assert result.status == 1
     assert result.probes("embedder") == {"reachable": (False, "no")}
-    assert "dimension 8 where 9 is configured" in result.advice("embedder", "reachable")
+    assert "vectors of dimension 8, but dimension 9 is configured" in result.advice("embedder", "reachable")
     assert result.probes("index") == {"built": (False, "no")}
 
 
@@ -626,7 +626,7 @@ def test_a_key_that_cannot_be_sent_is_named_by_its_variable(
     file = written(tmp_path, "http://127.0.0.1:9/v1", extra='api_key_env = "A_KEY_OF_MINE"')
     monkeypatch.setenv("A_KEY_OF_MINE", key)
     message = (
-        "roles.delegation.api_key_env: the environment variable A_KEY_OF_MINE holds "
+        "roles.delegation.api_key_env: the environment variable A_KEY_OF_MINE contains "
         "characters that no key has"
     )
 

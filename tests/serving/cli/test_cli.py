@@ -438,7 +438,7 @@ def test_an_endpoint_without_a_model_is_refused(
 
     assert main([*arguments, "--embedder-url", "http://127.0.0.1:9/v1"]) == 1
 
-    assert "needs base_url (or engine), model and dimension" in capsys.readouterr().err
+    assert "an embedder with engine or base_url also needs model and" in capsys.readouterr().err
 
 
 def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(

@@ -158,7 +158,7 @@ def test_an_engine_has_the_model_of_its_role(tmp_path: Path) -> None:
             ["--key-env", "gsk_abc123"],
             "must name an environment variable, in capitals, never the key itself.",
         ),
-        (["--base-url", "localhost"], "roles.delegation.base_url: is not an address"),
+        (["--base-url", "localhost"], "roles.delegation.base_url: is not a URL"),
     ],
 )
 def test_impossible_answers_are_refused_and_nothing_is_written(
@@ -210,7 +210,7 @@ def test_each_question_is_asked_with_its_default(tmp_path: Path) -> None:
     os.close(ours)
 
     assert process.returncode == 0, shown
-    assert "searches and reads; a small, fast one is enough" in shown
+    assert "searches and reads; a small, fast model is enough" in shown
     assert "(http://127.0.0.1:11434/v1)" in shown
     config = load_config(tmp_path / "rolegate.toml")
     assert (config.roles.delegation.model, config.roles.execution.model) == ("big", "big")

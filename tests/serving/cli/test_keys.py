@@ -64,7 +64,7 @@ def test_a_key_is_printed_once(commands: Commands, tmp_path: Path) -> None:
     out, err = commands.run("keys create --tenant acme --label [mine]")
     prefix, key_id, secret = out.strip().split("_", 2)
     assert prefix == "rg"
-    assert "of tenant acme, for ask." in err
+    assert "of tenant acme; scopes: ask." in err
     assert "from now on every caller" in err
     shown = "".join(commands.run("keys list")) + str(commands.read("keys list"))
     assert key_id in shown
@@ -77,7 +77,7 @@ def test_an_operator_s_key_has_every_scope_by_default(commands: Commands) -> Non
     """The output says that it is an operator's."""
     commands.run("keys create --tenant acme")
     _, err = commands.run("keys create")
-    assert "of the operator, who sees all tenants, for ask, operate, train." in err
+    assert "of the operator, who sees all tenants; scopes: ask, operate, train." in err
     assert "from now on" not in err
     created = commands.read("keys create --scope train ask")
     assert (created["tenant"], created["scopes"], created["first"]) == (
@@ -107,11 +107,11 @@ def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
     [
         (
             "keys revoke 0badf00d",
-            "'0badf00d': no such key; `rolegate keys list` shows all keys.",
+            "'0badf00d': there is no such key; `rolegate keys list` shows all keys.",
         ),
         (
             "keys create --tenant acme --scope operate",
-            "--scope operate: only for operators' keys",
+            "--scope operate: allowed for operators' keys only",
         ),
         ("tenants show nobody", "no tenant 'nobody'; the tenants are: default."),
     ],
@@ -166,7 +166,7 @@ def test_a_limit_in_dollars_needs_prices(commands: Commands) -> None:
     """A missing price is reported when the limit is set, before any question is refused."""
     _, err = commands.run("tenants set acme --usd-per-day 5")
     assert err.startswith(
-        "no price is known for m: its calls for tenant acme are refused until the "
+        "no price is known for m: calls of this model for tenant acme are refused until the "
         "config has [prices."
     )
     assert commands.run("tenants set acme --usd-per-day none")[1] == ""

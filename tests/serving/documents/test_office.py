@@ -224,7 +224,7 @@ def test_a_message_has_its_headers_its_text_and_its_attachments(tmp_path: Path) 
         ("City: Bel | Year: 900", f"{inner}, attachment a.csv, row 2"),
         ("On paper.", f"{inner}, attachment x.pdf, page 1"),
     ]
-    assert "attachment x.png: is of another kind" in unread(path)
+    assert "attachment x.png: its kind is not read" in unread(path)
     assert "attachment bad.pdf: damaged, or no PDF" in unread(path)
     assert str(Path("/tmp")) not in unread(path)
 

@@ -90,7 +90,7 @@ def test_names_go_up(tmp_path: Path, content: Path, version: Path) -> None:
     [
         (
             lambda folder: (folder / "adapter_config.json").write_text("[]"),
-            "adapter_config.json: is not what",
+            "adapter_config.json: has changed since",
         ),
         (lambda folder: (folder / "more" / "notes.txt").unlink(), "more/notes.txt: is missing"),
         (
@@ -116,7 +116,7 @@ def test_a_changed_version_is_refused(
 
 def test_a_renamed_version_is_refused(version: Path) -> None:
     """The folder must have the name of its version."""
-    with pytest.raises(BadVersion, match="describes executor-000001"):
+    with pytest.raises(BadVersion, match="is the manifest of executor-000001"):
         verified(version.rename(version.with_name("executor-000007")))
 
 

@@ -128,8 +128,8 @@ async def test_calls_of_tools_are_summed_by_server_and_tool(run_with_calls: Run)
     """
     async with shown(runs=[run_with_calls, DEMO["run-right"]]) as pages, browsing(pages) as session:
         text = await read(session, "/runs/run-1")
-        assert "Calls of tools" not in await read(session, "/runs/run-right")
-    sums = text.partition('aria-label="Calls of tools"')[2].partition("</table>")[0]
+        assert "Tool calls" not in await read(session, "/runs/run-right")
+    sums = text.partition('aria-label="Tool calls"')[2].partition("</table>")[0]
     rows = [re.findall("<td[^>]*>([^<]*)", row) for row in sums.split("<tr>")[2:]]
     assert rows == [["files", "open", "1", "0", "250 ms"], ["web", "fetch", "2", "1", "1 min 1 s"]]
 
