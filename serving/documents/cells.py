@@ -85,7 +85,7 @@ def row_blocks(rows: Rows, sheet: str = "") -> Iterator[TextBlock]:
     """Yield a block for each row that is not empty: `City: Krurou | Founded: 1200`.
 
     The header is the first row of two or more cells, if none of them is a number. Rows of one
-    cell above it are blocks of their own. `sheet`: name of the sheet; empty for none.
+    cell above it are separate blocks. `sheet`: name of the sheet; empty for none.
     """
     header: Sequence[str] | None = None
     has_rows = False

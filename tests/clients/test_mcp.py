@@ -141,6 +141,7 @@ async def test_a_search_returns_passages(gateway: str) -> None:
         "title": "Michael Mann",
         "document": "",
         "page": None,
+        "location": "",
         "text": "Michael Mann was born in 1943.",
     }
     assert result.structured_content == {"passages": [passage]}
