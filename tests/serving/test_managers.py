@@ -225,7 +225,9 @@ async def test_managers_with_tools_need_a_gateway(tmp_path: Path) -> None:
     pages = ManagerConfig(about="opens pages", tools=("web",))
     config = with_managers(config_of(tmp_path, "http://127.0.0.1:9/v1"), pages=pages)
     async with open_runtime(config, lambda _told: None) as bench:
-        with pytest.raises(BadConfig, match=r"^managers\.pages\.tools: tools work only in a gateway"):
+        with pytest.raises(
+            BadConfig, match=r"^managers\.pages\.tools: tools work only in a gateway"
+        ):
             bench.topology("host")
 
 

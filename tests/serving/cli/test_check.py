@@ -546,7 +546,9 @@ async def test_a_wrong_dimension_and_a_missing_index_are_failures(live: Live) ->
 
     assert result.status == 1
     assert result.probes("embedder") == {"reachable": (False, "no")}
-    assert "vectors of dimension 8, but dimension 9 is configured" in result.advice("embedder", "reachable")
+    assert "vectors of dimension 8, but dimension 9 is configured" in result.advice(
+        "embedder", "reachable"
+    )
     assert result.probes("index") == {"built": (False, "no")}
 
 
