@@ -141,7 +141,10 @@ class CostReport(msgspec.Struct, frozen=True):
 
 
 async def measure(options: Options) -> CostReport:
-    """Return the cost, and the estimate. Raises `BadConfig` and `StoreFailed`."""
+    """Return the measured cost of the runs, and the estimate of their cost with other models.
+
+    Raises `BadConfig` and `StoreFailed`.
+    """
     prices: dict[str, Price] = {}
     if options.prices:
         advice = "write a table for each model, with prompt and completion"

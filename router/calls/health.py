@@ -114,8 +114,8 @@ async def watch_role(
 
 
 def _works(model: Role) -> bool:
-    """Return whether the role's calls do not keep failing, and at least one of its replicas has a
-    closed breaker.
+    """Return True if the role's calls are not failing persistently, and the breaker of at least one
+    of its replicas is closed.
     """
     states = [replica.endpoint.breaker.state for replica in model.replicas]
     return model.health.works and "closed" in states

@@ -72,7 +72,7 @@ class HeldOutTest:
         traffic = self._executors.traffic
         if (traffic.candidate, traffic.active) != (candidate, active):
             raise BadVersion(
-                f"{candidate}: is not in use here, so held-out questions cannot test it."
+                f"{candidate}: is not the candidate of this gateway, so it cannot be tested."
             )
         places = asyncio.Semaphore(_AT_ONCE)
 

@@ -172,7 +172,8 @@ class Trials:
     ) -> tuple[Side, tuple[bool, bool] | None] | None:
         """Work on a run's question with another version. Return that version's result, and the
         judge's verdicts on the client's answer and on the other answer; the verdicts are None if
-        there are none. Return None if something failed that no version can prevent.
+        no judge was asked. Return None if the run failed for a reason that is no version's fault,
+        such as an unreachable endpoint.
         """
         assert isinstance(run.result, Trajectory)
         search = self._search(self._executors.of(version))

@@ -142,7 +142,9 @@ class _Passage:
             self._units.append(part._replace(is_heading=False))
 
     def end(self) -> Iterator[Piece]:
-        """Yield the passage if it has more than repeated units, and begin an empty one."""
+        """Yield the current passage, unless it only repeats text of the previous one. Then begin an
+        empty passage.
+        """
         if len(self._units) > self._repeated:
             title = self._title
             units = self._units
