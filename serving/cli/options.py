@@ -163,7 +163,7 @@ class PeriodOptions(ConnectionOptions, frozen=True):
     """Options of commands that show runs or calls of a period, from a running gateway."""
 
     since: Time | None = None
-    """Show what started since this time: 2026-11-21, 2026-11-21T10:00 (UTC), or 7d for a week ago."""
+    """Show what started since this time: 2026-11-21, 2026-11-21T10:00 (UTC), or 7d (a week ago)."""
     until: Time | None = None
     """Show what started before this time."""
     tenant: str = ""
