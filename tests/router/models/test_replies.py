@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -243,6 +243,16 @@ async def test_an_event_of_too_many_values_is_refused(
         assert (await streamed(model, PROMPT)).text == "ab"
 
 
+def _cpu_s(work: Callable[[], object]) -> float:
+    """Return the shortest CPU time of three runs, in seconds."""
+    times = []
+    for _ in range(3):
+        begun = time.thread_time()
+        work()
+        times.append(time.thread_time() - begun)
+    return min(times)
+
+
 NULLS = b"null," * 200_000
 MALFORMED_CALLS = (
     b'{"index":"x","delta":{"tool_calls":['
@@ -271,12 +281,14 @@ def test_items_late_in_a_long_list_are_skipped(choices: bytes) -> None:
     calls = b'{"delta":{"content":"ab","tool_calls":[null]},"finish_reason":"x"},'
     body = b'{"choices":[' + calls + choices + b"]}"
     prefix = b'{"choices":[' + choices + b"]}"
-    begun = time.thread_time()
-    streamed_reply = StreamedReply(Prompt((), Sampling()))
-    for reply in (*read_replies(body), *read_replies(prefix)):
-        streamed_reply.take(reply)
-    streamed_reply.end()
-    assert time.thread_time() - begun < 0.3
+
+    def read() -> None:
+        streamed_reply = StreamedReply(Prompt((), Sampling()))
+        for reply in (*read_replies(body), *read_replies(prefix)):
+            streamed_reply.take(reply)
+        streamed_reply.end()
+
+    assert _cpu_s(read) < 20 * _cpu_s(lambda: json.loads(body))
     (reply,) = read_replies(body)
     assert reply.choice
     assert reply.choice.content.content == "ab"
