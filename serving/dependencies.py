@@ -15,8 +15,8 @@ _EXTRAS = {
     "cpu": "torch vllm",
     "datasets": "datasets ijson pyarrow",
     "documents": (
-        "bm25s chardet docutils docx lxml markdown_it numpy oxmsg pptx pypdfium2 python_docx "
-        "python_oxmsg python_pptx webencodings"
+        "bm25s chardet docx lxml markdown_it numpy oxmsg pptx pypdfium2 python_docx "
+        "python_calamine python_oxmsg python_pptx webencodings"
     ),
     "hosted": "litellm",
     "local": "faiss",

@@ -35,16 +35,15 @@ def encoded_in_parts(run: Run) -> Run:
 
 
 def decode_run(trace: bytes) -> Run:
-    """Return the run of a trace in MessagePack. Raises `msgspec.DecodeError`."""
+    """Return the run that a trace in MessagePack contains. Raises `msgspec.DecodeError`."""
     if len(trace) < _LARGE_BYTES:
         return msgpack.decode(trace, type=Run)
     run = _read_map(trace)
-    if "result" not in run:
-        raise DecodeError("it has no result")
-    if _read_kind(run["result"]).type != TableRun.__name__:
+    result = run.get("result", Raw())
+    if _read_kind(result).type != TableRun.__name__:
         return _struct(Run, run)
-    result = _struct(TableRun, _read_map(run.pop("result")))
-    return replace(_struct(Run, run | {"result": Raw(_encode(None))}), result=result)
+    del run["result"]
+    return _struct(Run, run, result=_struct(TableRun, _read_map(result)))
 
 
 class _Kind(Struct):
@@ -59,12 +58,12 @@ def _encoded(parts: tuple[Any, ...]) -> tuple[Raw, ...]:
     return tuple(Raw(_encode(part)) for part in parts)
 
 
-def _struct(struct: type[S], given: dict[str, Raw]) -> S:
+def _struct(struct: type[S], given: dict[str, Raw], **decoded: Any) -> S:
     known = {field.name: field.type for field in fields(struct)}
     try:
-        return struct(
-            **{name: _decoded(given[name], known[name]) for name in given if name in known}
-        )
+        for name in given.keys() & known.keys():
+            decoded[name] = _decoded(given[name], known[name])
+        return struct(**decoded)
     except TypeError as error:  # a field is missing
         raise DecodeError(str(error)) from error
 

@@ -3,22 +3,17 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile
 
-from python_calamine import (
-    CalamineError,
-    CalamineWorkbook,
-    PasswordError,
-    WorksheetNotFound,
-    XmlError,
-    ZipError,
-)
+from openpyxl import load_workbook
+from openpyxl.utils.escape import unescape
+from openpyxl.utils.exceptions import InvalidFileException
 from rolegate.client.text import inert
 from rolegate.v1 import table_service_pb2 as pb
 
 from router.errors import BadConfig
 from router.table.schema import normal_name
-from serving.documents.cells import Rows, delimited, sheet_rows
-from serving.documents.document import kind_of
+from serving.documents.cells import Rows, delimited, shown
 from serving.documents.text import decode
 
 
@@ -63,7 +58,7 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
             rows.append({name: row.pop(name, "") for name in names.values()})
             lines.append(line)
             others[tuple(rows[-1][column.name] for column in columns if column.key)] = row
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, InvalidFileException) as error:
         raise BadConfig(f"--rows {file}: {getattr(error, 'strerror', None) or error}") from error
     if not rows:
         raise BadConfig(
@@ -83,12 +78,14 @@ def _read(file: Path) -> Rows:
     """Yield the number and the cells of each row: of the first sheet of a workbook, or of delimited
     text in any encoding. Raises `ValueError`, with the number of a malformed line.
     """
-    if kind_of(file) != "workbook":
+    if file.suffix.lower() != ".xlsx":
         for line, cells in delimited(decode(file.read_bytes(), file)):
             yield line, list(map(_unquoted, cells))
         return
+    # python-calamine would end this process where a cell is far away; openpyxl reads row by row
     try:
-        sheet = CalamineWorkbook.from_path(file).get_sheet_by_index(0)
-    except (CalamineError, PasswordError, WorksheetNotFound, ZipError, XmlError) as error:
+        sheet = load_workbook(file, read_only=True, data_only=True).worksheets[0]
+    except (BadZipFile, IndexError) as error:
         raise ValueError(f"is not a workbook that can be read ({error}).") from None
-    yield from sheet_rows(sheet)
+    for line, values in enumerate(sheet.iter_rows(values_only=True), 1):
+        yield line, [unescape(shown(value)) for value in values]

@@ -5,7 +5,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime, time
-from itertools import zip_longest
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ Rows = Iterator[tuple[int, list[str]]]
 
 _MAX_FIRST = 100_000
 """Characters of the first line in which the delimiter is looked for."""
-_NUMBER = re.compile(r"(?!(?:1[5-9]|20)\d\d$)(?:[\W\d]*\d[\W\d]*|\d[\d.,]*\s*\w{1,3})")
+_MAX_NAME_CHARS = 200
+"""Max characters of a column's name, which every row repeats."""
+_NUMBER = re.compile(r"(?!(?:1[5-9]|20)\d\d$)(?:(?=\W*\d)[\W\d]+|\d[\d.,]*\s*\w{1,3})")
 """A cell that a header does not have: a number or date. A header may have years."""
 
 
@@ -70,15 +72,16 @@ def delimited(text: str) -> Rows:
 def sheet_rows(sheet: Any) -> Rows:
     """Yield the rows of a sheet of python-calamine, with the values as a spreadsheet shows them."""
     for number, cells in enumerate(sheet.iter_rows(), 1):
-        yield number, [_shown(cell) for cell in cells]
+        yield number, [shown(cell) for cell in cells]
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return the value of a cell as text: whole numbers without a point, days without a time."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, datetime) and value.time() == time():
         value = value.date()
-    return " ".join(str(value).split())
+    return "" if value is None else " ".join(str(value).split())
 
 
 def row_blocks(rows: Rows, sheet: str = "") -> Iterator[TextBlock]:
@@ -96,11 +99,11 @@ def row_blocks(rows: Rows, sheet: str = "") -> Iterator[TextBlock]:
             continue
         if header is None and len(filled) > 1:
             is_header = not any(map(_NUMBER.fullmatch, filled))
-            header = cells if is_header else ()
+            header = [cell[:_MAX_NAME_CHARS] for cell in cells] if is_header else ()
             if is_header:
                 continue
         has_rows = True
-        named = zip_longest(header or (), cells, fillvalue="")
+        named = zip(chain(header or (), repeat("")), cells, strict=False)
         values = [f"{name}: {cell}" if name else cell for name, cell in named if cell]
         yield TextBlock(" | ".join(values), sheet or None, location=f"{where}row {number}")
 

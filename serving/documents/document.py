@@ -16,15 +16,14 @@ from router.protocol import Passage
 
 T = TypeVar("T")
 Kind = Literal[
-    "text", "Markdown", "HTML", "RST", "PDF", "DOCX", "ODT", "PPTX", "EPUB", "EML", "MSG", "CSV",
+    "text", "Markdown", "HTML", "PDF", "DOCX", "ODT", "PPTX", "EPUB", "EML", "MSG", "CSV",
     "workbook", "JSON", "rows",
 ]  # fmt: skip
 
 _KINDS: dict[Kind, str] = {
-    "text": ".txt .text",
+    "text": ".txt .text .rst",
     "Markdown": ".md .markdown",
     "HTML": ".html .htm .xhtml",
-    "RST": ".rst",
     "PDF": ".pdf",
     "DOCX": ".docx",
     "ODT": ".odt",

@@ -25,7 +25,17 @@ ReadFile = Callable[[Path], Document | None]
 """Reads a document by its name; returns None for a kind that is not read."""
 
 _MAX_ATTACHMENTS = 100
+_MAX_HEADER_CHARS = 5000
 _HEADERS = ("From", "To", "Cc", "Date", "Subject")
+
+
+class _Policy(policy.EmailPolicy):
+    """Cuts long headers, which take more than linear time to parse."""
+
+    def header_source_parse(self, sourcelines: Any) -> tuple[str, str]:
+        """See `email.policy.Policy`."""
+        name, value = super().header_source_parse(sourcelines)
+        return name, value[:_MAX_HEADER_CHARS]
 
 
 def read_eml(path: Path, read_file: ReadFile) -> Document:
@@ -33,7 +43,7 @@ def read_eml(path: Path, read_file: ReadFile) -> Document:
 
     Raises `BadDocument`, and `OSError`.
     """
-    message = BytesParser(_class=EmailMessage, policy=policy.default).parsebytes(read_content(path))
+    message: Any = BytesParser(_class=EmailMessage, policy=_Policy()).parsebytes(read_content(path))
     if not message.keys():
         raise ValueError("no header of a message")
     headers = [(name, str(message[name])) for name in _HEADERS if message[name]]

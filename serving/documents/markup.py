@@ -1,9 +1,8 @@
-"""HTML, and Markdown and reStructuredText, which are converted to HTML."""
+"""HTML, and Markdown, which is converted to HTML."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,68 +88,6 @@ def read_markdown(path: Path) -> Document:
         raise _too_deep(path)
     html = parser.renderer.render(tokens, parser.options, {})
     return read_page(html, path, (title[2] or title[3]) if title else None)
-
-
-def read_rst(path: Path) -> Document:
-    """Read reStructuredText by converting it to HTML. Directives and roles that only Sphinx or
-    another program knows are read as plain text.
-
-    Raises `BadDocument`, and `OSError`.
-    """
-    from docutils.core import publish_parts
-
-    text = decode(read_content(path, MAX_MARKUP_BYTES), path)
-    with _unknown_markup_as_text():
-        parts = publish_parts(text, writer="html5", settings_overrides=_RST_SETTINGS)
-    return read_page(parts["html_body"], path, parts["title"])
-
-
-_RST_SETTINGS = {
-    "file_insertion_enabled": False,
-    "raw_enabled": False,
-    "report_level": 5,
-    "halt_level": 5,
-    "line_length_limit": MAX_MARKUP_BYTES,
-    "math_output": "LaTeX",
-    "_disable_config": True,
-}
-"""No other file is read, and no message of docutils becomes a part of the text."""
-
-
-@contextmanager
-def _unknown_markup_as_text() -> Iterator[None]:
-    """Let docutils read the content of unknown directives and roles, instead of leaving it out."""
-    from docutils import nodes
-    from docutils.parsers.rst import Directive, directives, roles
-
-    class Content(Directive):  # type: ignore[misc]
-        """A directive that reads what is inside it, after its arguments."""
-
-        optional_arguments = 1
-        final_argument_whitespace = True
-        has_content = True
-
-        def run(self) -> Any:
-            container = nodes.container()
-            container += [nodes.paragraph(text=text) for text in self.arguments]
-            self.state.nested_parse(self.content, self.content_offset, container)
-            return [container]
-
-    def plain(_name: str, _raw: str, text: str, *_: Any, **__: Any) -> Any:
-        return [nodes.inline(text=text)], []
-
-    known_directive = directives.directive
-    known_role = roles.role
-    directives.directive = lambda name, *context: (
-        known_directive(name, *context)[0] or Content,
-        [],
-    )
-    roles.role = lambda name, *context: (known_role(name, *context)[0] or plain, [])
-    try:
-        yield
-    finally:
-        directives.directive = known_directive
-        roles.role = known_role
 
 
 def _no_markup(names: str) -> re.Pattern[str]:

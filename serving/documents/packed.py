@@ -4,7 +4,7 @@ import io
 import posixpath
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -119,10 +119,12 @@ def read_epub(path: Path) -> Document:
         for item in package.iter(f"{_OPF}itemref")
     ]
     title = package.findtext(f".//{_DC}title")
-    return Document(title_of(path, title), _pages(packed, pages, path))
+    return Document(title_of(path, title), _pages(packed, dict.fromkeys(pages), path))
 
 
-def _pages(packed: zipfile.ZipFile, pages: list[str], path: Path) -> Iterator[TextBlock | Unread]:
+def _pages(
+    packed: zipfile.ZipFile, pages: Iterable[str], path: Path
+) -> Iterator[TextBlock | Unread]:
     missing = 0
     with packed:
         names = set(packed.namelist())

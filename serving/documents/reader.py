@@ -38,8 +38,8 @@ from serving.documents.document import (
     kind_of,
 )
 from serving.documents.docx import read_docx
-from serving.documents.mail import read_eml, read_msg
-from serving.documents.markup import read_html, read_markdown, read_rst
+from serving.documents.mail import ReadFile, read_eml, read_msg
+from serving.documents.markup import read_html, read_markdown
 from serving.documents.packed import read_epub, read_odt
 from serving.documents.pdf import read_pdf
 from serving.documents.records import read_records
@@ -48,16 +48,25 @@ from serving.documents.slides import read_pptx
 from serving.documents.text import read_text
 
 
-def _attachment(path: Path) -> Document | None:
+def _attachment(path: Path, levels: int = 3) -> Document | None:
+    """Read an attachment, in which further messages may be nested in so many levels."""
     kind = kind_of(path)
+    if read_message := _MESSAGES.get(kind):
+        inner = partial(_attachment, levels=levels - 1)
+        return read_message(path, inner) if levels else None
     return _READERS[kind](path) if kind in _READERS else None
+
+
+_MESSAGES: dict[Kind | None, Callable[[Path, ReadFile], Document]] = {
+    "EML": read_eml,
+    "MSG": read_msg,
+}
 
 
 _READERS: dict[Kind | None, Callable[[Path], Document]] = {
     "text": read_text,
     "Markdown": read_markdown,
     "HTML": read_html,
-    "RST": read_rst,
     "PDF": read_pdf,
     "DOCX": read_docx,
     "ODT": read_odt,

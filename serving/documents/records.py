@@ -19,6 +19,8 @@ from serving.documents.text import decode
 _lines = msgspec.json.Decoder()
 _MAX_DEPTH = 10
 _MAX_FIELDS = 10_000
+_MAX_NAME_CHARS = 200
+"""Max characters of a field's name, which every field inside it repeats."""
 
 
 def read_records(path: Path) -> Document:
@@ -61,7 +63,9 @@ def _fields(value: Any, name: str, depth: int) -> Iterator[str]:
     """Yield the fields of a value as `name: value`; those of inner objects as `outer.inner`."""
     if isinstance(value, dict) and depth < _MAX_DEPTH:
         for key, inner in value.items():
-            yield from _fields(inner, f"{name}.{key}" if name else key, depth + 1)
+            yield from _fields(
+                inner, (f"{name}.{key}" if name else key)[:_MAX_NAME_CHARS], depth + 1
+            )
     elif isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value):
         for inner in value:
             yield from _fields(inner, name, depth + 1)

@@ -40,21 +40,19 @@ def read_pptx(path: Path) -> Document:
         texts = [text for shape in slide.shapes for text in _texts(shape, unread)]
         if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
             texts.append(slide.notes_slide.notes_text_frame.text)
-        blocks += [
-            TextBlock(_plain(text), heading or None, location=f"slide {number}")
+        place = f"slide {number}"
+        own = [
+            TextBlock(text.replace("\v", "\n"), heading or None, location=place)
             for text in texts
             if text.strip() and " ".join(text.split()) != heading
         ]
-        if heading and not (blocks and blocks[-1].text and _at(blocks[-1], number)):
-            blocks.append(TextBlock("", heading, location=f"slide {number}"))
+        if heading and not own:
+            own.append(TextBlock("", heading, location=place))
+        blocks += own
     if unread:
         blocks.append(Unread(", ".join(f"{count} {kind}" for kind, count in unread.items())))
     first = next((block.heading for block in blocks if isinstance(block, TextBlock)), None)
     return Document(title_of(path, file.core_properties.title, first), blocks)
-
-
-def _at(block: TextBlock | Unread, number: int) -> bool:
-    return isinstance(block, TextBlock) and block.location == f"slide {number}"
 
 
 def _texts(shape: Any, unread: Counter[str]) -> Iterator[str]:
@@ -64,8 +62,8 @@ def _texts(shape: Any, unread: Counter[str]) -> Iterator[str]:
         for inner in shape.shapes:
             yield from _texts(inner, unread)
     elif shape.has_table:
-        for row in shape.table.rows:
-            yield " | ".join(" ".join(cell.text.split()) for cell in row.cells)
+        for row in shape.table._tbl.tr_lst:  # `Table.rows` searches the table again for each row
+            yield " | ".join(" ".join(cell.text.split()) for cell in row.tc_lst)
     elif shape.has_text_frame:
         yield shape.text_frame.text
     elif kind in _EMBEDDED:
@@ -75,7 +73,3 @@ def _texts(shape: Any, unread: Counter[str]) -> Iterator[str]:
         if not described:
             unread[_NOT_READ.get(kind, "charts")] += 1
         yield described
-
-
-def _plain(text: str) -> str:
-    return text.replace("\v", "\n")

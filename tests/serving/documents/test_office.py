@@ -2,8 +2,9 @@
 
 import io
 import json
+import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from email.message import EmailMessage
 from pathlib import Path
@@ -258,21 +259,40 @@ def test_records_of_json(tmp_path: Path) -> None:
     assert [type(part).__name__ for part in read_parts(path)] == ["CorpusRow"]
 
 
-def test_directives_that_only_sphinx_knows_are_read(tmp_path: Path) -> None:
-    """No other file is read."""
-    path = tmp_path / "a.rst"
-    (tmp_path / "secret.txt").write_text("secret")
-    path.write_text(
-        "Guide\n=====\n\nInstall\n-------\n\nUse :func:`run`.\n\n.. versionadded:: 2.0\n"
-        "   It is new.\n\n.. include:: secret.txt\n\n.. raw:: html\n   :file: secret.txt\n\n"
-        ".. note:: Mind.\n\n=====  ====\nCity   Year\n=====  ====\nBel    900\n=====  ====\n"
-    )
-    title, blocks = read(path)
-    texts = " ".join(block.text for block in blocks)
-    assert title == "Guide"
-    for part in ("Use run.", "2.0 It is new.", "Mind.", "Bel | 900"):
-        assert part in texts
-    assert "secret" not in texts.replace("secret.txt", "")
+@pytest.mark.timing
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("digits.csv", lambda n: f"{'1' * 7 * n}a,b\n"),
+        ("short.csv", lambda n: ",".join(map(str, range(n))) + "\n" + "x,y\n" * n),
+        ("marks.rst", lambda n: "`a " * n),
+        ("names.json", lambda n: json.dumps({"n" * n: [{str(at): 1} for at in range(n // 10)]})),
+        ("header.eml", lambda n: "To: " + "A <a@b.org>, " * n + "\n\nhi\n"),
+    ],
+)
+def test_time_is_linear_in_a_text(tmp_path: Path, name: str, text: Callable[[int], str]) -> None:
+    path = tmp_path / name
+    times = []
+    for count in (2000, 16000):
+        path.write_text(text(count))
+        runs = []
+        for _ in range(3):
+            begun = time.thread_time()
+            list(read_parts(path))
+            runs.append(time.thread_time() - begun)
+        times.append(min(runs))
+    assert times[1] < 24 * times[0] + 0.01
+
+
+def test_messages_within_messages_are_read_to_a_depth(tmp_path: Path) -> None:
+    mail = message("The innermost.")
+    for _ in range(9):
+        outer = message("A text.")
+        outer.add_attachment(mail)
+        mail = outer
+    (tmp_path / "a.eml").write_bytes(bytes(mail))
+    assert [text.strip() for text, _ in placed(tmp_path / "a.eml")].count("A text.") == 4
+    assert unread(tmp_path / "a.eml").endswith("its kind is not read")
 
 
 BAD = {
