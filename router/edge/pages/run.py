@@ -134,10 +134,11 @@ class RunPages:
     async def _agent(self, request: web.Request) -> web.Response:
         run = await self.run(request)
         path = request.match_info["agent"]
-        lanes = await in_viewer(timeline.lanes, run)
-        lane = next((lane for lane in lanes if lane.agent.path == path), None)
-        if lane is None:
+        agents = await in_viewer(timeline.Agents, run)
+        agent = next((agent for agent in agents.ids if agent.path == path), None)
+        if agent is None:
             raise web.HTTPNotFound(text="This run has no such agent.")
+        lane = agents.lane(agent)
         execution = lane.execution
         cited = await in_viewer(execution.citations, execution.report.evidence) if execution else []
         passages = await in_viewer(timeline.passages_of, run)
@@ -203,8 +204,8 @@ def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict
     """Return the values of a run for the template: answer, agents and usage. `query`: the query of
     the URL, which may contain the number of the first agent or row to show.
     """
-    lanes = timeline.lanes(run)
-    newest = max(0, len(lanes) - _LANES)
+    agents = timeline.Agents(run)
+    newest = max(0, len(agents.ids) - _LANES)
     first = min(number(query.get("lane", str(newest))), newest)
     tabular = (
         run.kind == "table"
@@ -216,11 +217,10 @@ def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict
         "outcome": outcome_of(run) or run.status,
         "cited": cited,
         "sources": timeline.sources(cited.citations, timeline.passages_of(run)) if cited else (),
-        "lanes": lanes,
-        "shown": lanes[first : first + _LANES],
+        "agents": agents,
+        "lanes": list(map(agents.lane, agents.ids[first : first + _LANES])),
         "first": first,
         "newest": newest,
-        "lane_of": {lane.agent: lane for lane in lanes},
         "lines": list(filter(None, map(progress_line, run.events[: -_LINES - 1 : -1]))),
         "length_s": timeline.length_s(run),
         "spent": UsageSums(**sums_of(run.calls)),

@@ -85,43 +85,68 @@ class QuotedPassage(msgspec.Struct, frozen=True):
     """The text of the passage after the quoted sentence."""
 
 
-def lanes(run: Run) -> tuple[Lane, ...]:
-    """Return the lanes of a run: first the delegator, then the agents of sub-queries by the
-    sub-queries' numbers, then the answerer and the judge. A manager comes before its workers.
+class Agents:
+    """The agents of a run, and the lanes of some of them: a large table has thousands of agents, of
+    which a page shows a few.
     """
-    asked = {event.index: event for event in run.events if isinstance(event, SubQueryDispatched)}
-    known = {work.agent: work for work in work_of(run)}
-    calls = dict[AgentId, list[Call]]()
-    for call in run.calls:
-        calls.setdefault(
-            AgentId(call.role, call.sub_query_index, call.manager, call.worker), []
-        ).append(call)
-    begun = {agent.sub_query_index for agent in (*known, *calls)}
-    waiting = (AgentId("execution", number) for number in asked if number not in begun)
-    length = length_s(run)
-    run_lanes = list[Lane]()
-    for agent in sorted(dict.fromkeys((*known, *calls, *waiting)), key=_rank):
-        _, execution, conversation = known.get(agent, (agent, None, None))
-        own = calls.get(agent, [])
-        dispatched = None if agent.worker is not None else asked.get(_number(agent))
-        lead = AgentId("delegation", *agent[1:3]) if agent.worker is not None else DELEGATOR
-        decisions = calls.get(lead, []) if run.kind == "answer" else []
-        if own or execution or conversation or dispatched:
-            source = execution or dispatched
-            sub_query = source.sub_query if source else ""
-            run_lanes.append(
-                Lane(
-                    agent,
-                    tuple(
-                        _bar(run, call, length, decisions if agent != lead else ()) for call in own
-                    ),
-                    sub_query,
-                    dispatched.round if dispatched else 0,
-                    execution,
-                    conversation,
-                )
-            )
-    return tuple(run_lanes)
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._length_s = length_s(run)
+        self._dispatched = {
+            event.index: event for event in run.events if isinstance(event, SubQueryDispatched)
+        }
+        self._works = {work.agent: work for work in work_of(run)}
+        self._calls = dict[AgentId, list[Call]]()
+        for call in run.calls:
+            agent = AgentId(call.role, call.sub_query_index, call.manager, call.worker)
+            self._calls.setdefault(agent, []).append(call)
+
+        begun = {agent.sub_query_index for agent in (*self._works, *self._calls)}
+        waiting = (
+            AgentId("execution", number) for number in self._dispatched if number not in begun
+        )
+        agents = dict.fromkeys((*self._works, *self._calls, *waiting))
+        self.ids: list[AgentId] = sorted(filter(self._is_shown, agents), key=_rank)
+        """The agents in the order of their lanes: first the delegator, then those of sub-queries by
+        the sub-queries' numbers, then answerer and judge. A manager comes before its workers.
+        """
+
+    @property
+    def executors(self) -> list[str]:
+        """Versions of the executors whose work is known, sorted."""
+        executions = (work.execution for work in self._works.values())
+        return sorted({execution.executor for execution in executions if execution} - {""})
+
+    def lane(self, agent: AgentId) -> Lane:
+        """Return the lane of an agent, given one of `ids`."""
+        _, execution, conversation = self._works.get(agent, (agent, None, None))
+        dispatched = self._dispatch_of(agent)
+        lead = DELEGATOR if agent.worker is None else AgentId("delegation", *agent[1:3])
+        decisions = self._calls.get(lead, []) if self._run.kind == "answer" else []
+        if agent == lead:
+            decisions = []
+        source = execution or dispatched
+        return Lane(
+            agent,
+            tuple(
+                _bar(self._run, call, self._length_s, decisions)
+                for call in self._calls.get(agent, ())
+            ),
+            source.sub_query if source else "",
+            dispatched.round if dispatched else 0,
+            execution,
+            conversation,
+        )
+
+    def _is_shown(self, agent: AgentId) -> bool:
+        if agent in self._calls or self._dispatch_of(agent):
+            return True
+        work = self._works[agent]
+        return bool(work.execution or work.conversation)
+
+    def _dispatch_of(self, agent: AgentId) -> SubQueryDispatched | None:
+        return None if agent.worker is not None else self._dispatched.get(_number(agent))
 
 
 def length_s(run: Run) -> float:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router.edge.pages.timeline import SCALE, lanes, length_s, source
+from router.edge.pages.timeline import SCALE, Agents, Lane, length_s, source
 from router.models import Completion, Message
 from router.protocol import NO_EVIDENCE, Passage, Report
 from router.trace import Conversation, Execution, Run, Trajectory
@@ -16,6 +16,11 @@ from tests.router.edge.pages.demo import runs, table
 from tests.router.store.stored import call, run
 
 RUNS = {demo_run.id: demo_run for demo_run in runs()}
+
+
+def lanes(of: Run) -> list[Lane]:
+    agents = Agents(of)
+    return list(map(agents.lane, agents.ids))
 
 
 def test_lanes_are_in_the_order_of_the_work() -> None:
