@@ -103,9 +103,10 @@ async def select(
     async for run in _ended(log, wanted, counts):
         feedback = await log.feedback(run.id)
         question = question_of(run, feedback)
-        likeness = evaluation.likeness(run.request)
+        likeness = evaluation.likeness(run.question)
         reasons = {
             "redacted": run.redacted,
+            "unresolved": not question.text,
             "evaluation": likeness == "same",
             "nearly_evaluation": likeness == "near",
             "right_answer_unknown": not (question.golds or question.table or judge),
@@ -147,7 +148,7 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
         )
         return Question(
             run.id,
-            run.request,
+            run.question,
             (),
             SOURCE,
             table=table,
@@ -159,7 +160,7 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
     rejected = (answer,) if answer and ratings and not ratings[-1] else ()
     return Question(
         run.id,
-        run.request,
+        run.question,
         right_answers(feedback),
         SOURCE,
         rejected,

@@ -19,7 +19,7 @@ RULES = (
     (r'\A""".*?"""', DOCUMENTS),
     (r"\b(?:async|await) ", ""),
     (r"\bCoroutine\[Any, Any, (\w+)\]", r"\1"),
-    (r"\bAsync(Client|Stream|Iterator)\b", r"\1"),
+    (r"\bAsync(Chat|Client|Stream|Iterator)\b", r"\1"),
     (r"\b__a(iter|enter|exit)__\b", r"__\1__"),
     (r"\bgrpc\.aio\b", "grpc"),
 )

@@ -40,6 +40,7 @@ from router.runs.live import LiveRuns
 from router.runs.observers import ObservedRetriever, Observers
 from router.search import Executor, ReportCache, Retriever, Topology
 from router.search.answerer import Judge
+from router.search.condenser import Condenser
 from router.search.executor import Executes
 from router.search.loop import settings_of
 from router.search.report_cache import ReportCounts
@@ -58,7 +59,7 @@ from serving.engines.loading import Loading
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import check_access, open_retriever
 from serving.retrieval.services import RetrievalServicer
-from serving.roles import all_roles, deployments
+from serving.roles import all_roles, deployments, new_condenser
 from serving.startup import open_upstreams
 from serving.telemetry.observers import Watched, open_observers
 from serving.tools import ToolPool, tool_pool
@@ -89,6 +90,7 @@ class _Upstream:
     new_role: Callable[..., Role]
     roles: dict[RoleName, Role]
     managers: dict[str, Role]
+    condenser: Condenser
     tools: ToolPool
 
     @property
@@ -96,7 +98,7 @@ class _Upstream:
         """The places where roles' models are served, by their names in the ledger, each with its
         base URL; None for a provider that LiteLLM calls.
         """
-        return deployments(self.roles, self.managers)
+        return deployments(self.roles, self.managers, {"condense": self.condenser.role})
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,7 @@ async def _open_upstream(
             new,
             roles,
             managers,
+            await new_condenser(config, new, roles),
             tools,
         )
 
@@ -384,6 +387,7 @@ def _gateway(
         executor=executor,
         roles=roles,
         lifecycle=lifecycle,
+        condenser=upstream.condenser,
         tables=tables,
         table_roles=table_roles,
         max_question_chars=config.server.max_question_chars,
@@ -550,7 +554,7 @@ async def _listening(
     add_runs(pages, runs.stored)
     add_usage(pages, runs.usages, accounts)
     add_versions(pages, executors.versions)
-    add_asking(pages, gateway, tables.detached)
+    add_asking(pages, gateway, tables.detached, runs=runs.stored)
     folder = config.retrieval.index
     RunPages(
         pages,

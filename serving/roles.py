@@ -14,11 +14,12 @@ from router.models import Model, Sampling
 from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import LiteLLMModel
 from router.models.openai_client import OpenAIHTTP
+from router.search.condenser import Condenser
 from router.trace import Price, RoleName
 from serving.config.config import Config, RoleConfig
 from serving.config.prices import prices_of
 from serving.config.secrets import api_key
-from serving.topologies import manager_configs
+from serving.topologies import PROMPTS, manager_configs
 
 _INTERVAL = 8
 """Number of tokens that the gateway's own engines send in one event, for streams that no client
@@ -45,6 +46,21 @@ async def all_roles(
         for name, role in managing.items()
     }
     return _with_fallbacks(config, roles), managers
+
+
+async def new_condenser(
+    config: Config, new: Callable[..., Role], roles: Mapping[RoleName, Role]
+) -> Condenser:
+    """Return the role in front of the search that writes the questions of conversations. `new`:
+    `new_role` with its connections. `roles`: the three roles.
+    """
+    if config.condenser is None:
+        system = (PROMPTS / "condense.txt").read_text("utf-8").strip()
+        role = roles["delegation"]
+        fallbacks = tuple(replace(fallback, system=system) for fallback in role.fallbacks)
+        return Condenser(replace(role, system=system, fallbacks=fallbacks))
+    prices = await prices_of({"condenser": config.condenser}, config.prices)
+    return Condenser(new("delegation", config.condenser, price=prices["condenser"]))
 
 
 def new_role(

@@ -27,14 +27,15 @@ from serving.config.config import Config, RoleConfig, SearchConfig, TableRoleCon
 
 _TABLE_CHARS = 100_000
 """Max characters of a report on a table; a model's max tokens limit its rows."""
-_PROMPTS = Path(__file__).parent / "prompts" / "full"
+PROMPTS = Path(__file__).parent / "prompts" / "full"
+"""Folder of the shipped prompts for models that know the natural language."""
 
 
 def manager_configs(config: Config) -> dict[str, RoleConfig]:
     """Return the role config of each manager, by name: the manager's own, or the delegator's with a
     prompt for managers.
     """
-    other = replace(config.roles.delegation, prompt=str(_PROMPTS / "manager.txt"), fallbacks=())
+    other = replace(config.roles.delegation, prompt=str(PROMPTS / "manager.txt"), fallbacks=())
     configs = {
         name: (manager.role or other, manager.prompt) for name, manager in config.managers.items()
     }
@@ -99,7 +100,7 @@ def _with_managers(config: Config, role: Role) -> Role:
     """Return the delegator's role with a list of the managers in its instructions."""
     listed = "\n".join(f"- {name}: {manager.about}" for name, manager in config.managers.items())
     return _with_instructions(
-        role, (_PROMPTS / "host.txt").read_text("utf-8").strip().replace("{managers}", listed)
+        role, (PROMPTS / "host.txt").read_text("utf-8").strip().replace("{managers}", listed)
     )
 
 
@@ -117,7 +118,7 @@ def _others(config: Config, name: str) -> str:
     listed = "\n".join(
         f"- {other}: {manager.about}" for other, manager in config.managers.items() if other != name
     )
-    return listed and (_PROMPTS / "escalate.txt").read_text("utf-8").strip().replace(
+    return listed and (PROMPTS / "escalate.txt").read_text("utf-8").strip().replace(
         "{managers}", listed
     )
 
@@ -219,7 +220,7 @@ def new_tables(
     by name; empty to fill tables without managers. `with_tools`: the executors for managers with
     tools, by manager.
     """
-    in_tables = (_PROMPTS / "table_manager.txt").read_text("utf-8").strip()
+    in_tables = (PROMPTS / "table_manager.txt").read_text("utf-8").strip()
     managing = {
         name: _with_instructions(role, in_tables)
         for name, role in _with_others(config, managing).items()
@@ -246,7 +247,7 @@ def new_tables(
 
 def _in_tables(role: Role, config: TableRoleConfig) -> Role:
     """Return a role with the prompt and the `max_tokens` for tables, also in its fallbacks."""
-    path = Path(config.prompt or _PROMPTS / f"table_{role.name}.txt")
+    path = Path(config.prompt or PROMPTS / f"table_{role.name}.txt")
     sampling = replace(role.sampling, max_tokens=config.max_tokens or role.sampling.max_tokens)
     fallbacks = tuple(_in_tables(other, config) for other in role.fallbacks)
     system = path.read_text("utf-8").strip()

@@ -23,6 +23,8 @@ QUESTION = "When was the director of Heat born?"
 DEAD_QUESTION = "Who answers when no model does?"
 LONGEST_QUESTION = 200
 DIRECTOR = "Who directed Heat?"
+FOLLOW_UP = "And when was he born?"
+ASKED_BACK = "Whom do you mean by “he”?"
 BORN = "When was Michael Mann born?"
 PASSAGES = {
     DIRECTOR: [Passage("p1", "Heat", "Heat is a film by Michael Mann. It [sic] is long.", 0.9)],
@@ -35,6 +37,18 @@ def delegates(prompt: Prompt) -> Answer:
     if prompt.messages[1].content == DEAD_QUESTION:
         return UpstreamUnavailable("connection refused", endpoint="http://127.0.0.1:9/v1")
     return {2: block(DIRECTOR), 4: block(BORN)}.get(len(prompt.messages), STOP)
+
+
+def condenses(prompt: Prompt) -> Answer:
+    """Resolve `FOLLOW_UP` if the conversation is about Heat, and else ask back; leave every other
+    question as it is.
+    """
+    history, _, asked = prompt.messages[1].content.partition("<question>")
+    if asked.removesuffix("</question>") != FOLLOW_UP:
+        return f"<question>{asked}"
+    if "Heat" in history:
+        return f"<question>{QUESTION}</question>"
+    return f"<clarify>{ASKED_BACK}</clarify>"
 
 
 def executes(prompt: Prompt) -> Answer:
@@ -57,6 +71,7 @@ async def serve() -> None:
         executor=ScriptedModel(executes, "small"),
         answerer=ScriptedModel(lambda _prompt: "<answer>in 1943</answer>", "fixed"),
         retriever=retriever,
+        condenser=ScriptedModel(condenses, "backbone"),
     )
     server = whole_server(deployment, retriever=retriever, max_question_chars=LONGEST_QUESTION)
     door = HTTPServer(openai_app(deployment.gateway(max_question_chars=LONGEST_QUESTION)), 1.0)

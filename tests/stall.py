@@ -118,7 +118,7 @@ async def scene() -> AsyncIterator[Served]:
         detached = Detached()
         stack.push_async_callback(detached.drain, 0)
         add_runs(site, runs)
-        add_asking(site, filling, detached)
+        add_asking(site, filling, detached, runs=runs)
         RunPages(site, runs)
         door = HTTPServer(openai_app(filling, pages=site), 0.0)
         address = await door.start("127.0.0.1:0", "http")

@@ -209,7 +209,8 @@ class Attempts:
             prompt_bound=prompt_tokens,
             max_tokens=max_tokens,
         )
-        purpose: Purpose = "retry" if self._made > 1 else self.purpose
+        retried = self._made > 1 and self.purpose != "condense"
+        purpose: Purpose = "retry" if retried else self.purpose
         outstanding = self.caller.prompt_bound // BYTES_PER_TOKEN + self.prompt.sampling.max_tokens
         with replica.endpoint.calling(outstanding, lambda: _silent(attempt, timeouts)) as spoke:
             async with self.ledger.attempt(

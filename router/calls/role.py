@@ -26,7 +26,7 @@ from router.models.model import Function
 from router.protocol import prompts
 from router.trace import Price, RoleName
 from router.trace.call import Purpose
-from router.trace.turns import AgentId
+from router.trace.turns import CONDENSER, AgentId
 
 _log = structlog.get_logger("roles")
 
@@ -115,7 +115,8 @@ class Role:
         Raises `BudgetExhausted` if the budget is too small. If all attempts and fallbacks have
         failed, raises the `UpstreamError` of the model itself, with the name of this role.
         """
-        agent = AgentId(self.name, sub_query_index)
+        condensing = purpose == "condense"
+        agent = CONDENSER if condensing else AgentId(self.name, sub_query_index)
         if (recorded := ledger.turn_before(agent, messages)) is not None:
             return recorded
 
@@ -127,7 +128,7 @@ class Role:
                         "role.fallback", role=self.name, model=role.model.name, error=str(first)
                     )
                     self.health.fallbacks += 1
-                    purpose = "fallback"
+                    purpose = purpose if condensing else "fallback"
 
                 prompt = msgspec.structs.replace(role._prompt(messages, stop, pattern), tools=tools)
                 attempts = role._attempts(prompt, sub_query_index, ledger, purpose)

@@ -31,6 +31,8 @@ _UNANSWERED = (
 )
 
 
+SOURCES = "\n\nSources:\n"
+"""What stands between an answer and the list of its sources."""
 UNSUPPORTED = "Unsupported: no retrieved passage holds all of this answer; check it."
 """Warning below an answer with names or numbers that no cited evidence contains."""
 
@@ -62,6 +64,8 @@ class CitedAnswer(msgspec.Struct, frozen=True):
     """Sub-queries with their answers, in order of dispatch."""
     unsupported: bool = False
     """True if the answer has names or numbers that no cited evidence contains."""
+    question: str = ""
+    """The question as it was searched, where it was written from a conversation."""
 
     @property
     def text(self) -> str:
@@ -79,7 +83,7 @@ class CitedAnswer(msgspec.Struct, frozen=True):
         return model_markdown(self.answer)
 
     def _below(self) -> str:
-        if self.outcome in ("out_of_scope", "completed"):
+        if self.outcome in ("out_of_scope", "completed", "clarify"):
             return ""
         if self.outcome in _UNANSWERED:
             searched = "; ".join(f"“{result.sub_query}”" for result in self.results)
@@ -90,7 +94,7 @@ class CitedAnswer(msgspec.Struct, frozen=True):
             return "" if self.unsupported else "No retrieved passage holds this answer."
         return "\n".join(
             [
-                "Sources:",
+                SOURCES.strip(),
                 *(
                     f"[{number}] {markdown(source_line(at))}"
                     for number, at in enumerate(self.citations, 1)
@@ -159,6 +163,7 @@ async def cited_answer(run: Run) -> CitedAnswer:
         tuple(citations),
         tuple(map(_sub_answer, executions)),
         run.unsupported,
+        run.question if run.question != run.request else "",
     )
 
 

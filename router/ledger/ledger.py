@@ -29,7 +29,7 @@ from router.trace import Call, Price, RoleName
 from router.trace.call import COMPLETE_OUTCOMES, OpenedCall, Outcome, Purpose
 from router.trace.identity import DEFAULT_TENANT
 from router.trace.table import Ask
-from router.trace.turns import DELEGATOR, AgentId, Asked, Decided, Searched
+from router.trace.turns import DELEGATOR, AgentId, Asked, Decided, Searched, agent_of
 from router.trace.values import SearchRecord
 
 _log = structlog.get_logger("ledger")
@@ -146,10 +146,6 @@ class Attempt:
         written = min(usage.completion_tokens, self.opened.max_tokens)
         usage = msgspec.structs.replace(usage, completion_tokens=written, estimated=True)
         return usage if self.opened.allows(usage) else None
-
-
-def _agent_of(call: OpenedCall) -> AgentId:
-    return AgentId(call.role, call.sub_query_index, call.manager, call.worker)
 
 
 def _outcome_of(error: Exception) -> Outcome:
@@ -374,7 +370,7 @@ class Ledger:
         early = [
             cut.opened
             for cut in self._books.early
-            if _agent_of(cut.opened) == self._executor(sub_query_index)
+            if agent_of(cut.opened) == self._executor(sub_query_index)
         ]
         return {call.executor_version or "" for call in (*booked, *early)}
 
@@ -508,6 +504,6 @@ class Ledger:
             impossible_usage=impossible and usage is None,
         )
         self._books.calls.append(call)
-        self._books.by_agent.setdefault(_agent_of(call), []).append(call)
+        self._books.by_agent.setdefault(agent_of(call), []).append(call)
         self._allowance.settle(call.role, call.reserved, call.charged)
         self._journal.settle(call)

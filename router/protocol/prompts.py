@@ -96,6 +96,14 @@ def documents(
     return f"<documents>{shown}</documents>" + (f"\n{LAST_SEARCH}" if last else "")
 
 
+def condense_request(history: Sequence[Message], question: str) -> str:
+    """Return the text that shows a conversation and its last question to the model that writes the
+    question so that it can be understood alone.
+    """
+    shown = "".join(element(message.role, message.content) for message in history)
+    return f"<history>{shown}</history>{element('question', question)}"
+
+
 def search_results(
     pairs: Sequence[tuple[str, Report]],
     not_dispatched: Sequence[str] = (),

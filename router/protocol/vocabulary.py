@@ -24,15 +24,15 @@ class Vocabulary:
         words, _, names = text.partition("\n\n")
         return cls(words.split(), names.splitlines())
 
-    def outside(self, question: str) -> list[str]:
+    def outside(self, question: str, *, named: bool = True) -> list[str]:
         """Return the distinct words of `question` that are neither words of the vocabulary nor part
-        of one of its names. If all words are known, but the question contains no name, return all
-        words.
+        of one of its names. If all words are known, but the question contains no name although
+        it must be `named`, return all words.
         """
         written = _WORD.findall(question)
         folded = [word.casefold() for word in written]
         unknown: list[str] = []
-        named = False
+        named = not named
         at = 0
         while at < len(folded):
             length = self._name_at(folded, at)

@@ -29,6 +29,8 @@ from router.protocol import Vocabulary
 from router.runs.lifecycle import RequestOptions, RunLifecycle, RunRequest
 from router.runs.support import is_supported
 from router.search import RunContext, Topology
+from router.search.condenser import Condenser
+from router.search.context import Draft
 from router.search.executor import Executes
 from router.search.loop import settings_of
 from router.table import TableRequest, WideSearch
@@ -59,6 +61,10 @@ _SHORT = 4_000
 """Size, by `_read_chars`, up to which `is_supported` is called on the event loop: below this size,
 the check takes less time than starting a thread.
 """
+MAX_HISTORY = 40
+"""Max messages before a question."""
+MAX_HISTORY_CHARS = 32_000
+"""Max characters of all messages before a question."""
 OUT_OF_SCOPE = (
     "not in the demo world: the demo's models know a small fictional world only, and "
     "nothing of {words}. "
@@ -68,10 +74,43 @@ OUT_OF_SCOPE = (
 
 
 class AnswerRequest(msgspec.Struct, frozen=True):
-    """A question, and the topology that answers it."""
+    """A question, the topology that answers it, and the conversation before it."""
 
     question: str
     topology: TopologyName = "factorized"
+    history: tuple[Message, ...] = ()
+    """Earlier messages of the roles `user` and `assistant`, oldest first."""
+
+    def check_history(self) -> None:
+        """Raise `BadRequest` if the history is too long, or has a message of another role."""
+        count = len(self.history)
+        chars = sum(len(message.content) for message in self.history)
+        for number, limit, unit in (
+            (count, MAX_HISTORY, "messages"),
+            (chars, MAX_HISTORY_CHARS, "characters"),
+        ):
+            if number > limit:
+                raise BadRequest(
+                    f"history has {number} {unit}; at most {limit} are allowed. Leave out the "
+                    "oldest messages."
+                )
+        for number, message in enumerate(self.history):
+            if message.role == "system":
+                raise BadRequest(
+                    f"history[{number}].role is 'system'; it must be user or assistant."
+                )
+
+
+def latest(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the last messages of a conversation, as many as a request's history may have."""
+    chars = 0
+    first = len(messages)
+    for message in reversed(messages[-MAX_HISTORY:]):
+        chars += len(message.content)
+        if chars > MAX_HISTORY_CHARS:
+            break
+        first -= 1
+    return tuple(messages[first:])
 
 
 class CompletionRequest(msgspec.Struct, frozen=True):
@@ -109,6 +148,7 @@ class Gateway:
         executor: Executes,
         roles: Mapping[RoleName, Role],
         lifecycle: RunLifecycle,
+        condenser: Condenser | None = None,
         tables: WideSearch | None = None,
         table_roles: Mapping[Any, Role] = {},
         max_question_chars: int = 4000,
@@ -116,7 +156,8 @@ class Gateway:
         on_answered: Callable[[Run], None] = lambda _run: None,
     ) -> None:
         """`topologies`: the topologies for answers by name; `factorized` must be one of them.
-        `executor`: works on single sub-queries. `roles`: the roles that `complete` may call.
+        `executor`: works on single sub-queries. `condenser`: writes the questions of conversations;
+        None to refuse questions with a history. `roles`: the roles that `complete` may call.
         `tables`: fills tables by means of the roles `table_roles`; None if the gateway fills no
         tables. `vocabulary`: the only words that questions may use, for models of one small
         language; None for models that know the natural language. `on_answered`: called with each
@@ -124,6 +165,7 @@ class Gateway:
         """
         self._topologies = topologies
         self._executor = executor
+        self._condenser = condenser
         self._roles = roles
         self._tables = tables
         self._table_roles = table_roles
@@ -138,46 +180,94 @@ class Gateway:
         options: RequestOptions,
         on_event: OnEvent = lambda _event: None,
         topology: TopologyName = "factorized",
+        history: Sequence[Message] = (),
     ) -> Run:
         """Answer a question and return the stored run, whose result is a `Trajectory`.
 
-        `on_event`: called with each event of the run. Raises `BadRequest` for an invalid question
-        or option, `BadConfig` for a topology that is not configured, and `UpstreamError` if there
-        is no answer because a model or the retrieval failed. Also raises the errors of
+        `on_event`: called with each event of the run. `history`: the conversation before the
+        question, oldest message first; the question is then written anew, so that it can be
+        understood alone. If that is impossible, the run's answer is a question back, and its
+        outcome is `clarify`. Raises `BadRequest` for an invalid question, history or option,
+        `BadConfig` for a topology that is not configured, and `UpstreamError` if there is no
+        answer because a model or the retrieval failed. Also raises the errors of
         `RunLifecycle.open`.
         """
-        request = AnswerRequest(question, topology)
+        request = AnswerRequest(question, topology, tuple(history))
         request, options = await self._lifecycle.resumed("answer", request, options)
+        request.check_history()
         question = self.readable("question", request.question)
-        topology = request.topology
-        chosen = self._topology(topology)
-        self._check_prices(options, chosen.roles)
+        request = replace(request, question=question)
+        chosen = self._topology(request.topology)
+        roles = dict(chosen.roles)
+        if request.history:
+            if self._condenser is None:
+                raise BadConfig("history: this gateway answers questions without history only.")
+            roles["condense"] = self._condenser.role
+        self._check_prices(options, roles)
         opened = RunRequest(
             "answer",
             question,
-            AnswerRequest(question, topology),
-            None if topology == "factorized" else settings_of(chosen.roles),
-            topology=topology,
+            request,
+            settings_of(roles) if request.topology != "factorized" or request.history else None,
+            topology=request.topology,
         )
         async with self._lifecycle.open(opened, options, on_event) as run:
             if isinstance(run, Run):
                 return run
-            draft = run.context.draft
-            if self._vocabulary and (outside := self._vocabulary.outside(question)):
-                draft.result = Trajectory(_out_of_scope(outside), "out_of_scope", topology=topology)
-            else:
-                draft.result = trajectory = await chosen.loop.run(question, run.context)
-                if _read_chars(trajectory) <= _SHORT:
-                    supported = is_supported(question, trajectory)
-                else:
-                    supported = await asyncio.to_thread(is_supported, question, trajectory)
-                draft.result = trajectory = replace(trajectory, unsupported=not supported)
-                if error := _answer_failure(trajectory, run.context):
-                    draft.result = replace(trajectory, answer="")
-                    raise error
+            await self._answer(request, chosen, run.context)
         if run.training and not run.private:
             self._on_answered(run.stored)
         return run.stored
+
+    async def _answer(
+        self,
+        request: AnswerRequest,
+        topology: Topology,
+        context: RunContext,
+    ) -> None:
+        """Do the work of `answer`, and put the result into `context.draft`."""
+        draft = context.draft
+        question = request.question
+        ended = Trajectory("", "clarify", topology=request.topology)
+        if self._is_out_of_scope(question, ended, draft, named=not request.history):
+            return
+        if request.history:
+            assert self._condenser is not None
+            condensing, asked_back = await self._condenser.condense(
+                request.history, question, context.ledger
+            )
+            draft.condensing = condensing
+            question = condensing.question
+            if asked_back:
+                draft.result = replace(ended, answer=asked_back)
+                return
+            if self._is_out_of_scope(question, ended, draft):
+                return
+        draft.result = trajectory = await topology.loop.run(question, context)
+        if _read_chars(trajectory) <= _SHORT:
+            supported = is_supported(question, trajectory)
+        else:
+            supported = await asyncio.to_thread(is_supported, question, trajectory)
+        draft.result = trajectory = replace(trajectory, unsupported=not supported)
+        if error := _answer_failure(trajectory, context):
+            draft.result = replace(trajectory, answer="")
+            raise error
+
+    def _is_out_of_scope(
+        self,
+        question: str,
+        ended: Trajectory,
+        draft: Draft,
+        *,
+        named: bool = True,
+    ) -> bool:
+        """Return whether a question has words outside of the vocabulary. If so, put `ended` with an
+        answer that says so into `draft`. `named`: whether the question must have a name.
+        """
+        outside = self._vocabulary.outside(question, named=named) if self._vocabulary else []
+        if outside:
+            draft.result = replace(ended, answer=_out_of_scope(outside), outcome="out_of_scope")
+        return bool(outside)
 
     async def fill_table(
         self,

@@ -391,7 +391,7 @@ class RunLifecycle:
         stored = run.start.ended(
             status=run.status,
             error=run.error,
-            result=run.context.draft.result,
+            result=run.context.draft.whole,
             settings=run.settings,
             calls=run.context.ledger.calls,
             duration_s=time.monotonic() - run.begun,

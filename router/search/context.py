@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from router.errors import OutOfTime, UpstreamError
 from router.ledger import Ledger
-from router.trace import Execution
-from router.trace.values import AnswerOutcome, OnEvent, Result
+from router.trace import Execution, Trajectory
+from router.trace.values import AnswerOutcome, Condensing, OnEvent, Result
 
 ANSWERING_SHARE = 0.2
 """The share of a run's time that is reserved for the answerer."""
@@ -19,6 +21,18 @@ class Draft:
     """Holder of the run's result so far, which is stored however the run ends."""
 
     result: Result | None = None
+    condensing: Condensing | None = None
+    """The conversation before the question, which becomes a part of the result."""
+
+    @property
+    def whole(self) -> Result | None:
+        """The result with the conversation before the question."""
+        if self.condensing is None:
+            return self.result
+        result = self.result
+        if not isinstance(result, Trajectory):  # the search has not begun
+            result = Trajectory("", "clarify")
+        return replace(result, condensing=self.condensing)
 
 
 def has_evidence(execution: Execution) -> bool:

@@ -12,7 +12,11 @@ from router.models import Usage
 from router.models.model import TOKEN_COUNTS
 
 RoleName = Literal["delegation", "execution", "answer", "judge"]
-Purpose = Literal["first", "retry", "correction", "shortened", "fallback", "shadow"]
+AgentRole = RoleName | Literal["condense"]
+"""Function of an agent within a run. `condense`: the delegator's model, as it writes the question
+from a conversation; its calls are booked on the role `delegation`.
+"""
+Purpose = Literal["first", "retry", "correction", "shortened", "fallback", "shadow", "condense"]
 Layer = Literal["delegation", "management", "execution", "answer", "judge"]
 Outcome = Literal[
     "completed",
@@ -46,7 +50,8 @@ class OpenedCall(msgspec.Struct, frozen=True, gc=False):
     purpose: Purpose
     """Why the attempt is made. `correction`: the previous output was malformed. `shortened`: the
     previous prompt was too long. `fallback`: another model is unavailable. `shadow`: an executor
-    version is tried alongside the one that serves.
+    version is tried alongside the one that serves. `condense`: the question is written from a
+    conversation; further attempts have this purpose too.
     """
     attempt: int
     """1 for the first attempt of a call, 2 for the second, and so on."""

@@ -11,7 +11,7 @@ from router.models import Completion, Message
 from router.protocol import exact_match
 from router.protocol.prompts import shown_turn
 from router.protocol.scoring import token_f1
-from router.trace.call import RoleName, sum_known
+from router.trace.call import AgentRole, sum_known
 from router.trace.run import Feedback, Run
 from router.trace.table import TableOutcome
 from router.trace.turns import work_of
@@ -35,6 +35,8 @@ class ExportRow(msgspec.Struct, frozen=True):
     kind: str
     status: str
     request: str
+    question: str
+    """The question as it was searched; differs from `request` in a conversation."""
     request_id: str
     """The client's name for the request; empty for none."""
     outcome: str
@@ -77,6 +79,7 @@ def export_row(run: Run, feedback: Sequence[Feedback] = ()) -> ExportRow:
         kind=run.kind,
         status=run.status,
         request=run.request,
+        question=run.question,
         request_id=run.request_id,
         outcome=outcome_of(run) or "",
         output=output_of(run),
@@ -153,7 +156,7 @@ class AgentTrajectory(msgspec.Struct, frozen=True):
     """
     parent: str | None
     """Name of the agent that dispatched this one; null for the delegator and the answerer."""
-    role: RoleName
+    role: AgentRole
     sub_query_index: int | None
     """The number of the agent's sub-query, from 0; null for the delegator and the answerer."""
     model: str
@@ -188,7 +191,7 @@ def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajecto
     trajectory = run.result
     if run.status != "finished" or run.redacted or not isinstance(trajectory, Trajectory):
         return
-    group = hashlib.sha256(run.request.encode()).hexdigest()[:16]
+    group = hashlib.sha256(run.question.encode()).hexdigest()[:16]
     reward = reward_of(run, golds)
     for agent, execution, conversation in work_of(run):
         if conversation is None or not conversation.outputs:
@@ -213,7 +216,7 @@ def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajecto
             role=agent.role,
             sub_query_index=agent.sub_query_index,
             model=model,
-            question=run.request,
+            question=run.question,
             right_answers=tuple(golds),
             answer=trajectory.answer,
             reward=reward,

@@ -55,6 +55,14 @@ class Run(msgspec.Struct, frozen=True):
     """
 
     @property
+    def question(self) -> str:
+        """The question as it was searched: written from the conversation before it, if there is
+        one, or else the request as it was asked.
+        """
+        condensing = self.result.condensing if isinstance(self.result, Trajectory) else None
+        return condensing.question if condensing else self.request
+
+    @property
     def unsupported(self) -> bool:
         """True if the answer contains names or numbers that no evidence from a passage supports."""
         return isinstance(self.result, Trajectory) and self.result.unsupported

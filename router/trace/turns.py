@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from router.models import Completion, Message
 from router.protocol.decision import agreeing
-from router.trace.call import RoleName
+from router.trace.call import AgentRole, OpenedCall
 from router.trace.run import Run
 from router.trace.table import Ask
 from router.trace.values import (
@@ -32,7 +32,7 @@ class AgentId(NamedTuple):
     delegator, a manager, an executor or the answerer.
     """
 
-    role: RoleName
+    role: AgentRole
     sub_query_index: int | None = None
     """The number of the agent's sub-query; None for the delegator and the answerer."""
     manager: str = ""
@@ -62,6 +62,14 @@ class AgentId(NamedTuple):
 
 
 DELEGATOR = AgentId("delegation")
+CONDENSER = AgentId("condense")
+
+
+def agent_of(call: OpenedCall) -> AgentId:
+    """Return the identity of the agent that made a call."""
+    if call.purpose == "condense":
+        return CONDENSER
+    return AgentId(call.role, call.sub_query_index, call.manager, call.worker)
 
 
 class AgentWork(NamedTuple):
@@ -126,6 +134,10 @@ def _changed_lead(
         _changed_execution(number, execution, lead, change)
         for number, execution in enumerate(led.executions)
     )
+    if isinstance(led, Trajectory) and led.condensing:
+        own_work = AgentWork(CONDENSER, None, led.condensing.conversation)
+        conversation, _ = change(own_work, ())
+        fields["condensing"] = replace(led.condensing, conversation=conversation)
     if isinstance(led, Trajectory) and led.answering:
         fields["answering"], _ = change(AgentWork(AgentId("answer"), None, led.answering), ())
     return replace(led, **fields)

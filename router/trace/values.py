@@ -269,7 +269,21 @@ AnswerOutcome = Literal[
     "out_of_scope",
     "not_found",
     "budget_exhausted",
+    "clarify",
 ]
+
+
+class Condensing(msgspec.Struct, frozen=True):
+    """A conversation before a question, and what was made of both."""
+
+    history: tuple[Message, ...]
+    """The messages before the question, oldest first."""
+    question: str = ""
+    """The question as it is searched, which can be understood without `history`. Empty if the
+    model could not write it, and asked back instead.
+    """
+    conversation: Conversation | None = None
+    """The call that wrote `question`."""
 
 
 class Trajectory(msgspec.Struct, frozen=True, tag=True):
@@ -294,6 +308,8 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
     topology: TopologyName = "factorized"
     unsupported: bool = False
     """True if the answer contains names or numbers that no evidence from a passage supports."""
+    condensing: Condensing | None = None
+    """The conversation that the question belongs to; None for a question without history."""
 
     def answered(self, answer: str) -> "Trajectory":
         """Return the trajectory with `answer`. If `answer` only says that nothing was found, it is

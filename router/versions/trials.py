@@ -34,9 +34,9 @@ from router.versions.routing import VersionRouting
 _log = structlog.get_logger("trials")
 _AT_ONCE = 4
 _WAITING = 64
-_CUT = ("time_exhausted", "budget_exhausted")
-"""Outcomes of runs that were ended by the client's limits. They have no trial, because the other
-version would work without these limits.
+_CUT = ("time_exhausted", "budget_exhausted", "clarify")
+"""Outcomes of runs that have no trial: those that the client's limits ended, because the other
+version would work without these limits, and those in which no executor worked.
 """
 _HINDERED = ("budget_exhausted", "retrieval_failed")
 """Outcomes that are not the fault of any version."""
@@ -178,14 +178,16 @@ class Trials:
         assert isinstance(run.result, Trajectory)
         search = self._search(self._executors.of(version))
         opened = None
-        request = RunRequest("shadow", run.request, run.id)
+        request = RunRequest("shadow", run.question, run.id)
         try:
             async with self._lifecycle.open(request, RequestOptions(SHADOW)) as trial:
                 assert isinstance(trial, OpenRun)
                 opened = trial
-                other = await search.again(run.request, run.result, trial.context)
+                other = await search.again(run.question, run.result, trial.context)
                 trial.context.draft.result = other
-                right = await self._verdicts(run.request, (run.result, other), trial.context.ledger)
+                right = await self._verdicts(
+                    run.question, (run.result, other), trial.context.ledger
+                )
         except (ContextTooLong, OutOfTime):
             if opened is None:
                 raise

@@ -20,7 +20,14 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rolegate.client import Client, GatewayError
-from rolegate.client.requests import ANSWER_S, RequestOptions, SearchOptions, TopologyName
+from rolegate.client.requests import (
+    ANSWER_S,
+    ChatMessage,
+    RequestOptions,
+    SearchOptions,
+    TopologyName,
+    extended,
+)
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 from rolegate.v1.usage_pb2 import RoleUsage
 
@@ -195,17 +202,21 @@ def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Open
             runner.run(stack.aclose())
 
 
-_HINT = "Each question stands alone. Commands: /good, /bad [RIGHT ANSWER], /usage, /help, /quit."
+_HINT = (
+    "A question may refer to the ones before it. Commands: /new, /good, /bad [RIGHT ANSWER], "
+    "/usage, /help, /quit."
+)
 _ENDS = ("exit", "quit", "/exit", "/quit", ":exit", ":quit", ":q", "/q")
 
 
 class ChatOptions(GatewayOptions, frozen=True):
     """Ask one question after another, typed in a terminal or read from a pipe, one per line.
 
-    Each question stands alone: the gateway does not see the questions before it. Without --address,
-    a gateway is started for the chat. Ctrl-C cancels the running question; Ctrl-D or `/quit` ends
+    A question may refer to the questions and answers before it. Without --address, a gateway is
+    started for the chat. Ctrl-C cancels the running question; Ctrl-D or `/quit` ends
     the chat. Commands (`:` works in place of `/`):
 
+      /new                  begin a new conversation
       /good                 say that the last answer was right
       /bad [RIGHT ANSWER]   say that the last answer was wrong
       /usage                show the tokens and the cost of this chat's answers
@@ -228,6 +239,7 @@ def chat(arguments: Sequence[str]) -> int:
     view = AnswerView(Console(), progress, stream=options.stream, as_json=False)
     usage: list[RoleUsage] = []
     last: AnswerResponse | None = None
+    history: tuple[ChatMessage, ...] = ()
 
     def say(text: str, style: str = "dim") -> None:
         print_line(progress, text, style=style)
@@ -248,6 +260,8 @@ def chat(arguments: Sequence[str]) -> int:
                             right_answer="".join(right),
                         )
                         say(f"your feedback is stored with run {last.run_id}")
+                    case [":new"]:
+                        history = ()
                     case [":help"]:
                         say(_HINT)
                     case [":usage"]:
@@ -256,8 +270,9 @@ def chat(arguments: Sequence[str]) -> int:
                         say(f"{word} is not a command.\n{_HINT}")
                     case _:
                         last = None
-                        last = view.follow(client.stream(line, options.timeout))
+                        last = view.follow(client.stream(line, options.timeout, history=history))
                         view.show(last)
+                        history = extended(history, line, last.answer)
                         usage.extend(last.usage)
             except GatewayError as error:
                 say(str(error), "red")

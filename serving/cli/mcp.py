@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
-from pydantic import Field
+from pydantic import BaseModel, Field
 from rolegate.client import AsyncClient, AsyncStream, Connection, GatewayError
-from rolegate.client.requests import TABLE_S
+from rolegate.client.requests import TABLE_S, ChatMessage
 from rolegate.client.text import place
 from rolegate.v1 import evidence_pb2
 
@@ -21,6 +21,16 @@ from serving.retrieval.services import MAX_TOP_K
 
 _NONE: list[list[str]] = []
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+
+
+class HistoryMessage(BaseModel):
+    """A message of the conversation before a question."""
+
+    role: Literal["user", "assistant"]
+    content: str
+
+
+_NO_HISTORY: list[HistoryMessage] = []
 
 
 class MCPOptions(ConnectionOptions, frozen=True):
@@ -59,16 +69,20 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
 
     @server.tool(annotations=_READS)
     async def ask(
-        question: Annotated[str, Field(description="One self-contained question, in plain words.")],
+        question: Annotated[str, Field(description="One question, in plain words.")],
         context: Context[Any, Any],
+        history: Annotated[
+            list[HistoryMessage],
+            Field(description="Earlier questions and answers that the question refers to."),
+        ] = _NO_HISTORY,
     ) -> CallToolResult:
         """Answer a question from the indexed documents, and return the answer with its sources.
         Searches several times if necessary.
         """
         try:
-            return _cited(
-                answer_from_proto(await _followed(client.stream(question, timeout_s), context))
-            )
+            messages = [ChatMessage(role=sent.role, content=sent.content) for sent in history]
+            stream = client.stream(question, timeout_s, history=messages)
+            return _cited(answer_from_proto(await _followed(stream, context)))
         except GatewayError as error:
             return _failed(error)
 

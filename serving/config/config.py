@@ -471,6 +471,10 @@ class Config(Section, frozen=True):
     table: TableLimits = TableLimits()
     admission: AdmissionLimits = AdmissionLimits()
     report_cache: ReportCacheConfig = ReportCacheConfig()
+    condenser: RoleConfig | None = None
+    """The model that writes the questions of conversations so that they can be understood alone.
+    Absent: the delegator's model, with the shipped prompt for this.
+    """
     engines: dict[str, EngineConfig] = {}
     versions: VersionsConfig = VersionsConfig()
     distillation: DistillationConfig = DistillationConfig()
@@ -489,6 +493,8 @@ class Config(Section, frozen=True):
         managers' own.
         """
         roles = {f"roles.{name}": role for name, role in self.roles.by_name.items()}
+        if self.condenser:
+            roles["condenser"] = self.condenser
         return roles | {
             f"managers.{name}.role": one.role for name, one in self.managers.items() if one.role
         }

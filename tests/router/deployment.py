@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from router.calls import Role
 from router.errors import BadRequest, NotFound, StoreFailed
@@ -24,6 +24,7 @@ from router.search import (
     Topology,
 )
 from router.search.agent import ExecutorLimits
+from router.search.condenser import Condenser
 from router.search.executor import Executes
 from router.trace import Call, Event, RoleName, Run
 from router.trace.run import Feedback, RoleSetting, RunStatus
@@ -83,6 +84,7 @@ class Deployment:
     retriever: Retriever = field(
         default_factory=lambda: FixedRetriever({"Who directed Heat?": [PASSAGE]})
     )
+    condenser: Model = field(default_factory=lambda: ScriptedModel([], "backbone"))
     attempts: int = 1
     max_tokens: int = 64
 
@@ -140,6 +142,7 @@ class Deployment:
             topologies={"factorized": Topology(self.search(), roles), **topologies},
             executor=Executor(roles["execution"], self.retriever, ExecutorLimits()),
             roles=roles,
+            condenser=Condenser(replace(role("delegation", self.condenser), system="condense")),
             lifecycle=RunLifecycle(
                 store, store, live or LiveRuns(), settings, timeout_s, admission=admission
             ),

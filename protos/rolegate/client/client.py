@@ -14,9 +14,17 @@ from rolegate.client.calls import Call
 from rolegate.client.connection import Access, Connection
 from rolegate.client.gateway_error import GatewayError, translated
 from rolegate.client.options import P, Result, checked
-from rolegate.client.requests import ADDRESS, ListFilter
+from rolegate.client.requests import (
+    ADDRESS,
+    ANSWER_S,
+    ChatMessage,
+    ListFilter,
+    RequestOptions,
+    extended,
+)
 from rolegate.client.table import Table, joined
 from rolegate.v1 import table_service_pb2 as pb
+from rolegate.v1.answer_service_pb2 import AnswerResponse
 from rolegate.v1.run_service_pb2 import Run
 
 Item = TypeVar("Item")
@@ -125,6 +133,10 @@ class Client:
     roll_back_version = _unary(calls.roll_back_version)
     version_decisions = _unary(calls.version_decisions)
 
+    def chat(self) -> "Chat":
+        """Begin a conversation, in which each question may refer to the ones before it."""
+        return Chat(self)
+
     @checked
     def runs(self, **wanted: Unpack[ListFilter]) -> Iterator[Run]:
         """Yield the runs that match the filter `wanted`, newest first. They are fetched page by
@@ -180,3 +192,23 @@ class Client:
         rest_s = call.timeout_s - (time.monotonic() - begun)
         with connection.channel(grpc) as channel, translated(connection.address):
             return call.result(call.begin(channel, connection, rest_s))
+
+
+class Chat:
+    """A conversation with a gateway. The client keeps it; the gateway keeps only the runs."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.history: tuple[ChatMessage, ...] = ()
+        """The questions and answers so far, oldest first, as many as a request may have."""
+
+    def ask(
+        self, question: str, timeout_s: float = ANSWER_S, **options: Unpack[RequestOptions]
+    ) -> AnswerResponse:
+        """Answer a question, which may refer to the conversation so far, and add both to
+        `history`. The parameters and errors are those of the client's method `ask`.
+        """
+        options.setdefault("history", self.history)
+        answer = self._client.ask(question, timeout_s, **options)
+        self.history = extended(self.history, question, answer.answer)
+        return answer

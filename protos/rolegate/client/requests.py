@@ -34,6 +34,32 @@ _WIRE_NAMES = {"start": "start_time", "end": "end_time", "by": "group_by"}
 """Fields of requests whose options have other names, by the name of the option."""
 
 
+class ChatMessage(TypedDict):
+    """A message of a conversation."""
+
+    role: Literal["user", "assistant"]
+    content: str
+
+
+_MAX_HISTORY = 40
+_MAX_HISTORY_CHARS = 32_000
+"""Max messages of a history, and max characters of all of them; the gateway has the same limits."""
+
+
+def extended(history: Sequence[ChatMessage], question: str, answer: str) -> tuple[ChatMessage, ...]:
+    """Return a history with a further question and its answer. The oldest messages are left out
+    where it would be longer than the gateway allows.
+    """
+    messages = [
+        *history,
+        ChatMessage(role="user", content=question),
+        ChatMessage(role="assistant", content=answer),
+    ][-_MAX_HISTORY:]
+    while sum(len(message["content"]) for message in messages) > _MAX_HISTORY_CHARS:
+        del messages[0]
+    return tuple(messages)
+
+
 class SearchOptions(TypedDict, total=False):
     """Options that questions and tables have in common."""
 
@@ -59,6 +85,8 @@ class RequestOptions(SearchOptions, total=False):
 
     topology: TopologyName
     """The roles that search and answer; `factorized` by default."""
+    history: Sequence[ChatMessage]
+    """The conversation before the question, oldest message first. The question may refer to it."""
 
 
 class TableOptions(SearchOptions, total=False):

@@ -2,6 +2,7 @@ import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
 from rolegate.v1 import budget_pb2 as _budget_pb2
+from rolegate.v1 import completion_service_pb2 as _completion_service_pb2
 from rolegate.v1 import evidence_pb2 as _evidence_pb2
 from rolegate.v1 import usage_pb2 as _usage_pb2
 from google.protobuf.internal import containers as _containers
@@ -29,6 +30,7 @@ class AnswerOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ANSWER_OUTCOME_OUT_OF_SCOPE: _ClassVar[AnswerOutcome]
     ANSWER_OUTCOME_NOT_FOUND: _ClassVar[AnswerOutcome]
     ANSWER_OUTCOME_BUDGET_EXHAUSTED: _ClassVar[AnswerOutcome]
+    ANSWER_OUTCOME_CLARIFY: _ClassVar[AnswerOutcome]
 TOPOLOGY_UNSPECIFIED: Topology
 TOPOLOGY_FACTORIZED: Topology
 TOPOLOGY_HOST: Topology
@@ -40,25 +42,28 @@ ANSWER_OUTCOME_TIME_EXHAUSTED: AnswerOutcome
 ANSWER_OUTCOME_OUT_OF_SCOPE: AnswerOutcome
 ANSWER_OUTCOME_NOT_FOUND: AnswerOutcome
 ANSWER_OUTCOME_BUDGET_EXHAUSTED: AnswerOutcome
+ANSWER_OUTCOME_CLARIFY: AnswerOutcome
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("question", "request_id", "budget", "no_cache", "topology", "resume_run_id")
+    __slots__ = ("question", "request_id", "budget", "no_cache", "topology", "resume_run_id", "history")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     NO_CACHE_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     RESUME_RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     question: str
     request_id: str
     budget: _budget_pb2.Budget
     no_cache: bool
     topology: Topology
     resume_run_id: str
-    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ..., resume_run_id: _Optional[str] = ...) -> None: ...
+    history: _containers.RepeatedCompositeFieldContainer[_completion_service_pb2.ChatMessage]
+    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ..., resume_run_id: _Optional[str] = ..., history: _Optional[_Iterable[_Union[_completion_service_pb2.ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class AnswerResponse(_message.Message):
-    __slots__ = ("run_id", "answer", "outcome", "results", "usage", "duration", "citations", "unsupported")
+    __slots__ = ("run_id", "answer", "outcome", "results", "usage", "duration", "citations", "unsupported", "question")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +72,7 @@ class AnswerResponse(_message.Message):
     DURATION_FIELD_NUMBER: _ClassVar[int]
     CITATIONS_FIELD_NUMBER: _ClassVar[int]
     UNSUPPORTED_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     answer: str
     outcome: AnswerOutcome
@@ -75,23 +81,26 @@ class AnswerResponse(_message.Message):
     duration: _duration_pb2.Duration
     citations: _containers.RepeatedCompositeFieldContainer[_evidence_pb2.Citation]
     unsupported: bool
-    def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[str] = ..., outcome: _Optional[_Union[AnswerOutcome, str]] = ..., results: _Optional[_Iterable[_Union[_evidence_pb2.SubQueryResult, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., unsupported: _Optional[bool] = ...) -> None: ...
+    question: str
+    def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[str] = ..., outcome: _Optional[_Union[AnswerOutcome, str]] = ..., results: _Optional[_Iterable[_Union[_evidence_pb2.SubQueryResult, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., unsupported: _Optional[bool] = ..., question: _Optional[str] = ...) -> None: ...
 
 class StreamAnswerRequest(_message.Message):
-    __slots__ = ("question", "request_id", "budget", "no_cache", "topology", "resume_run_id")
+    __slots__ = ("question", "request_id", "budget", "no_cache", "topology", "resume_run_id", "history")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     NO_CACHE_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     RESUME_RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     question: str
     request_id: str
     budget: _budget_pb2.Budget
     no_cache: bool
     topology: Topology
     resume_run_id: str
-    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ..., resume_run_id: _Optional[str] = ...) -> None: ...
+    history: _containers.RepeatedCompositeFieldContainer[_completion_service_pb2.ChatMessage]
+    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ..., resume_run_id: _Optional[str] = ..., history: _Optional[_Iterable[_Union[_completion_service_pb2.ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class StreamAnswerResponse(_message.Message):
     __slots__ = ("event_number", "round_started", "sub_query_dispatched", "search_done", "reported", "answer_written", "usage_counted", "done", "run_started")

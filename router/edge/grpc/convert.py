@@ -170,6 +170,7 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
         run_id=run.id,
         results=results,
         usage=usage_to_proto(run.calls),
+        question=run.question,
         duration=run.duration_s,
         citations=islice(cited, _MAX_CITATIONS),
     )

@@ -112,6 +112,14 @@ def topology_from_proto(request: _Answer) -> Any:
     return enum_field(request, "topology") or "factorized"
 
 
+def history_from_proto(request: _Answer) -> tuple[Message, ...]:
+    """Return the conversation before the question."""
+    return tuple(
+        _message(f"history[{position}]", message)
+        for position, message in enumerate(request.history)
+    )
+
+
 def completion_from_proto(request: _Completion) -> CompletionRequest:
     """Convert a request to continue a conversation."""
     if request.max_tokens < 0:
@@ -131,7 +139,8 @@ def completion_from_proto(request: _Completion) -> CompletionRequest:
             f"The request has {request.ByteSize()} bytes; at most {_MAX_BYTES} are allowed."
         )
     messages = tuple(
-        _message(position, message) for position, message in enumerate(request.messages)
+        _message(f"messages[{position}]", message)
+        for position, message in enumerate(request.messages)
     )
     role = _role(request.role, "role")
     return from_proto(CompletionRequest, request, role=role, messages=messages)
@@ -246,11 +255,9 @@ def page_size(requested: int, default: int) -> int:
     return min(requested or default, _LARGEST_PAGE)
 
 
-def _message(position: int, message: completion_pb.ChatMessage) -> Message:
+def _message(field: str, message: completion_pb.ChatMessage) -> Message:
     match message.role:
         case "system" | "user" | "assistant" as role:
             return Message(role, message.content)
         case other:
-            raise BadRequest(
-                f"messages[{position}].role is {other!r}; it must be system, user or assistant."
-            )
+            raise BadRequest(f"{field}.role is {other!r}; it must be system, user or assistant.")

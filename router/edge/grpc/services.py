@@ -69,7 +69,10 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
         """Answer a question."""
         options = parse.options_from_proto(request, context)
         topology = parse.topology_from_proto(request)
-        run = await self._gateway.answer(request.question, options, topology=topology)
+        history = parse.history_from_proto(request)
+        run = await self._gateway.answer(
+            request.question, options, topology=topology, history=history
+        )
         return await convert.answer_to_proto(run)
 
     def StreamAnswer(
@@ -78,9 +81,10 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
         """Answer a question and stream the events of the run."""
         options = parse.options_from_proto(request, context)
         topology = parse.topology_from_proto(request)
+        history = parse.history_from_proto(request)
         return streamed(
             "answer",
-            lambda emit: self._gateway.answer(request.question, options, emit, topology),
+            lambda emit: self._gateway.answer(request.question, options, emit, topology, history),
         )
 
 

@@ -5,7 +5,9 @@ It serves `POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{id}` a
 There are three models. `rolegate` answers questions. `rolegate-table` fills a table; the question
 names its columns (see `asked_table.py`). `rolegate-executor` works on one sub-query and reports.
 
-The question is the text of the last user message. System messages and earlier turns are ignored.
+The question is the text of the last user message. The messages of the user and the assistant before
+it are its history, as many as a request may have; only `rolegate` uses them. System messages are
+ignored.
 API keys are the same as for gRPC and are sent as `Authorization: Bearer`. Only `GET /health` needs
 no key.
 """
@@ -32,13 +34,13 @@ from router.edge.http.server import observing
 from router.edge.limits import Limits
 from router.edge.listening import is_loopback
 from router.edge.pages import Site
-from router.edge.rendering import CitedAnswer, cited_answer, progress_line
+from router.edge.rendering import SOURCES, CitedAnswer, cited_answer, progress_line
 from router.edge.running import Running
 from router.edge.status import HTTP_STATUS, Failure, logged_failure
 from router.errors import JSON_ERRORS, BadRequest
 from router.models import Message
 from router.runs import Gateway, Observer, RequestOptions
-from router.runs.gateway import CompletionRequest
+from router.runs.gateway import CompletionRequest, latest
 from router.trace import Event, Run
 from router.trace.call import RoleTotal, sum_known, totals
 from router.trace.values import OnEvent
@@ -147,6 +149,20 @@ class ChatRequest(msgspec.Struct, frozen=True):
         return last.text
 
     @property
+    def history(self) -> tuple[Message, ...]:
+        """The messages of user and assistant before the last user message, without the sources
+        below our answers: the latest, as many as a request may have.
+        """
+        messages = list[Message]()
+        for message in self.messages:
+            text = message.text.partition(SOURCES)[0].strip()
+            match message.role:
+                case "user" | "assistant" as role if text:
+                    messages.append(Message(role, text))
+        last = max((at for at, message in enumerate(messages) if message.role == "user"), default=0)
+        return latest(messages[:last])
+
+    @property
     def wants_table(self) -> bool:
         """True if the request is for a table: because of its model or its response format, or
         because the question has the form of the benchmark WideSearch.
@@ -214,7 +230,7 @@ def openai_app(
                     columns = asked.response_format.columns if asked.response_format else ()
                     table = asked_table(gateway.readable("question", question), columns)
                     return await gateway.fill_table(table, options, emit)
-                return await gateway.answer(question, options, emit)
+                return await gateway.answer(question, options, emit, history=asked.history)
 
         if asked.stream:
             return await _streamed(request, asked, work, limits.reading_s)

@@ -1,6 +1,9 @@
 """The page with a form for questions. Each question starts a detached run, and the browser is
-redirected to the page of the run.
+redirected to the page of the run. A follow-up question names the runs of the questions before it.
 """
+
+from collections.abc import Iterable
+from urllib.parse import quote
 
 from aiohttp import web
 
@@ -8,7 +11,39 @@ from router.access import caller
 from router.edge.asked_table import Tables, asked_table
 from router.edge.pages.site import Site, field, redirect
 from router.edge.running import Detached
-from router.runs import Gateway, RequestOptions
+from router.edge.status import as_seen_by
+from router.models import Message
+from router.runs import Gateway, RequestOptions, Runs
+from router.runs.gateway import latest
+from router.trace import Run
+from router.trace.export import output_of
+
+_MAX_EARLIER = 20
+"""Max earlier questions of a conversation on the pages."""
+
+
+async def earlier_runs(runs: Runs | None, identifiers: str) -> list[Run]:
+    """Load the runs of the earlier questions of a conversation, without texts that the user may not
+    see. `identifiers`: the runs' identifiers, oldest first, separated by commas. Raises `NotFound`
+    if one of them is no run of this user.
+    """
+    if runs is None or not identifiers:
+        return []
+    identity = caller()
+    loaded = [
+        await runs.get(identifier, identity)
+        for identifier in identifiers.split(",")[-_MAX_EARLIER:]
+    ]
+    return [as_seen_by(run, identity) for run in loaded]
+
+
+def messages_of(runs: Iterable[Run]) -> list[Message]:
+    """Return the questions and answers of runs as messages, without those that have no text."""
+    messages = list[Message]()
+    for run in runs:
+        if run.request and (answer := output_of(run)):
+            messages += [Message("user", run.request), Message("assistant", answer)]
+    return messages
 
 
 def add_asking(
@@ -16,9 +51,12 @@ def add_asking(
     gateway: Gateway,
     detached: Detached,
     tables: Tables | None = None,
+    *,
+    runs: Runs | None = None,
 ) -> None:
     """Add the page with the form to `site`. `detached`: starts the runs. `tables`: fills tables;
-    None to fill them by the gateway.
+    None to fill them by the gateway. `runs`: loads the runs of earlier questions; None to refuse
+    follow-up questions.
     """
 
     async def form(request: web.Request) -> web.Response:
@@ -27,14 +65,18 @@ def add_asking(
     async def ask(request: web.Request) -> web.Response:
         question = field(request, "question")
         options = RequestOptions(caller())
+        before = field(request, "before")
         if columns := field(request, "columns").strip():
             table = asked_table(question, columns)
             run_id = await detached.start(
                 lambda emit: (tables or gateway).fill_table(table, options, emit)
             )
         else:
-            run_id = await detached.start(lambda emit: gateway.answer(question, options, emit))
-        return redirect(f"/ask/{run_id}")
+            history = latest(messages_of(await earlier_runs(runs, before)))
+            run_id = await detached.start(
+                lambda emit: gateway.answer(question, options, emit, history=history)
+            )
+        return redirect(f"/ask/{run_id}" + (f"?before={quote(before)}" if before else ""))
 
     site.get("/ask", form)
     site.post("/ask", ask)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from router.access import caller
 from router.background import in_viewer
 from router.edge.pages import timeline
+from router.edge.pages.asking import earlier_runs
 from router.edge.pages.site import Site, field, redirect
 from router.edge.pages.table import TablePages, number
 from router.edge.rendering import CitedAnswer, cited_answer, progress_line
@@ -91,6 +92,7 @@ class RunPages:
         part_alone = "HX-Request" in request.headers
         running = run.status == "running"
         seen = str(len(run.events))
+        before = request.query.get("before", "")
         if part_alone and not running:
             return web.Response(status=204, headers={"HX-Refresh": "true"})
         if part_alone and request.query.get("seen") == seen:
@@ -106,6 +108,8 @@ class RunPages:
             golds=golds,
             attribution=await self._attribution(run, golds) if golds else None,
             files_not_read=self._files_not_read,
+            earlier=[] if part_alone else await earlier_runs(self._runs, before),
+            before=",".join(filter(None, (before, run.id))),
             live=str(request.rel_url.update_query(seen=seen)) if running else "",
         )
 
@@ -122,7 +126,7 @@ class RunPages:
         ):
             return attribution
 
-        queries = [*golds, *(f"{run.request} {gold}" for gold in golds)]
+        queries = [*golds, *(f"{run.question} {gold}" for gold in golds)]
         by_id: dict[str, Passage] = {}
         try:
             for passages in await self._retriever.search(queries, _LOOKED_AT):

@@ -12,12 +12,13 @@ from router.protocol import Passage
 from router.trace import Call, Conversation, Execution, Run
 from router.trace.call import UsageSums, sums_of
 from router.trace.citation import Citation
-from router.trace.turns import DELEGATOR, AgentId, work_of
+from router.trace.turns import CONDENSER, DELEGATOR, AgentId, agent_of, work_of
 from router.trace.values import SubQueryDispatched
 
 SCALE = 1000
 """Length of a lane, in units of the drawing."""
 _NAMES = {
+    "condense": "Condenser",
     "delegation": "Delegator",
     "execution": "Executor",
     "answer": "Answerer",
@@ -99,8 +100,7 @@ class Agents:
         self._works = {work.agent: work for work in work_of(run)}
         self._calls = dict[AgentId, list[Call]]()
         for call in run.calls:
-            agent = AgentId(call.role, call.sub_query_index, call.manager, call.worker)
-            self._calls.setdefault(agent, []).append(call)
+            self._calls.setdefault(agent_of(call), []).append(call)
 
         begun = {agent.sub_query_index for agent in (*self._works, *self._calls)}
         waiting = (
@@ -108,8 +108,9 @@ class Agents:
         )
         agents = dict.fromkeys((*self._works, *self._calls, *waiting))
         self.ids: list[AgentId] = sorted(filter(self._is_shown, agents), key=_rank)
-        """The agents in the order of their lanes: first the delegator, then those of sub-queries by
-        the sub-queries' numbers, then answerer and judge. A manager comes before its workers.
+        """The agents in the order of their lanes: first condenser and delegator, then those of
+        sub-queries by the sub-queries' numbers, then answerer and judge. A manager comes before
+        its workers.
         """
 
     @property
@@ -188,8 +189,8 @@ def _number(agent: AgentId) -> int:
     return -1 if agent.sub_query_index is None else agent.sub_query_index
 
 
-def _rank(agent: AgentId) -> tuple[bool, int]:
-    return agent.role in ("answer", "judge"), _number(agent)
+def _rank(agent: AgentId) -> tuple[bool, bool, int]:
+    return agent.role in ("answer", "judge"), agent != CONDENSER, _number(agent)
 
 
 def _bar(

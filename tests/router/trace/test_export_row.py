@@ -26,6 +26,7 @@ def test_an_answer_is_a_row_with_its_spending() -> None:
         kind="answer",
         status="finished",
         request="Who directed Heat?",
+        question="Who directed Heat?",
         request_id="mine",
         outcome="answered",
         output="Michael Mann",

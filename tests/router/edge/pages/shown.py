@@ -64,7 +64,7 @@ async def shown(
     site = Site(access)
     detached = Detached(access)
     add_runs(site, run_service)
-    add_asking(site, gateway, detached, tables)
+    add_asking(site, gateway, detached, tables, runs=run_service)
     RunPages(site, run_service, retriever, files_not_read=lambda: files_not_read)
     server = HTTPServer(openai_app(gateway, access, pages=site), 0.0, access=access)
     async with AsyncExitStack() as stack:

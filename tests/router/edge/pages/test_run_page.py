@@ -356,3 +356,52 @@ async def test_a_failed_run_shows_addresses_to_the_operator_alone(
 async def test_an_unknown_page_is_not_found(path: str) -> None:
     async with shown(runs=[run("run-1")]) as pages, browsing(pages) as session:
         await read(session, path, 404)
+
+
+async def test_a_follow_up_question_continues_the_thread() -> None:
+    """The page keeps each answer of the conversation, with a link to its steps."""
+    deployment = Deployment(
+        ScriptedModel(
+            lambda prompt: block(HEAT) if len(prompt.messages) == 2 else STOP, "backbone"
+        ),
+        answerer=ScriptedModel(lambda _prompt: "<answer>Michael Mann</answer>"),
+        condenser=ScriptedModel(
+            [f"<question>{HEAT}</question>", "<clarify>Which film?</clarify>"], "backbone"
+        ),
+    )
+    async with shown(deployment) as pages, browsing(pages) as session:
+        first = await begun(session)
+        await pages.store.next()
+        text = await read(session, f"/ask/{first}")
+        assert f'name="before" value="{first}"' in text
+        form = {"csrf": await token(session, "/ask"), "question": "Who else?", "before": first}
+        async with session.post("/ask", data=form) as response:
+            assert response.url.query["before"] == first
+            second = response.url.path.rpartition("/")[2]
+        stored = await pages.store.next()
+        assert isinstance(stored.result, Trajectory)
+        assert stored.result.condensing is not None
+        assert [message.content for message in stored.result.condensing.history] == [
+            HEAT, "Michael Mann",
+        ]  # fmt: skip
+        text = await read(session, f"/ask/{second}?before={first}")
+        assert f'href="/runs/{first}"' in text
+        assert f'name="before" value="{first},{second}"' in text
+        steps = await read(session, f"/runs/{second}")
+        assert "Condenser" in steps
+        assert re.search(r"Searched as:</span>\s*Who directed Heat\?", steps)
+
+        form |= {"before": f"{first},{second}", "question": "And it?"}
+        async with session.post("/ask", data=form) as response:
+            third = response.url.path.rpartition("/")[2]
+        await pages.store.next()
+        text = await read(session, f"/ask/{third}?before={first},{second}")
+        assert "Which film?" in text
+        assert "No retrieved passage" not in text
+
+
+async def test_a_thread_names_only_runs_of_the_user() -> None:
+    async with shown() as pages, browsing(pages) as session:
+        form = {"csrf": await token(session, "/ask"), "question": HEAT, "before": "run-none"}
+        async with session.post("/ask", data=form) as response:
+            assert response.status == 404
