@@ -83,6 +83,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """at the last step: loss weight of tokens that the model does not write itself"""
     tables: bool = False
     """also teach tables: the backbone learns to plan a table, executors to report lists of names"""
+    talks: bool = False
+    """also teach conversations: the backbone learns to write follow-up questions in full"""
     start: Path | None = None
     """folder of a finished model whose weights the training starts from (default: random weights)
     """
@@ -162,4 +164,5 @@ def _conversations(options: Options, system: RolePrompts, first_world: int) -> I
         first_world,
         passages=passages,
         tables=options.tables,
+        talks=options.talks,
     )

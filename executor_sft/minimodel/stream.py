@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from executor_sft.miniworld.compositional import CompositionalWorld
 from executor_sft.miniworld.dialogues import Dialogue, DialogueWriter, RolePrompts
 from executor_sft.miniworld.lessons import generalist_lessons, student_lessons
+from executor_sft.miniworld.talks import Talks, talk_lessons
 from executor_sft.miniworld.wide_lessons import TableLessons
 from executor_sft.miniworld.world import World
 
@@ -30,6 +31,8 @@ GENERALIST_WORLDS_PER_STAGE = 10
 """Number of worlds per passage for generalists, whose training is shorter."""
 ROW_TOKENS = 512
 BATCH_TOKENS = 4096
+_TALK_SHARE = 0.5
+"""Share of the backbone's conversations that are lessons in conversations; they are short."""
 _WAITING = 64
 """Number of conversations from which rows are packed."""
 Encoded = tuple[list[int], list[bool]]
@@ -87,6 +90,7 @@ def conversations(
     two_searches: bool = False,
     passages: int | None = None,
     tables: bool = False,
+    talks: bool = False,
 ) -> Iterator[Dialogue]:
     """Yield gold conversations about the training worlds with the numbers `first_world`,
     `first_world + 1`, and so on, endlessly.
@@ -95,7 +99,7 @@ def conversations(
     search a second time if needed. `passages`: passages per search. By default, executors and
     generalists begin with one passage and advance to two, then three, because copying is learnt
     faster in a short context. `tables`: add lessons in tables, which make up about a third of the
-    tokens.
+    tokens. `talks`: add lessons in conversations to those of the backbone.
     """
     stage = GENERALIST_WORLDS_PER_STAGE if role == "generalist" else WORLDS_PER_STAGE
     world_type: type[World | CompositionalWorld] = (
@@ -107,6 +111,9 @@ def conversations(
         match role:
             case "backbone":
                 source = writer.backbone()
+                if talks:
+                    world = World(number, "train")
+                    source = _among(source, talk_lessons(writer, Talks(world), system), number)
             case "student":
                 source = student_lessons(writer, system, random.Random(f"{number}/student"))
             case "executor":
@@ -123,6 +130,14 @@ def conversations(
                 lists = lessons.executor(twice, 3 if role == "student" else shown)
                 source = lessons.among(source, lists, 0.35)
         yield from itertools.islice(source, CONVERSATIONS_PER_WORLD)
+
+
+def _among(
+    lessons: Iterator[Dialogue], talks: Iterator[Dialogue], world: int
+) -> Iterator[Dialogue]:
+    rng = random.Random(f"{world}/among")
+    while True:
+        yield next(talks if rng.random() < _TALK_SHARE else lessons)
 
 
 def batches(

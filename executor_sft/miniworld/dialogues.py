@@ -18,7 +18,7 @@ from executor_sft.miniworld.world import Entity, World
 from router.protocol import NO_EVIDENCE, Passage, Report, prompts
 from router.protocol.tags import element
 
-TurnKind = Literal["system", "user", "delegate", "stop", "search", "report", "answer"]
+TurnKind = Literal["system", "user", "delegate", "stop", "search", "report", "answer", "condense"]
 STOP = "<stop/>Enough evidence<stop>"
 NOT_FOUND = "not found"
 _NOT_FOUND_SHARE = 0.05
@@ -50,6 +50,7 @@ class RolePrompts:
     answer: str
     agent: str
     """Prompt of a single agent, which searches as often as needed and answers by itself."""
+    condense: str
 
     @classmethod
     def served(cls) -> "RolePrompts":

@@ -25,6 +25,7 @@ from executor_sft.command import Count
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, MiniQuestion
 from executor_sft.miniworld.relations import OCCUPATIONS, RELATIONS
+from executor_sft.miniworld.talks import WORDS
 from executor_sft.miniworld.wide import Knobs, WideWorld
 from executor_sft.miniworld.world import Side, World
 from router.errors import BadConfig
@@ -156,7 +157,7 @@ def vocabulary_of(world: World, more: Iterable[str] = ()) -> str:
     """Return the content of a world's vocabulary file (`router.protocol.vocabulary`): first the
     words in which questions are asked, with the words `more`, then all names.
     """
-    known: set[str] = set()
+    known = set(WORDS)
     for relation in RELATIONS:
         for wording in (relation.noun, *relation.ask, *(text for text, _ in relation.compare)):
             stripped = (word.strip("?,.") for word in wording.split())

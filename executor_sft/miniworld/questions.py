@@ -11,7 +11,7 @@ from executor_sft.miniworld.relations import RELATIONS, Relation
 from executor_sft.miniworld.world import Entity, World
 from router.protocol import Report
 
-QuestionType = Literal["2-hop", "3-hop", "comparison", "compositional"]
+QuestionType = Literal["1-hop", "2-hop", "3-hop", "comparison", "compositional"]
 
 _NESTED = tuple(relation for relation in RELATIONS if relation.value != "year")
 _PAIRS = tuple(
@@ -24,6 +24,7 @@ _TRIPLES = tuple(
 )
 _CHAINS: dict[int, tuple[tuple[Relation, ...], ...]] = {2: _PAIRS, 3: _TRIPLES}
 """Chains of relations from which questions of two and three hops are made."""
+_TYPES: dict[int, QuestionType] = {1: "1-hop", 2: "2-hop", 3: "3-hop"}
 _ALIAS_SHARE = 0.75
 """Probability that a question calls an entity by its alias, if that is possible."""
 _COMPARED = tuple(relation for relation in RELATIONS if relation.compare)
@@ -145,6 +146,23 @@ class Examiner:
     def _chain(self, hops: int) -> MiniQuestion | None:
         relations = self._rng.choice(_CHAINS[hops])
         start = self._rng.choice(self._by_kind[relations[0].subject])
+        return self.chain(start, relations)
+
+    def chain(
+        self,
+        start: Entity,
+        relations: Sequence[Relation],
+        wording: str = "",
+        *,
+        by_alias: bool | None = None,
+    ) -> MiniQuestion | None:
+        """Return the question for the value to which `relations` lead from the entity `start`; None
+        if there is no such value, or if the answer is one of the entities on the way.
+
+        `wording`: question with `{x}` in the last subject's place; empty to draw one. `by_alias`:
+        call `start` by its alias, if it has one; None to draw.
+        """
+        hops = len(relations)
         entities = [start]
         for relation in relations[:-1]:
             value = entities[-1].values.get(relation.name)
@@ -156,8 +174,9 @@ class Examiner:
             or len({entity.mention for entity in entities}) < hops
         ):
             return None
-        by_alias = self._use_alias(start, relations[0])
-        wording = self._rng.choice(relations[-1].ask)
+        if by_alias is None:
+            by_alias = self._use_alias(start, relations[0])
+        wording = wording or self._rng.choice(relations[-1].ask)
         wordings = [*(relation.ask[0] for relation in relations[:-1]), wording]
         steps = [
             (self.sub_query(entity, relation, asked, by_alias and entity is start),)
@@ -172,7 +191,7 @@ class Examiner:
         return MiniQuestion(
             self._next_id(),
             wording.format(x=subject),
-            "2-hop" if hops == 2 else "3-hop",
+            _TYPES[hops],
             answer,
             tuple(steps),
         )
