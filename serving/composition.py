@@ -388,6 +388,7 @@ def _gateway(
         roles=roles,
         lifecycle=lifecycle,
         condenser=upstream.condenser,
+        style=config.answer,
         tables=tables,
         table_roles=table_roles,
         max_question_chars=config.server.max_question_chars,

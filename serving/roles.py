@@ -56,9 +56,7 @@ async def new_condenser(
     """
     if config.condenser is None:
         system = (PROMPTS / "condense.txt").read_text("utf-8").strip()
-        role = roles["delegation"]
-        fallbacks = tuple(replace(fallback, system=system) for fallback in role.fallbacks)
-        return Condenser(replace(role, system=system, fallbacks=fallbacks))
+        return Condenser(roles["delegation"].with_system(lambda _system: system))
     prices = await prices_of({"condenser": config.condenser}, config.prices)
     return Condenser(new("delegation", config.condenser, price=prices["condenser"]))
 

@@ -232,6 +232,16 @@ class Role:
             fallbacks=tuple(fallback.limited(max_tokens) for fallback in self.fallbacks),
         )
 
+    def with_system(self, change: Callable[[str], str]) -> "Role":
+        """Return a copy of the role, and of its fallbacks, with another system prompt. `change`:
+        returns it from the system prompt of now.
+        """
+        return replace(
+            self,
+            system=change(self.system),
+            fallbacks=tuple(fallback.with_system(change) for fallback in self.fallbacks),
+        )
+
     def malformed(self) -> MalformedOutput:
         """Return the error to raise if the model's output cannot be parsed, even after the model
         was asked to correct it.

@@ -17,7 +17,16 @@ LARGE = 1 << 16
 event loop.
 """
 _TEXTS = frozenset(
-    {"question", "sub_query", "content", "queries", "stop", "comment", "right_answer"}
+    {
+        "question",
+        "sub_query",
+        "content",
+        "queries",
+        "stop",
+        "comment",
+        "right_answer",
+        "instructions",
+    }
 )
 """String fields whose lengths are limited elsewhere. All other strings are names or cell values, of
 at most `_LONGEST_NAME` characters.

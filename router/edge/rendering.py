@@ -14,12 +14,13 @@ from rolegate.v1 import table_service_pb2 as table_pb
 from router.background import in_viewer, in_worker
 from router.edge.grpc.convert_request import from_proto
 from router.edge.run_table import run_table
+from router.errors import UpstreamUnavailable
 from router.protocol.tags import without_thinking
 from router.table.table_text import to_markdown
 from router.trace import Conversation, Execution, Run, Trajectory
 from router.trace.citation import Citation
 from router.trace.export import output_of
-from router.trace.values import Reported, TableRun
+from router.trace.values import AnswerDelta, Reported, TableRun
 
 _UNANSWERED = (
     "not_found",
@@ -33,6 +34,8 @@ _UNANSWERED = (
 
 SOURCES = "\n\nSources:\n"
 """What stands between an answer and the list of its sources."""
+_MARKUP = frozenset("\\!<&[](:#")
+"""Characters with which markup begins or continues."""
 UNSUPPORTED = "Unsupported: no retrieved passage holds all of this answer; check it."
 """Warning below an answer with names or numbers that no cited evidence contains."""
 
@@ -110,6 +113,42 @@ class _CitedTable(CitedAnswer, frozen=True):
 
     def _shown(self) -> str:
         return self.answer
+
+
+class AnswerText:
+    """The Markdown of an answer while it is written, for a client that cannot take text back."""
+
+    def __init__(self) -> None:
+        self._answer = ""
+        self._read = 0
+        self._sent = ""
+
+    def take(self, delta: AnswerDelta) -> str:
+        """Return the Markdown to send after a further part of the answer. It ends where no markup
+        can continue, so that it is the same as in the Markdown of the whole answer.
+        """
+        self._answer = self._answer[: delta.kept_chars] + delta.text
+        end = len(self._answer) - 1
+        while end > self._read and not _MARKUP.isdisjoint(self._answer[end - 1 : end + 1]):
+            end -= 1
+        if delta.kept_chars < self._read or end <= self._read:
+            return ""
+        piece = model_markdown(self._answer[self._read : end])
+        self._read = end
+        self._sent += piece
+        return piece
+
+    def rest(self, text: str) -> str:
+        """Return what is to be sent of the whole text after what was sent. Raises
+        `UpstreamUnavailable` if the answer was written again, and differs from what was sent.
+        """
+        if not text.startswith(self._sent):
+            raise UpstreamUnavailable(
+                "the model's endpoint failed while the answer was streamed, and the model then "
+                "wrote another one; ask again",
+                endpoint="",
+            )
+        return text[len(self._sent) :]
 
 
 def missed(results: Iterable[SubAnswer]) -> str:

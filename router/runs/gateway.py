@@ -3,6 +3,7 @@ passes it to the search loop, an executor or a role.
 """
 
 import asyncio
+import dataclasses
 from collections.abc import (
     Callable,
     Iterable,
@@ -26,6 +27,7 @@ from router.errors import (
 )
 from router.models import Delta, Message
 from router.protocol import Vocabulary
+from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.runs.lifecycle import RequestOptions, RunLifecycle, RunRequest
 from router.runs.support import is_supported
 from router.search import RunContext, Topology
@@ -80,9 +82,15 @@ class AnswerRequest(msgspec.Struct, frozen=True):
     topology: TopologyName = "factorized"
     history: tuple[Message, ...] = ()
     """Earlier messages of the roles `user` and `assistant`, oldest first."""
+    style: AnswerStyle = DEFAULT_STYLE
+    """What the answer is to be like."""
 
-    def check_history(self) -> None:
-        """Raise `BadRequest` if the history is too long, or has a message of another role."""
+    def check(self) -> None:
+        """Raise `BadRequest` if the history is too long, or has a message of another role, or if
+        the style is invalid.
+        """
+        if problem := self.style.problem():
+            raise BadRequest(problem)
         count = len(self.history)
         chars = sum(len(message.content) for message in self.history)
         for number, limit, unit in (
@@ -153,6 +161,7 @@ class Gateway:
         table_roles: Mapping[Any, Role] = {},
         max_question_chars: int = 4000,
         vocabulary: Vocabulary | None = None,
+        style: AnswerStyle = DEFAULT_STYLE,
         on_answered: Callable[[Run], None] = lambda _run: None,
     ) -> None:
         """`topologies`: the topologies for answers by name; `factorized` must be one of them.
@@ -160,7 +169,8 @@ class Gateway:
         None to refuse questions with a history. `roles`: the roles that `complete` may call.
         `tables`: fills tables by means of the roles `table_roles`; None if the gateway fills no
         tables. `vocabulary`: the only words that questions may use, for models of one small
-        language; None for models that know the natural language. `on_answered`: called with each
+        language; None for models that know the natural language. `style`: what answers are like
+        where the request does not say it. `on_answered`: called with each
         finished answer whose texts are stored and may be used for training.
         """
         self._topologies = topologies
@@ -172,29 +182,31 @@ class Gateway:
         self._lifecycle = lifecycle
         self._max_question_chars = max_question_chars
         self._vocabulary = vocabulary
+        self._style = style
         self._on_answered = on_answered
 
     async def answer(
         self,
-        question: str,
+        asked: AnswerRequest | str,
         options: RequestOptions,
         on_event: OnEvent = lambda _event: None,
-        topology: TopologyName = "factorized",
-        history: Sequence[Message] = (),
+        *,
+        streamed: bool = False,
     ) -> Run:
         """Answer a question and return the stored run, whose result is a `Trajectory`.
 
-        `on_event`: called with each event of the run. `history`: the conversation before the
-        question, oldest message first; the question is then written anew, so that it can be
-        understood alone. If that is impossible, the run's answer is a question back, and its
-        outcome is `clarify`. Raises `BadRequest` for an invalid question, history or option,
-        `BadConfig` for a topology that is not configured, and `UpstreamError` if there is no
-        answer because a model or the retrieval failed. Also raises the errors of
-        `RunLifecycle.open`.
+        `asked`: the question, with or without what a request may say beyond it. A question with a
+        history is first written so that it can be understood alone. If that is
+        impossible, the run's answer is a question back, and its outcome is `clarify`.
+
+        `on_event`: called with each event of the run. `streamed`: emit the answer while it is
+        written. Raises `BadRequest` for an invalid question, history, style or option, `BadConfig`
+        for a topology that is not configured, and `UpstreamError` if there is no answer because a
+        model or the retrieval failed. Also raises the errors of `RunLifecycle.open`.
         """
-        request = AnswerRequest(question, topology, tuple(history))
+        request = AnswerRequest(asked) if isinstance(asked, str) else asked
         request, options = await self._lifecycle.resumed("answer", request, options)
-        request.check_history()
+        request.check()
         question = self.readable("question", request.question)
         request = replace(request, question=question)
         chosen = self._topology(request.topology)
@@ -214,7 +226,9 @@ class Gateway:
         async with self._lifecycle.open(opened, options, on_event) as run:
             if isinstance(run, Run):
                 return run
-            await self._answer(request, chosen, run.context)
+            style = request.style.over(self._style)
+            context = dataclasses.replace(run.context, style=style, streamed=streamed)
+            await self._answer(request, chosen, context)
         if run.training and not run.private:
             self._on_answered(run.stored)
         return run.stored
@@ -248,7 +262,8 @@ class Gateway:
             supported = is_supported(question, trajectory)
         else:
             supported = await asyncio.to_thread(is_supported, question, trajectory)
-        draft.result = trajectory = replace(trajectory, unsupported=not supported)
+        style = None if context.style == DEFAULT_STYLE else context.style
+        draft.result = trajectory = replace(trajectory, unsupported=not supported, style=style)
         if error := _answer_failure(trajectory, context):
             draft.result = replace(trajectory, answer="")
             raise error

@@ -7,6 +7,7 @@ import re
 from router.folding import apart, fold
 from router.table.cell_value import values_in
 from router.trace import Trajectory
+from router.trace.citation import sentences
 from router.trace.table import Column
 
 _SHORT_WORDS = 4
@@ -54,7 +55,11 @@ def is_supported(question: str, trajectory: Trajectory) -> bool:
             grounds += [f"{citation.title} {citation.quote} {point}" for citation in cited]
     if _NOTHING_KNOWN.search(trajectory.answer):
         return True
-    return bool(grounds) and _stands(trajectory.answer, " ".join([_PLAIN, question, *grounds]))
+    claims = [trajectory.answer]
+    if trajectory.style and trajectory.style.length == "paragraph":
+        claims = sentences(trajectory.answer)
+    ground = " ".join([_PLAIN, question, *grounds])
+    return bool(grounds) and all(_stands(claim, ground) for claim in claims)
 
 
 def _stands(answer: str, ground: str) -> bool:

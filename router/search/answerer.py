@@ -4,12 +4,14 @@ judge, which compares answers.
 
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.calls import Role
+from router.calls.attempts import OnText
 from router.ledger import Ledger
 from router.models import Message
 from router.protocol import Report, prompts
+from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.protocol.tags import blocks, element, one_line, without_thinking
 from router.protocol.turns import parse_answer
 from router.trace import Conversation, Execution
@@ -26,18 +28,27 @@ class Answerer:
     role: Role
     stop: tuple[str, ...] = STOP
 
+    def styled(self, style: AnswerStyle) -> "Answerer":
+        """Return an answerer that writes in this style."""
+        if style == DEFAULT_STYLE:
+            return self
+        return replace(
+            self, role=self.role.limited(style.max_answer_tokens).with_system(style.system)
+        )
+
     async def answer(
         self,
         question: str,
         executions: Sequence[Execution],
         ledger: Ledger,
+        on_text: OnText | None = None,
     ) -> tuple[str, Conversation]:
         """Return the answer and the conversation of the call that wrote it. The answer is empty if
-        the model wrote none. Raises `UpstreamError` and `BudgetExhausted`.
+        the model wrote none. `on_text`: see `OnText`. Raises `UpstreamError` and `BudgetExhausted`.
         """
         pairs = [(execution.sub_query, execution.report) for execution in executions]
         messages = self.messages(question, pairs)
-        output = await self.role.ask(messages, self.stop, ledger)
+        output = await self.role.ask(messages, self.stop, ledger, on_text=on_text)
         return parse_answer(output.text), Conversation(messages, (output,))
 
     def messages(self, question: str, pairs: Sequence[tuple[str, Report]]) -> tuple[Message, ...]:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from router.errors import OutOfTime, UpstreamError
 from router.ledger import Ledger
+from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.trace import Execution, Trajectory
 from router.trace.values import AnswerOutcome, Condensing, OnEvent, Result
 
@@ -76,6 +77,10 @@ class RunContext:
     """Name of the manager that a sub-query is for; empty for the default manager, or without
     managers.
     """
+    style: AnswerStyle = DEFAULT_STYLE
+    """What the answer is to be like."""
+    streamed: bool = False
+    """Whether the run emits the answer while it is written."""
     wasted: list[Execution] = field(default_factory=list)
     """Executions that finished but were discarded. Their reports may be shared with other runs, but
     not be used in this run.

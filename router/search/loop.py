@@ -31,6 +31,7 @@ from router.errors import BudgetExhausted, ContextTooLong, OutOfTime
 from router.protocol import NO_EVIDENCE
 from router.protocol.decision import Decision, Dispatch, Stop
 from router.protocol.tags import Malformed, without_thinking
+from router.search.answer_stream import AnswerStream
 from router.search.answerer import Answerer
 from router.search.context import RunContext
 from router.search.delegator import Delegator
@@ -38,7 +39,7 @@ from router.search.dispatch import Dispatching, dispatching
 from router.search.executor import Executes
 from router.trace import Execution, Trajectory
 from router.trace.run import RoleSetting
-from router.trace.values import NOT_FOUND, AnswerOutcome, RoundStarted, TopologyName
+from router.trace.values import NOT_FOUND, AnswerDelta, AnswerOutcome, RoundStarted, TopologyName
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,8 @@ class FactorizedSearch:
             trajectory = replace(trajectory, outcome="budget_exhausted")
         if self.answerer is None:
             return trajectory
-        return await self._answer(self.answerer, question, trajectory, context)
+        answerer = self.answerer.styled(context.style)
+        return await self._answer(answerer, question, trajectory, context)
 
     async def _decide(
         self,
@@ -249,9 +251,10 @@ class FactorizedSearch:
         coming_tokens = len(coming) * self.executor.report_tokens
         # While there is no evidence, assume a short answer, which leaves more tokens for the
         # search.
+        answerer = self.answerer.styled(context.style)
         reserve = partial(
-            self.answerer.role.reserve_for_answer,
-            self.answerer.messages(question, pairs),
+            answerer.role.reserve_for_answer,
+            answerer.messages(question, pairs),
             ledger=context.ledger,
             shortest=not any(report.evidence for _, report in pairs),
         )
@@ -282,10 +285,12 @@ class FactorizedSearch:
             if trajectory.outcome == "no_search":
                 outcome = "no_search"
             return replace(trajectory, answer=NOT_FOUND, outcome=outcome)
+        stream = AnswerStream(lambda kept, text: context.on_event(AnswerDelta(kept, text)))
+        on_text = stream.attempt if context.streamed else None
         try:
             async with asyncio.timeout_at(context.deadline):
                 answer, answering = await answerer.answer(
-                    question, trajectory.executions, context.ledger
+                    question, trajectory.executions, context.ledger, on_text
                 )
         except TimeoutError:
             raise OutOfTime(
@@ -293,7 +298,10 @@ class FactorizedSearch:
             ) from None
         if not without_thinking(answering.outputs[-1].text).strip():
             context.failures[None] = answerer.role.malformed()
-        return replace(trajectory, answering=answering).answered(answer)
+        answered = replace(trajectory, answering=answering).answered(answer)
+        if context.streamed:
+            stream.show(answered.answer, last=True)
+        return answered
 
 
 class Loop(Protocol):

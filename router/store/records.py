@@ -17,7 +17,7 @@ from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.run import RunStatus
 from router.trace.turns import Asked, Decided, Searched, Turn, Turns
-from router.trace.values import AnswerWritten
+from router.trace.values import AnswerDelta, AnswerWritten
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag=10):
@@ -194,7 +194,9 @@ def withheld(run: Run, status: RunStatus, error: str) -> Run:
     """Return an ended run with another status and without its answer, for an answer that is not
     delivered. `error`: the run's error.
     """
-    events = tuple(event for event in run.events if not isinstance(event, AnswerWritten))
+    events = tuple(
+        event for event in run.events if not isinstance(event, AnswerDelta | AnswerWritten)
+    )
     return replace(
         run,
         status=status,

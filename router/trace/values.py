@@ -9,6 +9,7 @@ import msgspec
 
 from router.models import Completion, Message
 from router.protocol import Passage, Report
+from router.protocol.style import AnswerStyle
 from router.trace.citation import Citation, cite
 from router.trace.table import (
     Ask,
@@ -191,6 +192,19 @@ class Reported(msgspec.Struct, frozen=True, gc=False, tag=True):
     """None in the events of a stored run, because the run's result contains the execution."""
 
 
+class AnswerDelta(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The answerer wrote a further part of the answer. Only runs whose answer is streamed have such
+    events.
+    """
+
+    kept_chars: int
+    """Number of characters of the answer so far that stay. Smaller than the length of the answer so
+    far if its end is replaced, because a call failed and was repeated.
+    """
+    text: str
+    """The text that follows them."""
+
+
 class AnswerWritten(msgspec.Struct, frozen=True, tag=True):
     """The answer is complete, but not stored yet."""
 
@@ -217,6 +231,7 @@ Event = (
     | SubQueryDispatched
     | SearchDone
     | Reported
+    | AnswerDelta
     | AnswerWritten
     | Planned
     | RowChanged
@@ -310,6 +325,8 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
     """True if the answer contains names or numbers that no evidence from a passage supports."""
     condensing: Condensing | None = None
     """The conversation that the question belongs to; None for a question without history."""
+    style: AnswerStyle | None = None
+    """What the answer was asked to be like; None for the default."""
 
     def answered(self, answer: str) -> "Trajectory":
         """Return the trajectory with `answer`. If `answer` only says that nothing was found, it is

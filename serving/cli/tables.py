@@ -330,6 +330,17 @@ class RunView(ABC):
 class AnswerView(RunView):
     """Shows a run that answers a question: its events, and the answer with its evidence."""
 
+    _answer = ""
+
+    def so_far(self, event: Any) -> str:
+        """See `RunView`: the answer, once it is being written."""
+        if event.WhichOneof("event") == "answer_delta":
+            delta = event.answer_delta
+            self._answer = self._answer[: delta.kept_chars] + delta.text
+        elif event.WhichOneof("event") == "done":
+            self._answer = ""
+        return self._answer or self.doing
+
     def show_result(self, answer: pb.AnswerResponse) -> None:
         """Show the answer, with its sub-queries, evidence and cost."""
         outcome = word(AnswerOutcome, answer.outcome)

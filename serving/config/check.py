@@ -58,6 +58,8 @@ def problems(config: Config) -> list[str]:
         *_retrieval(config),
     ]
     problem_lines += [f"{key}: {problem}" for wrong, key, problem in rules if wrong]
+    if problem := config.answer.problem():
+        problem_lines.append(f"answer.{problem}")
     if tls := config.server.tls:
         try:
             tls.for_http()

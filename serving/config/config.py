@@ -15,6 +15,7 @@ from msgspec.inspect import DictType, Metadata, StructType, Type, UnionType, Var
 
 from router.edge.http.chat_tasks import ChatTasks
 from router.edge.listening import TLS
+from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.runs.admission import AdmissionLimits
 from router.table import TableLimits
 from router.trace import Price, RoleName
@@ -471,6 +472,7 @@ class Config(Section, frozen=True):
     table: TableLimits = TableLimits()
     admission: AdmissionLimits = AdmissionLimits()
     report_cache: ReportCacheConfig = ReportCacheConfig()
+    answer: AnswerStyle = DEFAULT_STYLE
     condenser: RoleConfig | None = None
     """The model that writes the questions of conversations so that they can be understood alone.
     Absent: the delegator's model, with the shipped prompt for this.

@@ -8,7 +8,6 @@ import grpc
 import openai
 import pytest
 from mcp import Client as MCPClient
-from openai.types.chat import ChatCompletionMessageParam
 from rolegate.client import AsyncClient, Client
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
@@ -33,7 +32,10 @@ async def test_history_on_the_wire(gateway: str, streamed: bool) -> None:
             (BEFORE[:0], "", pb.ANSWER_OUTCOME_ANSWERED),
             ([{"role": "user", "content": "Hello."}], "", pb.ANSWER_OUTCOME_CLARIFY),
         ):
-            asked = {"question": FOLLOW_UP if history else QUESTION, "history": history}
+            asked: dict[str, Any] = {
+                "question": FOLLOW_UP if history else QUESTION,
+                "history": history,
+            }
             if streamed:
                 stream = stub.StreamAnswer(pb.StreamAnswerRequest(**asked))
                 answer = [event async for event in stream][-1].done
@@ -88,7 +90,7 @@ def test_a_chat_of_the_blocking_client(gateway: str) -> None:
 def test_earlier_messages_of_openai_s_client_are_the_history(stream: bool) -> None:
     """Sources below our answers are left out, and the oldest messages of a long conversation."""
     answer = f"Michael Mann\n\nSources:\n[1] {'Heat ' * 5000}"
-    messages: list[ChatCompletionMessageParam] = [
+    messages: list[Any] = [
         {"role": "system", "content": "Be brief."},
         *({"role": "user", "content": "Hello."} for _ in range(50)),
         {"role": "user", "content": DIRECTOR},

@@ -11,6 +11,7 @@ from router.ledger import Ledger, RunStart
 from router.ledger.journal import Admitted, EarlierRun, NoJournal
 from router.models import Completion, Delta, Model, OnDelta, Prompt, Sampling, ScriptedModel, Usage
 from router.protocol import Passage, Vocabulary
+from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.runs import Admission, Gateway, RunFilter, RunLifecycle
 from router.runs.archive import ExportedRun, RunPage, RunSummary
 from router.runs.live import LiveRuns
@@ -133,6 +134,7 @@ class Deployment:
         on_answered: Callable[[Run], None] = lambda _run: None,
         admission: Admission | None = None,
         topologies: Mapping[TopologyName, Topology] = {},
+        style: AnswerStyle = DEFAULT_STYLE,
     ) -> Gateway:
         """Return the gateway."""
         roles = self.roles()
@@ -148,6 +150,7 @@ class Deployment:
             ),
             max_question_chars=max_question_chars,
             vocabulary=vocabulary,
+            style=style,
             on_answered=on_answered,
         )
 

@@ -87,6 +87,14 @@ class RequestOptions(SearchOptions, total=False):
     """The roles that search and answer; `factorized` by default."""
     history: Sequence[ChatMessage]
     """The conversation before the question, oldest message first. The question may refer to it."""
+    language: str
+    """Language of the answer, such as `German`; the question's by default."""
+    length: Literal["short", "sentence", "paragraph"]
+    """How long the answer is; `short` by default."""
+    instructions: str
+    """Further text of the answerer's system prompt. The search does not see it."""
+    max_answer_tokens: int
+    """Max tokens of the answerer's output."""
 
 
 class TableOptions(SearchOptions, total=False):

@@ -20,6 +20,13 @@ class Topology(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOPOLOGY_FACTORIZED: _ClassVar[Topology]
     TOPOLOGY_HOST: _ClassVar[Topology]
 
+class AnswerLength(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ANSWER_LENGTH_UNSPECIFIED: _ClassVar[AnswerLength]
+    ANSWER_LENGTH_SHORT: _ClassVar[AnswerLength]
+    ANSWER_LENGTH_SENTENCE: _ClassVar[AnswerLength]
+    ANSWER_LENGTH_PARAGRAPH: _ClassVar[AnswerLength]
+
 class AnswerOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ANSWER_OUTCOME_UNSPECIFIED: _ClassVar[AnswerOutcome]
@@ -34,6 +41,10 @@ class AnswerOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 TOPOLOGY_UNSPECIFIED: Topology
 TOPOLOGY_FACTORIZED: Topology
 TOPOLOGY_HOST: Topology
+ANSWER_LENGTH_UNSPECIFIED: AnswerLength
+ANSWER_LENGTH_SHORT: AnswerLength
+ANSWER_LENGTH_SENTENCE: AnswerLength
+ANSWER_LENGTH_PARAGRAPH: AnswerLength
 ANSWER_OUTCOME_UNSPECIFIED: AnswerOutcome
 ANSWER_OUTCOME_ANSWERED: AnswerOutcome
 ANSWER_OUTCOME_ROUNDS_EXHAUSTED: AnswerOutcome
@@ -45,7 +56,7 @@ ANSWER_OUTCOME_BUDGET_EXHAUSTED: AnswerOutcome
 ANSWER_OUTCOME_CLARIFY: AnswerOutcome
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("question", "request_id", "budget", "no_cache", "topology", "resume_run_id", "history")
+    __slots__ = ("question", "request_id", "budget", "no_cache", "topology", "resume_run_id", "history", "language", "length", "instructions", "max_answer_tokens")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +64,10 @@ class AnswerRequest(_message.Message):
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     RESUME_RUN_ID_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     question: str
     request_id: str
     budget: _budget_pb2.Budget
@@ -60,7 +75,11 @@ class AnswerRequest(_message.Message):
     topology: Topology
     resume_run_id: str
     history: _containers.RepeatedCompositeFieldContainer[_completion_service_pb2.ChatMessage]
-    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ..., resume_run_id: _Optional[str] = ..., history: _Optional[_Iterable[_Union[_completion_service_pb2.ChatMessage, _Mapping]]] = ...) -> None: ...
+    language: str
+    length: AnswerLength
+    instructions: str
+    max_answer_tokens: int
+    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ..., resume_run_id: _Optional[str] = ..., history: _Optional[_Iterable[_Union[_completion_service_pb2.ChatMessage, _Mapping]]] = ..., language: _Optional[str] = ..., length: _Optional[_Union[AnswerLength, str]] = ..., instructions: _Optional[str] = ..., max_answer_tokens: _Optional[int] = ...) -> None: ...
 
 class AnswerResponse(_message.Message):
     __slots__ = ("run_id", "answer", "outcome", "results", "usage", "duration", "citations", "unsupported", "question")
@@ -85,7 +104,7 @@ class AnswerResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[str] = ..., outcome: _Optional[_Union[AnswerOutcome, str]] = ..., results: _Optional[_Iterable[_Union[_evidence_pb2.SubQueryResult, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., unsupported: _Optional[bool] = ..., question: _Optional[str] = ...) -> None: ...
 
 class StreamAnswerRequest(_message.Message):
-    __slots__ = ("question", "request_id", "budget", "no_cache", "topology", "resume_run_id", "history")
+    __slots__ = ("question", "request_id", "budget", "no_cache", "topology", "resume_run_id", "history", "language", "length", "instructions", "max_answer_tokens")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +112,10 @@ class StreamAnswerRequest(_message.Message):
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     RESUME_RUN_ID_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     question: str
     request_id: str
     budget: _budget_pb2.Budget
@@ -100,10 +123,14 @@ class StreamAnswerRequest(_message.Message):
     topology: Topology
     resume_run_id: str
     history: _containers.RepeatedCompositeFieldContainer[_completion_service_pb2.ChatMessage]
-    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ..., resume_run_id: _Optional[str] = ..., history: _Optional[_Iterable[_Union[_completion_service_pb2.ChatMessage, _Mapping]]] = ...) -> None: ...
+    language: str
+    length: AnswerLength
+    instructions: str
+    max_answer_tokens: int
+    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ..., resume_run_id: _Optional[str] = ..., history: _Optional[_Iterable[_Union[_completion_service_pb2.ChatMessage, _Mapping]]] = ..., language: _Optional[str] = ..., length: _Optional[_Union[AnswerLength, str]] = ..., instructions: _Optional[str] = ..., max_answer_tokens: _Optional[int] = ...) -> None: ...
 
 class StreamAnswerResponse(_message.Message):
-    __slots__ = ("event_number", "round_started", "sub_query_dispatched", "search_done", "reported", "answer_written", "usage_counted", "done", "run_started")
+    __slots__ = ("event_number", "round_started", "sub_query_dispatched", "search_done", "reported", "answer_written", "usage_counted", "done", "run_started", "answer_delta")
     EVENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     ROUND_STARTED_FIELD_NUMBER: _ClassVar[int]
     SUB_QUERY_DISPATCHED_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +140,7 @@ class StreamAnswerResponse(_message.Message):
     USAGE_COUNTED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     RUN_STARTED_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_DELTA_FIELD_NUMBER: _ClassVar[int]
     event_number: int
     round_started: RoundStarted
     sub_query_dispatched: SubQueryDispatched
@@ -122,7 +150,16 @@ class StreamAnswerResponse(_message.Message):
     usage_counted: UsageCounted
     done: AnswerResponse
     run_started: RunStarted
-    def __init__(self, event_number: _Optional[int] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., sub_query_dispatched: _Optional[_Union[SubQueryDispatched, _Mapping]] = ..., search_done: _Optional[_Union[SearchDone, _Mapping]] = ..., reported: _Optional[_Union[Reported, _Mapping]] = ..., answer_written: _Optional[_Union[AnswerWritten, _Mapping]] = ..., usage_counted: _Optional[_Union[UsageCounted, _Mapping]] = ..., done: _Optional[_Union[AnswerResponse, _Mapping]] = ..., run_started: _Optional[_Union[RunStarted, _Mapping]] = ...) -> None: ...
+    answer_delta: AnswerDelta
+    def __init__(self, event_number: _Optional[int] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., sub_query_dispatched: _Optional[_Union[SubQueryDispatched, _Mapping]] = ..., search_done: _Optional[_Union[SearchDone, _Mapping]] = ..., reported: _Optional[_Union[Reported, _Mapping]] = ..., answer_written: _Optional[_Union[AnswerWritten, _Mapping]] = ..., usage_counted: _Optional[_Union[UsageCounted, _Mapping]] = ..., done: _Optional[_Union[AnswerResponse, _Mapping]] = ..., run_started: _Optional[_Union[RunStarted, _Mapping]] = ..., answer_delta: _Optional[_Union[AnswerDelta, _Mapping]] = ...) -> None: ...
+
+class AnswerDelta(_message.Message):
+    __slots__ = ("kept_chars", "text")
+    KEPT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kept_chars: int
+    text: str
+    def __init__(self, kept_chars: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class RunStarted(_message.Message):
     __slots__ = ("run_id",)

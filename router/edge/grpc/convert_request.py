@@ -19,8 +19,9 @@ from router.edge.grpc.convert import prefix_of
 from router.errors import BadRequest
 from router.ledger import Budget, UsageQuery
 from router.models import Message
+from router.protocol.style import AnswerStyle
 from router.runs import RequestOptions, RunFilter
-from router.runs.gateway import CompletionRequest
+from router.runs.gateway import AnswerRequest, CompletionRequest
 from router.trace import RoleName
 from router.trace.identity import Identity
 from router.trace.run import Feedback
@@ -107,17 +108,14 @@ def options_from_proto(
     )
 
 
-def topology_from_proto(request: _Answer) -> Any:
-    """Return the name of the requested topology; `factorized` if the request names none."""
-    return enum_field(request, "topology") or "factorized"
-
-
-def history_from_proto(request: _Answer) -> tuple[Message, ...]:
-    """Return the conversation before the question."""
-    return tuple(
+def answer_from_proto(request: _Answer) -> AnswerRequest:
+    """Convert a request to answer a question."""
+    history = tuple(
         _message(f"history[{position}]", message)
         for position, message in enumerate(request.history)
     )
+    style = from_proto(AnswerStyle, request)
+    return from_proto(AnswerRequest, request, history=history, style=style)
 
 
 def completion_from_proto(request: _Completion) -> CompletionRequest:

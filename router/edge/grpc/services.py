@@ -68,11 +68,7 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
     ) -> answer_pb.AnswerResponse:
         """Answer a question."""
         options = parse.options_from_proto(request, context)
-        topology = parse.topology_from_proto(request)
-        history = parse.history_from_proto(request)
-        run = await self._gateway.answer(
-            request.question, options, topology=topology, history=history
-        )
+        run = await self._gateway.answer(parse.answer_from_proto(request), options)
         return await convert.answer_to_proto(run)
 
     def StreamAnswer(
@@ -80,11 +76,9 @@ class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
     ) -> AsyncIterator[answer_pb.StreamAnswerResponse]:
         """Answer a question and stream the events of the run."""
         options = parse.options_from_proto(request, context)
-        topology = parse.topology_from_proto(request)
-        history = parse.history_from_proto(request)
+        asked = parse.answer_from_proto(request)
         return streamed(
-            "answer",
-            lambda emit: self._gateway.answer(request.question, options, emit, topology, history),
+            "answer", lambda emit: self._gateway.answer(asked, options, emit, streamed=True)
         )
 
 

@@ -6,8 +6,8 @@ There are three models. `rolegate` answers questions. `rolegate-table` fills a t
 names its columns (see `asked_table.py`). `rolegate-executor` works on one sub-query and reports.
 
 The question is the text of the last user message. The messages of the user and the assistant before
-it are its history, as many as a request may have; only `rolegate` uses them. System messages are
-ignored.
+it are its history, as many as a request may have. System messages are instructions for the
+answerer. Only `rolegate` uses both.
 API keys are the same as for gRPC and are sent as `Authorization: Bearer`. Only `GET /health` needs
 no key.
 """
@@ -34,16 +34,17 @@ from router.edge.http.server import observing
 from router.edge.limits import Limits
 from router.edge.listening import is_loopback
 from router.edge.pages import Site
-from router.edge.rendering import SOURCES, CitedAnswer, cited_answer, progress_line
+from router.edge.rendering import SOURCES, AnswerText, CitedAnswer, cited_answer, progress_line
 from router.edge.running import Running
 from router.edge.status import HTTP_STATUS, Failure, logged_failure
 from router.errors import JSON_ERRORS, BadRequest
 from router.models import Message
+from router.protocol.style import MAX_INSTRUCTIONS_CHARS, AnswerStyle
 from router.runs import Gateway, Observer, RequestOptions
-from router.runs.gateway import CompletionRequest, latest
+from router.runs.gateway import AnswerRequest, CompletionRequest, latest
 from router.trace import Event, Run
 from router.trace.call import RoleTotal, sum_known, totals
-from router.trace.values import OnEvent
+from router.trace.values import AnswerDelta, OnEvent
 
 MAX_BODY_BYTES = 1 << 20
 ANSWERING = "rolegate"
@@ -115,6 +116,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
     n: int | None = None
     tool_choice: msgspec.Raw = msgspec.Raw(b"null")
     """Raw JSON. It is not decoded, because decoding an object of a megabyte would take long."""
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     no_cache: bool | None = None
     """True if executors must work on every sub-query again, without taking over reports of other
     runs, as with the gRPC field of this name. Not part of OpenAI's API.
@@ -161,6 +164,20 @@ class ChatRequest(msgspec.Struct, frozen=True):
                     messages.append(Message(role, text))
         last = max((at for at, message in enumerate(messages) if message.role == "user"), default=0)
         return latest(messages[:last])
+
+    @property
+    def style(self) -> AnswerStyle:
+        """What the answer is to be like: the system messages before the question are instructions
+        for the answerer.
+        """
+        instructions = [
+            message.text for message in self.messages if message.role in ("system", "developer")
+        ]
+        limits = (limit for limit in (self.max_completion_tokens, self.max_tokens) if limit)
+        return AnswerStyle(
+            instructions="\n\n".join(instructions)[:MAX_INSTRUCTIONS_CHARS],
+            max_answer_tokens=next(limits, 0),
+        )
 
     @property
     def wants_table(self) -> bool:
@@ -230,7 +247,8 @@ def openai_app(
                     columns = asked.response_format.columns if asked.response_format else ()
                     table = asked_table(gateway.readable("question", question), columns)
                     return await gateway.fill_table(table, options, emit)
-                return await gateway.answer(question, options, emit, history=asked.history)
+                answer = AnswerRequest(question, history=asked.history, style=asked.style)
+                return await gateway.answer(answer, options, emit, streamed=bool(asked.stream))
 
         if asked.stream:
             return await _streamed(request, asked, work, limits.reading_s)
@@ -322,14 +340,18 @@ async def _streamed(
             raise ClientConnectionResetError("The client reads too slowly.") from None
 
     try:
+        written = AnswerText()
         async with Running[Event, Run](work) as running:
             async for events in running:
                 if lines := "".join(_thought(line) for line in map(progress_line, events) if line):
                     await send({"reasoning_content": lines})
+                deltas = [event for event in events if isinstance(event, AnswerDelta)]
+                if text := "".join(map(written.take, deltas)):
+                    await send({"content": text})
             run = await running.result()
         cited = await cited_answer(run)
         spent = totals(run.calls)
-        await send({"content": cited.text})
+        await send({"content": written.rest(cited.text)})
         await send({}, "stop", rolegate=_details(cited, spent))
         if asked.stream_options and asked.stream_options.include_usage:
             await write(msgspec.json.encode({**stream, "choices": [], **_usage(spent)}))

@@ -14,7 +14,7 @@ from router.edge.running import Detached
 from router.edge.status import as_seen_by
 from router.models import Message
 from router.runs import Gateway, RequestOptions, Runs
-from router.runs.gateway import latest
+from router.runs.gateway import AnswerRequest, latest
 from router.trace import Run
 from router.trace.export import output_of
 
@@ -73,8 +73,9 @@ def add_asking(
             )
         else:
             history = latest(messages_of(await earlier_runs(runs, before)))
+            asked = AnswerRequest(question, history=history)
             run_id = await detached.start(
-                lambda emit: gateway.answer(question, options, emit, history=history)
+                lambda emit: gateway.answer(asked, options, emit, streamed=True)
             )
         return redirect(f"/ask/{run_id}" + (f"?before={quote(before)}" if before else ""))
 

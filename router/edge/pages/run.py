@@ -29,6 +29,7 @@ from router.trace.call import UsageSums, sums_of
 from router.trace.export import outcome_of
 from router.trace.run import Feedback, right_answers
 from router.trace.turns import tool_sums
+from router.trace.values import AnswerDelta
 
 _LOOKED_AT = 50
 """Number of passages to retrieve for each query when the documents are searched for a right
@@ -226,8 +227,18 @@ def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict
         "first": first,
         "newest": newest,
         "lines": list(filter(None, map(progress_line, run.events[: -_LINES - 1 : -1]))),
+        "so_far": _answer_so_far(run),
         "length_s": timeline.length_s(run),
         "spent": UsageSums(**sums_of(run.calls)),
         "tools": tool_sums(run),
         "table": TablePages.view(run, query) if tabular else None,
     }
+
+
+def _answer_so_far(run: Run) -> str:
+    """Return the part of the answer that is written while the run is under way."""
+    answer = ""
+    for event in run.events if run.status == "running" else ():
+        if isinstance(event, AnswerDelta):
+            answer = answer[: event.kept_chars] + event.text
+    return answer

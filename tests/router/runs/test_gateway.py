@@ -518,7 +518,7 @@ async def test_a_resumed_answer_gets_the_whole_request() -> None:
         return deployment.gateway(store, topologies={"host": host})
 
     store = Kept()
-    await hosting(store).answer(QUESTION, RequestOptions(), topology="host")
+    await hosting(store).answer(AnswerRequest(QUESTION, "host"), RequestOptions())
     (start,) = store.starts.values()
     interrupted = Interrupted(msgspec.structs.replace(start, request="shortened", topology=""))
     resumed = await hosting(interrupted).answer("", RequestOptions(resume=start.id))

@@ -6,7 +6,7 @@ from router.errors import BadRequest, RequestIdTaken
 from router.ledger import Ledger
 from router.models import Completion, Message, ScriptedModel
 from router.runs import RequestOptions
-from router.runs.gateway import MAX_HISTORY, MAX_HISTORY_CHARS, latest
+from router.runs.gateway import MAX_HISTORY, MAX_HISTORY_CHARS, AnswerRequest, latest
 from router.search.condenser import UNCLEAR, Condenser
 from router.trace import Run, Trajectory
 from router.trace.export import agent_trajectories, export_row
@@ -63,7 +63,7 @@ async def test_a_question_that_was_cut_off_is_not_searched() -> None:
 async def answered(written: str, history: tuple[Message, ...] = HISTORY) -> tuple[Run, Deployment]:
     """Return the run of a question with a history, and the deployment that answered it."""
     deployment = Deployment(condenser=ScriptedModel([written], "backbone"))
-    run = await deployment.gateway().answer(ASKED, RequestOptions(), history=history)
+    run = await deployment.gateway().answer(AnswerRequest(ASKED, history=history), RequestOptions())
     return run, deployment
 
 
@@ -137,11 +137,11 @@ async def test_another_history_is_another_request() -> None:
     deployment = Deployment(condenser=ScriptedModel([f"<question>{ALONE}</question>"], "backbone"))
     gateway = deployment.gateway(Kept())
     options = RequestOptions(request_id="mine")
-    first = await gateway.answer(ASKED, options, history=HISTORY)
-    again = await gateway.answer(ASKED, options, history=HISTORY)
+    first = await gateway.answer(AnswerRequest(ASKED, history=HISTORY), options)
+    again = await gateway.answer(AnswerRequest(ASKED, history=HISTORY), options)
     assert again.id == first.id
     with pytest.raises(RequestIdTaken):
-        await gateway.answer(ASKED, options, history=HISTORY[:1])
+        await gateway.answer(AnswerRequest(ASKED, history=HISTORY[:1]), options)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ async def test_another_history_is_another_request() -> None:
 )
 async def test_history_is_bounded(history: tuple[Message, ...], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        await Deployment().gateway().answer(ASKED, RequestOptions(), history=history)
+        await Deployment().gateway().answer(AnswerRequest(ASKED, history=history), RequestOptions())
 
 
 def test_the_latest_messages_are_kept() -> None:

@@ -12,6 +12,7 @@ import pytest
 from router.access import Tenant
 from router.ledger import UsageQuery
 from router.runs import Gateway, RequestOptions, RunFilter, RunLifecycle
+from router.runs.gateway import AnswerRequest
 from router.runs.live import LiveRuns
 from router.search import Topology
 from router.search.managers import Managers
@@ -90,7 +91,7 @@ async def gateway(
 
 
 async def ask(asked_gateway: Gateway, **options: Any) -> Run:
-    return await asked_gateway.answer(QUESTION, RequestOptions(**options), topology="host")
+    return await asked_gateway.answer(AnswerRequest(QUESTION, "host"), RequestOptions(**options))
 
 
 async def whole(folder: Path) -> Run:

@@ -1,0 +1,72 @@
+"""What an answer is like: its language, its length, and the operator's instructions for it."""
+
+from typing import Literal
+
+import msgspec
+
+Length = Literal["short", "sentence", "paragraph"]
+MAX_INSTRUCTIONS_CHARS = 4000
+MAX_LANGUAGE_CHARS = 50
+_LENGTHS: dict[Length, str] = {
+    "short": "",
+    "sentence": (
+        "Instead of the shortest form, write one full sentence between <answer> and </answer>."
+    ),
+    "paragraph": (
+        "Instead of the shortest form, write one paragraph of two to six sentences between "
+        "<answer> and </answer>. Every sentence states what the reports state, and nothing else."
+    ),
+}
+
+
+class AnswerStyle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the answers are like. It concerns the answerer alone: the search does not see it."""
+
+    language: str = ""
+    """Language of the answer, such as `German` or `pt-BR`. Empty: the question's language."""
+    length: Length = "short"
+    """`short`: the name, date or number alone; `sentence`: one full sentence; `paragraph`: two to
+    six sentences, each with its sources.
+    """
+    instructions: str = ""
+    """Further text of the answerer's system prompt."""
+    max_answer_tokens: int = 0
+    """Max tokens of the answerer's output; 0 for the limit of its role."""
+
+    def over(self, other: "AnswerStyle") -> "AnswerStyle":
+        """Return this style, with the fields of `other` where this one has the default. The
+        instructions of both are joined, those of `other` first.
+        """
+        fields = {
+            name: getattr(self, name)
+            for name in self.__struct_fields__
+            if getattr(self, name) != getattr(DEFAULT_STYLE, name)
+        }
+        fields["instructions"] = "\n\n".join(filter(None, (other.instructions, self.instructions)))
+        return msgspec.structs.replace(other, **fields)
+
+    def problem(self) -> str:
+        """Return what is wrong with the style, beginning with the field's name; empty if nothing
+        is.
+        """
+        limits = {"language": MAX_LANGUAGE_CHARS, "instructions": MAX_INSTRUCTIONS_CHARS}
+        for name, limit in limits.items():
+            if len(getattr(self, name)) > limit:
+                chars = len(getattr(self, name))
+                return f"{name} has {chars} characters; at most {limit} are allowed."
+        if not self.language.isprintable():
+            return "language has control characters; write its name, such as German."
+        if self.max_answer_tokens < 0:
+            tokens = self.max_answer_tokens
+            return f"max_answer_tokens is {tokens}; it must be at least 1, or 0 for no limit."
+        return ""
+
+    def system(self, prompt: str) -> str:
+        """Return the answerer's system prompt with the text that asks for this style."""
+        language = f"Write the answer in {self.language}." if self.language else ""
+        return "\n\n".join(
+            filter(None, (prompt, _LENGTHS[self.length], language, self.instructions))
+        )
+
+
+DEFAULT_STYLE = AnswerStyle()

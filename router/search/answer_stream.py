@@ -1,0 +1,80 @@
+"""The answer while it is written: the part of the answerer's output that is certain to stay."""
+
+import re
+from collections.abc import Callable
+
+from router.protocol.decision import agreeing
+from router.protocol.tags import unescape
+from router.trace.values import NOT_FOUND
+
+_OPENING = "<answer>"
+_UNCERTAIN = re.compile(r"[<&][^<&]{0,11}\Z|\s+\Z")
+"""End of a piece that may be the beginning of a tag or of an entity, or white space at the end."""
+
+Emit = Callable[[int, str], None]
+"""Called with a further part of the answer: how many of the characters before stay, and the
+characters that follow them. The number is smaller than before if the answer is written again.
+"""
+
+
+class AnswerStream:
+    """Reads the answerer's output piece by piece, and passes the answer on.
+
+    After a failure, the output is written again. As long as the new output is the same, nothing is
+    passed on twice. If it differs, the part that differs is replaced.
+    """
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._sent = ""
+
+    def attempt(self) -> Callable[[str], None]:
+        """Return the function that reads the pieces of one attempt to write the answer."""
+        return _Reader(self.show).feed
+
+    def show(self, answer: str, last: bool = False) -> None:
+        """Pass on what is new in the answer so far. `last`: whether it is complete."""
+        if not last and NOT_FOUND.startswith(answer.casefold()):
+            return  # it may become "not found", which is written in another way
+        sent = self._sent
+        if sent.startswith(answer) and not last:
+            return
+        stay = agreeing(sent, answer)
+        self._sent = answer
+        if stay < max(len(sent), len(answer)):
+            self._emit(stay, answer[stay:])
+
+
+class _Reader:
+    """Finds the answer in an output that arrives in pieces."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._unread = ""
+        self._answer = ""
+        self._open = False
+        self._over = False
+
+    def feed(self, piece: str) -> None:
+        """Read the next piece of the output."""
+        self._unread += piece
+        if not self._open:
+            before, self._open, self._unread = _partition(self._unread, _OPENING)
+            if not self._open:
+                self._unread = before[-len(_OPENING) :]
+                return
+        if self._over or not piece:
+            return
+        text, self._over, _ = _partition(self._unread, "</answer>")
+        held = None if self._over else _UNCERTAIN.search(text, max(0, len(text) - 12))
+        self._unread = text[held.start() :] if held else ""
+        words = unescape(text[: held.start()] if held else text)
+        joined = re.sub(r"\s+", " ", words)
+        apart = self._answer and not self._answer.endswith(" ")
+        self._answer += joined if apart else joined.lstrip()
+        self._show(self._answer.rstrip())
+
+
+def _partition(text: str, mark: str) -> tuple[str, bool, str]:
+    before, found, after = text.partition(mark)
+    return before, bool(found), after
