@@ -43,7 +43,7 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """What the last question of a conversation asked for."""
+    """The subject of a conversation's last question."""
 
     start: Entity
     relations: tuple[Relation, ...]

@@ -33,7 +33,7 @@ _UNANSWERED = (
 
 
 SOURCES = "\n\nSources:\n"
-"""What stands between an answer and the list of its sources."""
+"""Text between an answer and the list of its sources."""
 _MARKUP = frozenset("\\!<&[](:#")
 """Characters with which markup begins or continues."""
 UNSUPPORTED = "Unsupported: no retrieved passage holds all of this answer; check it."

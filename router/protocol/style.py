@@ -1,4 +1,4 @@
-"""What an answer is like: its language, its length, and the operator's instructions for it."""
+"""The style of an answer: its language, its length, and the operator's instructions for it."""
 
 from typing import Literal
 
@@ -20,7 +20,7 @@ _LENGTHS: dict[Length, str] = {
 
 
 class AnswerStyle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the answers are like. It concerns the answerer alone: the search does not see it."""
+    """The style of an answer. It concerns the answerer alone: the search does not see it."""
 
     language: str = ""
     """Language of the answer, such as `German` or `pt-BR`. Empty: the question's language."""

@@ -83,7 +83,7 @@ class AnswerRequest(msgspec.Struct, frozen=True):
     history: tuple[Message, ...] = ()
     """Earlier messages of the roles `user` and `assistant`, oldest first."""
     style: AnswerStyle = DEFAULT_STYLE
-    """What the answer is to be like."""
+    """Style of the answer."""
 
     def check(self) -> None:
         """Raise `BadRequest` if the history is too long, or has a message of another role, or if

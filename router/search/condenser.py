@@ -18,7 +18,7 @@ STOP = ("</question>", "</clarify>")
 
 @dataclass(frozen=True, slots=True)
 class Condenser:
-    """The delegator's model, or a model of its own, in front of the search. It sees the history and
+    """The delegator's model, or another model, in front of the search. It sees the history and
     the question, and nothing else. What it writes is all that the search sees of the conversation.
     """
 

@@ -78,7 +78,7 @@ class RunContext:
     managers.
     """
     style: AnswerStyle = DEFAULT_STYLE
-    """What the answer is to be like."""
+    """Style of the answer."""
     streamed: bool = False
     """Whether the run emits the answer while it is written."""
     wasted: list[Execution] = field(default_factory=list)

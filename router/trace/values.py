@@ -326,7 +326,7 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
     condensing: Condensing | None = None
     """The conversation that the question belongs to; None for a question without history."""
     style: AnswerStyle | None = None
-    """What the answer was asked to be like; None for the default."""
+    """Style of the answer; None for the default."""
 
     def answered(self, answer: str) -> "Trajectory":
         """Return the trajectory with `answer`. If `answer` only says that nothing was found, it is

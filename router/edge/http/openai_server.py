@@ -167,8 +167,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     @property
     def style(self) -> AnswerStyle:
-        """What the answer is to be like: the system messages before the question are instructions
-        for the answerer.
+        """The style of the answer: the system messages before the question are instructions for
+        the answerer.
         """
         instructions = [
             message.text for message in self.messages if message.role in ("system", "developer")
