@@ -203,7 +203,7 @@ def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Open
 
 
 _HINT = (
-    "A question may refer to the ones before it. Commands: /new, /good, /bad [RIGHT ANSWER], "
+    "A question may refer to the ones before it.\nCommands: /new, /good, /bad [RIGHT ANSWER], "
     "/usage, /help, /quit."
 )
 _ENDS = ("exit", "quit", "/exit", "/quit", ":exit", ":quit", ":q", "/q")

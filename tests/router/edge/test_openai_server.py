@@ -18,6 +18,7 @@ from router.errors import BadConfig, UpstreamUnavailable
 from router.models import Completion, ScriptedModel, Usage
 from router.protocol import Passage
 from router.runs import Gateway, RequestOptions
+from router.runs.gateway import AnswerRequest
 from router.trace import Run
 from router.trace.values import OnEvent
 from tests.router.clock import ended
@@ -139,9 +140,11 @@ async def test_no_cache_is_set_only_if_the_request_asks_for_it(
     answer = gateway.answer
     execute = gateway.execute
 
-    async def answering(question: str, terms: RequestOptions, on_event: OnEvent) -> Run:
+    async def answering(
+        asked: AnswerRequest, terms: RequestOptions, on_event: OnEvent, *, streamed: bool
+    ) -> Run:
         options_received.append(terms)
-        return await answer(question, terms, on_event)
+        return await answer(asked, terms, on_event, streamed=streamed)
 
     async def executing(sub_query: str, terms: RequestOptions) -> Run:
         options_received.append(terms)
@@ -184,7 +187,6 @@ async def test_an_unknown_option_of_ours_is_refused(name: str) -> None:
     "name",
     [
         "max_output_tokens",
-        "max_completion_tokens",
         "cache",
         "request_id",
         "chat_id",
@@ -471,8 +473,9 @@ async def test_a_stream_reports_each_event_when_it_happens() -> None:
         {"reasoning_content": "round 1\n"},
     ]
     assert response.content_type == "text/event-stream"
-    *_, answer, end, done = last_chunks
-    assert answer["choices"][0]["delta"]["content"].startswith("Michael Mann\n\n")
+    *parts, end, done = last_chunks
+    contents = [part["choices"][0]["delta"].get("content", "") for part in parts]
+    assert "".join(contents).startswith("Michael Mann\n\n")
     assert end["choices"] == [{"index": 0, "finish_reason": "stop", "delta": {}}]
     assert end["rolegate"]["outcome"] == "answered"
     assert done == "[DONE]"

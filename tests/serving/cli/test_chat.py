@@ -126,7 +126,7 @@ def test_questions_are_read_from_a_pipe(gateway: str) -> None:
     assert run.returncode == 0
     assert run.stdout.count("│ in 1943") == 2
     assert PROMPT not in run.stdout + run.stderr
-    assert run.stderr.startswith("Each question stands alone.")
+    assert run.stderr.startswith("A question may refer to the ones before it.")
 
 
 def test_an_error_does_not_end_the_chat(gateway: str, piped: Piped) -> None:
@@ -152,7 +152,7 @@ def test_slash_commands_are_not_asked(end: str, gateway: str, piped: Piped) -> N
 def test_usage_is_that_of_this_chat(gateway: str, piped: Piped) -> None:
     """Two answers cost twice as much as a single one; a previous chat does not count."""
     piped(QUESTION, options=("--address", gateway))
-    run = piped(QUESTION, QUESTION, ":usage", options=("--address", gateway))
+    run = piped(QUESTION, "/new", QUESTION, ":usage", options=("--address", gateway))
 
     sums = [line.split()[1] for line in run.out.splitlines() if line.split()[:1] == ["all"]]
     assert sums == ["8", "8", "16"]
@@ -164,9 +164,12 @@ async def test_feedback_is_for_the_last_answer(piped: Piped) -> None:
     A question without an answer takes no feedback.
     """
     delegator = ScriptedModel([*[block(DIRECTOR), STOP] * 2, "", ""])
-    async with served(
-        Deployment(delegator, answerer=ScriptedModel(["<answer>Mann</answer>"] * 2))
-    ) as (address, store):
+    deployment = Deployment(
+        delegator,
+        answerer=ScriptedModel(["<answer>Mann</answer>"] * 2),
+        condenser=ScriptedModel(lambda _prompt: f"<question>{DIRECTOR}</question>"),
+    )
+    async with served(deployment) as (address, store):
         lines = [
             ":good",
             DIRECTOR,
