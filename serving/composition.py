@@ -57,6 +57,7 @@ from serving.engines.engine import Log
 from serving.engines.loading import Loading
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import check_access, open_retriever
+from serving.retrieval.reranker import reranked
 from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments
 from serving.startup import open_upstreams
@@ -275,9 +276,9 @@ async def _open_runs(
         open_observers(config.telemetry, log, watched, config.server.http_hosts) as observers,
     ):
         archive = SQLArchive(database, journal.calls)
-        retriever = (
-            ObservedRetriever(upstream.retriever, observers) if observers else upstream.retriever
-        )
+        retriever = reranked(upstream.retriever, config.reranker, upstream.session)
+        if observers:
+            retriever = ObservedRetriever(retriever, observers)
         lifecycle = RunLifecycle(
             around(journal),
             archive,
