@@ -4,13 +4,15 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import aiohttp
 import grpc
 import msgspec
+from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import execution_service_pb2 as execution_pb
 from rolegate.v1 import run_service_pb2 as run_pb
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
@@ -19,6 +21,8 @@ from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from executor_sft.runtime import open_runtime
 from executor_sft.step import config_settings
 from router.edge.grpc.server import Server
+from router.ledger import Journal, RunStart
+from router.ledger.journal import Admitted, EarlierRun
 from router.protocol import Passage
 from router.testing.openai_server import MODEL, OpenAIServer, says, serving
 from serving.composition import running_gateway
@@ -45,6 +49,22 @@ PASSAGES = [
 TURNS = ("<search>Heat</search>", report("Mann", "Heat is by Michael Mann."))
 
 
+class NotingJournal:
+    """A journal that notes the starts of runs."""
+
+    def __init__(self, usual: Journal, starts: list[RunStart]) -> None:
+        self._usual = usual
+        self._starts = starts
+
+    async def begin(self, start: RunStart) -> Admitted | EarlierRun:
+        """See `Journal.begin`."""
+        self._starts.append(start)
+        return await self._usual.begin(start)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._usual, name)
+
+
 class Gateway(NamedTuple):
     """A gateway whose reranker is scripted."""
 
@@ -52,6 +72,7 @@ class Gateway(NamedTuple):
     pages: str
     server: OpenAIServer
     rerank_bodies: list[dict[str, Any]]
+    starts: list[RunStart]
 
     async def executed(self) -> execution_pb.ExecuteResponse:
         """Execute the sub-query."""
@@ -104,15 +125,22 @@ async def retrieval() -> AsyncIterator[str]:
 async def gateway(folder: Path, reply: Reply) -> AsyncIterator[Gateway]:
     """Run a gateway with a reranker that replies with `reply`."""
     lines: list[str] = []
+    starts: list[RunStart] = []
+
+    def noting(usual: Journal) -> Journal:
+        return cast(Journal, NotingJournal(usual, starts))
+
     async with serving() as server, retrieval() as address, reranking(reply) as reranker:
         server.plays(*[says(text) for text in TURNS * 3])
         config = config_of(folder, server.base_url, address, reranker.config())
         async with (
-            running_gateway(config, "127.0.0.1:0", lines.append, "127.0.0.1:0") as bound,
+            running_gateway(
+                config, "127.0.0.1:0", lines.append, "127.0.0.1:0", journal=noting
+            ) as bound,
             grpc.aio.insecure_channel(bound) as channel,
         ):
             pages = lines[-1].removeprefix("pages are at ").removesuffix("/")
-            yield Gateway(channel, pages, server, reranker.bodies)
+            yield Gateway(channel, pages, server, reranker.bodies, starts)
 
 
 async def test_a_run_records_the_reranker_s_call(tmp_path: Path) -> None:
@@ -159,6 +187,16 @@ async def test_reports_of_reranked_searches_are_kept(tmp_path: Path) -> None:
     assert list(second.result.shared_from) == [first.run_id]
     assert found.index_id == "an index 30 cross"
     assert [passage.passage_id for passage in found.results[0].passages] == ["p2"]
+
+
+async def test_a_run_is_resumed_only_with_the_same_reranker(tmp_path: Path) -> None:
+    """The index, which must be the same, is named by the reranker too."""
+    async with gateway(tmp_path, shortest_first()) as running:
+        running.server.plays(says("<stop/>No search is needed<stop>"))
+        request = answer_pb.AnswerRequest(question=SUB_QUERY)
+        await AnswerServiceStub(running.channel).Answer(request, timeout=30)
+
+    assert [start.conditions["index"] for start in running.starts] == ["an index 30 cross"]
 
 
 async def test_steps_of_a_training_use_the_reranker(tmp_path: Path) -> None:
