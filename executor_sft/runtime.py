@@ -36,6 +36,7 @@ from serving.engines.engine import Log
 from serving.engines.loading import MAX_LOADED
 from serving.engines.versions import MANIFEST
 from serving.retrieval.opening import open_retriever
+from serving.retrieval.reranker import reranked
 from serving.roles import new_role
 from serving.startup import start_engines
 from serving.topologies import (
@@ -303,7 +304,7 @@ async def open_runtime(
                     stack.push_async_callback(loading.unload, name)
         yield Runtime(
             config,
-            retriever,
+            reranked(retriever, config.reranker, session),
             session,
             pool,
             engines,

@@ -176,6 +176,7 @@ _PLACES = {
     "search": "vocabulary",
     "retrieval": "address timeout_s index embedder",
     "embedder": "engine base_url api_key_env",
+    "reranker": "base_url api_key_env timeout_s",
 }
 """Keys of a config that cannot change a step's result, by the section. They say where and how the
 parts of the config are served. Every other key can change it.
@@ -199,6 +200,7 @@ def config_settings(
         "search": _deciding("search", config.search),
         "table": (config.table, config.roles.table_delegation, config.roles.table_execution),
         "retrieval": _deciding("retrieval", config.retrieval) | embedder,
+        "reranker": config.reranker and _deciding("reranker", config.reranker),
     }
 
 

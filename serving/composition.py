@@ -58,6 +58,7 @@ from serving.engines.engine import Log
 from serving.engines.loading import Loading
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import check_access, open_retriever
+from serving.retrieval.reranker import reranked
 from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_condenser
 from serving.startup import open_upstreams
@@ -278,9 +279,9 @@ async def _open_runs(
         open_observers(config.telemetry, log, watched, config.server.http_hosts) as observers,
     ):
         archive = SQLArchive(database, journal.calls)
-        retriever = (
-            ObservedRetriever(upstream.retriever, observers) if observers else upstream.retriever
-        )
+        retriever = reranked(upstream.retriever, config.reranker, upstream.session)
+        if observers:
+            retriever = ObservedRetriever(retriever, observers)
         lifecycle = RunLifecycle(
             around(journal),
             archive,

@@ -17,7 +17,15 @@ from router.access import caller
 from router.errors import RolegateError, UpstreamError, UpstreamProtocolError, UpstreamUnavailable
 from router.trace import Run
 from router.trace.identity import LOCAL, Identity
-from router.trace.values import Execution, Reported, SearchRecord, TableRun, ToolCall, Trajectory
+from router.trace.values import (
+    Execution,
+    Reported,
+    Reranking,
+    SearchRecord,
+    TableRun,
+    ToolCall,
+    Trajectory,
+)
 
 _log = structlog.get_logger("edge")
 DEFAULT_RETRY_S = 5.0
@@ -221,7 +229,7 @@ def as_seen_by(run: Run, identity: Identity) -> Run:
     name = run.error.partition(":")[0]
     words = f"{name}: {_words(name).lower()}" if name in _ROWS else "internal error"
     calls = tuple(msgspec.structs.replace(call, deployment="") for call in run.calls)
-    result, events = map(_without_tools_errors, (run.result, run.events))
+    result, events = map(_without_server_errors, (run.result, run.events))
     return msgspec.structs.replace(
         run,
         calls=calls,
@@ -231,18 +239,21 @@ def as_seen_by(run: Run, identity: Identity) -> Run:
     )
 
 
-def _without_tools_errors(value: Value) -> Value:
-    """Return a value without the error messages of tools, which may contain paths or the output of
-    a server. If there are none, the same object is returned, so that caches recognize it.
+def _without_server_errors(value: Value) -> Value:
+    """Return a value without the error messages of tools and of the reranker, which may contain
+    paths, addresses or the output of a server. If there are none, the same object is returned, so
+    that caches recognize it.
     """
     if isinstance(value, tuple):
-        parts = [*map(_without_tools_errors, value)]
+        parts = [*map(_without_server_errors, value)]
         return type(value)(parts) if any(map(is_not, parts, value)) else value
-    if isinstance(value, ToolCall):
+    if isinstance(value, ToolCall | Reranking):
         return msgspec.structs.replace(value, error="failed") if value.error else value
     if not isinstance(value, Trajectory | TableRun | Execution | SearchRecord | Reported):
         return value
-    fields = {name: _without_tools_errors(getattr(value, name)) for name in value.__struct_fields__}
+    fields = {
+        name: _without_server_errors(getattr(value, name)) for name in value.__struct_fields__
+    }
     changed = any(part is not getattr(value, name) for name, part in fields.items())
     return msgspec.structs.replace(value, **fields) if changed else value
 

@@ -26,7 +26,7 @@ from router.protocol.turns import (
     turn_pattern,
 )
 from router.search.context import RunContext
-from router.search.retrieval import Retriever
+from router.search.retrieval import Reranked, Retriever
 from router.search.tools import Tool, Tools, offered, passages_of
 from router.trace import Conversation, turns
 from router.trace.call import Purpose
@@ -364,7 +364,12 @@ class Agent:
         assert self._retriever is not None
         (passages,) = await self._retriever.search([query], self.limits.top_k)
         chars = self.limits.passage_chars
-        return SearchRecord(query, tuple(passage.within(chars) for passage in passages), ignored)
+        return SearchRecord(
+            query,
+            tuple(passage.within(chars) for passage in passages),
+            ignored,
+            reranking=passages.reranking if isinstance(passages, Reranked) else UNSET,
+        )
 
     async def _access(
         self,

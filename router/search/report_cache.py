@@ -196,8 +196,10 @@ class ReportCache:
         by_version = context.ledger.worked_on(index) <= {key.version}
         if execution.outcome == "reported" and by_version:
             flight.shared = _Shared(execution, context.ledger.run_id)
-            # Cache the report only if the index was not replaced in the meantime.
-            if key.index_id is not None and key.index_id == self._index():
+            # Cache the report only if the index was not replaced in the meantime, and the passages
+            # have the order of the reranker that is a part of the index's identifier.
+            failed = any(getattr(search.reranking, "error", None) for search in execution.searches)
+            if not failed and key.index_id is not None and key.index_id == self._index():
                 self._kept[key] = flight.shared
         return execution
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from router.calls import Readiness
 from router.errors import UpstreamError
 from router.protocol import Passage
+from router.trace.values import Reranking
 
 
 class Retriever(Protocol):
@@ -34,6 +35,15 @@ class IndexRetriever(Retriever, Protocol):
         """Identifier of the index. It changes whenever a query might return other passages. None if
         it is unknown.
         """
+
+
+class Reranked(list[Passage]):
+    """Passages for one query, which a reranker was asked to order."""
+
+    def __init__(self, passages: list[Passage], reranking: Reranking) -> None:
+        super().__init__(passages)
+        self.reranking = reranking
+        """The call of the reranker. If it failed, the passages have the order of the search."""
 
 
 _WITHIN_S = 5.0

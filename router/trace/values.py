@@ -53,6 +53,17 @@ class ToolCall(msgspec.Struct, frozen=True):
     """Why the call failed; None if it succeeded."""
 
 
+class Reranking(msgspec.Struct, frozen=True):
+    """A call of the reranker for one search, and whether it succeeded."""
+
+    model: str
+    tokens: int | None = None
+    """Tokens that the call spent; None if its endpoint did not report them, or if it failed."""
+    error: str | None = None
+    """Why the call failed, so that the passages kept the order of the search; None if it succeeded.
+    """
+
+
 class SearchRecord(msgspec.Struct, frozen=True, gc=False):
     """A search with its result. Opened documents and tool calls are recorded as searches too."""
 
@@ -69,6 +80,8 @@ class SearchRecord(msgspec.Struct, frozen=True, gc=False):
     """
     call: ToolCall | msgspec.UnsetType = msgspec.UNSET
     """The tool call; unset for searches and opened documents."""
+    reranking: Reranking | msgspec.UnsetType = msgspec.UNSET
+    """The call of the reranker; unset if none was made."""
 
     @property
     def shown(self) -> tuple[Passage, ...]:

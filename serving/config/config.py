@@ -336,6 +336,27 @@ class RetrievalConfig(Section, frozen=True):
     embedder: EmbedderConfig = EmbedderConfig()
 
 
+class RerankerConfig(Section, frozen=True):
+    """A model that orders the passages of each search, called at an endpoint in the form of Jina,
+    Cohere and vLLM. If it fails, the passages keep the order of the search. Absent: no reranker.
+    """
+
+    base_url: URL
+    """URL of the endpoint without `/rerank`, such as http://127.0.0.1:8000/v1, or
+    https://api.cohere.com/v2.
+    """
+    model: ModelName
+    """Name of the model at its endpoint."""
+    api_key_env: Variable | None = None
+    """Name of the environment variable with the API key. Absent: requests have no key."""
+    candidates: Annotated[int, Meta(ge=2, le=100)] = 30
+    """Number of passages of a search that the model orders. The best `search.top_k` of them are
+    shown to the executor.
+    """
+    timeout_s: Seconds = 5.0
+    """Timeout of a request."""
+
+
 class GateConfig(Section, frozen=True):
     """The gate: it promotes or rolls back a candidate, that is a version of the executor on trial,
     by comparing it with the active version (docs/gate.md).
@@ -467,6 +488,7 @@ class Config(Section, frozen=True):
 
     roles: RolesConfig
     retrieval: RetrievalConfig
+    reranker: RerankerConfig | None = None
     server: ServerConfig = ServerConfig()
     search: SearchConfig = SearchConfig()
     table: TableLimits = TableLimits()

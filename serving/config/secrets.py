@@ -26,6 +26,8 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
             if variable not in os.environ
         ]
     lacking += key_problems("retrieval.embedder.api_key_env", config.retrieval.embedder.api_key_env)
+    if config.reranker:
+        lacking += key_problems("reranker.api_key_env", config.reranker.api_key_env)
     for key, module in _needs(config, also):
         if not _is_installed(module):
             lacking.append(f"{key}: needs the package {module}; run: {missing_extra(module)}")

@@ -3,7 +3,7 @@ to each model, retriever and tool server of the config, in the way that the gate
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import chain
@@ -18,6 +18,7 @@ from router.errors import JSON_ERRORS, BadConfig, BadIndex, UpstreamError, Upstr
 from router.ledger import Ledger
 from router.models import Completion
 from router.models.adapters import Adapters
+from router.protocol import Passage
 from router.trace import Price, RoleName
 from serving.config.config import Config, RetrievalConfig, RoleConfig, ToolServerConfig
 from serving.config.prices import litellm_entry, prices_of
@@ -28,6 +29,7 @@ from serving.live_check.turns import DUE, STOPS, TURNS, ProbeTurn
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 from serving.retrieval.opening import open_embedder, open_retriever
+from serving.retrieval.reranker import rerank
 from serving.startup import Started, open_upstreams
 from serving.tools.failures import reason
 
@@ -70,7 +72,9 @@ class LiveCheck(msgspec.Struct, frozen=True):
 
     roles: dict[RoleName, RoleCheck]
     retrieval: dict[str, ProbeResults]
-    """Results for `retrieval`, the retrieval server, or for `embedder` and `index`."""
+    """Results for `retrieval`, the retrieval server, or for `embedder` and `index`; and for
+    `reranker`.
+    """
     tools: dict[str, ProbeResults]
     """Results of tool servers, by key such as `tools.web`."""
 
@@ -123,6 +127,10 @@ async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
             _probe_retrieval(config.retrieval, started.retrieval),
             asyncio.gather(*listing),
         )
+        if config.reranker:
+            passages = [Passage("", _QUERY, _QUERY)]
+            request = rerank(config.reranker, started.session, _QUERY, passages)
+            retrieval["reranker"] = await _reached(request, "correct the table reranker")
     prices = await prices_of(roles, config.prices)
     results = dict(zip(roles, probed, strict=True))
     uses = estimate(config, {name: result.measured for name, result in results.items()})
@@ -349,12 +357,17 @@ async def _probe_retrieval(config: RetrievalConfig, opened: Any) -> dict[str, Pr
     """
     if config.address is None:
         return await asyncio.to_thread(_probe_index, config, opened)
+    advice = "start `rolegate retrieve serve` there, or correct retrieval.address"
+    return {"retrieval": await _reached(opened.search([_QUERY], 1), advice)}
+
+
+async def _reached(request: Awaitable[object], advice: str) -> ProbeResults:
+    """Return whether `request` succeeds. `advice`: what to do if it fails."""
     try:
-        await opened.search([_QUERY], 1)
+        await request
     except UpstreamError as error:
-        advice = f"{error}; start `rolegate retrieve serve` there, or correct retrieval.address"
-        return {"retrieval": {"reachable": ProbeResult(False, "no", advice, needed=True)}}
-    return {"retrieval": {"reachable": ProbeResult(True)}}
+        return {"reachable": ProbeResult(False, "no", f"{error}; {advice}", needed=True)}
+    return {"reachable": ProbeResult(True)}
 
 
 def _probe_index(config: RetrievalConfig, embedder: Embedder) -> dict[str, ProbeResults]:

@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from router.errors import JSON_ERRORS, BadConfig
-from router.models.failures import Upstream
-from router.models.session import read_body, upstream_session
+from router.errors import BadConfig
+from router.models.session import upstream_session
 from serving.dependencies import missing_extra
 from serving.files import sha256_of
+from serving.retrieval.endpoint import JSONEndpoint
 
 Vectors: TypeAlias = NDArray[np.float32]
 
@@ -226,12 +226,8 @@ class EndpointEmbedder:
         self.identity = endpoint_identity(model, passage_prefix)
         self.dimension = dimension
         self.max_tokens = max_tokens
-        self._url = f"{base_url.rstrip('/')}/embeddings"
-        self._upstream = Upstream(model, self._url, api_key)
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        url = f"{base_url.rstrip('/')}/embeddings"
+        self._endpoint = JSONEndpoint(model, url, api_key, timeout_s)
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._session: aiohttp.ClientSession | None = None
         self._lock = Lock()
@@ -244,7 +240,7 @@ class EndpointEmbedder:
         vectors = np.array(rows, dtype=np.float32).reshape(len(rows), self.dimension)
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.all(lengths > 0):  # also catches NaN
-            raise self._upstream.protocol_error(
+            raise self._endpoint.upstream.protocol_error(
                 "the embedding endpoint returned a vector that is zero or contains NaN"
             )
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
@@ -263,47 +259,26 @@ class EndpointEmbedder:
             self._runner.close()
 
     async def _embed_all(self, inputs: list[str]) -> list[list[float]]:
+        if self._session is None:
+            self._session = upstream_session()
         rows: list[list[float]] = []
         for start in range(0, len(inputs), self._batch):
             texts = inputs[start : start + self._batch]
-            body = await self._post(msgspec.json.encode({"model": self._model, "input": texts}))
-            try:
-                data = sorted(
-                    msgspec.json.decode(body, type=_Embeddings).data,
-                    key=lambda entry: entry.index,
-                )
-            except JSON_ERRORS as error:
-                raise self._upstream.protocol_error(
-                    f"the response is not a list of embeddings: {error}"
-                ) from error
+            fields = {"model": self._model, "input": texts}
+            reply = await self._endpoint.post(self._session, fields, _Embeddings, _MAX_BYTES)
+            data = sorted(reply.data, key=lambda entry: entry.index)
             if [entry.index for entry in data] != list(range(len(texts))):
-                raise self._upstream.protocol_error(
+                raise self._endpoint.upstream.protocol_error(
                     "the embedding endpoint must return one embedding per text "
                     f"(texts: {len(texts)}, embeddings: {len(data)})"
                 )
             if wrong := {len(entry.embedding) for entry in data} - {self.dimension}:
-                raise self._upstream.protocol_error(
+                raise self._endpoint.upstream.protocol_error(
                     f"the embedding endpoint returned vectors of dimension {min(wrong)}, but "
                     f"dimension {self.dimension} is configured; correct the dimension"
                 )
             rows += [entry.embedding for entry in data]
         return rows
-
-    async def _post(self, body: bytes) -> bytes:
-        if self._session is None:
-            self._session = upstream_session()
-        try:
-            async with self._session.post(
-                self._url, data=body, headers=self._headers, timeout=self._timeout
-            ) as response:
-                content = await read_body(response, _MAX_BYTES)
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._upstream.from_transport(error) from error
-        if response.status != 200:
-            raise self._upstream.from_status(
-                response.status, content.decode(errors="replace"), response.headers
-            )
-        return content
 
 
 def endpoint_identity(model: str, passage_prefix: str) -> str:

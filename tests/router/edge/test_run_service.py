@@ -36,7 +36,7 @@ from router.trace import Conversation, Execution, Run, Trajectory
 from router.trace.identity import LOCAL, Identity
 from router.trace.run import Feedback, RunStatus
 from router.trace.table import Schema
-from router.trace.values import Reported, SearchRecord, TableRun, ToolCall
+from router.trace.values import Reported, Reranking, SearchRecord, TableRun, ToolCall
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.router.edge.wire import info_of, next_of, refusal, served, whole_server
@@ -236,6 +236,23 @@ async def test_only_the_operator_sees_the_errors_of_tools() -> None:
     assert [trace.count('"error":"failed"') for trace in traces[ACME]] == [3, 3, 1] * 2
     assert "/etc/" not in str(as_seen_by(run, ACME).events)
     assert as_seen_by(run, LOCAL) is run
+
+
+async def test_only_the_operator_sees_the_errors_of_the_reranker() -> None:
+    """They have its address. A tenant sees that it failed."""
+    search = SearchRecord("q", (), reranking=Reranking("cross", error=f"refused at {ADDRESS}"))
+    execution = Execution("Who?", NO_EVIDENCE, "no_report", (search,), Conversation(()))
+    run = Run("run-1", "execute", QUESTION, "finished", "", execution, {}, (), 1.0, 2.0, "acme")
+    store = await keeping(run)
+    traces = {}
+    for identity in (LOCAL, ACME):
+        with called_by(identity):
+            async with showing(store) as stub:
+                request = pb.GetRunRequest(run_id="run-1", include_trace=True)
+                traces[identity] = (await stub.GetRun(request)).trace_json
+    assert ADDRESS in traces[LOCAL]
+    assert ADDRESS not in traces[ACME]
+    assert '"error":"failed"' in traces[ACME]
 
 
 async def test_another_tenant_s_run_is_not_found() -> None:

@@ -16,6 +16,7 @@ from router.trace.values import (
     AnswerWritten,
     Planned,
     Reported,
+    Reranking,
     RoundStarted,
     RowChanged,
     RunStarted,
@@ -39,8 +40,15 @@ conversations = st.builds(
 passages = st.builds(
     Passage, texts, texts, texts, st.floats(0, 1), texts, st.none() | st.integers(1, 9)
 )
+rerankings = st.builds(
+    Reranking, st.just("cross"), st.none() | st.integers(0, 9), st.none() | texts
+)
 searches = st.builds(
-    SearchRecord, texts, st.lists(passages, max_size=2).map(tuple), st.integers(0, 3)
+    SearchRecord,
+    texts,
+    st.lists(passages, max_size=2).map(tuple),
+    st.integers(0, 3),
+    reranking=st.just(msgspec.UNSET) | rerankings,
 )
 reports = st.builds(Report, texts, st.lists(texts, max_size=3).map(tuple))
 executions = st.builds(

@@ -35,6 +35,8 @@ from serving.retrieval.embedder import EndpointEmbedder
 from serving.retrieval.services import RetrievalServicer
 from tests.router.retriever import FixedRetriever
 from tests.scripted_gateway import environment
+from tests.serving.retrieval import scripted_reranker
+from tests.serving.retrieval.scripted_reranker import reranking, shortest_first
 from tests.serving.tools.pools import faulty
 
 ROLE = (
@@ -228,6 +230,22 @@ async def test_a_good_endpoint_passes(live: Live) -> None:
     typical = output["live"]["roles"]["answer"]["typical"]
     dollars = (typical["prompt_tokens"] + 2 * typical["completion_tokens"]) / 1e6
     assert output["live"]["roles"]["answer"]["dollars"][0] == pytest.approx(dollars)
+
+
+async def test_a_reranker_is_probed(live: Live) -> None:
+    """Its cell says whether it orders passages, and otherwise why not."""
+    await live.built()
+    async with reranking(shortest_first()) as reranker:
+        table = f'[reranker]\nmodel = "cross"\nbase_url = "{reranker.base_url}"\n'
+        good = await live.checked(live.written(more=table))
+        reranker.reply = scripted_reranker.says('{"results": []}')
+        bad = await live.checked(live.written(more=table))
+
+    assert (good.status, bad.status) == (0, 1)
+    assert good.probes("reranker") == {"reachable": (True, "")}
+    assert bad.probes("reranker") == {"reachable": (False, "no")}
+    assert "must have one score per passage" in bad.advice("reranker", "reachable")
+    assert len(reranker.bodies) == 2
 
 
 async def test_tool_servers_are_probed(live: Live) -> None:

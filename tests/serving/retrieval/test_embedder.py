@@ -187,7 +187,7 @@ async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
             (status, "no such model", UpstreamRefused, f"HTTP {status}: no such model")
             for status in (400, 401, 404)
         ),
-        (200, "<html>", UpstreamProtocolError, "not a list of embeddings"),
+        (200, "<html>", UpstreamProtocolError, "the reply is malformed"),
         (
             200,
             '{"data": []}',

@@ -1,0 +1,49 @@
+"""Requests to an endpoint for embeddings or for reranking: JSON over HTTP."""
+
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from router.errors import JSON_ERRORS
+from router.models.failures import Upstream
+from router.models.session import read_body
+
+Reply = TypeVar("Reply")
+
+
+class JSONEndpoint:
+    """A model at one URL, which replies to JSON with JSON."""
+
+    def __init__(self, model: str, url: str, api_key: str | None, timeout_s: float) -> None:
+        """`timeout_s`: timeout of a request."""
+        self.upstream = Upstream(model, url, api_key)
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+
+    async def post(
+        self,
+        session: aiohttp.ClientSession,
+        fields: object,
+        kind: type[Reply],
+        max_bytes: int = 4 << 20,
+    ) -> Reply:
+        """Send `fields` over `session`, and return the reply as a value of the type `kind`.
+        `max_bytes`: max size of the reply. Raises `UpstreamUnavailable`, `UpstreamRefused` or
+        `UpstreamProtocolError`.
+        """
+        try:
+            async with session.post(
+                self._url, json=fields, headers=self._headers, timeout=self._timeout
+            ) as response:
+                body = await read_body(response, max_bytes)
+        except (aiohttp.ClientError, OSError) as error:
+            raise self.upstream.from_transport(error) from error
+        if response.status != 200:
+            text = body.decode(errors="replace")
+            raise self.upstream.from_status(response.status, text, response.headers)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except JSON_ERRORS as error:
+            raise self.upstream.protocol_error(f"the reply is malformed: {error}") from error

@@ -1,0 +1,111 @@
+"""Reranking: a model at an endpoint in the form of Jina, Cohere and vLLM (`POST …/rerank`) orders
+the passages that a search finds.
+
+A search never fails because of its reranker: the passages then keep their order, and the record of
+the search says why.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import aiohttp
+import structlog
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from router.errors import UpstreamError
+from router.protocol import Passage
+from router.search.retrieval import IndexRetriever, Reranked
+from router.trace.values import Reranking
+from serving.config.config import RerankerConfig
+from serving.config.secrets import api_key
+from serving.retrieval.endpoint import JSONEndpoint
+
+_MAX_CHARS = 8000
+"""Max characters of a passage that are sent to the model."""
+_log = structlog.get_logger("reranker")
+
+
+class _Score(Struct, frozen=True):
+    index: int
+    """Number of the passage in the request, from 0."""
+    relevance_score: float
+    """Higher for a more relevant passage. It is finite, as every number of JSON."""
+
+
+class _Usage(Struct, frozen=True):
+    total_tokens: Annotated[int, Meta(ge=0, le=10**9)] | None = None
+
+
+class _Reply(Struct, frozen=True):
+    results: list[_Score]
+    usage: _Usage | None = None
+
+
+async def rerank(
+    config: RerankerConfig, session: aiohttp.ClientSession, query: str, passages: list[Passage]
+) -> Reranked:
+    """Return all `passages`, the most relevant to `query` first, with their scores. Raises
+    `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`.
+    """
+    url = f"{config.base_url.rstrip('/')}/rerank"
+    endpoint = JSONEndpoint(config.model, url, api_key(config.api_key_env), config.timeout_s)
+    texts = [f"{passage.title}\n{passage.text}"[:_MAX_CHARS] for passage in passages]
+    fields = {"model": config.model, "query": query, "documents": texts}
+    reply = await endpoint.post(session, fields, _Reply)
+
+    if sorted(score.index for score in reply.results) != list(range(len(texts))):
+        raise endpoint.upstream.protocol_error(
+            "the reply must have one score per passage, with the passage's index (passages: "
+            f"{len(texts)}, scores: {len(reply.results)})"
+        )
+    best = sorted(reply.results, key=lambda score: -score.relevance_score)
+    ranked = [replace(passages[score.index], score=score.relevance_score) for score in best]
+    tokens = reply.usage.total_tokens if reply.usage else None
+    return Reranked(ranked, Reranking(config.model, tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class RerankedRetriever:
+    """A retriever that searches for more passages than needed, and returns the best of them."""
+
+    retriever: IndexRetriever
+    config: RerankerConfig
+    session: aiohttp.ClientSession
+
+    @property
+    def index_id(self) -> str | None:
+        """See `IndexRetriever.index_id`. It contains the settings that decide the order."""
+        inner = self.retriever.index_id
+        return inner and f"{inner} {self.config.candidates} {self.config.model}"
+
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]:
+        """See `Retriever.search`. The passages of an opened document keep their order."""
+        if document is not None:
+            return await self.retriever.search(queries, top_k, document)
+        # One by one, because a server limits the passages of all queries of a search together
+        return await asyncio.gather(*(self._search(query, top_k) for query in queries))
+
+    async def _search(self, query: str, top_k: int) -> list[Passage]:
+        candidates = max(top_k, self.config.candidates)
+        (passages,) = await self.retriever.search([query], candidates)
+        if not passages:
+            return passages
+        try:
+            best = await rerank(self.config, self.session, query, passages)
+        except UpstreamError as error:
+            _log.warning("reranker.failed", error=str(error))
+            best = Reranked(passages, Reranking(self.config.model, error=str(error)))
+        del best[top_k:]
+        return best
+
+
+def reranked(
+    retriever: IndexRetriever, config: RerankerConfig | None, session: aiohttp.ClientSession
+) -> IndexRetriever:
+    """Return `retriever` with a reranker; `retriever` itself if `config` is None."""
+    return RerankedRetriever(retriever, config, session) if config else retriever
