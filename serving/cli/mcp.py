@@ -19,6 +19,10 @@ from serving.cli.command import parse
 from serving.cli.options import ConnectionOptions, Seconds, connection
 from serving.retrieval.services import MAX_TOP_K
 
+_Index = Annotated[
+    list[str], Field(description="Names of the indexes to search; all that you may, if empty.")
+]
+_NO_INDEX: list[str] = []
 _NONE: list[list[str]] = []
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
@@ -61,14 +65,14 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
     async def ask(
         question: Annotated[str, Field(description="One self-contained question, in plain words.")],
         context: Context[Any, Any],
+        index: _Index = _NO_INDEX,
     ) -> CallToolResult:
         """Answer a question from the indexed documents, and return the answer with its sources.
         Searches several times if necessary.
         """
         try:
-            return _cited(
-                answer_from_proto(await _followed(client.stream(question, timeout_s), context))
-            )
+            stream = client.stream(question, timeout_s, index=index)
+            return _cited(answer_from_proto(await _followed(stream, context)))
         except GatewayError as error:
             return _failed(error)
 
@@ -84,6 +88,8 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
             list[list[str]], Field(description="Known rows; their empty cells are filled.")
         ] = _NONE,
         closed: Annotated[bool, Field(description="Find no rows other than these.")] = False,
+        *,
+        index: _Index = _NO_INDEX,
     ) -> CallToolResult:
         """Find all things of one kind in the indexed documents, and return a table of them with a
         value for each column, and with the sources.
@@ -95,6 +101,7 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
                 rows,
                 max(timeout_s, TABLE_S),
                 closed=closed,
+                index=index,
             )
             return _cited(table_from_proto(await _followed(stream, context)))
         except (GatewayError, ValueError) as error:
@@ -106,12 +113,13 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
         top_k: Annotated[
             int, Field(ge=1, le=MAX_TOP_K, description="How many passages to return.")
         ] = 5,
+        index: _Index = _NO_INDEX,
     ) -> CallToolResult:
         """Find the passages of the indexed documents that are nearest in meaning to a query,
         best first.
         """
         try:
-            passages = await client.search(query, top_k, timeout_s)
+            passages = await client.search(query, top_k, timeout_s, index=index)
         except GatewayError as error:
             return _failed(error)
         texts = [

@@ -6,7 +6,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 
-from serving.config.config import Config, RoleConfig
+from serving.config.config import Config, RoleConfig, place_of
 from serving.dependencies import missing_extra
 
 
@@ -48,12 +48,14 @@ def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str
     if config.telemetry.otlp:
         yield "telemetry.otlp", "opentelemetry.sdk"
 
-    retrieval = config.retrieval
-    if retrieval.index is not None:
-        yield "retrieval.index", "faiss"
-    if retrieval.index is not None and retrieval.lexical:
-        yield "retrieval.lexical", "bm25s"
-    if retrieval.index is not None and retrieval.embedder.in_process:
+    for name, index in config.all_indexes.items():
+        key = place_of(name)
+        if index.index is not None:
+            yield f"{key}.index", "faiss"
+        if index.index is not None and index.lexical:
+            yield f"{key}.lexical", "bm25s"
+    in_process = any(index.index is not None for index in config.all_indexes.values())
+    if in_process and config.retrieval.embedder.in_process:
         yield "retrieval.embedder", "sentence_transformers"
 
 

@@ -7,21 +7,27 @@ import mmap
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
+from cachetools import LRUCache, cachedmethod
+from numpy.typing import NDArray
 
 from router.errors import JSON_ERRORS, BadIndex, DuplicateId
 from router.protocol import Passage
+from router.trace.scope import DocumentFilter
 from serving.documents.document import batches
 from serving.documents.source import SourceFile
 
 PASSAGES = "passages.jsonl"
 OFFSETS = "offsets.npy"
 DOCUMENTS = "documents.jsonl"
+_FILTERS = 64
+"""Max number of filters whose rows are kept."""
 
 
 def embedded_text(passage: Passage) -> str:
@@ -39,6 +45,7 @@ class PassageStore:
     def __init__(self, folder: Path) -> None:
         """Raises `BadIndex` if the files are missing or do not belong together."""
         self._path = folder / PASSAGES
+        self._admitted: LRUCache[DocumentFilter, NDArray[np.int64]] = LRUCache(_FILTERS)
         try:
             self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
             with self._path.open("rb") as file:
@@ -81,12 +88,30 @@ class PassageStore:
         rows.pop("", None)
         return rows
 
+    @cachedmethod(attrgetter("_admitted"))
+    def admitted(self, only: DocumentFilter) -> NDArray[np.int64]:
+        """Return the numbers of the rows whose documents have the properties `only`. Reads all
+        passages, and keeps the result for some filters.
+        """
+        decoder = msgspec.json.Decoder(_Described)
+        passages = (decoder.decode(self._line(row)) for row in range(len(self)))
+        return np.flatnonzero([only.admits(**passage.properties) for passage in passages])
+
     def _line(self, row: int) -> bytes:
         return self._lines[self._offsets[row] : self._offsets[row + 1]]
 
 
 class _Named(msgspec.Struct, frozen=True):
     document: str = ""
+
+
+class _Described(_Named, frozen=True):
+    title: str = ""
+    metadata: dict[str, Any] = {}
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        return {"title": self.title, "path": self.document, **self.metadata}
 
 
 class PassageWriter:

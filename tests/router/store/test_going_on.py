@@ -70,7 +70,12 @@ async def gateway(
         async with LogJournal.writing(database) as journal:
             archive = SQLArchive(database, journal.calls)
             lifecycle = RunLifecycle(
-                journal, archive, LiveRuns(), settings, 60.0, conditions=lambda: {"index": index}
+                journal,
+                archive,
+                LiveRuns(),
+                settings,
+                60.0,
+                conditions=lambda _scope: {"index": index},
             )
             topologies = {"factorized": Topology(search, roles)}
             yield (
