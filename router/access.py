@@ -188,14 +188,14 @@ class Access:
         Raises `StoreFailed` if the keys cannot be read.
         """
         if not await self.required():
-            return msgspec.structs.replace(LOCAL, indexes=self._searched_by(None))
+            return self._identity(LOCAL.tenant, LOCAL.scopes)
         if not authorization:
             raise NoKey(_ABSENT)
         sent = _SENT.fullmatch(authorization)
         key = self._keys.get(sent[1].lower()) if sent else None
         if not sent or not key or not hmac.compare_digest(_sha256(sent[2]), key.secret_sha256):
             raise NoKey(_UNKNOWN)
-        return self._identity(key)
+        return self._identity(key.tenant, key.scopes, key.key_id)
 
     async def renewed(self, known: Identity) -> Identity:
         """Return the current identity of a key that `identify` returned earlier. Raises `NoKey` if
@@ -204,13 +204,13 @@ class Access:
         await self.required()
         if (key := self._keys.get(known.key_id)) is None:
             raise NoKey(_UNKNOWN)
-        return self._identity(key)
+        return self._identity(key.tenant, key.scopes, key.key_id)
 
-    def _identity(self, key: Key) -> Identity:
-        return Identity(key.tenant, key.scopes, key.key_id, self._searched_by(key.tenant))
-
-    def _searched_by(self, tenant: str | None) -> tuple[str, ...]:
-        return self._indexes.get(tenant or DEFAULT_TENANT, LOCAL.indexes)
+    def _identity(
+        self, tenant: str | None, scopes: frozenset[KeyScope], key_id: str = ""
+    ) -> Identity:
+        indexes = self._indexes.get(tenant or DEFAULT_TENANT, LOCAL.indexes)
+        return Identity(tenant, scopes, key_id, indexes)
 
     async def required(self) -> bool:
         """Return whether callers need a key. They do from the creation of the first key on, even

@@ -71,11 +71,6 @@ class RequestOptions(msgspec.Struct, frozen=True):
     filter: DocumentFilter = NO_FILTER
     """Properties of the documents to search."""
 
-    @property
-    def scope(self) -> Scope:
-        """The scope of the run. Raises `NotFound` for an index that the caller may not use."""
-        return self.identity.scope(self.index, self.filter)
-
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
@@ -98,8 +93,8 @@ class RunRequest:
 
     def fingerprint(self, scope: Scope) -> str:
         """Return the SHA-256 of kind, content and scope, by which equal requests are recognized."""
-        parts = (self.kind, self.content, scope)
-        return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+        whole = msgspec.json.encode((self.kind, self.content, scope))
+        return hashlib.sha256(whole).hexdigest()
 
 
 @dataclass(slots=True)
@@ -263,7 +258,9 @@ class RunLifecycle:
 
     def _start(self, request: RunRequest, options: RequestOptions) -> RunStart:
         # No search is made for a completion, so it needs no index.
-        scope = DEFAULT_SCOPE if request.kind == "complete" else options.scope
+        scope = DEFAULT_SCOPE
+        if request.kind != "complete":
+            scope = options.identity.scope(options.index, options.filter)
         further = self._further_conditions(scope)
         content = ""
         conditions = dict[str, str]()

@@ -379,8 +379,7 @@ class Agent:
         least are left out.
         """
         assert self._indexes is not None
-        access_k = self.limits.access_k
-        (passages,) = await self._indexes.search(scope, [text], access_k, document)
+        (passages,) = await self._indexes.search(scope, [text], self.limits.access_k, document)
         chars_left = self.limits.access_chars
         fitting = set[str]()
         for passage in sorted(passages, key=lambda passage: -passage.score):

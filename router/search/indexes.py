@@ -22,15 +22,15 @@ from router.trace.scope import (
 Item = TypeVar("Item", bound=Hashable)
 
 
-def fused(rankings: Iterable[Iterable[Item]], k: int = 60) -> dict[Item, float]:
+def fused(rankings: Iterable[Iterable[Item]]) -> dict[Item, float]:
     """Merge rankings by reciprocal rank fusion, and return the score of each item, best first. It
-    is the sum of 1 / (k + rank) over the rankings, with ranks from 1. Items with equal scores are
+    is the sum of 1 / (60 + rank) over the rankings, with ranks from 1. Items with equal scores are
     in the order in which they first occur.
     """
     scores: dict[Item, float] = {}
     for ranking in rankings:
         for rank, item in enumerate(ranking, 1):
-            scores[item] = scores.get(item, 0.0) + 1 / (k + rank)
+            scores[item] = scores.get(item, 0.0) + 1 / (60 + rank)
     return dict(sorted(scores.items(), key=lambda scored: -scored[1]))
 
 
@@ -46,9 +46,9 @@ class Indexes:
         """Return `searched` itself if it is `Indexes`. Else return indexes of which the retriever
         `searched` is the only one, the default index.
         """
-        if isinstance(searched, Indexes):
-            return searched
-        return cls({DEFAULT_INDEX: _Unfiltered(searched)})
+        if not isinstance(searched, Indexes):
+            return cls({DEFAULT_INDEX: _Unfiltered(searched)})
+        return searched
 
     def index_id(self, scope: Scope) -> str | None:
         """Return an identifier of what is searched in a scope, see `IndexRetriever.index_id`.

@@ -8,7 +8,6 @@ from router.errors import NotFound
 
 DEFAULT_INDEX = "default"
 """Name of the index in `[retrieval]` of the config."""
-_MAX_NAME = 64
 
 
 class DocumentFilter(msgspec.Struct, frozen=True):
@@ -67,6 +66,6 @@ def no_index(name: str) -> NotFound:
     same error for both, so that nobody learns the names of other tenants' indexes.
     """
     return NotFound(
-        f"index {name[:_MAX_NAME]!r}: there is no such index that you may use; leave it out, or "
+        f"index {name[:64]!r}: there is no such index that you may use; leave it out, or "
         "ask the operator."
     )

@@ -22,8 +22,7 @@ from serving.retrieval.services import MAX_TOP_K
 _Index = Annotated[
     list[str], Field(description="Names of the indexes to search; all that you may, if empty.")
 ]
-_NO_INDEX: list[str] = []
-_NONE: list[list[str]] = []
+_NONE: list[Any] = []
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
@@ -65,7 +64,7 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
     async def ask(
         question: Annotated[str, Field(description="One self-contained question, in plain words.")],
         context: Context[Any, Any],
-        index: _Index = _NO_INDEX,
+        index: _Index = _NONE,
     ) -> CallToolResult:
         """Answer a question from the indexed documents, and return the answer with its sources.
         Searches several times if necessary.
@@ -89,7 +88,7 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
         ] = _NONE,
         closed: Annotated[bool, Field(description="Find no rows other than these.")] = False,
         *,
-        index: _Index = _NO_INDEX,
+        index: _Index = _NONE,
     ) -> CallToolResult:
         """Find all things of one kind in the indexed documents, and return a table of them with a
         value for each column, and with the sources.
@@ -113,7 +112,7 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
         top_k: Annotated[
             int, Field(ge=1, le=MAX_TOP_K, description="How many passages to return.")
         ] = 5,
-        index: _Index = _NO_INDEX,
+        index: _Index = _NONE,
     ) -> CallToolResult:
         """Find the passages of the indexed documents that are nearest in meaning to a query,
         best first.

@@ -48,14 +48,12 @@ def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str
     if config.telemetry.otlp:
         yield "telemetry.otlp", "opentelemetry.sdk"
 
-    for name, index in config.all_indexes.items():
-        key = place_of(name)
-        if index.index is not None:
-            yield f"{key}.index", "faiss"
-        if index.index is not None and index.lexical:
+    local = [(place_of(name), index) for name, index in config.all_indexes.items() if index.index]
+    for key, index in local:
+        yield f"{key}.index", "faiss"
+        if index.lexical:
             yield f"{key}.lexical", "bm25s"
-    in_process = any(index.index is not None for index in config.all_indexes.values())
-    if in_process and config.retrieval.embedder.in_process:
+    if local and config.retrieval.embedder.in_process:
         yield "retrieval.embedder", "sentence_transformers"
 
 

@@ -78,13 +78,13 @@ class FaissIndex:
         size = len(self) if among is None else len(among)
         if not size:
             return [[] for _ in queries]
-        only = {} if among is None else {"params": self._only(among)}
+        only = None if among is None else self._only(among)
         top_k = min(top_k, size)
         depth = min(top_k + _MORE, size) if self._is_exact else top_k
-        scores, rows = self._vectors.search(queries, depth, **only)
+        scores, rows = self._vectors.search(queries, depth, params=only)
         while self._is_exact and depth < min(size, _MAX_DEPTH) and _is_cut(scores, top_k):
             depth = min(4 * depth, size)
-            scores, rows = self._vectors.search(queries, depth, **only)
+            scores, rows = self._vectors.search(queries, depth, params=only)
         if self.metric == "l2":  # for unit vectors, the squared distance is 2 - 2 · cosine
             scores = 1 - scores / 2
 

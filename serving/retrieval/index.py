@@ -29,12 +29,11 @@ out.
 """
 
 
-def fuse(rankings: Sequence[Sequence[Hit]], top_k: int, k: int = 60) -> list[Hit]:
-    """Merge rankings by reciprocal rank fusion, and return the `top_k` best rows. The score of a
-    row is the sum of 1 / (k + rank) over the rankings, with ranks from 1. Rows with equal scores
-    are in the order of their numbers.
+def fuse(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
+    """Merge rankings as `fused` does, and return the `top_k` best rows. Rows with equal scores are
+    in the order of their numbers.
     """
-    scores = fused([[hit.row for hit in ranking[:DEPTH]] for ranking in rankings], k)
+    scores = fused([[hit.row for hit in ranking[:DEPTH]] for ranking in rankings])
     best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
     return [Hit(row, score) for row, score in best[:top_k]]
 

@@ -102,17 +102,10 @@ async def open_retriever(
     engines: Mapping[str, EngineConfig] = {},
     *,
     cpu_threads: int = 1,
-    on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[IndexRetriever]:
-    """Open the retriever that a config describes, with its embedder and the embedder's engine.
-
-    `log`, `cpu_threads` and `on_change` are passed on to `serving.engines.engine.engine`. Raises
-    `BadConfig` or `BadIndex`.
-    """
-    indexes = open_indexes(
-        {DEFAULT_INDEX: config}, log, engines, cpu_threads=cpu_threads, on_change=on_change
-    )
-    async with indexes as retrievers:
+    """Open the retriever of one index. See `open_indexes`."""
+    opened = open_indexes({DEFAULT_INDEX: config}, log, engines, cpu_threads=cpu_threads)
+    async with opened as retrievers:
         yield retrievers[DEFAULT_INDEX]
 
 
@@ -125,8 +118,11 @@ async def open_indexes(
     cpu_threads: int = 1,
     on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[dict[str, IndexRetriever]]:
-    """Open the retriever of each index, by the index's name. The indexes in this process have one
-    embedder. For the parameters and errors, see `open_retriever`.
+    """Open the retrievers that configs describe, with their embedder and its engine. Return them by
+    the names of their indexes.
+
+    `configs`: configs with equal embedders. `log`, `cpu_threads` and `on_change` are passed on to
+    `serving.engines.engine.engine`. Raises `BadConfig` or `BadIndex`.
     """
     async with AsyncExitStack() as stack:
         embedder: Embedder | None = None

@@ -94,8 +94,9 @@ class PassageStore:
         passages, and keeps the result for some filters.
         """
         decoder = msgspec.json.Decoder(_Described)
-        passages = (decoder.decode(self._line(row)) for row in range(len(self)))
-        return np.flatnonzero([only.admits(**passage.properties) for passage in passages])
+        rows = (decoder.decode(self._line(row)) for row in range(len(self)))
+        known = ({"title": row.title, "path": row.document, **row.metadata} for row in rows)
+        return np.flatnonzero([only.admits(**properties) for properties in known])
 
     def _line(self, row: int) -> bytes:
         return self._lines[self._offsets[row] : self._offsets[row + 1]]
@@ -108,10 +109,6 @@ class _Named(msgspec.Struct, frozen=True):
 class _Described(_Named, frozen=True):
     title: str = ""
     metadata: dict[str, Any] = {}
-
-    @property
-    def properties(self) -> dict[str, Any]:
-        return {"title": self.title, "path": self.document, **self.metadata}
 
 
 class PassageWriter:

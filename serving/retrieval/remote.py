@@ -85,7 +85,7 @@ class RemoteRetriever:
                 f"(queries: {len(queries)}, results: {len(response.results)})",
                 endpoint=self._address,
             )
-        if only != NO_FILTER and not response.filtered:
+        if wanted and not response.filtered:
             raise UpstreamRefused(
                 "the retrieval server cannot filter documents", endpoint=self._address
             )

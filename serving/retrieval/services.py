@@ -18,7 +18,6 @@ from router.edge.grpc.convert_request import documents_from_proto
 from router.errors import JSON_ERRORS, BadRequest, UpstreamError
 from router.protocol import Passage
 from router.search import Indexes, Retriever
-from router.trace.scope import NO_FILTER
 
 MAX_QUERIES = 256
 MAX_QUERY_CHARS = 8192
@@ -87,14 +86,13 @@ class RetrievalServicer(RetrievalServiceServicer):
         queries = list(request.queries)
         top_k = checked_top_k(queries, request.top_k, self._default_top_k)
         document = request.document if request.HasField("document") else None
-        only = documents_from_proto(request)
-        scope = caller().scope(request.index, only)
+        scope = caller().scope(request.index, documents_from_proto(request))
         ranked = await self._indexes.search(scope, queries, top_k, document)
         results = [QueryPassages(passages=map(passage_to_proto, passages)) for passages in ranked]
         return SearchResponse(
             results=results,
             index_id=self._indexes.index_id(scope) or "",
-            filtered=only != NO_FILTER,
+            filtered=request.HasField("filter"),
         )
 
 

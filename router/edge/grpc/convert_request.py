@@ -119,9 +119,7 @@ def documents_from_proto(
     """Return the properties of the documents that a request wants to search."""
     wanted = request.filter
     if wanted.ByteSize() > _LARGEST_FILTER:
-        raise BadRequest(
-            f"filter has {wanted.ByteSize()} bytes; at most {_LARGEST_FILTER} are allowed."
-        )
+        raise BadRequest(f"filter is larger than {_LARGEST_FILTER} bytes; shorten its texts.")
     for name in ("from_date", "to_date"):
         date = getattr(wanted, name)
         if date and not re.fullmatch(r"\d{4}(-\d\d(-\d\d)?)?", date, re.ASCII):
