@@ -31,6 +31,7 @@ from serving.config.config import Config
 from serving.config.file import load_config
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import Vectors
+from tests.router.edge.pages.world import browsing, token
 
 WORDS = {"acme": "Amaranth", "beta": "Belladonna", "shared": "Sorrel", "default": "Dandelion"}
 """The secret word in each index."""
@@ -83,6 +84,13 @@ class Caller:
 
     def client(self) -> AsyncClient:
         return AsyncClient(self.address, api_key=self.key)
+
+
+@dataclass
+class Address:
+    """Where a browser finds the pages."""
+
+    address: str
 
 
 @dataclass
@@ -393,19 +401,67 @@ async def test_models_are_listed_with_the_indexes_of_the_caller(world: World) ->
     assert await listed("operator") == [*own, *(f"rolegate:{name}" for name in sorted(WORDS))]
 
 
-async def test_the_page_of_a_run_searches_the_indexes_of_the_run(world: World) -> None:
-    """A right answer that is only in another tenant's index counts as not in the documents, and one
-    in the run's own index, which the run did not find, as found.
+@pytest.mark.parametrize("right", ["beta", "shared"])
+async def test_the_page_of_a_run_searches_the_indexes_of_the_run(world: World, right: str) -> None:
+    """A right answer that only other indexes have is in no document of the run, also for the
+    operator. After the tenant has lost the index, nothing is searched.
     """
     acme = world.callers["acme"]
     async with acme.client() as client:
-        run = await client.ask(QUESTION, filter=DocumentFilter(title="nothing"))
-        foreign = await client.ask(QUESTION, index="acme")
-        await client.feedback(foreign.run_id, accepted=False, right_answer=WORDS["beta"])
-        assert run.run_id != foreign.run_id
-    async with aiohttp.ClientSession() as session:
-        await session.post(f"{acme.door}/sign-in", data={"key": acme.key})
-        async with session.get(f"{acme.door}/runs/{foreign.run_id}") as page:
-            text = await page.text()
-    assert "password" in text
-    assert "archive is Belladonna" not in text
+        run_id = (await client.ask(QUESTION, index="acme")).run_id
+        await client.feedback(run_id, accepted=False, right_answer=WORDS[right])
+    for caller in (acme, world.callers["operator"]):
+        page = await _page(caller, f"/runs/{run_id}")
+        assert "Lost by <b>the documents</b>" in page
+        assert f"archive is {WORDS[right]}" not in page
+    await world.accounts.set_tenant(Tenant("acme", indexes=("shared",)))
+    while "acme" in words(await tried(_search, acme)):
+        pass
+    assert "Lost by <b>delegation or retrieval</b>" in await _page(acme, f"/runs/{run_id}")
+
+
+async def _page(caller: Caller, path: str) -> str:
+    """Return a page as a signed-in browser gets it."""
+    address = Address(caller.door.removeprefix("http://"))
+    async with browsing(address, caller.key) as session, session.get(path) as response:
+        return await response.text()
+
+
+async def test_a_page_asks_the_indexes_of_its_user(world: World) -> None:
+    """The form for questions searches the tenant's indexes, like a request that names none."""
+    acme = world.callers["acme"]
+    address = Address(acme.door.removeprefix("http://"))
+    async with browsing(address, acme.key) as session:
+        form = {"question": QUESTION, "csrf": await token(session, "/ask")}
+        async with session.post("/ask", data=form, allow_redirects=False) as response:
+            location = response.headers["Location"]
+        run_id = location.rpartition("/")[2]
+        async with acme.client() as client:
+            events = [MessageToJson(event) async for event in client.watch(run_id)]
+            trace = (await client.run(run_id, trace=True)).trace_json
+        async with session.get(f"/runs/{run_id}") as response:
+            shown = await response.text()
+    assert words("".join(events)) == words(trace) == words(shown) == {"acme", "shared"}
+
+
+async def test_no_list_or_export_shows_another_tenant_s_index(world: World) -> None:
+    """Runs of a tenant are listed and exported to that tenant only."""
+    for name in ("acme", "beta"):
+        await tried(_ask, world.callers[name])
+    for name in ("acme", "beta"):
+        async with world.callers[name].client() as client:
+            listed = "".join([MessageToJson(run) async for run in client.runs()])
+            exported = "".join([MessageToJson(run) async for run in client.export()])
+        assert words(listed + exported) == {name, "shared"}
+
+
+async def test_a_detached_table_keeps_its_indexes(world: World) -> None:
+    """Its cells are from the index that its request named."""
+    async with world.callers["acme"].client() as client:
+        run_id = await client.begin_table(
+            "archives", "archive*, password", [["the archive", ""]], index="shared", closed=True
+        )
+        async for _event in client.watch(run_id):
+            pass
+        table = await client.get_table(run_id)
+    assert words(MessageToJson(table.message)) == {"shared"}
