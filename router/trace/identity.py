@@ -1,6 +1,6 @@
 """Identities of callers: the tenant and the scopes of an API key."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -41,15 +41,15 @@ class Identity(msgspec.Struct, frozen=True):
         """Return whether the caller may see runs of `tenant`."""
         return self.tenant is None or self.tenant == tenant
 
-    def scope(self, index: Iterable[str] = (), only: DocumentFilter = NO_FILTER) -> Scope:
+    def scope(self, index: Sequence[str] = (), only: DocumentFilter = NO_FILTER) -> Scope:
         """Return the scope of a request of the caller. `index`: names of indexes; if empty, all
         indexes of the tenant. `only`: the documents to search. Raises `NotFound` for an index that
         the caller may not search.
         """
-        names = sorted(set(index)) or self.indexes
-        for name in names:
+        for name in index:
             if not self.may_search(name):
                 raise no_index(name)
+        names = sorted(set(index)) or self.indexes
         return Scope(tuple(names), only)
 
     def may_search(self, index: str) -> bool:

@@ -100,9 +100,8 @@ class Index:
 
         `vectors`: the embedded `queries`, an array of float32 of the shape (batch, dimension).
         `document`: name of the only document to search, whose passages are returned in document
-        order; None to search all. `only`: properties that documents must have.
-        Scores are cosines, or sums of reciprocal ranks if the index has
-        word statistics.
+        order; None to search all. `only`: properties that the documents must have.
+        Scores are cosines, or sums of reciprocal ranks if the index has word statistics.
         """
         among = None if only == NO_FILTER else self.passages.admitted(only)
         if document is not None:

@@ -325,12 +325,16 @@ async def test_another_tenant_s_index_is_like_one_that_does_not_exist(
 
 
 async def test_an_operator_searches_the_default_index_unless_it_names_others(world: World) -> None:
-    """So does a tenant whose indexes were never set. The operator may name all indexes."""
+    """So does a tenant whose indexes were never set. The operator may name all indexes. Without a
+    name, its requests search the indexes of the tenant `default`.
+    """
     operator = world.callers["operator"]
     assert words(await tried(_search, operator)) == {"default"}
     assert words(await tried(_search, operator, *WORDS)) == set(WORDS)
+    await world.accounts.set_tenant(Tenant("default", indexes=("default", "shared")))
     await world.accounts.set_tenant(Tenant("beta"))
     assert words(await _until(_search, world.callers["beta"], "default")) == {"default"}
+    assert words(await _until(_search, operator, "shared")) == {"default", "shared"}
 
 
 async def _until(door: Door, caller: Caller, name: str) -> str:
