@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,11 +17,13 @@ import numpy as np
 from router.errors import JSON_ERRORS, BadIndex, DuplicateId
 from router.protocol import Passage
 from serving.documents.document import batches
+from serving.documents.metadata import StoredPassage
 from serving.documents.source import SourceFile
 
 PASSAGES = "passages.jsonl"
 OFFSETS = "offsets.npy"
 DOCUMENTS = "documents.jsonl"
+_P = TypeVar("_P", bound=Passage)
 
 
 def embedded_text(passage: Passage) -> str:
@@ -63,8 +65,15 @@ class PassageStore:
     def __getitem__(self, row: int) -> Passage:
         if not 0 <= row < len(self):
             raise IndexError(row)
+        return self._decoded(row, Passage)
+
+    def stored(self, row: int) -> StoredPassage:
+        """Return a passage with the metadata of its document."""
+        return self._decoded(row, StoredPassage)
+
+    def _decoded(self, row: int, kind: type[_P]) -> _P:
         try:
-            return msgspec.json.decode(self._line(row), type=Passage)
+            return msgspec.json.decode(self._line(row), type=kind)
         except JSON_ERRORS as error:
             raise BadIndex(f"{self._path}: damaged ({error}); build the index again.") from error
 
@@ -117,7 +126,7 @@ class PassageWriter:
         if kind is None:
             np.save(self._folder / OFFSETS, np.frombuffer(self._offsets, dtype=np.int64))
 
-    def write(self, placed: Iterable[tuple[str, Passage]]) -> None:
+    def write(self, placed: Iterable[tuple[str, StoredPassage]]) -> None:
         """Add passages. If an error is raised, none of them is added.
 
         `placed`: pairs of a passage's place, for error messages, and the passage. Raises
