@@ -28,11 +28,11 @@ class DocumentFilter(msgspec.Struct, frozen=True):
 
     def admits(
         self,
-        title: str = "",
-        date: str = "",
-        author: str = "",
-        path: str = "",
-        tags: Container[str] = (),
+        title: str,
+        date: str,
+        author: str,
+        path: str,
+        tags: Container[str],
     ) -> bool:
         """Return whether a document with this metadata has these properties. `date`: a day such as
         2026-11-21; empty if it is unknown, as the other texts.

@@ -10,7 +10,7 @@ from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from router.errors import JSON_ERRORS, BadIndex, DuplicateId
 from router.protocol import Passage
 from router.trace.scope import DocumentFilter
 from serving.documents.document import batches
+from serving.documents.metadata import StoredPassage
 from serving.documents.source import SourceFile
 
 PASSAGES = "passages.jsonl"
@@ -28,6 +29,7 @@ OFFSETS = "offsets.npy"
 DOCUMENTS = "documents.jsonl"
 _FILTERS = 64
 """Max number of filters whose rows are kept."""
+_P = TypeVar("_P", bound=Passage)
 
 
 def embedded_text(passage: Passage) -> str:
@@ -70,8 +72,15 @@ class PassageStore:
     def __getitem__(self, row: int) -> Passage:
         if not 0 <= row < len(self):
             raise IndexError(row)
+        return self._decoded(row, Passage)
+
+    def stored(self, row: int) -> StoredPassage:
+        """Return a passage with the metadata of its document."""
+        return self._decoded(row, StoredPassage)
+
+    def _decoded(self, row: int, kind: type[_P]) -> _P:
         try:
-            return msgspec.json.decode(self._line(row), type=Passage)
+            return msgspec.json.decode(self._line(row), type=kind)
         except JSON_ERRORS as error:
             raise BadIndex(f"{self._path}: damaged ({error}); build the index again.") from error
 
@@ -93,10 +102,9 @@ class PassageStore:
         """Return the numbers of the rows whose documents have the properties `only`. Reads all
         passages, and keeps the result for some filters.
         """
-        decoder = msgspec.json.Decoder(_Described)
-        rows = (decoder.decode(self._line(row)) for row in range(len(self)))
-        known = ({"title": row.title, "path": row.document, **row.metadata} for row in rows)
-        return np.flatnonzero([only.admits(**properties) for properties in known])
+        known = (self.stored(row).metadata for row in range(len(self)))
+        admitted = [only.admits(**msgspec.structs.asdict(metadata)) for metadata in known]
+        return np.flatnonzero(admitted)
 
     def _line(self, row: int) -> bytes:
         return self._lines[self._offsets[row] : self._offsets[row + 1]]
@@ -104,11 +112,6 @@ class PassageStore:
 
 class _Named(msgspec.Struct, frozen=True):
     document: str = ""
-
-
-class _Described(_Named, frozen=True):
-    title: str = ""
-    metadata: dict[str, Any] = {}
 
 
 class PassageWriter:
@@ -139,7 +142,7 @@ class PassageWriter:
         if kind is None:
             np.save(self._folder / OFFSETS, np.frombuffer(self._offsets, dtype=np.int64))
 
-    def write(self, placed: Iterable[tuple[str, Passage]]) -> None:
+    def write(self, placed: Iterable[tuple[str, StoredPassage]]) -> None:
         """Add passages. If an error is raised, none of them is added.
 
         `placed`: pairs of a passage's place, for error messages, and the passage. Raises

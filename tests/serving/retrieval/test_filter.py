@@ -16,9 +16,6 @@ from serving.retrieval.build import build_index
 from serving.retrieval.embedder import Vectors
 from serving.retrieval.faiss_index import VECTORS, FaissIndex
 from serving.retrieval.index import Index
-from serving.retrieval.lexical import LexicalIndex
-from serving.retrieval.manifest import read_manifest
-from serving.retrieval.passages import OFFSETS, PASSAGES, PassageStore
 from serving.retrieval.searcher import IndexSearcher
 from tests.router.retriever import FixedRetriever
 from tests.serving.retrieval.test_services import remote
@@ -49,24 +46,15 @@ class Digits:
 
 
 def index_with_metadata(folder: Path, *, lexical: bool = False) -> Index:
-    """Return an index of four rows, whose stored passages have metadata."""
+    """Return an index of four rows with metadata."""
     rows = [
-        {"id": name, "title": f"Row {name}", "text": f"The notes of {name} are here."}
-        for name in DOCUMENTS
+        {"id": name, "title": f"Row {name}", "text": f"The notes of {name} are here.", **metadata}
+        for name, metadata in DOCUMENTS.items()
     ]
     corpus = folder / "rows.jsonl"
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     build_index([corpus], folder / "index", Digits(), lexical=lexical)
-    files = folder / "index" / read_manifest(folder / "index").generation
-    lines = (files / PASSAGES).read_bytes().splitlines()
-    stored = [{**json.loads(line), "metadata": DOCUMENTS[json.loads(line)["id"]]} for line in lines]
-    written = [json.dumps(passage).encode() + b"\n" for passage in stored]
-    (files / PASSAGES).write_bytes(b"".join(written))
-    np.save(files / OFFSETS, np.cumsum([0, *map(len, written)]))
-    words = LexicalIndex.open(files) if lexical else None
-    return Index(
-        read_manifest(folder / "index"), PassageStore(files), FaissIndex.open(files), words
-    )
+    return Index.open(folder / "index", Digits())
 
 
 @pytest.mark.parametrize(
