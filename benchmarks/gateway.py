@@ -34,6 +34,7 @@ from router.testing.openai_server import (
     serving,
     writes,
 )
+from router.trace.scope import NO_FILTER, DocumentFilter
 from serving.composition import running_gateway
 from serving.config.file import load_config
 from serving.logs import errors_only
@@ -81,9 +82,13 @@ class OnePassage:
     """See `IndexRetriever.index_id`."""
 
     async def search(
-        self, queries: Sequence[str], top_k: int, document: str | None = None
+        self,
+        queries: Sequence[str],
+        top_k: int,
+        document: str | None = None,
+        only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `Retriever.search`."""
+        """See `IndexRetriever.search`."""
         return [[_PASSAGE][:top_k] for _ in queries]
 
 

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import msgspec
 
 from router.errors import AccessDenied, BadRequest, NoKey, StoreFailed
-from router.trace.identity import LOCAL, SHADOW_TENANT, Identity, KeyScope
+from router.trace.identity import DEFAULT_TENANT, LOCAL, SHADOW_TENANT, Identity, KeyScope
+from router.trace.scope import DEFAULT_INDEX
 
 CALLER: ContextVar[Identity] = ContextVar("caller", default=LOCAL)
 """Identity of the caller of the current request. The servers set it after they have checked the
@@ -51,6 +52,8 @@ class Tenant(msgspec.Struct, frozen=True):
     """True if the tenant's runs are stored with their figures, but without any of their texts."""
     training: bool = True
     """True if executors may be trained on the tenant's runs."""
+    indexes: tuple[str, ...] = (DEFAULT_INDEX,)
+    """Names of the indexes that the tenant may search, sorted."""
 
     @property
     def limited(self) -> bool:
@@ -169,6 +172,8 @@ class Access:
         self._accounts = accounts
         self._extra = [extra] if extra else []
         self._keys: dict[str, Key] = {}
+        self._indexes: dict[str, tuple[str, ...]] = {}
+        """Names of the indexes that each tenant may search, by tenant."""
         self._required = False
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
@@ -183,14 +188,14 @@ class Access:
         Raises `StoreFailed` if the keys cannot be read.
         """
         if not await self.required():
-            return LOCAL
+            return self._identity(LOCAL.tenant, LOCAL.scopes)
         if not authorization:
             raise NoKey(_ABSENT)
         sent = _SENT.fullmatch(authorization)
         key = self._keys.get(sent[1].lower()) if sent else None
         if not sent or not key or not hmac.compare_digest(_sha256(sent[2]), key.secret_sha256):
             raise NoKey(_UNKNOWN)
-        return Identity(key.tenant, key.scopes, key.key_id)
+        return self._identity(key.tenant, key.scopes, key.key_id)
 
     async def renewed(self, known: Identity) -> Identity:
         """Return the current identity of a key that `identify` returned earlier. Raises `NoKey` if
@@ -199,7 +204,13 @@ class Access:
         await self.required()
         if (key := self._keys.get(known.key_id)) is None:
             raise NoKey(_UNKNOWN)
-        return Identity(key.tenant, key.scopes, key.key_id)
+        return self._identity(key.tenant, key.scopes, key.key_id)
+
+    def _identity(
+        self, tenant: str | None, scopes: frozenset[KeyScope], key_id: str = ""
+    ) -> Identity:
+        indexes = self._indexes.get(tenant or DEFAULT_TENANT, LOCAL.indexes)
+        return Identity(tenant, scopes, key_id, indexes)
 
     async def required(self) -> bool:
         """Return whether callers need a key. They do from the creation of the first key on, even
@@ -251,6 +262,8 @@ class Access:
     async def _read(self) -> None:
         now = asyncio.get_running_loop().time()
         stored = await self._accounts.keys()
+        tenants = await self._accounts.tenants()
+        self._indexes = {tenant.name: tenant.indexes for tenant in tenants}
         good = (key for key in (*stored, *self._extra) if key.revoked_at is None)
         self._keys = {key.key_id: key for key in good}
         self._required |= bool(stored)

@@ -38,7 +38,7 @@ from router.runs import Admission, Gateway, RunLifecycle, Runs
 from router.runs.archive import Archive
 from router.runs.live import LiveRuns
 from router.runs.observers import ObservedRetriever, Observers
-from router.search import Executor, ReportCache, Retriever, Topology
+from router.search import Executor, Indexes, ReportCache, Topology
 from router.search.answerer import Judge
 from router.search.condenser import Condenser
 from router.search.executor import Executes
@@ -49,15 +49,16 @@ from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLUsage
 from router.store.follower import own_log
 from router.store.log import RunLog
 from router.trace import RoleName
+from router.trace.scope import DEFAULT_INDEX
 from router.trace.values import TopologyName
 from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
 from router.versions.book import Traffic, VersionBook
-from serving.config.config import Config, RoleConfig
+from serving.config.config import Config, RoleConfig, place_of
 from serving.config.secrets import missing
 from serving.engines.engine import Log
 from serving.engines.loading import Loading
 from serving.retrieval.manifest import read_manifest
-from serving.retrieval.opening import check_access, open_retriever
+from serving.retrieval.opening import check_access, open_indexes
 from serving.retrieval.reranker import reranked
 from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_condenser
@@ -83,7 +84,8 @@ class _Upstream:
     """Everything that a gateway calls, opened: engines, endpoints, the retriever and tools."""
 
     readiness: Readiness
-    retriever: WatchedRetriever
+    retrievers: Mapping[str, WatchedRetriever]
+    """The retriever of each index, by the index's name."""
     session: aiohttp.ClientSession
     engines: Mapping[str, str]
     """Base URLs by engine name."""
@@ -116,6 +118,7 @@ class _Runs:
     """The parts of a gateway that carry out, observe, store and query runs."""
 
     gateway: Gateway
+    indexes: Indexes
     services: tuple[RetrievalServicer, RunServicer, UsageServicer, ExecutorVersionServicer]
     stored: Runs
     executors: ExecutorVersions
@@ -213,13 +216,13 @@ async def _open_upstream(
     readiness = Readiness()
     on_change = partial(readiness.report, "retrieval.embedder", ["retrieval"])
     opened = partial(
-        open_retriever,
-        config.retrieval,
+        open_indexes,
+        config.all_indexes,
         log,
         config.engines,
         on_change=on_change,
     )
-    opening = opened if double is None else lambda **_: nullcontext(double)
+    opening = opened if double is None else lambda **_: nullcontext({DEFAULT_INDEX: double})
     judge = _judge(config)
     async with (
         open_upstreams(
@@ -232,13 +235,17 @@ async def _open_upstream(
         tool_pool(config.tools, readiness) as tools,
     ):
         if config.search.access:
-            await check_access(started.retrieval)
+            for retriever in started.retrieval.values():
+                await check_access(retriever)
         endpoints = Upstreams()
         new = partial(started.new_role, upstreams=endpoints)
         roles, managers = await all_roles(config, new)
         yield _Upstream(
             readiness,
-            WatchedRetriever(started.retrieval, readiness),
+            {
+                name: WatchedRetriever(retriever, readiness, place_of(name))
+                for name, retriever in started.retrieval.items()
+            },
             started.session,
             started.engines,
             endpoints,
@@ -279,9 +286,11 @@ async def _open_runs(
         open_observers(config.telemetry, log, watched, config.server.http_hosts) as observers,
     ):
         archive = SQLArchive(database, journal.calls)
-        retriever = reranked(upstream.retriever, config.reranker, upstream.session)
-        if observers:
-            retriever = ObservedRetriever(retriever, observers)
+        searched = dict[str, IndexRetriever]()
+        for name, watched_retriever in upstream.retrievers.items():
+            retriever = reranked(watched_retriever, config.reranker, upstream.session)
+            searched[name] = ObservedRetriever(retriever, observers) if observers else retriever
+        indexes = Indexes(searched)
         lifecycle = RunLifecycle(
             around(journal),
             archive,
@@ -290,8 +299,8 @@ async def _open_runs(
             config.server.timeout_s,
             admission=admission,
             observer=observers,
-            conditions=lambda: {
-                "index": retriever.index_id or "",
+            conditions=lambda scope: {
+                "index": indexes.index_id(scope) or "",
                 "executor version": executors.routing.traffic.active,
             },
         )
@@ -302,14 +311,14 @@ async def _open_runs(
             upstream,
             log,
             lifecycle=lifecycle,
-            retriever=retriever,
+            indexes=indexes,
         )
 
         executor: Executes = executors.routing
         if reports is not None:
             executor = ReportCache(
                 executors.routing,
-                lambda: retriever.index_id,
+                indexes.index_id,
                 keep_s=config.report_cache.keep_s,
                 counts=reports,
             )
@@ -325,15 +334,14 @@ async def _open_runs(
         engine_counts = VLLMCounts(partial(fetch_text, upstream.session))
         stored = Runs(archive, live, executors.trials.judge)
         services = (
-            RetrievalServicer(
-                retriever, default_top_k=config.search.top_k, index_id=lambda: retriever.index_id
-            ),
+            RetrievalServicer(indexes, default_top_k=config.search.top_k),
             RunServicer(stored),
             UsageServicer(usages, Reconciler(upstream.deployments, engine_counts, usages)),
             ExecutorVersionServicer(executors.versions),
         )
         yield _Runs(
             gateway,
+            indexes,
             services,
             stored,
             executors,
@@ -406,7 +414,7 @@ async def open_versions(
     log: Log,
     *,
     lifecycle: RunLifecycle,
-    retriever: Retriever,
+    indexes: Indexes,
 ) -> ExecutorVersions:
     """Build the parts that manage versions of the executor: their loading into the engine, the
     routing of runs to them, and their trials. Register the version that the config names.
@@ -432,7 +440,7 @@ async def open_versions(
     # asks `versions` for the stored traffic. Both do so only later, when all parts exist.
     loading = Loading(config, upstream.engines, upstream.session, in_use=lambda: routing.in_use)
     routing = VersionRouting(
-        partial(_new_executor, config, upstream, retriever),
+        partial(_new_executor, config, upstream, indexes),
         model,
         traffic,
         loading.load,
@@ -497,7 +505,7 @@ def _held_out(path: str) -> list[HeldOutQuestion]:
 def _new_executor(
     config: Config,
     upstream: _Upstream,
-    retriever: Retriever,
+    indexes: Indexes,
     version: str,
 ) -> Executor:
     """Return the executor of a version: the configured executor, with the version's name as the
@@ -510,7 +518,7 @@ def _new_executor(
             "execution", msgspec.structs.replace(execution, model=version), price=role.price
         )
         role = replace(made, fallbacks=role.fallbacks)
-    return new_executor(config, role, retriever)
+    return new_executor(config, role, indexes)
 
 
 def _shares_reports(config: Config) -> bool:
@@ -561,7 +569,7 @@ async def _listening(
     RunPages(
         pages,
         runs.stored,
-        upstream.retriever,
+        runs.indexes,
         files_not_read=lambda: read_manifest(Path(folder)).files_not_read if folder else None,
     )
     app = openai_app(
@@ -571,6 +579,7 @@ async def _listening(
         observer=observers,
         pages=pages,
         chat_tasks=config.server.chat_tasks,
+        indexes=sorted(config.all_indexes),
     )
     limits = Limits(connections_per_address=config.server.http_connections_per_address)
     hosts = config.server.http_hosts
@@ -582,13 +591,14 @@ async def _listening(
         limits=limits,
         hosts=hosts,
     )
-    await upstream.retriever.probe()
+    retrievers = upstream.retrievers.values()
+    await asyncio.gather(*(retriever.probe() for retriever in retrievers))
     port = await server.start(address)
     try:
         async with background_tasks(
             executors.routing.follow(),
             executors.trials.work(),
-            upstream.retriever.follow(),
+            *(retriever.follow() for retriever in retrievers),
             _recover(config, upstream, executors.routing),
             *(
                 watch_role(name, role, readiness, gateway.probe)

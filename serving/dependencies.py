@@ -16,7 +16,7 @@ _EXTRAS = {
     "datasets": "datasets ijson pyarrow",
     "documents": (
         "bm25s chardet docx lxml markdown_it numpy oxmsg pptx pypdfium2 python_docx "
-        "python_calamine python_oxmsg python_pptx webencodings"
+        "python_calamine python_oxmsg python_pptx pyyaml webencodings yaml"
     ),
     "hosted": "litellm",
     "local": "faiss",

@@ -11,7 +11,15 @@ from msgspec.structs import replace
 from router.calls import Role
 from router.protocol import parse_turn
 from router.protocol.turns import ExecutionTurn
-from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
+from router.search import (
+    Answerer,
+    Delegator,
+    Executor,
+    FactorizedSearch,
+    Indexes,
+    Retriever,
+    Topology,
+)
 from router.search.agent import Agent, ExecutorLimits
 from router.search.delegator import HOST_STOP
 from router.search.executor import Executes
@@ -133,7 +141,7 @@ def _with_instructions(role: Role, text: str) -> Role:
 def new_executor(
     config: Config,
     role: Role,
-    retriever: Retriever,
+    retriever: Retriever | Indexes,
     limits: ExecutorLimits | None = None,
 ) -> Executor:
     """Return an executor with a role's model, for questions and tables, that searches by
@@ -151,7 +159,7 @@ def new_executor(
 def new_worker(
     config: Config,
     role: Role,
-    retriever: Retriever | None,
+    retriever: Retriever | Indexes | None,
     tools: Tools | None,
     limits: ExecutorLimits | None = None,
     *,

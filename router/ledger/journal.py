@@ -16,6 +16,7 @@ from router.models import Completion, Message
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.run import RunKind, RunStatus
+from router.trace.scope import DEFAULT_SCOPE, Scope
 from router.trace.turns import AgentId, Asked, Decided, Searched, Turns
 
 
@@ -47,6 +48,7 @@ class RunStart(msgspec.Struct, frozen=True):
     """
     resumes: str = ""
     """Identifier of the interrupted run that this run resumes; empty for none."""
+    scope: Scope = DEFAULT_SCOPE
     content: str = ""
     """The complete request for an answer or a table, as JSON; empty for runs of other kinds."""
 

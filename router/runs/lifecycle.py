@@ -29,6 +29,7 @@ from router.search.context import ANSWERING_SHARE
 from router.trace import Event, Run, Trajectory
 from router.trace.identity import LOCAL, Identity
 from router.trace.run import RoleSetting, RunKind, RunStatus
+from router.trace.scope import DEFAULT_SCOPE, NO_FILTER, DocumentFilter, Scope
 from router.trace.values import AnswerWritten, OnEvent, RunStarted
 
 _log = structlog.get_logger("gateway")
@@ -65,6 +66,10 @@ class RequestOptions(msgspec.Struct, frozen=True):
     """Identifier of an interrupted run to resume; empty for none. The question and the budget of
     that run are then used instead of those in this request.
     """
+    index: tuple[str, ...] = ()
+    """Names of the indexes to search; empty for all that the caller's tenant may search."""
+    filter: DocumentFilter = NO_FILTER
+    """Properties of the documents to search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +91,10 @@ class RunRequest:
     timeout_s: float | None = None
     """Max duration of the run, in seconds; None for the gateway's limit."""
 
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of kind and content, by which equal requests are recognized."""
-        return hashlib.sha256(msgspec.json.encode((self.kind, self.content))).hexdigest()
+    def fingerprint(self, scope: Scope) -> str:
+        """Return the SHA-256 of kind, content and scope, by which equal requests are recognized."""
+        whole = msgspec.json.encode((self.kind, self.content, scope))
+        return hashlib.sha256(whole).hexdigest()
 
 
 @dataclass(slots=True)
@@ -146,13 +151,14 @@ class RunLifecycle:
         *,
         admission: Admission | None = None,
         observer: Observer | None = None,
-        conditions: Callable[[], dict[str, str]] = dict,
+        conditions: Callable[[Scope], dict[str, str]] = lambda _scope: {},
     ) -> None:
         """`journal`: records the beginning and the end of runs. `archive`: loads runs of other
         processes. `live`: registers the runs of this process. `settings`: models and prompts of the
         gateway's roles. `timeout_s`: max duration of a request, in seconds. `admission`: None for
-        the default limits. `conditions`: returns by name what else the turns of a run depend on,
-        such as the index; a run can be resumed only while these values are the same.
+        the default limits. `conditions`: returns by name what else the turns of a run in a scope
+        depend on, such as the index; a run can be resumed only while these values are the same.
+        Raises `NotFound` for an index that does not exist.
         """
         self._further_conditions = conditions
         self._journal = journal
@@ -245,17 +251,24 @@ class RunLifecycle:
             budget=start.budget,
             no_cache=start.no_cache,
             request_id=options.request_id or start.request_id,
+            index=start.scope.indexes,
+            filter=start.scope.filter,
         )
         return msgspec.json.decode(start.content, type=type(request)), recorded
 
     def _start(self, request: RunRequest, options: RequestOptions) -> RunStart:
+        # No search is made for a completion, so it needs no index.
+        scope = DEFAULT_SCOPE
+        if request.kind != "complete":
+            scope = options.identity.scope(options.index, options.filter)
+        further = self._further_conditions(scope)
         content = ""
         conditions = dict[str, str]()
         if request.kind in _RESUMABLE:
             content = msgspec.json.encode(request.content).decode()
             for name, role in (request.settings or self._settings).items():
                 conditions[f"model or prompt of {name}"] = f"{role.model} {role.prompt_sha256}"
-            conditions |= self._further_conditions()
+            conditions |= further
         return RunStart(
             id=f"run-{secrets.token_hex(8)}",
             kind=request.kind,
@@ -263,13 +276,14 @@ class RunLifecycle:
             key_id=options.identity.key_id,
             request_id=options.request_id,
             request=request.text,
-            fingerprint=request.fingerprint if options.request_id else "",
+            fingerprint=request.fingerprint(scope) if options.request_id else "",
             started_at=time.time(),
             topology=request.topology,
             budget=options.budget,
             no_cache=options.no_cache,
             conditions=conditions,
             resumes=options.resume,
+            scope=scope,
             content=content,
         )
 
@@ -299,6 +313,7 @@ class RunLifecycle:
             ledger,
             answering_share=request.answering_share,
             sharing=not (start.no_cache or began.redact or start.kind == "shadow"),
+            scope=start.scope,
         )
         settings = request.settings or self._settings
         return OpenRun(

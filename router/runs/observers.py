@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from router.protocol import Passage
 from router.search.retrieval import IndexRetriever
 from router.trace import Run
+from router.trace.scope import NO_FILTER, DocumentFilter
 
 
 class Observer(Protocol):
@@ -93,13 +94,14 @@ class ObservedRetriever:
         queries: Sequence[str],
         top_k: int,
         document: str | None = None,
+        only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `Retriever.search`."""
+        """See `IndexRetriever.search`."""
         began_at = time.time()
         begun = time.monotonic()
         error: str | None = None
         try:
-            return await self._retriever.search(queries, top_k, document)
+            return await self._retriever.search(queries, top_k, document, only)
         except BaseException as raised:
             error = type(raised).__name__
             raise

@@ -6,6 +6,7 @@ from router.search.answerer import Answerer
 from router.search.context import RunContext
 from router.search.delegator import Delegator
 from router.search.executor import Executor
+from router.search.indexes import Indexes
 from router.search.loop import FactorizedSearch, Topology
 from router.search.report_cache import ReportCache
 from router.search.retrieval import Retriever
@@ -15,6 +16,7 @@ __all__ = [
     "Delegator",
     "Executor",
     "FactorizedSearch",
+    "Indexes",
     "ReportCache",
     "Retriever",
     "RunContext",

@@ -26,10 +26,12 @@ from router.protocol.turns import (
     turn_pattern,
 )
 from router.search.context import RunContext
+from router.search.indexes import Indexes
 from router.search.retrieval import Reranked, Retriever
 from router.search.tools import Tool, Tools, offered, passages_of
 from router.trace import Conversation, turns
 from router.trace.call import Purpose
+from router.trace.scope import Scope
 from router.trace.values import SearchDone, SearchRecord, ToolCall
 
 _Look = Callable[[], Awaitable[SearchRecord]]
@@ -231,14 +233,14 @@ class Agent:
     def __init__(
         self,
         role: Role,
-        retriever: Retriever | None,
+        retriever: Retriever | Indexes | None,
         limits: ExecutorLimits,
         form: Form,
         tools: Tools | None = None,
     ) -> None:
-        """`retriever`: the index to search; None if the agent cannot search. `tools`: the tools
-        that the model may call. Tools, and opening documents, are available only with a form that
-        sets `search_first`.
+        """`retriever`: the indexes to search, or the only index; None if the agent cannot search.
+        `tools`: the tools that the model may call. Tools, and opening documents, are available only
+        with a form that sets `search_first`.
         """
         self._has_actions = bool(form.search_first) and bool(tools or limits.access_k)
         if self._has_actions:
@@ -246,7 +248,7 @@ class Agent:
         self.role = role
         self.limits = limits
         self.form = form
-        self._retriever = retriever
+        self._indexes = Indexes.of(retriever) if retriever else None
         self._tools = tools
 
     def begin(self, text: str) -> ContextWindow:
@@ -278,13 +280,13 @@ class Agent:
             purpose=purpose,
         )
         match self.form.parse(output.text, output.finish_reason == "length"):
-            case SearchTurn(query, ignored) if self._retriever and self._may_search(work):
+            case SearchTurn(query, ignored) if self._indexes and self._may_search(work):
                 await self._look(
                     work,
                     context,
                     index,
                     query,
-                    partial(self._search, query, ignored),
+                    partial(self._search, query, ignored, context.scope),
                 )
             case AccessTurn(name, text) if self.limits.access_k and self._may_search(work):
                 document = work.named(name)
@@ -292,7 +294,7 @@ class Agent:
                     work.correct(prompts.CORRECT_ACCESS)
                     return
                 query = f"{text} (in {document})"
-                access = partial(self._access, query, document, text)
+                access = partial(self._access, query, document, text, context.scope)
                 await self._look(
                     work,
                     context,
@@ -316,7 +318,7 @@ class Agent:
                     query,
                     call,
                 )
-            case SearchTurn() if self._retriever or not self._tools:
+            case SearchTurn() if self._indexes or not self._tools:
                 work.correct(self.form.no_searches)
             case _ if self.form.search_first and not work.searches:
                 work.correct(self.form.search_first)
@@ -336,7 +338,7 @@ class Agent:
         parts = (
             (prompts.ACCESS, self.limits.access_k),
             (prompts.CALLS, tools),
-            (prompts.CALLS_ALONE, tools and not self._retriever),
+            (prompts.CALLS_ALONE, tools and not self._indexes),
             (prompts.tools(functions), tools and not self.role.tool_calls),
         )
         work.offer(tools, "\n\n".join(text for text, applies in parts if applies))
@@ -360,9 +362,9 @@ class Agent:
         titles = tuple(passage.title for passage in search.passages)
         context.on_event(SearchDone(index, query, titles))
 
-    async def _search(self, query: str, ignored: int) -> SearchRecord:
-        assert self._retriever is not None
-        (passages,) = await self._retriever.search([query], self.limits.top_k)
+    async def _search(self, query: str, ignored: int, scope: Scope) -> SearchRecord:
+        assert self._indexes is not None
+        (passages,) = await self._indexes.search(scope, [query], self.limits.top_k)
         chars = self.limits.passage_chars
         return SearchRecord(
             query,
@@ -376,12 +378,13 @@ class Agent:
         query: str,
         document: str,
         text: str,
+        scope: Scope,
     ) -> SearchRecord:
         """Open a document. If it is longer than `access_chars`, the passages that match `text`
         least are left out.
         """
-        assert self._retriever is not None
-        (passages,) = await self._retriever.search([text], self.limits.access_k, document)
+        assert self._indexes is not None
+        (passages,) = await self._indexes.search(scope, [text], self.limits.access_k, document)
         chars_left = self.limits.access_chars
         fitting = set[str]()
         for passage in sorted(passages, key=lambda passage: -passage.score):

@@ -11,6 +11,7 @@ from router.errors import OutOfTime, UpstreamError
 from router.ledger import Ledger
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.trace import Execution, Trajectory
+from router.trace.scope import DEFAULT_SCOPE, Scope
 from router.trace.values import AnswerOutcome, Condensing, OnEvent, Result
 
 ANSWERING_SHARE = 0.2
@@ -72,6 +73,8 @@ class RunContext:
     draft: Draft = field(default_factory=Draft)
     sharing: bool = False
     """Whether the run shares reports with other runs of its tenant, in both directions."""
+    scope: Scope = DEFAULT_SCOPE
+    """The indexes and documents that the run may search."""
     reporting: Reporting = Reporting()
     manager: str = ""
     """Name of the manager that a sub-query is for; empty for the default manager, or without
@@ -122,11 +125,12 @@ class RunContext:
         *,
         answering_share: float = ANSWERING_SHARE,
         sharing: bool = False,
+        scope: Scope = DEFAULT_SCOPE,
     ) -> "RunContext":
         """Return the context of a run that begins now and may take `time_s` seconds.
 
         `answering_share`: the share of that time that is reserved for the answerer. `sharing`:
-        whether reports are shared with other runs of the tenant.
+        whether reports are shared with other runs of the tenant. `scope`: what the run may search.
         """
         now = asyncio.get_running_loop().time()
         return cls(
@@ -135,4 +139,5 @@ class RunContext:
             now + time_s * (1 - answering_share),
             ledger,
             sharing=sharing,
+            scope=scope,
         )

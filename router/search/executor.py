@@ -8,6 +8,7 @@ from router.errors import BudgetExhausted, UpstreamError
 from router.protocol import NO_EVIDENCE, parse_turn, prompts
 from router.search.agent import Agent, ExecutorLimits, Form
 from router.search.context import RunContext
+from router.search.indexes import Indexes
 from router.search.retrieval import Retriever
 from router.search.tools import Tools
 from router.trace import Execution
@@ -55,13 +56,13 @@ class Executor:
     def __init__(
         self,
         role: Role,
-        retriever: Retriever | None,
+        retriever: Retriever | Indexes | None,
         limits: ExecutorLimits,
         *,
         forms: Mapping[str, Agent] = {},
         tools: Tools | None = None,
     ) -> None:
-        """`retriever`: the index to search; None for an executor that has only tools. `forms`:
+        """`retriever`: the indexes to search; None for an executor that has only tools. `forms`:
         agents that write other forms of reports, by the name in `Reporting.form`. The default agent
         serves all forms without an entry.
         """

@@ -16,6 +16,7 @@ from router.protocol.sub_queries import normal_question
 from router.search.context import RunContext
 from router.search.executor import Executes
 from router.trace import Conversation, Execution
+from router.trace.scope import Scope
 from router.trace.values import SearchDone
 
 _MAX_REPORTS = 10_000
@@ -38,6 +39,7 @@ class _Key(NamedTuple):
     sub_query: str
     version: str
     form: str
+    scope: Scope
     index_id: str | None
 
 
@@ -101,13 +103,13 @@ class ReportCache:
     def __init__(
         self,
         executor: Versioned,
-        index: Callable[[], str | None],
+        index: Callable[[Scope], str | None],
         *,
         keep_s: float = 300.0,
         counts: ReportCounts | None = None,
     ) -> None:
-        """`executor`: works on the sub-queries. `index`: returns the identifier of the current
-        index, or None if it is unknown. Without an identifier, reports are shared only between
+        """`executor`: works on the sub-queries. `index`: returns the identifier of what is searched
+        in a scope, or None if it is unknown. Without an identifier, reports are shared only between
         concurrent runs. `keep_s`: how long reports are kept, in seconds. `counts`: the counters to
         increment.
         """
@@ -199,7 +201,7 @@ class ReportCache:
             # Cache the report only if the index was not replaced in the meantime, and the passages
             # have the order of the reranker that is a part of the index's identifier.
             failed = any(getattr(search.reranking, "error", None) for search in execution.searches)
-            if not failed and key.index_id is not None and key.index_id == self._index():
+            if not failed and key.index_id is not None and key.index_id == self._index(key.scope):
                 self._kept[key] = flight.shared
         return execution
 
@@ -209,7 +211,8 @@ class ReportCache:
             normal_question(sub_query),
             self._executor.serving(context),
             context.reporting.form,
-            self._index(),
+            context.scope,
+            self._index(context.scope),
         )
 
     def _drop(self, key: _Key, flight: _Flight) -> None:

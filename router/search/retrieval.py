@@ -9,6 +9,7 @@ from typing import Protocol
 from router.calls import Readiness
 from router.errors import UpstreamError
 from router.protocol import Passage
+from router.trace.scope import NO_FILTER, DocumentFilter
 from router.trace.values import Reranking
 
 
@@ -36,6 +37,17 @@ class IndexRetriever(Retriever, Protocol):
         it is unknown.
         """
 
+    async def search(
+        self,
+        queries: Sequence[str],
+        top_k: int,
+        document: str | None = None,
+        only: DocumentFilter = NO_FILTER,
+    ) -> list[list[Passage]]:
+        """See `Retriever.search`. `only`: properties that the documents must have. Raises
+        `UpstreamRefused` if this retriever cannot filter documents.
+        """
+
 
 class Reranked(list[Passage]):
     """Passages for one query, which a reranker was asked to order."""
@@ -57,9 +69,14 @@ between probes after a failure.
 class WatchedRetriever:
     """A retriever that is probed regularly, and that reports to `Readiness` whether it works."""
 
-    def __init__(self, retriever: IndexRetriever, readiness: Readiness) -> None:
-        """`retriever`: does the searching. `readiness`: the registry to report to."""
+    def __init__(
+        self, retriever: IndexRetriever, readiness: Readiness, source: str = "retrieval"
+    ) -> None:
+        """`retriever`: does the searching. `readiness`: the registry to report to. `source`: name
+        of the retriever in reports.
+        """
         self._retriever = retriever
+        self._source = source
         self._readiness = readiness
         self._doubt = asyncio.Event()
 
@@ -69,11 +86,15 @@ class WatchedRetriever:
         return self._retriever.index_id
 
     async def search(
-        self, queries: Sequence[str], top_k: int, document: str | None = None
+        self,
+        queries: Sequence[str],
+        top_k: int,
+        document: str | None = None,
+        only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `Retriever.search`."""
+        """See `IndexRetriever.search`."""
         try:
-            return await self._retriever.search(queries, top_k, document)
+            return await self._retriever.search(queries, top_k, document, only)
         except UpstreamError:
             self._doubt.set()
             raise
@@ -91,7 +112,7 @@ class WatchedRetriever:
         except (UpstreamError, TimeoutError) as error:
             self._doubt.set()
             why = str(error) or f"no reply within {_WITHIN_S:g} s"
-        self._readiness.report("retrieval", ["retrieval"], why)
+        self._readiness.report(self._source, ["retrieval"], why)
 
     async def follow(self) -> None:
         """Probe forever: every `_EVERY_S` seconds, and sooner after a search that failed."""

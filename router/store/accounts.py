@@ -27,9 +27,7 @@ class SQLAccounts:
             first = not connection.scalar(select(func.count()).select_from(KEYS))
             known = connection.scalars(select(TENANTS.c.name)).all()
             if key.tenant is not None and key.tenant not in known:
-                connection.execute(
-                    TENANTS.insert().values(msgspec.structs.asdict(Tenant(key.tenant)))
-                )
+                connection.execute(TENANTS.insert().values(_row(Tenant(key.tenant))))
             row = {**msgspec.structs.asdict(key), "scopes": ",".join(sorted(key.scopes))}
             connection.execute(KEYS.insert().values(row))
             return first
@@ -49,13 +47,16 @@ class SQLAccounts:
     async def tenants(self) -> list[Tenant]:
         """See `Accounts.tenants`."""
         every = select(TENANTS).order_by(TENANTS.c.name)
-        return await self._database.read(
-            lambda connection: structs(connection, Tenant, every), behind=True
-        )
+
+        def read(connection: Connection) -> list[Tenant]:
+            rows = connection.execute(every).mappings()
+            return [struct_of(Tenant, row, indexes=row["indexes"].split(",")) for row in rows]
+
+        return await self._database.read(read, behind=True)
 
     async def set_tenant(self, tenant: Tenant) -> None:
         """See `Accounts.set_tenant`."""
-        row = msgspec.structs.asdict(tenant)
+        row = _row(tenant)
 
         def write(connection: Connection) -> None:
             if not connection.execute(
@@ -71,6 +72,10 @@ class SQLAccounts:
             select(SPENDING).where(SPENDING.c.tenant == tenant).order_by(SPENDING.c.period.desc())
         )
         return await self._database.read(lambda connection: structs(connection, Spent, of_tenant))
+
+
+def _row(tenant: Tenant) -> dict[str, object]:
+    return {**msgspec.structs.asdict(tenant), "indexes": ",".join(tenant.indexes)}
 
 
 def _keys(connection: Connection) -> list[Key]:

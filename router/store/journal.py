@@ -45,6 +45,7 @@ from router.store.schema import SPENDING, struct_of
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.redaction import redacted
+from router.trace.scope import Scope
 from router.trace.turns import AgentId, Asked, Decided, Searched
 
 _log = structlog.get_logger("store")
@@ -192,7 +193,10 @@ class LogJournal:
                     raise
                 leased = await self._lease(refused, start.tenant, start.started_at, start.hold)
 
-        stored = replace(start, request="", content="") if tenant.redact else start
+        stored = start
+        if tenant.redact:
+            scope = Scope(start.scope.indexes)
+            stored = replace(start, request="", content="", scope=scope)
         begun = Begun(stored, tenant.redact)
         run = RecordedRun(begun)
         payload = encode(begun)

@@ -76,7 +76,7 @@ def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
 
 
 METADATA = MetaData()
-SCHEMA_NUMBER = 7
+SCHEMA_NUMBER = 8
 """Number of this schema. Increment it with every change of the schema, also in the name of the
 demo's database file (`serving/presets/mini.toml`).
 """
@@ -160,7 +160,9 @@ FEEDBACK = Table(
     Column("given_at", Float, nullable=False),
     *_columns(Feedback, without=("run_id",)),
 )
-TENANTS = Table("tenants", METADATA, *_columns(Tenant, "name"))
+TENANTS = Table(  # `indexes` are separated by commas
+    "tenants", METADATA, *_columns(Tenant, "name")
+)
 KEYS = Table(  # `scopes` are separated by commas
     "keys",
     METADATA,

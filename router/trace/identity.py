@@ -1,8 +1,11 @@
 """Identities of callers: the tenant and the scopes of an API key."""
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import msgspec
+
+from router.trace.scope import DEFAULT_INDEX, NO_FILTER, DocumentFilter, Scope, no_index
 
 KeyScope = Literal["ask", "operate", "train"]
 """Scope of a key, which decides what its owner may do. `ask`: send questions, and see the runs of
@@ -24,6 +27,10 @@ class Identity(msgspec.Struct, frozen=True):
     scopes: frozenset[KeyScope]
     key_id: str = ""
     """Id of the key; empty if the gateway uses no keys."""
+    indexes: tuple[str, ...] = (DEFAULT_INDEX,)
+    """Names of the indexes that the tenant may search, sorted. The operator may search all indexes;
+    for the operator, these are the indexes of requests that name none.
+    """
 
     @property
     def books_on(self) -> str:
@@ -33,6 +40,21 @@ class Identity(msgspec.Struct, frozen=True):
     def sees(self, tenant: str) -> bool:
         """Return whether the caller may see runs of `tenant`."""
         return self.tenant is None or self.tenant == tenant
+
+    def scope(self, index: Sequence[str] = (), only: DocumentFilter = NO_FILTER) -> Scope:
+        """Return the scope of a request of the caller. `index`: names of indexes; if empty, all
+        indexes of the tenant. `only`: the documents to search. Raises `NotFound` for an index that
+        the caller may not search.
+        """
+        for name in index:
+            if not self.may_search(name):
+                raise no_index(name)
+        names = sorted(set(index)) or self.indexes
+        return Scope(tuple(names), only)
+
+    def may_search(self, index: str) -> bool:
+        """Return whether the caller may search the index of this name."""
+        return self.tenant is None or index in self.indexes
 
 
 SHADOW = Identity(SHADOW_TENANT, frozenset())

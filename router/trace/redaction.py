@@ -10,6 +10,7 @@ from router.models import Completion, Usage
 from router.models.model import TokenIds
 from router.trace.call import Call
 from router.trace.run import RoleSetting, Run
+from router.trace.scope import Scope
 from router.trace.values import Execution, Reranking, RunStarted, ToolCall
 
 _WHOLE = (Call, Usage, RoleSetting, RunStarted)
@@ -19,6 +20,7 @@ _NAMES: dict[type[msgspec.Struct], frozenset[str]] = {
     Completion: frozenset(("finish_reason",)),
     ToolCall: frozenset(("server", "tool")),
     Reranking: frozenset(("model",)),
+    Scope: frozenset(("indexes",)),
 }
 """String fields that are kept, in addition to enumerations (`Literal` fields). All other strings
 are emptied, so a field that is added later is redacted unless it is listed here.

@@ -7,6 +7,7 @@ import msgspec
 
 from router.trace.call import Call
 from router.trace.identity import DEFAULT_TENANT
+from router.trace.scope import DEFAULT_SCOPE, Scope
 from router.trace.values import Event, Result, Trajectory
 
 RunKind = Literal["answer", "complete", "execute", "table", "shadow"]
@@ -53,6 +54,8 @@ class Run(msgspec.Struct, frozen=True):
     """Id of the interrupted run that this run resumed. Calls for the reused turns are recorded in
     that run. Empty if this run resumed none.
     """
+    scope: Scope = DEFAULT_SCOPE
+    """The indexes and documents that the run could search."""
 
     @property
     def question(self) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
+from msgspec.structs import replace
 
 from router.background import background_tasks, errors_logged
 from router.errors import ContextTooLong, OutOfTime, UpstreamError
@@ -179,8 +180,10 @@ class Trials:
         search = self._search(self._executors.of(version))
         opened = None
         request = RunRequest("shadow", run.question, run.id)
+        identity = replace(SHADOW, indexes=run.scope.indexes)
+        options = RequestOptions(identity, filter=run.scope.filter)
         try:
-            async with self._lifecycle.open(request, RequestOptions(SHADOW)) as trial:
+            async with self._lifecycle.open(request, options) as trial:
                 assert isinstance(trial, OpenRun)
                 opened = trial
                 other = await search.again(run.question, run.result, trial.context)

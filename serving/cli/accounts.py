@@ -19,7 +19,7 @@ from router.store.quotas import MAX_LIMIT
 from router.trace.identity import DEFAULT_TENANT, SCOPES, KeyScope
 from serving.cli.command import POSITIONAL, Command, reads, run_subcommand
 from serving.cli.grid import new_table
-from serving.cli.options import JSONConfigOptions, TenantName, json_of, tenant_name
+from serving.cli.options import JSONConfigOptions, Name, TenantName, json_of, tenant_name
 from serving.cli.store import opened_store
 from serving.config.config import Config
 from serving.config.file import read_config
@@ -247,6 +247,8 @@ class SetTenantOptions(NamedTenantOptions, frozen=True):
     """Max concurrent runs, or none for no limit."""
     redact: bool | UnsetType = UNSET
     """Store the figures of the tenant's runs (tokens, times), but none of their texts."""
+    indexes: tuple[Name, ...] | UnsetType = msgspec.field(default=UNSET, name="index")
+    """Let the tenant search these indexes of the config, and no others (at first: default)."""
     training: bool | UnsetType = UNSET
     """Allow executors to be trained on the tenant's runs."""
 
@@ -279,6 +281,11 @@ async def _set_tenant(accounts: Accounts, options: SetTenantOptions) -> None:
         for field in Tenant.__struct_fields__[1:]
         if (value := getattr(options, field)) is not UNSET
     }
+    if options.indexes is not UNSET:
+        changes["indexes"] = tuple(sorted(set(options.indexes)))
+        known = read_config(options.config).all_indexes
+        if unknown := [name for name in options.indexes if name not in known]:
+            raise BadRequest(f"--index {unknown[0]}: the config's indexes are {', '.join(known)}.")
     await accounts.set_tenant(msgspec.structs.replace(tenant, **changes))
     if any(limit is not None for name, limit in changes.items() if "usd" in name):
         for model in await _unpriced(read_config(options.config)):
@@ -308,8 +315,10 @@ async def _list_tenants(accounts: Accounts, options: JSONConfigOptions) -> None:
 
 def _table(tenants: Iterable[Tenant]) -> Table:
     """Return a table with a row for each tenant: its limits and settings."""
-    rows = [(each.name, [*_limits(each)], each.redact, each.training) for each in tenants]
-    return new_table(("tenant", "limits", "redact", "training"), rows, texts=4)
+    rows = [
+        (each.name, each.indexes, [*_limits(each)], each.redact, each.training) for each in tenants
+    ]
+    return new_table(("tenant", "indexes", "limits", "redact", "training"), rows, texts=5)
 
 
 async def _show_tenant(accounts: Accounts, options: NamedTenantOptions) -> None:

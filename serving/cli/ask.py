@@ -72,6 +72,8 @@ class TermsOptions(GatewayOptions, frozen=True):
     """Spend at most this many prompt and completion tokens, over all models."""
     max_cost_usd: Dollars | None = None
     """Spend at most this many dollars."""
+    index: tuple[Name, ...] = ()
+    """Search these indexes (default: all that the API key may search)."""
     no_cache: bool = False
     """Search for every sub-query again, instead of reusing reports of other runs."""
     json: bool = False

@@ -19,7 +19,7 @@ from serving.cli.command import exclusive, parse
 from serving.cli.grid import new_table, print_line, print_lines
 from serving.cli.options import ConfigOptions, Seconds, json_of
 from serving.config.check import problems
-from serving.config.config import Config
+from serving.config.config import Config, place_of
 from serving.config.file import read_config
 from serving.config.secrets import missing
 from serving.live_check.estimate import TYPICAL
@@ -105,28 +105,31 @@ def _other_schema(store: str, *, live: bool) -> list[str]:
 
 
 def _not_built(config: Config) -> list[str]:
-    """Return the problems of the index at `retrieval.index`. There are none if the config names
-    documents, because the gateway then builds the index itself.
+    """Return the problems of all indexes. An index of which the config names documents has none,
+    because the gateway builds it itself.
     """
-    retrieval = config.retrieval
-    if retrieval.index is None or retrieval.documents:
-        return []
-    try:
-        manifest = read_manifest(Path(retrieval.index))
-    except BadIndex as error:
-        return [f"retrieval.index: {error} Run `rolegate index build`."]
     problems = []
-    if manifest.lexical != retrieval.lexical:
-        lexical = str(manifest.lexical).lower()
-        problems.append(f"retrieval.lexical: must be {lexical} for the index in {retrieval.index}.")
-    elif manifest.lexical and not has_words(manifest):
-        problems.append(f"retrieval.index: {retrieval.index}: {OUTDATED}")
-    embedder = identity_of(retrieval.embedder)
-    if manifest.embedder != embedder:
-        problems.append(
-            f"retrieval.embedder: is {embedder}, but the index was built with {manifest.embedder}; "
-            "configure that embedder."
-        )
+    for name, retrieval in config.all_indexes.items():
+        if retrieval.index is None or retrieval.documents:
+            continue
+        key = place_of(name)
+        try:
+            manifest = read_manifest(Path(retrieval.index))
+        except BadIndex as error:
+            problems.append(f"{key}.index: {error} Run `rolegate index build`.")
+            continue
+
+        if manifest.lexical != retrieval.lexical:
+            lexical = str(manifest.lexical).lower()
+            problems.append(f"{key}.lexical: must be {lexical} for the index in {retrieval.index}.")
+        elif manifest.lexical and not has_words(manifest):
+            problems.append(f"{key}.index: {retrieval.index}: {OUTDATED}")
+        embedder = identity_of(retrieval.embedder)
+        if manifest.embedder != embedder:
+            problems.append(
+                f"retrieval.embedder: is {embedder}, but the index was built with "
+                f"{manifest.embedder} ({key}.index); configure that embedder."
+            )
     return problems
 
 

@@ -18,11 +18,13 @@ from router.calls import Readiness
 from router.edge.grpc.server import Server
 from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
+from router.search import Indexes
 from router.search.retrieval import WatchedRetriever
+from router.trace.scope import DEFAULT_INDEX
 from serving.cli.command import POSITIONAL, Command, run_subcommand
 from serving.cli.grid import counted, print_lines
 from serving.cli.options import File, Folder, HostPort, Name, Options, json_of
-from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
+from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig, place_of
 from serving.config.file import load_config
 from serving.engines.engine import cores
 from serving.retrieval.adopt import adopt_index
@@ -83,6 +85,8 @@ class BuildOptions(EmbedderOptions, frozen=True, kw_only=True):
     """Files and folders to index."""
     out: Folder | None = None
     """Write the index to this folder; needed with PATHS."""
+    index: Name = DEFAULT_INDEX
+    """Build this index of the config: the NAME of a table [indexes.NAME]."""
     chunk_tokens: Annotated[int, Meta(ge=32, le=8192)] = 200
     """Size of a passage in tokens of the embedder."""
     lexical: bool = False
@@ -136,11 +140,15 @@ def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, Eng
         return retrieval, {}
 
     config = load_config(options.config)
-    if not config.retrieval.documents:
+    key = place_of(options.index)
+    named = config.all_indexes.get(options.index)
+    if named is None:
+        raise BadConfig(f"--index {options.index}: the config has no table [{key}]; add it.")
+    if not named.documents:
         raise BadConfig(
-            "retrieval.documents: the config names none; add them, or give PATHS and --out."
+            f"{key}.documents: the config names none; add them, or give PATHS and --out."
         )
-    return config.retrieval, config.engines
+    return named, config.engines
 
 
 async def _build(options: BuildOptions) -> None:
@@ -273,7 +281,7 @@ async def _serving_index(config: RetrievalConfig, options: RetrieveOptions) -> A
         url = f"http://{await http.start(options.http, '--http')}/retrieve"
         stack.push_async_callback(http.drain)
         servicer = RetrievalServicer(
-            retriever, default_top_k=options.top_k, index_id=lambda: retriever.index_id
+            Indexes({DEFAULT_INDEX: retriever}), default_top_k=options.top_k
         )
         server = Server(None, servicer, readiness=readiness)
         bound = await server.start(options.address)

@@ -19,7 +19,10 @@ from serving.cli.command import parse
 from serving.cli.options import ConnectionOptions, Seconds, connection
 from serving.retrieval.services import MAX_TOP_K
 
-_NONE: list[list[str]] = []
+_Index = Annotated[
+    list[str], Field(description="Names of the indexes to search; all that you may, if empty.")
+]
+_NONE: list[Any] = []
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
@@ -75,13 +78,14 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
             list[HistoryMessage],
             Field(description="Earlier questions and answers that the question refers to."),
         ] = _NO_HISTORY,
+        index: _Index = _NONE,
     ) -> CallToolResult:
         """Answer a question from the indexed documents, and return the answer with its sources.
         Searches several times if necessary.
         """
         try:
             messages = [ChatMessage(role=sent.role, content=sent.content) for sent in history]
-            stream = client.stream(question, timeout_s, history=messages)
+            stream = client.stream(question, timeout_s, history=messages, index=index)
             return _cited(answer_from_proto(await _followed(stream, context)))
         except GatewayError as error:
             return _failed(error)
@@ -98,6 +102,8 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
             list[list[str]], Field(description="Known rows; their empty cells are filled.")
         ] = _NONE,
         closed: Annotated[bool, Field(description="Find no rows other than these.")] = False,
+        *,
+        index: _Index = _NONE,
     ) -> CallToolResult:
         """Find all things of one kind in the indexed documents, and return a table of them with a
         value for each column, and with the sources.
@@ -109,6 +115,7 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
                 rows,
                 max(timeout_s, TABLE_S),
                 closed=closed,
+                index=index,
             )
             return _cited(table_from_proto(await _followed(stream, context)))
         except (GatewayError, ValueError) as error:
@@ -120,12 +127,13 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
         top_k: Annotated[
             int, Field(ge=1, le=MAX_TOP_K, description="How many passages to return.")
         ] = 5,
+        index: _Index = _NONE,
     ) -> CallToolResult:
         """Find the passages of the indexed documents that are nearest in meaning to a query,
         best first.
         """
         try:
-            passages = await client.search(query, top_k, timeout_s)
+            passages = await client.search(query, top_k, timeout_s, index=index)
         except GatewayError as error:
             return _failed(error)
         texts = [

@@ -11,7 +11,7 @@ from rolegate.client import Client
 from rolegate.client.text import place
 
 from serving.cli.command import POSITIONAL, parse
-from serving.cli.options import JSONConnectionOptions, json_of, with_client
+from serving.cli.options import JSONConnectionOptions, Name, json_of, with_client
 
 
 class SearchOptions(JSONConnectionOptions, frozen=True, kw_only=True):
@@ -19,6 +19,8 @@ class SearchOptions(JSONConnectionOptions, frozen=True, kw_only=True):
 
     query: Annotated[str, POSITIONAL]
     """Search for this text."""
+    index: tuple[Name, ...] = ()
+    """Search these indexes (default: all that the API key may search)."""
     top_k: Annotated[int, Meta(extra={"metavar": "K"})] = 0
     """Print this many passages; 0 means the gateway's default."""
 
@@ -30,7 +32,7 @@ def search(arguments: Sequence[str]) -> int:
 
 def _show(client: Client, options: SearchOptions) -> None:
     console = Console()
-    for passage in client.search(options.query, options.top_k):
+    for passage in client.search(options.query, options.top_k, index=options.index):
         if options.json:
             print(json_of(passage))
             continue

@@ -9,7 +9,8 @@ from pathlib import Path
 from router.edge.listening import host_of, is_address
 from router.errors import BadConfig
 from router.trace.call import MAX_DOLLARS
-from serving.config.config import Config, RoleConfig, visit_texts
+from router.trace.scope import DEFAULT_INDEX
+from serving.config.config import Config, RoleConfig, place_of, visit_texts
 from serving.engines.versions import MANIFEST
 
 _NOT_EXTRA = {
@@ -234,7 +235,6 @@ def _versions(config: Config) -> _Rules:
 
 
 def _retrieval(config: Config) -> _Rules:
-    retrieval = config.retrieval
     embedder = config.retrieval.embedder
     key = "retrieval.embedder"
     for field in (
@@ -260,15 +260,28 @@ def _retrieval(config: Config) -> _Rules:
     known = embedder.engine in (None, *config.engines)
     problem = f"there is no table engines.{embedder.engine}"
     yield not known, f"{key}.engine", f"{problem}; add it, or set base_url instead."
-    alike = (retrieval.address is None) == (retrieval.index is None)
     yield (
-        alike,
-        "retrieval",
-        "set exactly one of address (a retrieval server) and index (a folder).",
+        DEFAULT_INDEX in config.indexes,
+        f"indexes.{DEFAULT_INDEX}",
+        "is the name of the index in [retrieval]; choose another name.",
     )
-    lacks = retrieval.documents and retrieval.index is None
-    yield (
-        lacks,
-        "retrieval.documents",
-        "needs retrieval.index, the folder for the index of these documents.",
-    )
+    folders = [index.index for index in config.all_indexes.values() if index.index]
+    for name, index in config.all_indexes.items():
+        key = place_of(name)
+        yield (
+            not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name),
+            key,
+            "use at most 64 letters, digits, dots, underscores and hyphens for the name.",
+        )
+        yield (
+            (index.address is None) == (index.index is None),
+            key,
+            "set exactly one of address (a retrieval server) and index (a folder).",
+        )
+        yield (
+            index.documents and index.index is None,
+            f"{key}.documents",
+            f"needs {key}.index, the folder for the index of these documents.",
+        )
+        shared = index.index and folders.count(index.index) > 1
+        yield shared, f"{key}.index", "is the folder of another index, too; name another folder."

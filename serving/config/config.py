@@ -19,6 +19,7 @@ from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.runs.admission import AdmissionLimits
 from router.table import TableLimits
 from router.trace import Price, RoleName
+from router.trace.scope import DEFAULT_INDEX
 
 # Types of texts. Each has a mark, by which `visit_texts` finds the texts of this kind: to make
 # paths absolute, and to check the texts (see `check.py`).
@@ -310,9 +311,9 @@ class EmbedderConfig(Section, frozen=True):
         return self.engine is None and self.base_url is None
 
 
-class RetrievalConfig(Section, frozen=True):
-    """Where searches find passages: either `index`, an index that the gateway opens in its own
-    process, or `address`, a retrieval server.
+class IndexConfig(Section, frozen=True):
+    """A further index, which tenants may be allowed to search. NAME is its name in requests and for
+    `rolegate tenants set`. It has the embedder of `[retrieval]`.
     """
 
     address: Address | None = None
@@ -333,6 +334,13 @@ class RetrievalConfig(Section, frozen=True):
     """Combine the ranks of the vector search with those of a lexical search (BM25). An index has
     lexical ranks only if this was set when it was built.
     """
+
+
+class RetrievalConfig(IndexConfig, frozen=True):
+    """Where searches find passages: either `index`, an index that the gateway opens in its own
+    process, or `address`, a retrieval server. This is the index `default`.
+    """
+
     embedder: EmbedderConfig = EmbedderConfig()
 
 
@@ -489,6 +497,7 @@ class Config(Section, frozen=True):
     roles: RolesConfig
     retrieval: RetrievalConfig
     reranker: RerankerConfig | None = None
+    indexes: dict[str, IndexConfig] = {}
     server: ServerConfig = ServerConfig()
     search: SearchConfig = SearchConfig()
     table: TableLimits = TableLimits()
@@ -512,6 +521,15 @@ class Config(Section, frozen=True):
     """
 
     @property
+    def all_indexes(self) -> dict[str, RetrievalConfig]:
+        """The index of `[retrieval]` and the further indexes by name, each with its embedder."""
+        further = {
+            name: RetrievalConfig(**msgspec.structs.asdict(index), embedder=self.retrieval.embedder)
+            for name, index in self.indexes.items()
+        }
+        return {DEFAULT_INDEX: self.retrieval, **further}
+
+    @property
     def called_roles(self) -> dict[str, RoleConfig]:
         """The roles that a gateway calls, by their keys in the file: the three roles, and the
         managers' own.
@@ -522,6 +540,11 @@ class Config(Section, frozen=True):
         return roles | {
             f"managers.{name}.role": one.role for name, one in self.managers.items() if one.role
         }
+
+
+def place_of(index: str) -> str:
+    """Return the table of the file that describes the index of this name."""
+    return "retrieval" if index == DEFAULT_INDEX else f"indexes.{index}"
 
 
 Visit = Callable[[str, str, str], str]

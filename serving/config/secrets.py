@@ -6,7 +6,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 
-from serving.config.config import Config, RoleConfig
+from serving.config.config import Config, RoleConfig, place_of
 from serving.dependencies import missing_extra
 
 
@@ -50,12 +50,12 @@ def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str
     if config.telemetry.otlp:
         yield "telemetry.otlp", "opentelemetry.sdk"
 
-    retrieval = config.retrieval
-    if retrieval.index is not None:
-        yield "retrieval.index", "faiss"
-    if retrieval.index is not None and retrieval.lexical:
-        yield "retrieval.lexical", "bm25s"
-    if retrieval.index is not None and retrieval.embedder.in_process:
+    local = [(place_of(name), index) for name, index in config.all_indexes.items() if index.index]
+    for key, index in local:
+        yield f"{key}.index", "faiss"
+        if index.lexical:
+            yield f"{key}.lexical", "bm25s"
+    if local and config.retrieval.embedder.in_process:
         yield "retrieval.embedder", "sentence_transformers"
 
 

@@ -18,6 +18,7 @@ from serving.documents.document import (
     read_content,
     title_of,
 )
+from serving.documents.metadata import archive_metadata
 from serving.documents.text import decode
 
 Rows = Iterator[tuple[int, list[str]]]
@@ -46,7 +47,7 @@ def read_workbook(path: Path) -> Document:
     if content[:2] == b"PK":
         check_archive(content, path, "workbook")
     book = _Workbook(content, path)
-    return Document(title_of(path), book.blocks())
+    return Document(title_of(path), book.blocks(), archive_metadata(content))
 
 
 def delimited(text: str) -> Rows:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from router.errors import BadDocument
-from router.protocol import Passage
 from router.trace.citation import sentences
 from serving.documents.document import (
     CorpusRow,
@@ -28,6 +27,7 @@ from serving.documents.document import (
     batches,
     cleaned,
 )
+from serving.documents.metadata import MAX_CHARS, StoredPassage
 from serving.documents.source import SourceFile
 
 _OVERLAP = 0.15
@@ -242,7 +242,7 @@ def _chunks(text: str) -> Iterator[str]:
 
 def read_passages(
     source: SourceFile, cutter: Cutter, read: Callable[[Path], Iterator[Part]]
-) -> Iterator[tuple[str, Passage]]:
+) -> Iterator[tuple[str, StoredPassage]]:
     """Yield the passages of a file in order, each with its place: the file, and the line of a row.
 
     `read`: as `Reader.read`. Passages of a document have the ids `name#n`, n from 1; rows keep
@@ -258,33 +258,39 @@ def read_passages(
         return
 
     document = Document(title.text, (part for part in parts if isinstance(part, TextBlock)))
+    about = replace(title.metadata, title=title.text[:MAX_CHARS], path=source.name)
     number = 0
     for number, piece in enumerate(cutter.cut(document), 1):
         passage_id = f"{source.name}#{number}"
-        passage = Passage(
+        passage = StoredPassage(
             passage_id,
             piece.title,
             piece.text,
             document=source.name,
             page=piece.page,
             location=piece.location,
+            metadata=about,
         )
         yield source.path, passage
     if not number:
         raise BadDocument(f"{path}: contains no text; leave it out.")
 
 
-def _rows(name: str, cutter: Cutter, rows: Iterable[CorpusRow]) -> Iterator[tuple[str, Passage]]:
+def _rows(
+    name: str, cutter: Cutter, rows: Iterable[CorpusRow]
+) -> Iterator[tuple[str, StoredPassage]]:
     """Yield the passages of rows; a row of more than `row_tokens` is cut."""
     for batch in batches(rows, lambda row: len(row.passage.text)):
         fits = cutter.fit([f"{row.passage.title}\n{row.passage.text}" for row in batch])
         for row, fit in zip(batch, fits, strict=True):
-            passage = replace(row.passage, document=f"{name}#{row.passage.id}")
+            about = row.passage.metadata
+            about = replace(about, path=about.path or name)
+            passage = replace(row.passage, document=f"{name}#{row.passage.id}", metadata=about)
             for part in [passage] if fit else _cut_row(passage, cutter):
                 yield row.where, part
 
 
-def _cut_row(row: Passage, cutter: Cutter) -> Iterator[Passage]:
+def _cut_row(row: StoredPassage, cutter: Cutter) -> Iterator[StoredPassage]:
     pieces = cutter.cut(Document(row.title, [TextBlock(row.text)]))
     for number, piece in enumerate(pieces, 1):
         yield replace(row, id=f"{row.id}#{number}", title=piece.title, text=piece.text)

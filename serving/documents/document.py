@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from router.errors import BadDocument
-from router.protocol import Passage
+from serving.documents.metadata import Metadata, StoredPassage
 
 T = TypeVar("T")
 Kind = Literal[
@@ -80,6 +80,7 @@ class Title(msgspec.Struct, frozen=True, tag=True):
     """The title of a document."""
 
     text: str
+    metadata: Metadata = Metadata()
 
 
 class TextBlock(msgspec.Struct, frozen=True, tag=True):
@@ -107,7 +108,7 @@ class CorpusRow(msgspec.Struct, frozen=True, tag=True):
 
     where: str
     """File and line."""
-    passage: Passage
+    passage: StoredPassage
 
 
 Part = Title | TextBlock | CorpusRow | Unread
@@ -119,6 +120,8 @@ class Document(NamedTuple):
     title: str
     blocks: Iterable[TextBlock | Unread]
     """Blocks in order, and parts that were not read. May be a generator."""
+    metadata: Metadata = Metadata()
+    """Without title and path."""
 
 
 def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]:

@@ -15,6 +15,7 @@ from serving.documents.document import (
     read_content,
     title_of,
 )
+from serving.documents.metadata import archive_metadata
 
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _EQUATION = "{http://schemas.openxmlformats.org/officeDocument/2006/math}oMath"
@@ -103,7 +104,8 @@ def read_docx(path: Path) -> Document:
     blocks += [TextBlock(text) for text in dict.fromkeys(map(_text, at_end)) if text]
     if unread:
         blocks.append(Unread(", ".join(f"{count} {kind}" for kind, count in unread.items())))
-    return Document(title_of(path, file.core_properties.title, title), blocks)
+    about = archive_metadata(content)
+    return Document(title_of(path, about.title, title), blocks, about)
 
 
 def _prepare(root: Any) -> None:

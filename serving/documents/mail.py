@@ -20,13 +20,14 @@ from serving.documents.document import (
     title_of,
 )
 from serving.documents.markup import read_page
+from serving.documents.metadata import metadata_of
 
 ReadFile = Callable[[Path], Document | None]
 """Reads a document by its name; returns None for a kind that is not read."""
 
 _MAX_ATTACHMENTS = 100
 _MAX_HEADER_CHARS = 5000
-_HEADERS = ("From", "To", "Cc", "Date", "Subject")
+_HEADERS = ("From", "To", "Cc", "Date", "Subject", "Keywords")
 
 
 class _Policy(policy.EmailPolicy):
@@ -96,10 +97,11 @@ def _document(
     files: Iterator[tuple[str, bytes | None]],
     read_file: ReadFile,
 ) -> Document:
-    title = title_of(path, dict(headers).get("Subject"))
+    fields = {name.lower(): value for name, value in headers}
+    title = title_of(path, fields.pop("subject", None))
     shown = "\n".join(f"{name}: {' '.join(value.split())}" for name, value in headers if value)
     blocks = [TextBlock(shown), *text]
-    return Document(title, _with_attachments(blocks, files, read_file))
+    return Document(title, _with_attachments(blocks, files, read_file), metadata_of(fields))
 
 
 def _with_attachments(

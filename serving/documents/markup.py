@@ -1,8 +1,10 @@
 """HTML, and Markdown, which is converted to HTML."""
 
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from serving.documents.document import (
     read_content,
     title_of,
 )
+from serving.documents.metadata import metadata_of
 from serving.documents.text import decode, web_encoding
 
 _DROPPED = frozenset("script style nav template title iframe metadata rt rp annotation".split())
@@ -51,7 +54,7 @@ _CLOSING = re.compile(
     r"</(?:body|html)\s*+>(?:\s|</html\s*+>|<!--(?:(?!-->).)*+-->)*+\Z", re.I | re.S
 )
 """The end of a page, with comments in it."""
-_FRONT_TITLE = re.compile(r"""^title[ \t]*[:=][ \t]*(?:(["'])(.+)\1[ \t]*|(\S.*))$""", re.M)
+_MAX_FRONT_CHARS = 64 << 10
 
 
 def read_html(path: Path) -> Document:
@@ -69,12 +72,15 @@ def read_markdown(path: Path) -> Document:
     Raises `BadDocument`, and `OSError`.
     """
     from markdown_it import MarkdownIt
+    from yaml import YAMLError
 
     text = decode(read_content(path, MAX_MARKUP_BYTES), path).replace("\r\n", "\n")
-    title = None
-    if front := _FRONT_MATTER.match(text):
-        title = _FRONT_TITLE.search(front[2] or "")
-        text = text[front.end() :]
+    about: dict[str, Any] = {}
+    if front := _FRONT_MATTER.match(text[:_MAX_FRONT_CHARS]):
+        load = tomllib.loads if front[1] == "+++" else _yaml
+        with suppress(ValueError, YAMLError, RecursionError):
+            about = load(front[2] or "")
+            text = text[front.end() :]
 
     parser = MarkdownIt("commonmark", {"maxNesting": _MAX_NESTING})
     parser.enable(["table", "strikethrough"])
@@ -87,7 +93,19 @@ def read_markdown(path: Path) -> Document:
     if any(token.level >= _MAX_NESTING - 1 for token in tokens):
         raise _too_deep(path)
     html = parser.renderer.render(tokens, parser.options, {})
-    return read_page(html, path, (title[2] or title[3]) if title else None)
+    metadata = metadata_of(about)
+    return read_page(html, path, metadata.title)._replace(metadata=metadata)
+
+
+def _yaml(text: str) -> dict[str, Any]:
+    """Parse a mapping. Raises `ValueError`, `YAMLError` and `RecursionError`."""
+    from yaml import BaseLoader
+
+    # This loader makes only texts, lists and mappings
+    fields = BaseLoader(text).get_single_data() or {}
+    if not isinstance(fields, dict):
+        raise ValueError("no fields")
+    return fields
 
 
 def _no_markup(names: str) -> re.Pattern[str]:
@@ -172,9 +190,13 @@ def read_page(html: str, path: Path, title: str | None = None) -> Document:
 
     heading = next((block.heading for block in blocks if block.heading), None)
     page_title = (root.findtext(".//title") or "").partition(_END)[0]
+    given = {
+        element.get("name", "").lower(): element.get("content") for element in root.iter("meta")
+    }
     return Document(
         title_of(path, title, page_title, heading),
         [*blocks, *_unread_parts(walk.unread)],
+        metadata_of(given),
     )
 
 

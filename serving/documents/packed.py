@@ -19,13 +19,13 @@ from serving.documents.document import (
     title_of,
 )
 from serving.documents.markup import read_page, read_tree
+from serving.documents.metadata import archive_metadata, parsed
 from serving.documents.text import decode
 
 _TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
 _TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"
 _DRAW = "{urn:oasis:names:tc:opendocument:xmlns:drawing:1.0}"
 _OFFICE = "{urn:oasis:names:tc:opendocument:xmlns:office:1.0}"
-_DC = "{http://purl.org/dc/elements/1.1/}"
 _OPF = "{http://www.idpf.org/2007/opf}"
 _AS_HTML = {
     f"{_TEXT}h": "h1",
@@ -57,11 +57,9 @@ def read_odt(path: Path) -> Document:
     content = read_content(path)
     check_archive(content, path, "ODT")
     with zipfile.ZipFile(io.BytesIO(content)) as packed:
-        names = packed.namelist()
         if b"encryption-data" in packed.read("META-INF/manifest.xml"):
             raise BadDocument(f"{path}: encrypted; save it without its password, or leave it out.")
-        root = _parsed(packed.read("content.xml"))
-        meta = _parsed(packed.read("meta.xml")) if "meta.xml" in names else None
+        root = parsed(packed.read("content.xml"))
 
     unread = Counter(_NOT_READ[element.tag] for element in root.iter(*_NOT_READ))
     etree.strip_elements(root, *_NOT_READ, with_tail=False)
@@ -78,8 +76,8 @@ def read_odt(path: Path) -> Document:
     blocks: list[TextBlock | Unread] = [*texts]
     if unread:
         blocks.append(Unread(", ".join(f"{count} {kind}" for kind, count in unread.items())))
-    title = meta.findtext(f".//{_DC}title") if meta is not None else None
-    return Document(title_of(path, title, heading), blocks)
+    about = archive_metadata(content)
+    return Document(title_of(path, about.title, heading), blocks, about)
 
 
 def _move_behind_paragraph(note: Any) -> None:
@@ -109,17 +107,17 @@ def read_epub(path: Path) -> Document:
         and "META-INF/rights.xml" in packed.namelist()
     ):
         raise BadDocument(f"{path}: encrypted; save it without protection, or leave it out.")
-    container = _parsed(packed.read("META-INF/container.xml"))
+    container = parsed(packed.read("META-INF/container.xml"))
     root_file = next(element.get("full-path") for element in container.iter("{*}rootfile"))
-    package = _parsed(packed.read(root_file))
+    package = parsed(packed.read(root_file))
     files = {item.get("id"): item.get("href", "") for item in package.iter(f"{_OPF}item")}
     folder = posixpath.dirname(root_file)
     pages = [
         posixpath.normpath(posixpath.join(folder, unquote(files.get(item.get("idref"), ""))))
         for item in package.iter(f"{_OPF}itemref")
     ]
-    title = package.findtext(f".//{_DC}title")
-    return Document(title_of(path, title), _pages(packed, dict.fromkeys(pages), path))
+    about = archive_metadata(content, root_file)
+    return Document(title_of(path, about.title), _pages(packed, dict.fromkeys(pages), path), about)
 
 
 def _pages(
@@ -135,15 +133,3 @@ def _pages(
                 missing += 1
     if missing:
         yield Unread(f"{missing} pages that are not in the file")
-
-
-def _parsed(xml: bytes) -> Any:
-    from lxml import etree
-
-    parser = etree.XMLParser(
-        resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False, recover=True
-    )
-    root = etree.fromstring(xml, parser)
-    if root is None:
-        raise ValueError("no XML")
-    return root

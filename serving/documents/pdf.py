@@ -9,6 +9,7 @@ from typing import Any
 
 from router.errors import BadDocument
 from serving.documents.document import Document, TextBlock, Unread, raised, read_content, title_of
+from serving.documents.metadata import metadata_of
 
 _PASSWORD = 4
 """PDFium's error code for a missing password."""
@@ -45,7 +46,8 @@ def read_pdf(path: Path) -> Document:
         raise BadDocument(
             f"{path}: damaged, or no PDF ({error}); save it again, or leave it out."
         ) from error
-    return Document(title_of(path, pdf.get_metadata_value("Title")), _pages(pdf, path))
+    about = metadata_of({name.lower(): value for name, value in pdf.get_metadata_dict().items()})
+    return Document(title_of(path, about.title), _pages(pdf, path), about)
 
 
 def _pages(pdf: Any, path: Path) -> Iterator[TextBlock | Unread]:

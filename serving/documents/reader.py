@@ -102,6 +102,7 @@ _PACKAGES = {
     "oxmsg": "python-oxmsg",
     "pptx": "python-pptx",
     "python_calamine": "python-calamine",
+    "yaml": "pyyaml",
 }
 """Packages whose modules have other names."""
 _ERRORS = {error.__name__: error for error in (BadConfig, BadCorpus, BadDocument, DocumentTooLarge)}
@@ -119,7 +120,7 @@ def read_parts(path: Path) -> Iterator[Part]:
             yield from (CorpusRow(escaped(where), row) for where, row in read_rows(path))
             return
         document = _READERS[kind or "text"](path)
-        yield Title(document.title)
+        yield Title(document.title, document.metadata)
         replaced = 0
         for part in document.blocks:
             replaced += part.text.count("\ufffd")

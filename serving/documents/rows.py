@@ -8,12 +8,13 @@ import codecs
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from router.errors import BadCorpus
-from router.protocol import Passage
 from serving.documents.document import open_content
+from serving.documents.metadata import StoredPassage, metadata_of
 
 _MAX_LINE_BYTES = 16 << 20
 _BATCH = 256
@@ -24,13 +25,17 @@ class _RawRow(msgspec.Struct, frozen=True):
     text: str | None = None
     contents: str | None = None
     title: str | None = None
+    date: Any = None
+    author: Any = None
+    path: Any = None
+    tags: Any = None
 
 
 _NEEDS = "a row needs an id and a text, and may have a title"
 _decoder = msgspec.json.Decoder(_RawRow)
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, Passage]]:
+def read_rows(path: Path) -> Iterator[tuple[str, StoredPassage]]:
     """Yield the rows in order, each with its file and line. Blank lines are skipped.
 
     Raises `BadCorpus`, with file and line, at the first invalid row.
@@ -114,7 +119,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, _RawRow]]:
                 raise BadCorpus(f"{where}: {error}; {_NEEDS}.") from error
 
 
-def _passage(row: _RawRow, where: str) -> Passage:
+def _passage(row: _RawRow, where: str) -> StoredPassage:
     title = row.title or ""
     text = row.text
     if text is None and row.contents is not None:
@@ -129,4 +134,5 @@ def _passage(row: _RawRow, where: str) -> Passage:
     for name, value in (("id", str(row.id)), ("text", text)):
         if not value.strip():
             raise BadCorpus(f"{where}: {name} is empty; fill it in or remove the row.")
-    return Passage(str(row.id), title, text)
+    about = metadata_of({**msgspec.structs.asdict(row), "title": title})
+    return StoredPassage(str(row.id), title, text, metadata=about)

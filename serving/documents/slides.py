@@ -15,6 +15,7 @@ from serving.documents.document import (
     read_content,
     title_of,
 )
+from serving.documents.metadata import archive_metadata
 
 _NOT_READ = {"PICTURE": "pictures", "CHART": "charts", "MEDIA": "media", "DIAGRAM": "diagrams"}
 _FILE_NAME = re.compile(r"\A\S+\.\w{3,4}\Z")
@@ -52,7 +53,8 @@ def read_pptx(path: Path) -> Document:
     if unread:
         blocks.append(Unread(", ".join(f"{count} {kind}" for kind, count in unread.items())))
     first = next((block.heading for block in blocks if isinstance(block, TextBlock)), None)
-    return Document(title_of(path, file.core_properties.title, first), blocks)
+    about = archive_metadata(content)
+    return Document(title_of(path, about.title, first), blocks, about)
 
 
 def _texts(shape: Any, unread: Counter[str]) -> Iterator[str]:

@@ -299,7 +299,7 @@ class _Build:
                 unread.append(known.unread)
                 passages = self._earlier.passages
                 rows = range(known.first_row, known.first_row + known.passages)
-                writer.write((source.path, passages[row]) for row in rows)
+                writer.write((source.path, passages.stored(row)) for row in rows)
             else:
                 writer.write(read_passages(source, cutter, partial(self._read, unread)))
         except (BadDocument, BadCorpus) as unreadable:

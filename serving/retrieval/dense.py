@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from serving.retrieval.embedder import Vectors
 
 
@@ -42,11 +45,14 @@ class VectorIndex(Protocol):
 
     def __len__(self) -> int: ...
 
-    def search(self, queries: Vectors, top_k: int) -> list[list[Hit]]:
+    def search(
+        self, queries: Vectors, top_k: int, among: NDArray[np.int64] | None = None
+    ) -> list[list[Hit]]:
         """Return the `top_k` nearest rows for each query, best first. Rows with equal scores are in
         the order of their numbers.
 
-        `queries`: unit vectors, an array of the shape (batch, dimension).
+        `queries`: unit vectors, an array of the shape (batch, dimension). `among`: numbers of the
+        rows to search, sorted; None for all rows.
         """
 
     def within(self, query: Vectors, rows: range) -> list[Hit]:

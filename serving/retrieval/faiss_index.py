@@ -71,14 +71,20 @@ class FaissIndex:
     def __len__(self) -> int:
         return int(self._vectors.ntotal)
 
-    def search(self, queries: Vectors, top_k: int) -> list[list[Hit]]:
+    def search(
+        self, queries: Vectors, top_k: int, among: NDArray[np.int64] | None = None
+    ) -> list[list[Hit]]:
         """See `VectorIndex.search`."""
-        top_k = min(top_k, len(self))
-        depth = min(top_k + _MORE, len(self)) if self._is_exact else top_k
-        scores, rows = self._vectors.search(queries, depth)
-        while self._is_exact and depth < min(len(self), _MAX_DEPTH) and _is_cut(scores, top_k):
-            depth = min(4 * depth, len(self))
-            scores, rows = self._vectors.search(queries, depth)
+        size = len(self) if among is None else len(among)
+        if not size:
+            return [[] for _ in queries]
+        only = None if among is None else self._only(among)
+        top_k = min(top_k, size)
+        depth = min(top_k + _MORE, size) if self._is_exact else top_k
+        scores, rows = self._vectors.search(queries, depth, params=only)
+        while self._is_exact and depth < min(size, _MAX_DEPTH) and _is_cut(scores, top_k):
+            depth = min(4 * depth, size)
+            scores, rows = self._vectors.search(queries, depth, params=only)
         if self.metric == "l2":  # for unit vectors, the squared distance is 2 - 2 · cosine
             scores = 1 - scores / 2
 
@@ -102,6 +108,16 @@ class FaissIndex:
         """See `VectorIndex.vector`."""
         vector: Vectors = self._vectors.reconstruct(row)
         return vector
+
+    def _only(self, rows: NDArray[np.int64]) -> Any:
+        """Return FAISS's parameters of a search among `rows`. Kinds of indexes other than IVF
+        ignore `nprobe`.
+        """
+        import faiss
+
+        untyped: Any = faiss
+        nprobe = getattr(self._vectors, "nprobe", 1)
+        return untyped.SearchParametersIVF(sel=untyped.IDSelectorBatch(rows), nprobe=nprobe)
 
     def _ranked(
         self, query: Vectors, rows: NDArray[np.int64], scores: NDArray[np.float64]

@@ -10,6 +10,8 @@ import msgspec
 
 from router.errors import BadIndex
 from router.protocol import Passage
+from router.search.indexes import fused
+from router.trace.scope import NO_FILTER, DocumentFilter
 from serving.retrieval.dense import Hit, VectorIndex
 from serving.retrieval.embedder import Embedder, Vectors
 from serving.retrieval.faiss_index import FaissIndex
@@ -27,15 +29,11 @@ out.
 """
 
 
-def fuse(rankings: Sequence[Sequence[Hit]], top_k: int, k: int = 60) -> list[Hit]:
-    """Merge rankings by reciprocal rank fusion, and return the `top_k` best rows. The score of a
-    row is the sum of 1 / (k + rank) over the rankings, with ranks from 1. Rows with equal scores
-    are in the order of their numbers.
+def fuse(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
+    """Merge rankings as `fused` does, and return the `top_k` best rows. Rows with equal scores are
+    in the order of their numbers.
     """
-    scores: dict[int, float] = {}
-    for ranking in rankings:
-        for rank, hit in enumerate(ranking[:DEPTH], 1):
-            scores[hit.row] = scores.get(hit.row, 0.0) + 1 / (k + rank)
+    scores = fused([[hit.row for hit in ranking[:DEPTH]] for ranking in rankings])
     best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
     return [Hit(row, score) for row, score in best[:top_k]]
 
@@ -95,26 +93,30 @@ class Index:
         queries: Sequence[str],
         top_k: int,
         document: str | None = None,
+        only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
         """Return the `top_k` best passages for each query, best first. Of passages with the same
         text, only the best is returned.
 
         `vectors`: the embedded `queries`, an array of float32 of the shape (batch, dimension).
         `document`: name of the only document to search, whose passages are returned in document
-        order; None to search all. Scores are cosines, or sums of reciprocal ranks if the index has
-        word statistics.
+        order; None to search all. `only`: properties that the documents must have.
+        Scores are cosines, or sums of reciprocal ranks if the index has word statistics.
         """
+        among = None if only == NO_FILTER else self.passages.admitted(only)
         if document is not None:
             rows = self.passages.documents.get(document, range(0))
+            if among is not None and rows.start not in among:
+                return [[] for _ in queries]
             return [
                 self._open_document(rows, vector, query, top_k)
                 for vector, query in zip(vectors, queries, strict=True)
             ]
         if self.lexical is None:
-            ranked = self.dense.search(vectors, top_k * _HITS_PER_PASSAGE)
+            ranked = self.dense.search(vectors, top_k * _HITS_PER_PASSAGE, among)
         else:
-            by_meaning = self.dense.search(vectors, DEPTH)
-            by_word = self.lexical.search(queries, DEPTH)
+            by_meaning = self.dense.search(vectors, DEPTH, among)
+            by_word = self.lexical.search(queries, DEPTH, among)
             pairs = zip(by_meaning, by_word, strict=True)
             ranked = [fuse(rankings, 2 * DEPTH) for rankings in pairs]
         return [self._distinct(hits, top_k) for hits in ranked]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from router.errors import BadCorpus, BadIndex
 from router.folding import fold, terms
@@ -50,19 +51,22 @@ class LexicalIndex:
             ) from error
 
     def search(
-        self, queries: Sequence[str], top_k: int, among: range | None = None
+        self,
+        queries: Sequence[str],
+        top_k: int,
+        among: range | NDArray[np.int64] | None = None,
     ) -> list[list[Hit]]:
         """Return the `top_k` best rows for each query, best first. Rows without any word of the
         query are left out.
 
-        `among`: the range of rows to search; None for all rows.
+        `among`: the rows to search; None for all rows.
         """
         words = _words(queries, return_ids=False)
         size = self._scores.scores["num_docs"]
         mask = None
         if among is not None:
             mask = np.zeros(size, dtype=np.float32)
-            mask[among.start : among.stop] = 1
+            mask[among] = 1
         rows, scores = self._scores.retrieve(
             words, k=min(top_k, size), show_progress=False, weight_mask=mask
         )

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from router.background import background_tasks, errors_logged
 from router.errors import BadConfig, BadIndex, RolegateError, UpstreamError, UpstreamRefused
 from router.search.retrieval import IndexRetriever, Retriever
+from router.trace.scope import DEFAULT_INDEX
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.config.secrets import api_key, key_problems
 from serving.engines.engine import engine
@@ -101,31 +102,50 @@ async def open_retriever(
     engines: Mapping[str, EngineConfig] = {},
     *,
     cpu_threads: int = 1,
-    on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[IndexRetriever]:
-    """Open the retriever that a config describes, with its embedder and the embedder's engine.
+    """Open the retriever of one index. See `open_indexes`."""
+    opened = open_indexes({DEFAULT_INDEX: config}, log, engines, cpu_threads=cpu_threads)
+    async with opened as retrievers:
+        yield retrievers[DEFAULT_INDEX]
 
-    `log`, `cpu_threads` and `on_change` are passed on to `serving.engines.engine.engine`. Raises
-    `BadConfig` or `BadIndex`.
+
+@asynccontextmanager
+async def open_indexes(
+    configs: Mapping[str, RetrievalConfig],
+    log: Callable[[str], None],
+    engines: Mapping[str, EngineConfig] = {},
+    *,
+    cpu_threads: int = 1,
+    on_change: OnChange = lambda _reason: None,
+) -> AsyncIterator[dict[str, IndexRetriever]]:
+    """Open the retrievers that configs describe, with their embedder and its engine. Return them by
+    the names of their indexes.
+
+    `configs`: configs with equal embedders. `log`, `cpu_threads` and `on_change` are passed on to
+    `serving.engines.engine.engine`. Raises `BadConfig` or `BadIndex`.
     """
-    if config.address is not None:
-        remote = RemoteRetriever(config.address, timeout_s=config.timeout_s)
-        try:
-            yield remote
-        finally:
-            await remote.close()
-        return
-    async with (
-        open_embedder(
-            config.embedder,
-            engines,
-            log,
-            cpu_threads=cpu_threads,
-            on_change=on_change,
-        ) as embedder,
-        _open_searcher(config, embedder, log) as searcher,
-    ):
-        yield searcher
+    async with AsyncExitStack() as stack:
+        embedder: Embedder | None = None
+        retrievers = dict[str, IndexRetriever]()
+        for name, config in configs.items():
+            if config.address is not None:
+                remote = RemoteRetriever(config.address, timeout_s=config.timeout_s)
+                stack.push_async_callback(remote.close)
+                retrievers[name] = remote
+                continue
+
+            if embedder is None:
+                opened = open_embedder(
+                    config.embedder,
+                    engines,
+                    log,
+                    cpu_threads=cpu_threads,
+                    on_change=on_change,
+                )
+                embedder = await stack.enter_async_context(opened)
+            searcher = _open_searcher(config, embedder, log)
+            retrievers[name] = await stack.enter_async_context(searcher)
+        yield retrievers
 
 
 async def check_access(retriever: Retriever) -> None:

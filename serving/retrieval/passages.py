@@ -7,21 +7,29 @@ import mmap
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 import numpy as np
+from cachetools import LRUCache, cachedmethod
+from numpy.typing import NDArray
 
 from router.errors import JSON_ERRORS, BadIndex, DuplicateId
 from router.protocol import Passage
+from router.trace.scope import DocumentFilter
 from serving.documents.document import batches
+from serving.documents.metadata import StoredPassage
 from serving.documents.source import SourceFile
 
 PASSAGES = "passages.jsonl"
 OFFSETS = "offsets.npy"
 DOCUMENTS = "documents.jsonl"
+_FILTERS = 64
+"""Max number of filters whose rows are kept."""
+_P = TypeVar("_P", bound=Passage)
 
 
 def embedded_text(passage: Passage) -> str:
@@ -39,6 +47,7 @@ class PassageStore:
     def __init__(self, folder: Path) -> None:
         """Raises `BadIndex` if the files are missing or do not belong together."""
         self._path = folder / PASSAGES
+        self._admitted: LRUCache[DocumentFilter, NDArray[np.int64]] = LRUCache(_FILTERS)
         try:
             self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
             with self._path.open("rb") as file:
@@ -63,8 +72,15 @@ class PassageStore:
     def __getitem__(self, row: int) -> Passage:
         if not 0 <= row < len(self):
             raise IndexError(row)
+        return self._decoded(row, Passage)
+
+    def stored(self, row: int) -> StoredPassage:
+        """Return a passage with the metadata of its document."""
+        return self._decoded(row, StoredPassage)
+
+    def _decoded(self, row: int, kind: type[_P]) -> _P:
         try:
-            return msgspec.json.decode(self._line(row), type=Passage)
+            return msgspec.json.decode(self._line(row), type=kind)
         except JSON_ERRORS as error:
             raise BadIndex(f"{self._path}: damaged ({error}); build the index again.") from error
 
@@ -80,6 +96,15 @@ class PassageStore:
             rows[name] = range(rows[name].start if name in rows else row, row + 1)
         rows.pop("", None)
         return rows
+
+    @cachedmethod(attrgetter("_admitted"))
+    def admitted(self, only: DocumentFilter) -> NDArray[np.int64]:
+        """Return the numbers of the rows whose documents have the properties `only`. Reads all
+        passages, and keeps the result for some filters.
+        """
+        known = (self.stored(row).metadata for row in range(len(self)))
+        admitted = [only.admits(**msgspec.structs.asdict(metadata)) for metadata in known]
+        return np.flatnonzero(admitted)
 
     def _line(self, row: int) -> bytes:
         return self._lines[self._offsets[row] : self._offsets[row + 1]]
@@ -117,7 +142,7 @@ class PassageWriter:
         if kind is None:
             np.save(self._folder / OFFSETS, np.frombuffer(self._offsets, dtype=np.int64))
 
-    def write(self, placed: Iterable[tuple[str, Passage]]) -> None:
+    def write(self, placed: Iterable[tuple[str, StoredPassage]]) -> None:
         """Add passages. If an error is raised, none of them is added.
 
         `placed`: pairs of a passage's place, for error messages, and the passage. Raises

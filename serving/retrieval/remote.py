@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from itertools import chain
 
 import grpc.aio
+import msgspec
 from rolegate.v1 import evidence_pb2
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
 from router.errors import UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.protocol import Passage
+from router.trace.scope import NO_FILTER, DocumentFilter
 
 MAX_RESPONSE_BYTES = 16 << 20
 _REFUSED = frozenset(
@@ -59,15 +61,20 @@ class RemoteRetriever:
         """
 
     async def search(
-        self, queries: Sequence[str], top_k: int, document: str | None = None
+        self,
+        queries: Sequence[str],
+        top_k: int,
+        document: str | None = None,
+        only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `Retriever.search`. If the server is unavailable, the search is retried twice within
-        the timeout. Cancelling the task cancels the call.
+        """See `IndexRetriever.search`. If the server is unavailable, the search is retried twice
+        within the timeout. Cancelling the task cancels the call.
         """
         if not queries:
             return []
         try:
-            request = SearchRequest(queries=queries, top_k=top_k, document=document)
+            wanted = None if only == NO_FILTER else msgspec.structs.asdict(only)
+            request = SearchRequest(queries=queries, top_k=top_k, document=document, filter=wanted)
             response = await self._stub.Search(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             kind = UpstreamRefused if error.code().name in _REFUSED else UpstreamUnavailable
@@ -77,6 +84,10 @@ class RemoteRetriever:
                 "the retrieval server must return one result per query "
                 f"(queries: {len(queries)}, results: {len(response.results)})",
                 endpoint=self._address,
+            )
+        if wanted and not response.filtered:
+            raise UpstreamRefused(
+                "the retrieval server cannot filter documents", endpoint=self._address
             )
         self.index_id = response.index_id or None
         results = [

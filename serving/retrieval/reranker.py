@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from router.errors import UpstreamError
 from router.protocol import Passage
 from router.search.retrieval import IndexRetriever, Reranked
+from router.trace.scope import NO_FILTER, DocumentFilter
 from router.trace.values import Reranking
 from serving.config.config import RerankerConfig
 from serving.config.secrets import api_key
@@ -82,17 +83,21 @@ class RerankedRetriever:
         return inner and f"{inner} {self.config.candidates} {self.config.model}"
 
     async def search(
-        self, queries: Sequence[str], top_k: int, document: str | None = None
+        self,
+        queries: Sequence[str],
+        top_k: int,
+        document: str | None = None,
+        only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `Retriever.search`. The passages of an opened document keep their order."""
+        """See `IndexRetriever.search`. The passages of an opened document keep their order."""
         if document is not None:
-            return await self.retriever.search(queries, top_k, document)
+            return await self.retriever.search(queries, top_k, document, only)
         # One by one, because a server limits the passages of all queries of a search together
-        return await asyncio.gather(*(self._search(query, top_k) for query in queries))
+        return await asyncio.gather(*(self._search(query, top_k, only) for query in queries))
 
-    async def _search(self, query: str, top_k: int) -> list[Passage]:
+    async def _search(self, query: str, top_k: int, only: DocumentFilter) -> list[Passage]:
         candidates = max(top_k, self.config.candidates)
-        (passages,) = await self.retriever.search([query], candidates)
+        (passages,) = await self.retriever.search([query], candidates, None, only)
         if not passages:
             return passages
         try:

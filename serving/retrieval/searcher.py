@@ -16,13 +16,16 @@ from cachetools import LRUCache
 
 from router.errors import UpstreamRefused
 from router.protocol import Passage
+from router.trace.scope import NO_FILTER, DocumentFilter
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 
 _Results = dict[str, list[Passage]]
 """The passages found for each query, by query."""
-_Scope = tuple[int, str | None]
-"""Scope of a search: `top_k`, and the document to search, which is None for all documents."""
+_Scope = tuple[int, str | None, DocumentFilter]
+"""Scope of a search: `top_k`, the document to search, which is None for all documents, and the
+properties that documents must have.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +80,18 @@ class IndexSearcher:
         return self._searched.index.manifest.corpus_sha256
 
     async def search(
-        self, queries: Sequence[str], top_k: int, document: str | None = None
+        self,
+        queries: Sequence[str],
+        top_k: int,
+        document: str | None = None,
+        only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `Retriever.search`. Surplus white space in queries is ignored. Raises the errors of
-        the embedder.
+        """See `IndexRetriever.search`. Surplus white space in queries is ignored. Raises the errors
+        of the embedder.
         """
         normalized = [" ".join(query.split()) for query in queries]
         cache = self._searched.cache
-        scope = (top_k, document)
+        scope = (top_k, document, only)
         results = {}
         for query in normalized:
             if (passages := cache.get((query, scope))) is not None:

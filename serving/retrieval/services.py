@@ -12,10 +12,12 @@ from rolegate.v1 import evidence_pb2
 from rolegate.v1.retrieval_service_pb2 import QueryPassages, SearchRequest, SearchResponse
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
 
+from router.access import caller
 from router.calls import Readiness
+from router.edge.grpc.convert_request import documents_from_proto
 from router.errors import JSON_ERRORS, BadRequest, UpstreamError
 from router.protocol import Passage
-from router.search import Retriever
+from router.search import Indexes, Retriever
 
 MAX_QUERIES = 256
 MAX_QUERY_CHARS = 8192
@@ -63,17 +65,15 @@ class RetrievalServicer(RetrievalServiceServicer):
 
     def __init__(
         self,
-        retriever: Retriever,
+        retriever: Retriever | Indexes,
         *,
         default_top_k: int = 3,
-        index_id: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`retriever`: does the searching. `default_top_k`: passages per query if a request leaves
-        `top_k` at 0. `index_id`: returns the identifier of the retriever's index, or None.
+        """`retriever`: the indexes to search, or the only index. `default_top_k`: passages per
+        query if a request leaves `top_k` at 0.
         """
-        self._retriever = retriever
+        self._indexes = Indexes.of(retriever)
         self._default_top_k = default_top_k
-        self._index_id = index_id
 
     async def Search(
         self,
@@ -86,9 +86,14 @@ class RetrievalServicer(RetrievalServiceServicer):
         queries = list(request.queries)
         top_k = checked_top_k(queries, request.top_k, self._default_top_k)
         document = request.document if request.HasField("document") else None
-        ranked = await self._retriever.search(queries, top_k, document)
+        scope = caller().scope(request.index, documents_from_proto(request))
+        ranked = await self._indexes.search(scope, queries, top_k, document)
         results = [QueryPassages(passages=map(passage_to_proto, passages)) for passages in ranked]
-        return SearchResponse(results=results, index_id=self._index_id() or "")
+        return SearchResponse(
+            results=results,
+            index_id=self._indexes.index_id(scope) or "",
+            filtered=request.HasField("filter"),
+        )
 
 
 def passage_to_proto(passage: Passage) -> evidence_pb2.Passage:

@@ -46,7 +46,7 @@ from serving.config.config import (
 from serving.retrieval.services import RetrievalServicer
 from tests.router.deployment import PASSAGE, report
 from tests.router.edge.wire import info_of
-from tests.router.retriever import FixedRetriever
+from tests.router.retriever import one_index
 from tests.serving.tools.pools import faulty
 
 
@@ -332,9 +332,7 @@ async def test_a_repeated_sub_query_gets_its_cached_report(
 
     The index of a retrieval server is known from the start.
     """
-    retrieval = Server(
-        None, RetrievalServicer(FixedRetriever({"Heat": [PASSAGE]}), index_id=lambda: "an index")
-    )
+    retrieval = Server(None, RetrievalServicer(one_index({"Heat": [PASSAGE]})))
     port = await retrieval.start("127.0.0.1:0")
     async with serving() as server:
         server.plays(

@@ -41,7 +41,7 @@ from serving.config.config import Config, RetrievalConfig, RoleConfig, RolesConf
 from serving.config.file import preset, read_config
 from serving.retrieval.services import RetrievalServicer
 from tests import reading_model
-from tests.router.retriever import FixedRetriever
+from tests.router.retriever import one_index
 
 BOUND = prompt_bound([Message("user", "hi")])
 HI = pb.CompleteRequest(
@@ -236,7 +236,7 @@ async def test_a_quota_is_used_to_its_end(tmp_path: Path) -> None:
         ]
         for n in range(60)
     }
-    retrieval = Server(None, RetrievalServicer(FixedRetriever(every), index_id=lambda: "an index"))
+    retrieval = Server(None, RetrievalServicer(one_index(every)))
     app = web.Application()
     app.add_routes([web.post("/v1/chat/completions", reading_model.complete)])
     runner = web.AppRunner(app)

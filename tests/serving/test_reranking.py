@@ -37,7 +37,7 @@ from serving.config.config import (
 from serving.config.secrets import missing
 from serving.retrieval.services import RetrievalServicer
 from tests.router.deployment import report
-from tests.router.retriever import FixedRetriever
+from tests.router.retriever import one_index
 from tests.serving.retrieval import scripted_reranker
 from tests.serving.retrieval.scripted_reranker import Reply, reranking, shortest_first
 
@@ -112,8 +112,8 @@ def config_of(
 @asynccontextmanager
 async def retrieval() -> AsyncIterator[str]:
     """Serve the passages, and yield the server's address."""
-    retriever = FixedRetriever({"Heat": PASSAGES, "health": PASSAGES})
-    server = Server(None, RetrievalServicer(retriever, index_id=lambda: "an index"))
+    indexes = one_index({"Heat": PASSAGES, "health": PASSAGES})
+    server = Server(None, RetrievalServicer(indexes))
     port = await server.start("127.0.0.1:0")
     try:
         yield f"127.0.0.1:{port}"

@@ -159,7 +159,7 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
     settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
     worker = Executor(roles["execution"], retriever, ExecutorLimits())
     executor = ReportCache(
-        VersionRouting(lambda _version: worker, "", _traffic, _load), lambda: "the index"
+        VersionRouting(lambda _version: worker, "", _traffic, _load), lambda _scope: "the index"
     )
     lifecycle = RunLifecycle(journal, archive, live, settings, 60.0)
     gateway = Gateway(

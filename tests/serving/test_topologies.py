@@ -39,7 +39,7 @@ from serving.config.file import preset
 from serving.retrieval.services import RetrievalServicer
 from serving.topologies import new_tables
 from tests.router.deployment import PASSAGE, STOP, block, report
-from tests.router.retriever import FixedRetriever
+from tests.router.retriever import FixedRetriever, one_index
 from tests.scripted_gateway import running
 
 QUESTION = "Who made Heat?"
@@ -85,9 +85,7 @@ def config_of(folder: Path, base_url: str, retrieval: int = 9) -> Config:
 @asynccontextmanager
 async def retrieving() -> AsyncIterator[int]:
     """Run a retrieval server, and yield its port."""
-    server = Server(
-        None, RetrievalServicer(FixedRetriever({"Heat": [PASSAGE]}), index_id=lambda: "an index")
-    )
+    server = Server(None, RetrievalServicer(one_index({"Heat": [PASSAGE]})))
     try:
         yield await server.start("127.0.0.1:0")
     finally:

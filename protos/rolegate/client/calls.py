@@ -22,6 +22,7 @@ from rolegate.client.requests import (
     TABLE_S,
     ExportFilter,
     FeedbackFields,
+    IndexOptions,
     ListFilter,
     M,
     RequestOptions,
@@ -200,11 +201,13 @@ def table_page(run_id: str, page_token: str) -> Call[table_pb.GetTableResponse]:
     return Call("GetTable", sent)
 
 
-def search(query: str, top_k: int = 0, timeout_s: float = SHORT_S) -> Call[Sequence[Passage]]:
+def search(
+    query: str, top_k: int = 0, timeout_s: float = SHORT_S, **options: Unpack[IndexOptions]
+) -> Call[Sequence[Passage]]:
     """Return the passages that match a query best, best first. `top_k`: max number of passages; 0
     for the server's default.
     """
-    sent = SearchRequest(queries=[query], top_k=top_k)
+    sent = request(SearchRequest, options, queries=[query], top_k=top_k)
     return Call(
         "Search",
         sent,

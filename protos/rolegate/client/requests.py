@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from rolegate.client.options import enum_number
 from rolegate.v1.budget_pb2 import Budget
+from rolegate.v1.document_filter_pb2 import DocumentFilter
 
 M = TypeVar("M", bound=Message)
 
@@ -60,7 +61,18 @@ def extended(history: Sequence[ChatMessage], question: str, answer: str) -> tupl
     return tuple(messages)
 
 
-class SearchOptions(TypedDict, total=False):
+class IndexOptions(TypedDict, total=False):
+    """Options that say what is searched."""
+
+    index: Sequence[str]
+    """Names of the indexes to search, or one name; by default, all that the caller's tenant may
+    search.
+    """
+    filter: DocumentFilter
+    """Properties of the documents to search; by default, all documents are searched."""
+
+
+class SearchOptions(IndexOptions, total=False):
     """Options that questions and tables have in common."""
 
     request_id: str
@@ -189,6 +201,8 @@ def request(kind: type[M], options: Mapping[str, Any], **fields: Any) -> M:
         field = kind.DESCRIPTOR.fields_by_name[_WIRE_NAMES.get(option, option)]
         if isinstance(value, datetime):
             fields[field.name] = value.astimezone(UTC)
+        elif field.is_repeated and isinstance(value, str):
+            fields[field.name] = [value]
         elif field.enum_type is None:
             fields[field.name] = value
         elif field.is_repeated:

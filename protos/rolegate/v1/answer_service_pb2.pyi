@@ -3,6 +3,7 @@ import datetime
 from google.protobuf import duration_pb2 as _duration_pb2
 from rolegate.v1 import budget_pb2 as _budget_pb2
 from rolegate.v1 import completion_service_pb2 as _completion_service_pb2
+from rolegate.v1 import document_filter_pb2 as _document_filter_pb2
 from rolegate.v1 import evidence_pb2 as _evidence_pb2
 from rolegate.v1 import usage_pb2 as _usage_pb2
 from google.protobuf.internal import containers as _containers
@@ -56,7 +57,7 @@ ANSWER_OUTCOME_BUDGET_EXHAUSTED: AnswerOutcome
 ANSWER_OUTCOME_CLARIFY: AnswerOutcome
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("question", "request_id", "budget", "no_cache", "topology", "resume_run_id", "history", "language", "length", "instructions", "max_answer_tokens")
+    __slots__ = ("question", "request_id", "budget", "no_cache", "topology", "resume_run_id", "history", "language", "length", "instructions", "max_answer_tokens", "index", "filter")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +69,8 @@ class AnswerRequest(_message.Message):
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     question: str
     request_id: str
     budget: _budget_pb2.Budget
@@ -79,7 +82,9 @@ class AnswerRequest(_message.Message):
     length: AnswerLength
     instructions: str
     max_answer_tokens: int
-    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ..., resume_run_id: _Optional[str] = ..., history: _Optional[_Iterable[_Union[_completion_service_pb2.ChatMessage, _Mapping]]] = ..., language: _Optional[str] = ..., length: _Optional[_Union[AnswerLength, str]] = ..., instructions: _Optional[str] = ..., max_answer_tokens: _Optional[int] = ...) -> None: ...
+    index: _containers.RepeatedScalarFieldContainer[str]
+    filter: _document_filter_pb2.DocumentFilter
+    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ..., resume_run_id: _Optional[str] = ..., history: _Optional[_Iterable[_Union[_completion_service_pb2.ChatMessage, _Mapping]]] = ..., language: _Optional[str] = ..., length: _Optional[_Union[AnswerLength, str]] = ..., instructions: _Optional[str] = ..., max_answer_tokens: _Optional[int] = ..., index: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[_document_filter_pb2.DocumentFilter, _Mapping]] = ...) -> None: ...
 
 class AnswerResponse(_message.Message):
     __slots__ = ("run_id", "answer", "outcome", "results", "usage", "duration", "citations", "unsupported", "question")
@@ -104,7 +109,7 @@ class AnswerResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[str] = ..., outcome: _Optional[_Union[AnswerOutcome, str]] = ..., results: _Optional[_Iterable[_Union[_evidence_pb2.SubQueryResult, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., unsupported: _Optional[bool] = ..., question: _Optional[str] = ...) -> None: ...
 
 class StreamAnswerRequest(_message.Message):
-    __slots__ = ("question", "request_id", "budget", "no_cache", "topology", "resume_run_id", "history", "language", "length", "instructions", "max_answer_tokens")
+    __slots__ = ("question", "request_id", "budget", "no_cache", "topology", "resume_run_id", "history", "language", "length", "instructions", "max_answer_tokens", "index", "filter")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +121,8 @@ class StreamAnswerRequest(_message.Message):
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     question: str
     request_id: str
     budget: _budget_pb2.Budget
@@ -127,7 +134,9 @@ class StreamAnswerRequest(_message.Message):
     length: AnswerLength
     instructions: str
     max_answer_tokens: int
-    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ..., resume_run_id: _Optional[str] = ..., history: _Optional[_Iterable[_Union[_completion_service_pb2.ChatMessage, _Mapping]]] = ..., language: _Optional[str] = ..., length: _Optional[_Union[AnswerLength, str]] = ..., instructions: _Optional[str] = ..., max_answer_tokens: _Optional[int] = ...) -> None: ...
+    index: _containers.RepeatedScalarFieldContainer[str]
+    filter: _document_filter_pb2.DocumentFilter
+    def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ..., resume_run_id: _Optional[str] = ..., history: _Optional[_Iterable[_Union[_completion_service_pb2.ChatMessage, _Mapping]]] = ..., language: _Optional[str] = ..., length: _Optional[_Union[AnswerLength, str]] = ..., instructions: _Optional[str] = ..., max_answer_tokens: _Optional[int] = ..., index: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[_document_filter_pb2.DocumentFilter, _Mapping]] = ...) -> None: ...
 
 class StreamAnswerResponse(_message.Message):
     __slots__ = ("event_number", "round_started", "sub_query_dispatched", "search_done", "reported", "answer_written", "usage_counted", "done", "run_started", "answer_delta")

@@ -23,21 +23,22 @@ _sym_db = _symbol_database.Default()
 
 
 from rolegate.v1 import budget_pb2 as rolegate_dot_v1_dot_budget__pb2
+from rolegate.v1 import document_filter_pb2 as rolegate_dot_v1_dot_document__filter__pb2
 from rolegate.v1 import evidence_pb2 as rolegate_dot_v1_dot_evidence__pb2
 from rolegate.v1 import usage_pb2 as rolegate_dot_v1_dot_usage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#rolegate/v1/execution_service.proto\x12\x0brolegate.v1\x1a\x18rolegate/v1/budget.proto\x1a\x1arolegate/v1/evidence.proto\x1a\x17rolegate/v1/usage.proto\"n\n\x0e\x45xecuteRequest\x12\x11\n\tsub_query\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12#\n\x06\x62udget\x18\x03 \x01(\x0b\x32\x13.rolegate.v1.Budget\x12\x10\n\x08no_cache\x18\x04 \x01(\x08\"u\n\x0f\x45xecuteResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12+\n\x06result\x18\x02 \x01(\x0b\x32\x1b.rolegate.v1.SubQueryResult\x12%\n\x05usage\x18\x03 \x03(\x0b\x32\x16.rolegate.v1.RoleUsage2X\n\x10\x45xecutionService\x12\x44\n\x07\x45xecute\x12\x1b.rolegate.v1.ExecuteRequest\x1a\x1c.rolegate.v1.ExecuteResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#rolegate/v1/execution_service.proto\x12\x0brolegate.v1\x1a\x18rolegate/v1/budget.proto\x1a!rolegate/v1/document_filter.proto\x1a\x1arolegate/v1/evidence.proto\x1a\x17rolegate/v1/usage.proto\"\xaa\x01\n\x0e\x45xecuteRequest\x12\x11\n\tsub_query\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12#\n\x06\x62udget\x18\x03 \x01(\x0b\x32\x13.rolegate.v1.Budget\x12\x10\n\x08no_cache\x18\x04 \x01(\x08\x12\r\n\x05index\x18\x05 \x03(\t\x12+\n\x06\x66ilter\x18\x06 \x01(\x0b\x32\x1b.rolegate.v1.DocumentFilter\"u\n\x0f\x45xecuteResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12+\n\x06result\x18\x02 \x01(\x0b\x32\x1b.rolegate.v1.SubQueryResult\x12%\n\x05usage\x18\x03 \x03(\x0b\x32\x16.rolegate.v1.RoleUsage2X\n\x10\x45xecutionService\x12\x44\n\x07\x45xecute\x12\x1b.rolegate.v1.ExecuteRequest\x1a\x1c.rolegate.v1.ExecuteResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rolegate.v1.execution_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EXECUTEREQUEST']._serialized_start=131
-  _globals['_EXECUTEREQUEST']._serialized_end=241
-  _globals['_EXECUTERESPONSE']._serialized_start=243
-  _globals['_EXECUTERESPONSE']._serialized_end=360
-  _globals['_EXECUTIONSERVICE']._serialized_start=362
-  _globals['_EXECUTIONSERVICE']._serialized_end=450
+  _globals['_EXECUTEREQUEST']._serialized_start=167
+  _globals['_EXECUTEREQUEST']._serialized_end=337
+  _globals['_EXECUTERESPONSE']._serialized_start=339
+  _globals['_EXECUTERESPONSE']._serialized_end=456
+  _globals['_EXECUTIONSERVICE']._serialized_start=458
+  _globals['_EXECUTIONSERVICE']._serialized_end=546
 # @@protoc_insertion_point(module_scope)

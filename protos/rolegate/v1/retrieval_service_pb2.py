@@ -22,22 +22,23 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from rolegate.v1 import document_filter_pb2 as rolegate_dot_v1_dot_document__filter__pb2
 from rolegate.v1 import evidence_pb2 as rolegate_dot_v1_dot_evidence__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#rolegate/v1/retrieval_service.proto\x12\x0brolegate.v1\x1a\x1arolegate/v1/evidence.proto\"S\n\rSearchRequest\x12\x0f\n\x07queries\x18\x01 \x03(\t\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\x15\n\x08\x64ocument\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x0b\n\t_document\"O\n\x0eSearchResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.rolegate.v1.QueryPassages\x12\x10\n\x08index_id\x18\x02 \x01(\t\"7\n\rQueryPassages\x12&\n\x08passages\x18\x01 \x03(\x0b\x32\x14.rolegate.v1.Passage2U\n\x10RetrievalService\x12\x41\n\x06Search\x12\x1a.rolegate.v1.SearchRequest\x1a\x1b.rolegate.v1.SearchResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#rolegate/v1/retrieval_service.proto\x12\x0brolegate.v1\x1a!rolegate/v1/document_filter.proto\x1a\x1arolegate/v1/evidence.proto\"\x8f\x01\n\rSearchRequest\x12\x0f\n\x07queries\x18\x01 \x03(\t\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\x15\n\x08\x64ocument\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\r\n\x05index\x18\x04 \x03(\t\x12+\n\x06\x66ilter\x18\x05 \x01(\x0b\x32\x1b.rolegate.v1.DocumentFilterB\x0b\n\t_document\"a\n\x0eSearchResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.rolegate.v1.QueryPassages\x12\x10\n\x08index_id\x18\x02 \x01(\t\x12\x10\n\x08\x66iltered\x18\x03 \x01(\x08\"7\n\rQueryPassages\x12&\n\x08passages\x18\x01 \x03(\x0b\x32\x14.rolegate.v1.Passage2U\n\x10RetrievalService\x12\x41\n\x06Search\x12\x1a.rolegate.v1.SearchRequest\x1a\x1b.rolegate.v1.SearchResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rolegate.v1.retrieval_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SEARCHREQUEST']._serialized_start=80
-  _globals['_SEARCHREQUEST']._serialized_end=163
-  _globals['_SEARCHRESPONSE']._serialized_start=165
-  _globals['_SEARCHRESPONSE']._serialized_end=244
-  _globals['_QUERYPASSAGES']._serialized_start=246
-  _globals['_QUERYPASSAGES']._serialized_end=301
-  _globals['_RETRIEVALSERVICE']._serialized_start=303
-  _globals['_RETRIEVALSERVICE']._serialized_end=388
+  _globals['_SEARCHREQUEST']._serialized_start=116
+  _globals['_SEARCHREQUEST']._serialized_end=259
+  _globals['_SEARCHRESPONSE']._serialized_start=261
+  _globals['_SEARCHRESPONSE']._serialized_end=358
+  _globals['_QUERYPASSAGES']._serialized_start=360
+  _globals['_QUERYPASSAGES']._serialized_end=415
+  _globals['_RETRIEVALSERVICE']._serialized_start=417
+  _globals['_RETRIEVALSERVICE']._serialized_end=502
 # @@protoc_insertion_point(module_scope)

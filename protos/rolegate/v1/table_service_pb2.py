@@ -25,55 +25,56 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from rolegate.v1 import answer_service_pb2 as rolegate_dot_v1_dot_answer__service__pb2
 from rolegate.v1 import budget_pb2 as rolegate_dot_v1_dot_budget__pb2
+from rolegate.v1 import document_filter_pb2 as rolegate_dot_v1_dot_document__filter__pb2
 from rolegate.v1 import evidence_pb2 as rolegate_dot_v1_dot_evidence__pb2
 from rolegate.v1 import usage_pb2 as rolegate_dot_v1_dot_usage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frolegate/v1/table_service.proto\x12\x0brolegate.v1\x1a\x1egoogle/protobuf/duration.proto\x1a rolegate/v1/answer_service.proto\x1a\x18rolegate/v1/budget.proto\x1a\x1arolegate/v1/evidence.proto\x1a\x17rolegate/v1/usage.proto\"\x85\x01\n\x06\x43olumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x04type\x18\x02 \x01(\x0e\x32\x17.rolegate.v1.ColumnType\x12\x0b\n\x03key\x18\x03 \x01(\x08\x12\r\n\x05\x61\x62out\x18\x04 \x01(\t\x12\x0b\n\x03\x61sk\x18\x05 \x01(\t\x12\x0f\n\x07\x63hoices\x18\x06 \x03(\t\x12\x0c\n\x04unit\x18\x07 \x01(\t\"\x1a\n\x08GivenRow\x12\x0e\n\x06values\x18\x01 \x03(\t\"\x85\x02\n\x10\x46illTableRequest\x12\x10\n\x08question\x18\x01 \x01(\t\x12$\n\x07\x63olumns\x18\x02 \x03(\x0b\x32\x13.rolegate.v1.Column\x12#\n\x04rows\x18\x03 \x03(\x0b\x32\x15.rolegate.v1.GivenRow\x12\x0e\n\x06\x63losed\x18\x04 \x01(\x08\x12\x10\n\x08max_rows\x18\x05 \x01(\x05\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12#\n\x06\x62udget\x18\x07 \x01(\x0b\x32\x13.rolegate.v1.Budget\x12\x10\n\x08no_cache\x18\x08 \x01(\x08\x12\x10\n\x08\x64\x65tached\x18\t \x01(\x08\x12\x15\n\rresume_run_id\x18\n \x01(\t\"\x80\x01\n\x05\x43laim\x12\r\n\x05value\x18\x01 \x01(\t\x12%\n\x07support\x18\x02 \x01(\x0e\x32\x14.rolegate.v1.Support\x12(\n\tcitations\x18\x03 \x03(\x0b\x32\x15.rolegate.v1.Citation\x12\x17\n\x0fsub_query_index\x18\x04 \x01(\x05\"\xe5\x01\n\x04\x43\x65ll\x12\r\n\x05value\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.rolegate.v1.CellState\x12%\n\x07support\x18\x03 \x01(\x0e\x32\x14.rolegate.v1.Support\x12(\n\tcitations\x18\x04 \x03(\x0b\x32\x15.rolegate.v1.Citation\x12\"\n\x06rivals\x18\x05 \x03(\x0b\x32\x12.rolegate.v1.Claim\x12\x10\n\x08mistyped\x18\x08 \x01(\x08\x12\x14\n\x0c\x63ontradicted\x18\t \x01(\x08J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08\"\x8d\x01\n\x03Row\x12\x0e\n\x06row_id\x18\x01 \x01(\t\x12 \n\x05\x63\x65lls\x18\x02 \x03(\x0b\x32\x11.rolegate.v1.Cell\x12\x0e\n\x06tokens\x18\x03 \x01(\x03\x12\x1a\n\rcost_nano_usd\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\x0emerged_row_ids\x18\x05 \x03(\tB\x10\n\x0e_cost_nano_usd\"\xcb\x01\n\x0c\x43ompleteness\x12\x0c\n\x04rows\x18\x01 \x01(\x05\x12\x15\n\rcomplete_rows\x18\x02 \x01(\x05\x12\x0f\n\x07missing\x18\x03 \x01(\x05\x12\x11\n\tnot_found\x18\x04 \x01(\x05\x12\x11\n\tconflicts\x18\x05 \x01(\x05\x12\x11\n\tfill_rate\x18\x06 \x01(\x01\x12\x16\n\x0erows_seen_once\x18\x07 \x01(\x05\x12\x1b\n\x0e\x65stimated_rows\x18\x08 \x01(\x05H\x00\x88\x01\x01\x42\x11\n\x0f_estimated_rowsJ\x04\x08\t\x10\n\"\x88\x03\n\x05Table\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12*\n\x07outcome\x18\x02 \x01(\x0e\x32\x19.rolegate.v1.TableOutcome\x12$\n\x07\x63olumns\x18\x03 \x03(\x0b\x32\x13.rolegate.v1.Column\x12\x1e\n\x04rows\x18\x04 \x03(\x0b\x32\x10.rolegate.v1.Row\x12/\n\x0c\x63ompleteness\x18\x05 \x01(\x0b\x32\x19.rolegate.v1.Completeness\x12%\n\x05usage\x18\x06 \x03(\x0b\x32\x16.rolegate.v1.RoleUsage\x12\x17\n\x0foverhead_tokens\x18\x07 \x01(\x03\x12\x1e\n\x11overhead_nano_usd\x18\x08 \x01(\x03H\x00\x88\x01\x01\x12+\n\x08\x64uration\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08markdown\x18\n \x01(\t\x12\x17\n\x0fnext_page_token\x18\x0b \x01(\tB\x14\n\x12_overhead_nano_usd\"F\n\x11\x46illTableResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12!\n\x05table\x18\x02 \x01(\x0b\x32\x12.rolegate.v1.Table\"\xf5\x01\n\x12StreamTableRequest\x12\x10\n\x08question\x18\x01 \x01(\t\x12$\n\x07\x63olumns\x18\x02 \x03(\x0b\x32\x13.rolegate.v1.Column\x12#\n\x04rows\x18\x03 \x03(\x0b\x32\x15.rolegate.v1.GivenRow\x12\x0e\n\x06\x63losed\x18\x04 \x01(\x08\x12\x10\n\x08max_rows\x18\x05 \x01(\x05\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12#\n\x06\x62udget\x18\x07 \x01(\x0b\x32\x13.rolegate.v1.Budget\x12\x10\n\x08no_cache\x18\x08 \x01(\x08\x12\x15\n\rresume_run_id\x18\t \x01(\t\"\xe5\x03\n\x13StreamTableResponse\x12\x14\n\x0c\x65vent_number\x18\x01 \x01(\x03\x12.\n\x0brun_started\x18\x02 \x01(\x0b\x32\x17.rolegate.v1.RunStartedH\x00\x12\x32\n\rround_started\x18\x03 \x01(\x0b\x32\x19.rolegate.v1.RoundStartedH\x00\x12\'\n\x07planned\x18\x04 \x01(\x0b\x32\x14.rolegate.v1.PlannedH\x00\x12?\n\x14sub_query_dispatched\x18\x05 \x01(\x0b\x32\x1f.rolegate.v1.SubQueryDispatchedH\x00\x12.\n\x0bsearch_done\x18\x06 \x01(\x0b\x32\x17.rolegate.v1.SearchDoneH\x00\x12)\n\x08reported\x18\x07 \x01(\x0b\x32\x15.rolegate.v1.ReportedH\x00\x12.\n\x0brow_changed\x18\x08 \x01(\x0b\x32\x17.rolegate.v1.RowChangedH\x00\x12\x32\n\rusage_counted\x18\t \x01(\x0b\x32\x19.rolegate.v1.UsageCountedH\x00\x12\"\n\x04\x64one\x18\n \x01(\x0b\x32\x12.rolegate.v1.TableH\x00\x42\x07\n\x05\x65vent\"/\n\x07Planned\x12$\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x13.rolegate.v1.Column\";\n\nRowChanged\x12\x0e\n\x06row_id\x18\x01 \x01(\t\x12\x1d\n\x03row\x18\x02 \x01(\x0b\x32\x10.rolegate.v1.Row\"H\n\x0fGetTableRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"_\n\x10GetTableResponse\x12!\n\x05table\x18\x01 \x01(\x0b\x32\x12.rolegate.v1.Table\x12\x0f\n\x07running\x18\x02 \x01(\x08\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t*\xcc\x01\n\nColumnType\x12\x1b\n\x17\x43OLUMN_TYPE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43OLUMN_TYPE_TEXT\x10\x01\x12\x17\n\x13\x43OLUMN_TYPE_INTEGER\x10\x02\x12\x16\n\x12\x43OLUMN_TYPE_NUMBER\x10\x03\x12\x14\n\x10\x43OLUMN_TYPE_DATE\x10\x04\x12\x13\n\x0f\x43OLUMN_TYPE_URL\x10\x05\x12\x17\n\x13\x43OLUMN_TYPE_BOOLEAN\x10\x06\x12\x16\n\x12\x43OLUMN_TYPE_CHOICE\x10\x07*\xd8\x02\n\x0cTableOutcome\x12\x1d\n\x19TABLE_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n\x14TABLE_OUTCOME_FILLED\x10\x01\x12\"\n\x1eTABLE_OUTCOME_ROUNDS_EXHAUSTED\x10\x02\x12 \n\x1cTABLE_OUTCOME_ROWS_EXHAUSTED\x10\x03\x12!\n\x1dTABLE_OUTCOME_TASKS_EXHAUSTED\x10\x04\x12 \n\x1cTABLE_OUTCOME_TIME_EXHAUSTED\x10\x05\x12\"\n\x1eTABLE_OUTCOME_BUDGET_EXHAUSTED\x10\x06\x12#\n\x1fTABLE_OUTCOME_DELEGATION_FAILED\x10\x07\x12\x1b\n\x17TABLE_OUTCOME_NO_SEARCH\x10\x08\x12\x1e\n\x1aTABLE_OUTCOME_OUT_OF_SCOPE\x10\t*g\n\x07Support\x12\x17\n\x13SUPPORT_UNSPECIFIED\x10\x00\x12\x12\n\x0eSUPPORT_STATED\x10\x01\x12\x16\n\x12SUPPORT_VALUE_ONLY\x10\x02\x12\x17\n\x13SUPPORT_UNSUPPORTED\x10\x03*\xb6\x01\n\tCellState\x12\x1a\n\x16\x43\x45LL_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x45LL_STATE_MISSING\x10\x01\x12\x14\n\x10\x43\x45LL_STATE_GIVEN\x10\x02\x12\x15\n\x11\x43\x45LL_STATE_SINGLE\x10\x03\x12\x15\n\x11\x43\x45LL_STATE_AGREED\x10\x04\x12\x17\n\x13\x43\x45LL_STATE_CONFLICT\x10\x05\x12\x18\n\x14\x43\x45LL_STATE_NOT_FOUND\x10\x06\x32\xf7\x01\n\x0cTableService\x12J\n\tFillTable\x12\x1d.rolegate.v1.FillTableRequest\x1a\x1e.rolegate.v1.FillTableResponse\x12R\n\x0bStreamTable\x12\x1f.rolegate.v1.StreamTableRequest\x1a .rolegate.v1.StreamTableResponse0\x01\x12G\n\x08GetTable\x12\x1c.rolegate.v1.GetTableRequest\x1a\x1d.rolegate.v1.GetTableResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frolegate/v1/table_service.proto\x12\x0brolegate.v1\x1a\x1egoogle/protobuf/duration.proto\x1a rolegate/v1/answer_service.proto\x1a\x18rolegate/v1/budget.proto\x1a!rolegate/v1/document_filter.proto\x1a\x1arolegate/v1/evidence.proto\x1a\x17rolegate/v1/usage.proto\"\x85\x01\n\x06\x43olumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x04type\x18\x02 \x01(\x0e\x32\x17.rolegate.v1.ColumnType\x12\x0b\n\x03key\x18\x03 \x01(\x08\x12\r\n\x05\x61\x62out\x18\x04 \x01(\t\x12\x0b\n\x03\x61sk\x18\x05 \x01(\t\x12\x0f\n\x07\x63hoices\x18\x06 \x03(\t\x12\x0c\n\x04unit\x18\x07 \x01(\t\"\x1a\n\x08GivenRow\x12\x0e\n\x06values\x18\x01 \x03(\t\"\xc1\x02\n\x10\x46illTableRequest\x12\x10\n\x08question\x18\x01 \x01(\t\x12$\n\x07\x63olumns\x18\x02 \x03(\x0b\x32\x13.rolegate.v1.Column\x12#\n\x04rows\x18\x03 \x03(\x0b\x32\x15.rolegate.v1.GivenRow\x12\x0e\n\x06\x63losed\x18\x04 \x01(\x08\x12\x10\n\x08max_rows\x18\x05 \x01(\x05\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12#\n\x06\x62udget\x18\x07 \x01(\x0b\x32\x13.rolegate.v1.Budget\x12\x10\n\x08no_cache\x18\x08 \x01(\x08\x12\x10\n\x08\x64\x65tached\x18\t \x01(\x08\x12\x15\n\rresume_run_id\x18\n \x01(\t\x12\r\n\x05index\x18\x0b \x03(\t\x12+\n\x06\x66ilter\x18\x0c \x01(\x0b\x32\x1b.rolegate.v1.DocumentFilter\"\x80\x01\n\x05\x43laim\x12\r\n\x05value\x18\x01 \x01(\t\x12%\n\x07support\x18\x02 \x01(\x0e\x32\x14.rolegate.v1.Support\x12(\n\tcitations\x18\x03 \x03(\x0b\x32\x15.rolegate.v1.Citation\x12\x17\n\x0fsub_query_index\x18\x04 \x01(\x05\"\xe5\x01\n\x04\x43\x65ll\x12\r\n\x05value\x18\x01 \x01(\t\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.rolegate.v1.CellState\x12%\n\x07support\x18\x03 \x01(\x0e\x32\x14.rolegate.v1.Support\x12(\n\tcitations\x18\x04 \x03(\x0b\x32\x15.rolegate.v1.Citation\x12\"\n\x06rivals\x18\x05 \x03(\x0b\x32\x12.rolegate.v1.Claim\x12\x10\n\x08mistyped\x18\x08 \x01(\x08\x12\x14\n\x0c\x63ontradicted\x18\t \x01(\x08J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08\"\x8d\x01\n\x03Row\x12\x0e\n\x06row_id\x18\x01 \x01(\t\x12 \n\x05\x63\x65lls\x18\x02 \x03(\x0b\x32\x11.rolegate.v1.Cell\x12\x0e\n\x06tokens\x18\x03 \x01(\x03\x12\x1a\n\rcost_nano_usd\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\x0emerged_row_ids\x18\x05 \x03(\tB\x10\n\x0e_cost_nano_usd\"\xcb\x01\n\x0c\x43ompleteness\x12\x0c\n\x04rows\x18\x01 \x01(\x05\x12\x15\n\rcomplete_rows\x18\x02 \x01(\x05\x12\x0f\n\x07missing\x18\x03 \x01(\x05\x12\x11\n\tnot_found\x18\x04 \x01(\x05\x12\x11\n\tconflicts\x18\x05 \x01(\x05\x12\x11\n\tfill_rate\x18\x06 \x01(\x01\x12\x16\n\x0erows_seen_once\x18\x07 \x01(\x05\x12\x1b\n\x0e\x65stimated_rows\x18\x08 \x01(\x05H\x00\x88\x01\x01\x42\x11\n\x0f_estimated_rowsJ\x04\x08\t\x10\n\"\x88\x03\n\x05Table\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12*\n\x07outcome\x18\x02 \x01(\x0e\x32\x19.rolegate.v1.TableOutcome\x12$\n\x07\x63olumns\x18\x03 \x03(\x0b\x32\x13.rolegate.v1.Column\x12\x1e\n\x04rows\x18\x04 \x03(\x0b\x32\x10.rolegate.v1.Row\x12/\n\x0c\x63ompleteness\x18\x05 \x01(\x0b\x32\x19.rolegate.v1.Completeness\x12%\n\x05usage\x18\x06 \x03(\x0b\x32\x16.rolegate.v1.RoleUsage\x12\x17\n\x0foverhead_tokens\x18\x07 \x01(\x03\x12\x1e\n\x11overhead_nano_usd\x18\x08 \x01(\x03H\x00\x88\x01\x01\x12+\n\x08\x64uration\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08markdown\x18\n \x01(\t\x12\x17\n\x0fnext_page_token\x18\x0b \x01(\tB\x14\n\x12_overhead_nano_usd\"F\n\x11\x46illTableResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12!\n\x05table\x18\x02 \x01(\x0b\x32\x12.rolegate.v1.Table\"\xb1\x02\n\x12StreamTableRequest\x12\x10\n\x08question\x18\x01 \x01(\t\x12$\n\x07\x63olumns\x18\x02 \x03(\x0b\x32\x13.rolegate.v1.Column\x12#\n\x04rows\x18\x03 \x03(\x0b\x32\x15.rolegate.v1.GivenRow\x12\x0e\n\x06\x63losed\x18\x04 \x01(\x08\x12\x10\n\x08max_rows\x18\x05 \x01(\x05\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12#\n\x06\x62udget\x18\x07 \x01(\x0b\x32\x13.rolegate.v1.Budget\x12\x10\n\x08no_cache\x18\x08 \x01(\x08\x12\x15\n\rresume_run_id\x18\t \x01(\t\x12\r\n\x05index\x18\n \x03(\t\x12+\n\x06\x66ilter\x18\x0b \x01(\x0b\x32\x1b.rolegate.v1.DocumentFilter\"\xe5\x03\n\x13StreamTableResponse\x12\x14\n\x0c\x65vent_number\x18\x01 \x01(\x03\x12.\n\x0brun_started\x18\x02 \x01(\x0b\x32\x17.rolegate.v1.RunStartedH\x00\x12\x32\n\rround_started\x18\x03 \x01(\x0b\x32\x19.rolegate.v1.RoundStartedH\x00\x12\'\n\x07planned\x18\x04 \x01(\x0b\x32\x14.rolegate.v1.PlannedH\x00\x12?\n\x14sub_query_dispatched\x18\x05 \x01(\x0b\x32\x1f.rolegate.v1.SubQueryDispatchedH\x00\x12.\n\x0bsearch_done\x18\x06 \x01(\x0b\x32\x17.rolegate.v1.SearchDoneH\x00\x12)\n\x08reported\x18\x07 \x01(\x0b\x32\x15.rolegate.v1.ReportedH\x00\x12.\n\x0brow_changed\x18\x08 \x01(\x0b\x32\x17.rolegate.v1.RowChangedH\x00\x12\x32\n\rusage_counted\x18\t \x01(\x0b\x32\x19.rolegate.v1.UsageCountedH\x00\x12\"\n\x04\x64one\x18\n \x01(\x0b\x32\x12.rolegate.v1.TableH\x00\x42\x07\n\x05\x65vent\"/\n\x07Planned\x12$\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x13.rolegate.v1.Column\";\n\nRowChanged\x12\x0e\n\x06row_id\x18\x01 \x01(\t\x12\x1d\n\x03row\x18\x02 \x01(\x0b\x32\x10.rolegate.v1.Row\"H\n\x0fGetTableRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"_\n\x10GetTableResponse\x12!\n\x05table\x18\x01 \x01(\x0b\x32\x12.rolegate.v1.Table\x12\x0f\n\x07running\x18\x02 \x01(\x08\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t*\xcc\x01\n\nColumnType\x12\x1b\n\x17\x43OLUMN_TYPE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43OLUMN_TYPE_TEXT\x10\x01\x12\x17\n\x13\x43OLUMN_TYPE_INTEGER\x10\x02\x12\x16\n\x12\x43OLUMN_TYPE_NUMBER\x10\x03\x12\x14\n\x10\x43OLUMN_TYPE_DATE\x10\x04\x12\x13\n\x0f\x43OLUMN_TYPE_URL\x10\x05\x12\x17\n\x13\x43OLUMN_TYPE_BOOLEAN\x10\x06\x12\x16\n\x12\x43OLUMN_TYPE_CHOICE\x10\x07*\xd8\x02\n\x0cTableOutcome\x12\x1d\n\x19TABLE_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n\x14TABLE_OUTCOME_FILLED\x10\x01\x12\"\n\x1eTABLE_OUTCOME_ROUNDS_EXHAUSTED\x10\x02\x12 \n\x1cTABLE_OUTCOME_ROWS_EXHAUSTED\x10\x03\x12!\n\x1dTABLE_OUTCOME_TASKS_EXHAUSTED\x10\x04\x12 \n\x1cTABLE_OUTCOME_TIME_EXHAUSTED\x10\x05\x12\"\n\x1eTABLE_OUTCOME_BUDGET_EXHAUSTED\x10\x06\x12#\n\x1fTABLE_OUTCOME_DELEGATION_FAILED\x10\x07\x12\x1b\n\x17TABLE_OUTCOME_NO_SEARCH\x10\x08\x12\x1e\n\x1aTABLE_OUTCOME_OUT_OF_SCOPE\x10\t*g\n\x07Support\x12\x17\n\x13SUPPORT_UNSPECIFIED\x10\x00\x12\x12\n\x0eSUPPORT_STATED\x10\x01\x12\x16\n\x12SUPPORT_VALUE_ONLY\x10\x02\x12\x17\n\x13SUPPORT_UNSUPPORTED\x10\x03*\xb6\x01\n\tCellState\x12\x1a\n\x16\x43\x45LL_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x45LL_STATE_MISSING\x10\x01\x12\x14\n\x10\x43\x45LL_STATE_GIVEN\x10\x02\x12\x15\n\x11\x43\x45LL_STATE_SINGLE\x10\x03\x12\x15\n\x11\x43\x45LL_STATE_AGREED\x10\x04\x12\x17\n\x13\x43\x45LL_STATE_CONFLICT\x10\x05\x12\x18\n\x14\x43\x45LL_STATE_NOT_FOUND\x10\x06\x32\xf7\x01\n\x0cTableService\x12J\n\tFillTable\x12\x1d.rolegate.v1.FillTableRequest\x1a\x1e.rolegate.v1.FillTableResponse\x12R\n\x0bStreamTable\x12\x1f.rolegate.v1.StreamTableRequest\x1a .rolegate.v1.StreamTableResponse0\x01\x12G\n\x08GetTable\x12\x1c.rolegate.v1.GetTableRequest\x1a\x1d.rolegate.v1.GetTableResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rolegate.v1.table_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_COLUMNTYPE']._serialized_start=2819
-  _globals['_COLUMNTYPE']._serialized_end=3023
-  _globals['_TABLEOUTCOME']._serialized_start=3026
-  _globals['_TABLEOUTCOME']._serialized_end=3370
-  _globals['_SUPPORT']._serialized_start=3372
-  _globals['_SUPPORT']._serialized_end=3475
-  _globals['_CELLSTATE']._serialized_start=3478
-  _globals['_CELLSTATE']._serialized_end=3660
-  _globals['_COLUMN']._serialized_start=194
-  _globals['_COLUMN']._serialized_end=327
-  _globals['_GIVENROW']._serialized_start=329
-  _globals['_GIVENROW']._serialized_end=355
-  _globals['_FILLTABLEREQUEST']._serialized_start=358
-  _globals['_FILLTABLEREQUEST']._serialized_end=619
-  _globals['_CLAIM']._serialized_start=622
-  _globals['_CLAIM']._serialized_end=750
-  _globals['_CELL']._serialized_start=753
-  _globals['_CELL']._serialized_end=982
-  _globals['_ROW']._serialized_start=985
-  _globals['_ROW']._serialized_end=1126
-  _globals['_COMPLETENESS']._serialized_start=1129
-  _globals['_COMPLETENESS']._serialized_end=1332
-  _globals['_TABLE']._serialized_start=1335
-  _globals['_TABLE']._serialized_end=1727
-  _globals['_FILLTABLERESPONSE']._serialized_start=1729
-  _globals['_FILLTABLERESPONSE']._serialized_end=1799
-  _globals['_STREAMTABLEREQUEST']._serialized_start=1802
-  _globals['_STREAMTABLEREQUEST']._serialized_end=2047
-  _globals['_STREAMTABLERESPONSE']._serialized_start=2050
-  _globals['_STREAMTABLERESPONSE']._serialized_end=2535
-  _globals['_PLANNED']._serialized_start=2537
-  _globals['_PLANNED']._serialized_end=2584
-  _globals['_ROWCHANGED']._serialized_start=2586
-  _globals['_ROWCHANGED']._serialized_end=2645
-  _globals['_GETTABLEREQUEST']._serialized_start=2647
-  _globals['_GETTABLEREQUEST']._serialized_end=2719
-  _globals['_GETTABLERESPONSE']._serialized_start=2721
-  _globals['_GETTABLERESPONSE']._serialized_end=2816
-  _globals['_TABLESERVICE']._serialized_start=3663
-  _globals['_TABLESERVICE']._serialized_end=3910
+  _globals['_COLUMNTYPE']._serialized_start=2974
+  _globals['_COLUMNTYPE']._serialized_end=3178
+  _globals['_TABLEOUTCOME']._serialized_start=3181
+  _globals['_TABLEOUTCOME']._serialized_end=3525
+  _globals['_SUPPORT']._serialized_start=3527
+  _globals['_SUPPORT']._serialized_end=3630
+  _globals['_CELLSTATE']._serialized_start=3633
+  _globals['_CELLSTATE']._serialized_end=3815
+  _globals['_COLUMN']._serialized_start=229
+  _globals['_COLUMN']._serialized_end=362
+  _globals['_GIVENROW']._serialized_start=364
+  _globals['_GIVENROW']._serialized_end=390
+  _globals['_FILLTABLEREQUEST']._serialized_start=393
+  _globals['_FILLTABLEREQUEST']._serialized_end=714
+  _globals['_CLAIM']._serialized_start=717
+  _globals['_CLAIM']._serialized_end=845
+  _globals['_CELL']._serialized_start=848
+  _globals['_CELL']._serialized_end=1077
+  _globals['_ROW']._serialized_start=1080
+  _globals['_ROW']._serialized_end=1221
+  _globals['_COMPLETENESS']._serialized_start=1224
+  _globals['_COMPLETENESS']._serialized_end=1427
+  _globals['_TABLE']._serialized_start=1430
+  _globals['_TABLE']._serialized_end=1822
+  _globals['_FILLTABLERESPONSE']._serialized_start=1824
+  _globals['_FILLTABLERESPONSE']._serialized_end=1894
+  _globals['_STREAMTABLEREQUEST']._serialized_start=1897
+  _globals['_STREAMTABLEREQUEST']._serialized_end=2202
+  _globals['_STREAMTABLERESPONSE']._serialized_start=2205
+  _globals['_STREAMTABLERESPONSE']._serialized_end=2690
+  _globals['_PLANNED']._serialized_start=2692
+  _globals['_PLANNED']._serialized_end=2739
+  _globals['_ROWCHANGED']._serialized_start=2741
+  _globals['_ROWCHANGED']._serialized_end=2800
+  _globals['_GETTABLEREQUEST']._serialized_start=2802
+  _globals['_GETTABLEREQUEST']._serialized_end=2874
+  _globals['_GETTABLERESPONSE']._serialized_start=2876
+  _globals['_GETTABLERESPONSE']._serialized_end=2971
+  _globals['_TABLESERVICE']._serialized_start=3818
+  _globals['_TABLESERVICE']._serialized_end=4065
 # @@protoc_insertion_point(module_scope)

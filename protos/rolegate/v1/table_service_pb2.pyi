@@ -3,6 +3,7 @@ import datetime
 from google.protobuf import duration_pb2 as _duration_pb2
 from rolegate.v1 import answer_service_pb2 as _answer_service_pb2
 from rolegate.v1 import budget_pb2 as _budget_pb2
+from rolegate.v1 import document_filter_pb2 as _document_filter_pb2
 from rolegate.v1 import evidence_pb2 as _evidence_pb2
 from rolegate.v1 import usage_pb2 as _usage_pb2
 from google.protobuf.internal import containers as _containers
@@ -109,7 +110,7 @@ class GivenRow(_message.Message):
     def __init__(self, values: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FillTableRequest(_message.Message):
-    __slots__ = ("question", "columns", "rows", "closed", "max_rows", "request_id", "budget", "no_cache", "detached", "resume_run_id")
+    __slots__ = ("question", "columns", "rows", "closed", "max_rows", "request_id", "budget", "no_cache", "detached", "resume_run_id", "index", "filter")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +121,8 @@ class FillTableRequest(_message.Message):
     NO_CACHE_FIELD_NUMBER: _ClassVar[int]
     DETACHED_FIELD_NUMBER: _ClassVar[int]
     RESUME_RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     question: str
     columns: _containers.RepeatedCompositeFieldContainer[Column]
     rows: _containers.RepeatedCompositeFieldContainer[GivenRow]
@@ -130,7 +133,9 @@ class FillTableRequest(_message.Message):
     no_cache: bool
     detached: bool
     resume_run_id: str
-    def __init__(self, question: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[GivenRow, _Mapping]]] = ..., closed: _Optional[bool] = ..., max_rows: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., detached: _Optional[bool] = ..., resume_run_id: _Optional[str] = ...) -> None: ...
+    index: _containers.RepeatedScalarFieldContainer[str]
+    filter: _document_filter_pb2.DocumentFilter
+    def __init__(self, question: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[GivenRow, _Mapping]]] = ..., closed: _Optional[bool] = ..., max_rows: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., detached: _Optional[bool] = ..., resume_run_id: _Optional[str] = ..., index: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[_document_filter_pb2.DocumentFilter, _Mapping]] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("value", "support", "citations", "sub_query_index")
@@ -231,7 +236,7 @@ class FillTableResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
 
 class StreamTableRequest(_message.Message):
-    __slots__ = ("question", "columns", "rows", "closed", "max_rows", "request_id", "budget", "no_cache", "resume_run_id")
+    __slots__ = ("question", "columns", "rows", "closed", "max_rows", "request_id", "budget", "no_cache", "resume_run_id", "index", "filter")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +246,8 @@ class StreamTableRequest(_message.Message):
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     NO_CACHE_FIELD_NUMBER: _ClassVar[int]
     RESUME_RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     question: str
     columns: _containers.RepeatedCompositeFieldContainer[Column]
     rows: _containers.RepeatedCompositeFieldContainer[GivenRow]
@@ -250,7 +257,9 @@ class StreamTableRequest(_message.Message):
     budget: _budget_pb2.Budget
     no_cache: bool
     resume_run_id: str
-    def __init__(self, question: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[GivenRow, _Mapping]]] = ..., closed: _Optional[bool] = ..., max_rows: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., resume_run_id: _Optional[str] = ...) -> None: ...
+    index: _containers.RepeatedScalarFieldContainer[str]
+    filter: _document_filter_pb2.DocumentFilter
+    def __init__(self, question: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[GivenRow, _Mapping]]] = ..., closed: _Optional[bool] = ..., max_rows: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., resume_run_id: _Optional[str] = ..., index: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[_document_filter_pb2.DocumentFilter, _Mapping]] = ...) -> None: ...
 
 class StreamTableResponse(_message.Message):
     __slots__ = ("event_number", "run_started", "round_started", "planned", "sub_query_dispatched", "search_done", "reported", "row_changed", "usage_counted", "done")

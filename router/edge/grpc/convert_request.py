@@ -2,6 +2,7 @@
 request.
 """
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from rolegate.v1 import completion_service_pb2 as completion_pb
 from rolegate.v1 import execution_service_pb2 as execution_pb
 from rolegate.v1 import executor_version_service_pb2 as version_pb
 from rolegate.v1 import table_service_pb2 as table_pb
+from rolegate.v1.retrieval_service_pb2 import SearchRequest
 
 from router.access import caller
 from router.edge.grpc.convert import prefix_of
@@ -25,11 +27,14 @@ from router.runs.gateway import AnswerRequest, CompletionRequest
 from router.trace import RoleName
 from router.trace.identity import Identity
 from router.trace.run import Feedback
+from router.trace.scope import NO_FILTER, DocumentFilter
 
 _LONGEST_REQUEST_ID = 128
 _MAX_BYTES = 1 << 20
 """Max bytes of a completion request."""
 _LARGEST_PAGE = 1000
+_LARGEST_FILTER = 4096
+"""Max bytes of a filter of documents."""
 _MAX_STOPS = 16
 _LONGEST_STOP = 256
 """Max number of stop strings in a request, and max characters of each. OpenAI's API allows four
@@ -104,6 +109,7 @@ def options_from_proto(
         identity=caller(),
         time_s=context.time_remaining(),
         budget=_budget(request.budget),
+        filter=NO_FILTER if isinstance(request, _Completion) else documents_from_proto(request),
         resume=request.resume_run_id if isinstance(request, _Answer | _Table) else "",
     )
 
@@ -116,6 +122,22 @@ def answer_from_proto(request: _Answer) -> AnswerRequest:
     )
     style = from_proto(AnswerStyle, request)
     return from_proto(AnswerRequest, request, history=history, style=style)
+
+
+def documents_from_proto(
+    request: _Answer | _Table | execution_pb.ExecuteRequest | SearchRequest,
+) -> DocumentFilter:
+    """Return the properties of the documents that a request wants to search."""
+    wanted = request.filter
+    if wanted.ByteSize() > _LARGEST_FILTER:
+        raise BadRequest(f"filter is larger than {_LARGEST_FILTER} bytes; shorten its texts.")
+    for name in ("from_date", "to_date"):
+        date = getattr(wanted, name)
+        if date and not re.fullmatch(r"\d{4}(-\d\d(-\d\d)?)?", date, re.ASCII):
+            raise BadRequest(
+                f"filter.{name} must be a date such as 2026, 2026-11 or 2026-11-21, got {date!r}."
+            )
+    return from_proto(DocumentFilter, wanted)
 
 
 def completion_from_proto(request: _Completion) -> CompletionRequest:

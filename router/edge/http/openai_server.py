@@ -4,6 +4,7 @@ It serves `POST /v1/chat/completions`, `GET /v1/models`, `GET /v1/models/{id}` a
 
 There are three models. `rolegate` answers questions. `rolegate-table` fills a table; the question
 names its columns (see `asked_table.py`). `rolegate-executor` works on one sub-query and reports.
+`MODEL:INDEX`, such as `rolegate:contracts`, does the same and searches only that index.
 
 The question is the text of the last user message. The messages of the user and the assistant before
 it are its history, as many as a request may have. System messages are instructions for the
@@ -17,7 +18,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from typing import Any, get_args
 
@@ -44,6 +45,7 @@ from router.runs import Gateway, Observer, RequestOptions
 from router.runs.gateway import AnswerRequest, CompletionRequest, latest
 from router.trace import Event, Run
 from router.trace.call import RoleTotal, sum_known, totals
+from router.trace.scope import DEFAULT_INDEX
 from router.trace.values import AnswerDelta, OnEvent
 
 MAX_BODY_BYTES = 1 << 20
@@ -55,7 +57,8 @@ _TASK_TOKENS = 512
 """Max tokens of the output for a background task of a chat tool, such as a title."""
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _OPTION = re.compile(
-    "no.?cach|max.?total.?tok|max.?cost|topolog|resume.?run|rolegate|extra.?body", re.IGNORECASE
+    "no.?cach|ind[ei]|max.?total.?tok|max.?cost|topolog|resume.?run|rolegate|extra.?body",
+    re.IGNORECASE,
 )
 """Names of unknown fields that are refused, because they look like an option of this gateway. All
 other unknown fields are ignored.
@@ -125,6 +128,16 @@ class ChatRequest(msgspec.Struct, frozen=True):
     response_format: ResponseFormat | None = None
 
     @property
+    def role(self) -> str:
+        """Name of the model, without an index."""
+        return self.model.partition(":")[0]
+
+    @property
+    def index(self) -> tuple[str, ...]:
+        """Name of the index to search; empty for all that the caller may search."""
+        return tuple(self.model.split(":", 1)[1:])
+
+    @property
     def question(self) -> str:
         """The text of the last user message. Raises `BadRequest` if there is none, or if the
         request uses features that are not supported.
@@ -185,7 +198,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
         because the question has the form of the benchmark WideSearch.
         """
         by_format = self.response_format is not None and self.response_format.type == "table"
-        return by_format or self.model == FILLING or is_widesearch(self.question)
+        return by_format or self.role == FILLING or is_widesearch(self.question)
 
     @property
     def task(self) -> str:
@@ -207,6 +220,7 @@ def openai_app(
     observer: Observer | None = None,
     pages: Site | None = None,
     chat_tasks: ChatTasks = "answer",
+    indexes: Sequence[str] = (),
 ) -> web.Application:
     """Return the application, which an `HTTPServer` serves.
 
@@ -218,16 +232,19 @@ def openai_app(
     `GET /health` returns 503. `limits`: None for the default limits. `pages`: the web pages, which
     get all paths except `/v1/` and `/health`, and check keys themselves. `chat_tasks`: how to
     handle background tasks of chat tools, such as titles: `answer` them by one call of the
-    answerer's model, `refuse` them, or `search` for them like for questions.
+    answerer's model, `refuse` them, or `search` for them like for questions. `indexes`: names of
+    all indexes, of which `GET /v1/models` lists those that the caller may search.
     """
     limits = limits or Limits()
 
     async def complete(request: web.Request) -> web.StreamResponse:
         asked = await _read(request, limits.opening_s)
-        if asked.model not in _MODELS:
+        if asked.role not in _MODELS:
             return _unknown(asked.model)
         question = asked.question
-        options = RequestOptions(identity=caller(), no_cache=bool(asked.no_cache))
+        options = RequestOptions(
+            identity=caller(), no_cache=bool(asked.no_cache), index=asked.index
+        )
         task = "" if chat_tasks == "search" else asked.task
         if task and chat_tasks == "refuse":
             raise BadRequest(
@@ -241,7 +258,7 @@ def openai_app(
                     prompt = (Message("user", task),)
                     completion = CompletionRequest("answer", prompt, (), _TASK_TOKENS)
                     return await gateway.complete(completion, options)
-                if asked.model == EXECUTING:
+                if asked.role == EXECUTING:
                     return await gateway.execute(question, options)
                 if asked.wants_table:
                     columns = asked.response_format.columns if asked.response_format else ()
@@ -262,12 +279,18 @@ def openai_app(
         )
         return _json(200, reply | _usage(spent))
 
+    def listed() -> list[str]:
+        searched = [name for name in indexes if caller().may_search(name)]
+        if searched == [DEFAULT_INDEX]:
+            return [*_MODELS]
+        return [*_MODELS, *(f"{ANSWERING}:{name}" for name in searched)]
+
     async def models(_request: web.Request) -> web.Response:
-        return _json(200, {"object": "list", "data": [*map(_model, _MODELS)]})
+        return _json(200, {"object": "list", "data": [*map(_model, listed())]})
 
     async def model(request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        return _json(200, _model(name)) if name in _MODELS else _unknown(name)
+        return _json(200, _model(name)) if name in listed() else _unknown(name)
 
     async def health(_request: web.Request) -> web.Response:
         down = readiness is not None and readiness.down(get_args(Need))
@@ -297,8 +320,9 @@ async def _read(request: web.Request, within_s: float) -> ChatRequest:
         for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
             if name != "no_cache" and _OPTION.match(name):
                 raise BadRequest(
-                    f"{name} is not an option of this API; did you mean no_cache? For other "
-                    "options, use gRPC or the Python client."
+                    f"{name} is not an option of this API; did you mean no_cache? To search one "
+                    "index, write the model as rolegate:INDEX. For other options, use gRPC or the "
+                    "Python client."
                 )
         return msgspec.json.decode(body, type=ChatRequest)
     except TimeoutError:

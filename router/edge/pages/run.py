@@ -19,15 +19,17 @@ from router.edge.pages.site import Site, field, redirect
 from router.edge.pages.table import TablePages, number
 from router.edge.rendering import CitedAnswer, cited_answer, progress_line
 from router.edge.status import as_seen_by
-from router.errors import UpstreamError
+from router.errors import NotFound, UpstreamError
 from router.protocol import Passage
 from router.runs import Runs
 from router.search import Retriever
+from router.search.indexes import Indexes
 from router.trace import Execution, Run, Trajectory
 from router.trace.attribution import Attribution, attribute
 from router.trace.call import UsageSums, sums_of
 from router.trace.export import outcome_of
 from router.trace.run import Feedback, right_answers
+from router.trace.scope import DEFAULT_INDEX
 from router.trace.turns import tool_sums
 from router.trace.values import AnswerDelta
 
@@ -50,7 +52,7 @@ class RunPages:
         self,
         site: Site,
         runs: Runs,
-        retriever: Retriever | None = None,
+        retriever: Retriever | Indexes | None = None,
         *,
         files_not_read: Callable[[], Mapping[str, int] | None] = lambda: None,
     ) -> None:
@@ -58,12 +60,12 @@ class RunPages:
 
         `retriever`: searches the documents for a right answer that the run did not find; None to
         omit this search. `files_not_read`: returns by file suffix how many files could not be read
-        into the index; None if unknown.
+        into the default index; None if unknown.
         """
         self._files_not_read = files_not_read
         self._site = site
         self._runs = runs
-        self._retriever = retriever
+        self._indexes = Indexes.of(retriever) if retriever else None
         self._views: LRUCache[object, dict[str, Any]] = LRUCache(4)
         site.get("/runs/{run}", partial(self._page, page="run.html", part="run_body.html"))
         site.get("/ask/{run}", partial(self._page, page="asked.html", part="asked_body.html"))
@@ -108,7 +110,7 @@ class RunPages:
             feedback=feedback,
             golds=golds,
             attribution=await self._attribution(run, golds) if golds else None,
-            files_not_read=self._files_not_read,
+            files_not_read=self._files_not_read if DEFAULT_INDEX in run.scope.indexes else dict,
             earlier=[] if part_alone else await earlier_runs(self._runs, before),
             before=",".join(filter(None, (before, run.id))),
             live=str(request.rel_url.update_query(seen=seen)) if running else "",
@@ -123,16 +125,18 @@ class RunPages:
             attribution is None
             or attribution.lost_by not in (None, "execution")
             or attribution.right
-            or self._retriever is None
+            or self._indexes is None
         ):
             return attribution
 
         queries = [*golds, *(f"{run.question} {gold}" for gold in golds)]
         by_id: dict[str, Passage] = {}
         try:
-            for passages in await self._retriever.search(queries, _LOOKED_AT):
+            scope = caller().scope(run.scope.indexes, run.scope.filter)
+            for passages in await self._indexes.search(scope, queries, _LOOKED_AT):
                 by_id.update((passage.id, passage) for passage in passages)
-        except UpstreamError:  # without a search, the responsible role stays unknown
+        # Without a search, the responsible role stays unknown
+        except (UpstreamError, NotFound):
             return attribution
         return await in_viewer(attribute, run, golds, list(by_id.values()))
 

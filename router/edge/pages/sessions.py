@@ -70,8 +70,10 @@ class Sessions:
         """Return the current identity of the key of a session. Raises `NoKey` if there is no such
         session or if its key was revoked, and `StoreFailed` if the keys cannot be read.
         """
-        if self._access is None or not await self._access.required():
+        if self._access is None:
             return LOCAL
+        if not await self._access.required():
+            return await self._access.identify(None)
         if (user := self._open.get(name)) is None:
             raise NoKey(_NO_SESSION)
         return await self._access.renewed(user)

@@ -26,6 +26,7 @@ from router.runs.live import LiveRuns
 from router.search import Topology
 from router.trace import Conversation, Event, Execution, Run, Trajectory
 from router.trace.identity import DEFAULT_TENANT, SCOPES, Identity
+from router.trace.scope import DEFAULT_SCOPE
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 
@@ -382,7 +383,7 @@ async def test_a_request_that_is_repeated_while_it_runs_waits_for_the_first(
 async def test_a_repeated_request_starts_again_after_a_failure_elsewhere() -> None:
     """Holds also if the texts of runs are not kept."""
     store = Kept()
-    fingerprint = RunRequest("answer", QUESTION, AnswerRequest(QUESTION)).fingerprint
+    fingerprint = RunRequest("answer", QUESTION, AnswerRequest(QUESTION)).fingerprint(DEFAULT_SCOPE)
     await store.begin(
         RunStart("run-1", "answer", DEFAULT_TENANT, "", "once", QUESTION, fingerprint, 0.0)
     )

@@ -22,6 +22,7 @@ from router.search import Executor, ReportCache, Retriever, RunContext, Topology
 from router.search.agent import ExecutorLimits
 from router.trace import Event, Execution
 from router.trace.identity import SCOPES, Identity
+from router.trace.scope import Scope
 from router.trace.values import SearchDone
 from router.versions import VersionRouting
 from router.versions.book import Traffic
@@ -38,7 +39,7 @@ class Indexed:
 
     name: str | None = "index-1"
 
-    def __call__(self) -> str | None:
+    def __call__(self, _scope: Scope) -> str | None:
         return self.name
 
 

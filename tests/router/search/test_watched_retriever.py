@@ -10,6 +10,7 @@ from router.calls import Readiness
 from router.errors import UpstreamUnavailable
 from router.protocol import Passage
 from router.search.retrieval import WatchedRetriever
+from router.trace.scope import NO_FILTER, DocumentFilter
 from tests.router.clock import Clock, with_clock
 
 
@@ -23,7 +24,11 @@ class Failing:
         self.known = set[str]()
 
     async def search(
-        self, queries: Sequence[str], top_k: int, document: str | None = None
+        self,
+        queries: Sequence[str],
+        top_k: int,
+        document: str | None = None,
+        only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
         if not self.known.issuperset(queries):
             if self.works is None:

@@ -133,7 +133,8 @@ async def put(database: Database, *runs: Run, tenants: Sequence[Tenant] = ()) ->
 
     def write(connection: Connection) -> None:
         for tenant in tenants:
-            connection.execute(TENANTS.insert().values(msgspec.structs.asdict(tenant)))
+            row = {**msgspec.structs.asdict(tenant), "indexes": ",".join(tenant.indexes)}
+            connection.execute(TENANTS.insert().values(row))
         for stored_run in runs:
             connection.execute(RUNS.insert().values(run_row(stored_run)))
         if rows := [call_row(call) for run in runs for call in run.calls]:

@@ -137,7 +137,9 @@ def _both(insert: TextClause, statement: TextClause, connection: Connection) -> 
 
 async def test_a_write_that_fails_changes_nothing(database: Database) -> None:
     """The error does not show the values."""
-    insert = text("INSERT INTO tenants (name, redact, training) VALUES ('secret', false, false)")
+    insert = text(
+        "INSERT INTO tenants (name, redact, training, indexes) VALUES ('secret', false, false, '')"
+    )
 
     for statement in (insert, text("INSERT INTO tenants (name) VALUES ('secret')")):
         with pytest.raises(StoreFailed) as caught:
@@ -236,7 +238,9 @@ async def test_concurrent_tools_leave_the_files_in_place(tmp_path: Path) -> None
     """Other processes may open, check, clean up, shrink and close a database in use."""
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     database = await Database.open(url)
-    insert = text("INSERT INTO tenants (name, redact, training) VALUES (:name, false, false)")
+    insert = text(
+        "INSERT INTO tenants (name, redact, training, indexes) VALUES (:name, false, false, '')"
+    )
     for name in ("check", "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
         if name == "check":
             beside = await Database.open(url)

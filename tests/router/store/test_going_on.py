@@ -21,6 +21,7 @@ from router.search.agent import ExecutorLimits
 from router.search.tools import Tool, ToolOutput, Tools
 from router.store import Database, LogJournal, SQLAccounts, SQLArchive
 from router.trace import RoleName
+from router.trace.identity import SCOPES, Identity
 from router.trace.redaction import redacted
 from router.trace.run import RoleSetting
 from router.trace.values import RunStarted, ToolCall, Trajectory
@@ -70,7 +71,12 @@ async def gateway(
         async with LogJournal.writing(database) as journal:
             archive = SQLArchive(database, journal.calls)
             lifecycle = RunLifecycle(
-                journal, archive, LiveRuns(), settings, 60.0, conditions=lambda: {"index": index}
+                journal,
+                archive,
+                LiveRuns(),
+                settings,
+                60.0,
+                conditions=lambda _scope: {"index": index},
             )
             topologies = {"factorized": Topology(search, roles)}
             yield (
@@ -331,3 +337,16 @@ async def test_a_run_that_cannot_be_resumed_is_refused_with_the_reason(
         if what in ("index", "redacted"):
             run = await second.answer(QUESTION, RequestOptions(request_id="mine"))
             assert (run.resumed_from, len(anew.prompts["execution"])) == ("", 4)
+
+
+async def test_a_run_is_not_resumed_in_an_index_that_its_tenant_has_lost(tmp_path: Path) -> None:
+    """No model is called."""
+    (tmp_path / "first").mkdir()
+    acme = Identity("acme", SCOPES)
+    left, run_id = await killed(tmp_path, Models("answer"), "answer", RequestOptions(acme))
+    moved = msgspec.structs.replace(acme, indexes=("other",))
+    anew = Models()
+    async with gateway(left, anew) as (second, _, _):
+        with pytest.raises(NotFound, match="'default': there is no such index"):
+            await second.answer("", RequestOptions(moved, resume=run_id))
+    assert not any(anew.prompts.values())

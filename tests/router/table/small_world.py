@@ -236,7 +236,7 @@ async def gateway(
     if shared:
         versioned: Executor = executes
         executes = ReportCache(
-            VersionRouting(lambda _: versioned, "small", _never, _never), lambda: "index"
+            VersionRouting(lambda _: versioned, "small", _never, _never), lambda _scope: "index"
         )
     search = FactorizedSearch(Delegator(roles["delegation"]), executes, Answerer(roles["answer"]))
     outer = around(executes)
@@ -250,7 +250,12 @@ async def gateway(
         async with LogJournal.writing(database) as journal:
             archive = SQLArchive(database, journal.calls)
             lifecycle = RunLifecycle(
-                journal, archive, LiveRuns(), settings, 60.0, conditions=lambda: {"index": "one"}
+                journal,
+                archive,
+                LiveRuns(),
+                settings,
+                60.0,
+                conditions=lambda _scope: {"index": "one"},
             )
             yield (
                 Gateway(

@@ -31,7 +31,15 @@ from router.protocol.vocabulary import words
 from router.runs import Gateway, RequestOptions, RunLifecycle, Runs
 from router.runs.gateway import CompletionRequest
 from router.runs.live import LiveRuns
-from router.search import Answerer, Delegator, Executor, FactorizedSearch, Retriever, Topology
+from router.search import (
+    Answerer,
+    Delegator,
+    Executor,
+    FactorizedSearch,
+    Indexes,
+    Retriever,
+    Topology,
+)
 from router.search.agent import ExecutorLimits
 from router.search.answerer import Judge
 from router.search.executor import Executes
@@ -43,7 +51,7 @@ from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, Vers
 from router.versions.book import Judgement, Side, Source, Traffic
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, HeldModel, block, lasting, report, role
-from tests.router.retriever import FixedRetriever
+from tests.router.retriever import FixedRetriever, NamedRetriever
 
 BASE = "base"
 NEW = "executor-000001"
@@ -85,7 +93,9 @@ class Models:
     delegator: Model = field(default_factory=lambda: ScriptedModel(delegates, "backbone"))
     answerer: Model = field(default_factory=lambda: ScriptedModel(answers, "fixed"))
     judge: Model | None = None
-    retriever: Retriever = field(default_factory=lambda: FixedRetriever({SUB_QUERY: [PASSAGE]}))
+    retriever: Retriever | Indexes = field(
+        default_factory=lambda: FixedRetriever({SUB_QUERY: [PASSAGE]})
+    )
 
     def executor(self, version: str) -> Executor:
         """Return the executor of a version."""
@@ -253,6 +263,20 @@ async def test_a_shadow_s_report_is_never_used(tmp_path: Path) -> None:
         False,
         False,
     )
+
+
+async def test_a_shadow_searches_the_indexes_of_its_run(tmp_path: Path) -> None:
+    """There is no other index, so that a search in another one would fail."""
+    retriever = NamedRetriever({SUB_QUERY: [PASSAGE]})
+    identity = msgspec.structs.replace(OWNER, indexes=("acme",))
+    async with deployed(tmp_path, Models(retriever=Indexes({"acme": retriever}))) as here:
+        await here.set("shadow")
+        run = await here.ask(identity)
+        await here.next_review()
+        trial = await here.book.trial(run.id)
+    assert trial is not None
+    assert (trial.by_candidate.answer, trial.by_candidate.failed) == ("Al Pacino", False)
+    assert retriever.queries == [SUB_QUERY] * 2
 
 
 async def test_a_shadow_is_booked_apart(tmp_path: Path) -> None:

@@ -162,6 +162,20 @@ def test_setting_a_tenant_creates_it(commands: Commands) -> None:
     assert named["acme"]["tokens_per_day"] == 1000
 
 
+def test_a_tenant_is_given_indexes_of_the_config(commands: Commands, config: Path) -> None:
+    """At first it has the default index. A name that the config lacks is refused."""
+    more = '[indexes.acme]\naddress = "127.0.0.1:9"\n[indexes.shared]\naddress = "127.0.0.1:9"\n'
+    config.write_text(config.read_text() + more)
+    assert commands.read("tenants set acme")["indexes"] == ["default"]
+    acme = commands.read("tenants set acme --index shared acme")
+    assert acme["indexes"] == ["acme", "shared"]
+    assert commands.read("tenants set acme --redact")["indexes"] == ["acme", "shared"]
+    assert "acme, shared" in commands.run("tenants list")[0]
+    _, err = commands.run("tenants set acme --index other", status=1)
+    assert "--index other: the config's indexes are default, acme, shared." in err
+    assert commands.read("tenants show acme")["indexes"] == ["acme", "shared"]
+
+
 def test_a_limit_in_dollars_needs_prices(commands: Commands) -> None:
     """A missing price is reported when the limit is set, before any question is refused."""
     _, err = commands.run("tenants set acme --usd-per-day 5")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from router.protocol import Passage
 from serving.documents.cutter import Cutter, read_passages
 from serving.documents.document import TextBlock, Title, Unread
+from serving.documents.metadata import StoredPassage
 from serving.documents.reader import DocumentReader, read_parts
 from serving.documents.source import find_sources
 from serving.retrieval.embedder import MiniLM
@@ -16,7 +16,7 @@ MAX_TOKENS = 60
 ROW_TOKENS = 100
 FILES = Path(__file__).parent / "files"
 
-ReadAll = Callable[[Path], list[Passage]]
+ReadAll = Callable[[Path], list[StoredPassage]]
 
 
 def read(path: Path) -> tuple[str, list[TextBlock]]:
@@ -68,7 +68,7 @@ def cutter(embedder: MiniLM) -> Cutter:
 def read_all(cutter: Cutter) -> ReadAll:
     """Return a function that reads all passages of a file or folder, in order."""
 
-    def read_place(place: Path) -> list[Passage]:
+    def read_place(place: Path) -> list[StoredPassage]:
         sources = find_sources([place]).sources
         return [
             passage

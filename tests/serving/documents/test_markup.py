@@ -116,7 +116,7 @@ def test_markdown_becomes_blocks_under_headings(tmp_path: Path) -> None:
     ("front", "title"),
     [
         ('---\ntitle: "A: b"\ntags: [x]\n---\n', "A: b"),
-        (f"---\ntitle: A{' ' * 200_000}b\n---\n", "A b"),
+        (f"---\ntitle: A{' ' * 60_000}b\n---\n", "A b"),
         ("+++\ntitle = 'C'\n+++\n", "C"),
         ("---\r\ndraft: true\r\n---\r\n", "Heading"),
         ("---\n---\n", "Heading"),

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.errors import BadConfig, BadCorpus, BadDocument
-from router.protocol import Passage
 from router.trace.citation import cite
 from serving.documents.cutter import Cutter, read_passages
 from serving.documents.reader import read_parts
@@ -78,7 +77,8 @@ def test_a_row_is_left_as_it_is_if_it_fits(
         f'{{"id": "m", "text": "{fits}"}}\n{{"id": 7, "text": "{long}"}}\n'
     )
     short, medium, *rest = read_all(tmp_path / "rows.jsonl")
-    assert short == Passage("s", "Bees", "Bees  fly.\n\nThey do.", document="rows.jsonl#s")
+    assert (short.title, short.text) == ("Bees", "Bees  fly.\n\nThey do.")
+    assert (short.id, short.document) == ("s", "rows.jsonl#s")
     assert MAX_TOKENS < embedder.count_tokens([fits])[0] <= ROW_TOKENS
     assert medium.text == fits
     assert [passage.id for passage in rest] == [f"7#{number}" for number in range(1, len(rest) + 1)]

@@ -17,7 +17,8 @@ ROWS = [Passage("a", "A", "first"), Passage("b", "", "second")]
 
 
 def passages_of(path: Path) -> list[Passage]:
-    return [passage for _, passage in read_rows(path)]
+    """Return the rows without their metadata."""
+    return [Passage(row.id, row.title, row.text) for _, row in read_rows(path)]
 
 
 def written(tmp_path: Path, content: bytes, name: str = "corpus.jsonl") -> Path:

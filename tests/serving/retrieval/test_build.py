@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.errors import BadCorpus, BadDocument, BadIndex, DuplicateId, UpstreamRefused
-from router.protocol import Passage
+from serving.documents.metadata import StoredPassage
 from serving.retrieval.build import BATCH, Built, build_index
 from serving.retrieval.embedder import Vectors
 from serving.retrieval.index import Index
@@ -256,11 +256,12 @@ def test_a_file_is_left_out_exactly_where_it_repeats_an_id(
                 else pytest.raises(DuplicateId, match=r"^f:\d+: the id '\d+' is also the id of")
             ):
                 writer.write(
-                    (f"f:{line}", Passage(row_id, "", row_id)) for line, row_id in enumerate(ids, 1)
+                    (f"f:{line}", StoredPassage(row_id, "", row_id))
+                    for line, row_id in enumerate(ids, 1)
                 )
             taken |= set(ids) if alone else set()
             kept += ids if alone else []
-        writer.write([("f:1", Passage("last", "", "last"))])
+        writer.write([("f:1", StoredPassage("last", "", "last"))])
     store = PassageStore(tmp_path / "written")
     assert [store[row].id for row in range(len(store))] == [*kept, "last"]
 

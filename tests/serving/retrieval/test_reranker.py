@@ -16,6 +16,7 @@ from router.errors import UpstreamUnavailable
 from router.models.session import upstream_session
 from router.protocol import Passage
 from router.search.retrieval import Reranked
+from router.trace.scope import NO_FILTER, DocumentFilter
 from router.trace.values import Reranking
 from serving.config.config import EngineConfig
 from serving.engines.engine import engine
@@ -41,9 +42,13 @@ class Index(FixedRetriever):
         self.counts: list[int] = []
 
     async def search(
-        self, queries: Any, top_k: int, document: str | None = None
+        self,
+        queries: Any,
+        top_k: int,
+        document: str | None = None,
+        only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `Retriever.search`."""
+        """See `IndexRetriever.search`."""
         self.counts.append(top_k)
         return await super().search(queries, top_k, document)
 

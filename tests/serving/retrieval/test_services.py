@@ -29,7 +29,8 @@ from router.errors import (
     UpstreamUnavailable,
 )
 from router.protocol import Passage
-from router.search import Retriever
+from router.search import Indexes, Retriever
+from router.trace.scope import DEFAULT_INDEX
 from serving.config.config import RetrievalConfig
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.index import Index
@@ -108,7 +109,7 @@ async def post(session: aiohttp.ClientSession, body: object) -> tuple[int, Any]:
 
 
 @asynccontextmanager
-async def served(retriever: Retriever | None, **options: Any) -> AsyncIterator[str]:
+async def served(retriever: Retriever | Indexes | None, **options: Any) -> AsyncIterator[str]:
     """Yield the address of a gRPC server; None stands for one that sends empty responses."""
     server = grpc.aio.server(interceptors=[CallInterceptor()])
     servicer = RetrievalServicer(retriever, **options) if retriever else ShortServicer()
@@ -133,7 +134,9 @@ class ShortServicer(RetrievalServiceServicer):
 
 
 @asynccontextmanager
-async def remote(retriever: Retriever | None, **options: Any) -> AsyncIterator[RemoteRetriever]:
+async def remote(
+    retriever: Retriever | Indexes | None, **options: Any
+) -> AsyncIterator[RemoteRetriever]:
     """Yield a client of such a server."""
     async with served(retriever, **options) as address:
         client = RemoteRetriever(address, timeout_s=30.0)
@@ -237,7 +240,7 @@ async def test_a_real_index_answers(index: Index, embedder: MiniLM) -> None:
     """Both services search by meaning, with concurrent callers over gRPC."""
     searcher = IndexSearcher(index, embedder)
     async with (
-        remote(searcher, index_id=lambda: searcher.index_id) as retriever,
+        remote(Indexes({DEFAULT_INDEX: searcher})) as retriever,
         http(searcher) as session,
     ):
         assert retriever.index_id is None

@@ -7,6 +7,7 @@ from typing import Self
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from serving.retrieval.build import build_index
 from serving.retrieval.dense import Hit, VectorIndex
@@ -34,8 +35,12 @@ class NumPyIndex:
     def __len__(self) -> int:
         return len(self.vectors)
 
-    def search(self, queries: Vectors, top_k: int) -> list[list[Hit]]:
-        return [self.within(query, range(len(self)))[:top_k] for query in queries]
+    def search(
+        self, queries: Vectors, top_k: int, among: NDArray[np.int64] | None = None
+    ) -> list[list[Hit]]:
+        rows = set(range(len(self)) if among is None else among.tolist())
+        ranked = [self.within(query, range(len(self))) for query in queries]
+        return [[hit for hit in hits if hit.row in rows][:top_k] for hits in ranked]
 
     def within(self, query: Vectors, rows: range) -> list[Hit]:
         scores = (np.float64(self.vectors[rows.start : rows.stop]) * np.float64(query)).sum(1)

@@ -1,0 +1,151 @@
+"""The indexes that searches may use. A search sees only the indexes and documents in its scope."""
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from router.background import task_group
+from router.errors import UpstreamRefused
+from router.protocol import Passage
+from router.search.retrieval import IndexRetriever, Reranked, Retriever
+from router.trace.call import sum_known
+from router.trace.scope import (
+    DEFAULT_INDEX,
+    DEFAULT_SCOPE,
+    NO_FILTER,
+    DocumentFilter,
+    Scope,
+    no_index,
+)
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+def fused(rankings: Iterable[Iterable[Item]]) -> dict[Item, float]:
+    """Merge rankings by reciprocal rank fusion, and return the score of each item, best first. It
+    is the sum of 1 / (60 + rank) over the rankings, with ranks from 1. Items with equal scores are
+    in the order in which they first occur.
+    """
+    scores: dict[Item, float] = {}
+    for ranking in rankings:
+        for rank, item in enumerate(ranking, 1):
+            scores[item] = scores.get(item, 0.0) + 1 / (60 + rank)
+    return dict(sorted(scores.items(), key=lambda scored: -scored[1]))
+
+
+class Indexes:
+    """All indexes of a gateway, by name. They can be searched only within a scope."""
+
+    def __init__(self, retrievers: Mapping[str, IndexRetriever]) -> None:
+        """`retrievers`: the retriever of each index."""
+        self._retrievers = retrievers
+
+    @classmethod
+    def of(cls, searched: "Retriever | Indexes") -> "Indexes":
+        """Return `searched` itself if it is `Indexes`. Else return indexes of which the retriever
+        `searched` is the only one, the default index.
+        """
+        if not isinstance(searched, Indexes):
+            return cls({DEFAULT_INDEX: _Unfiltered(searched)})
+        return searched
+
+    def index_id(self, scope: Scope) -> str | None:
+        """Return an identifier of what is searched in a scope, see `IndexRetriever.index_id`.
+        Raises `NotFound` if an index of the scope does not exist.
+        """
+        ids = [retriever.index_id for _, retriever in self._within(scope)]
+        if scope == DEFAULT_SCOPE:
+            return ids[0]
+        return None if None in ids else f"{scope} {ids}"
+
+    async def search(
+        self,
+        scope: Scope,
+        queries: Sequence[str],
+        top_k: int,
+        document: str | None = None,
+    ) -> list[list[Passage]]:
+        """Search only the indexes and documents in `scope`. The passages of several indexes are
+        merged by rank. For the other parameters and errors, see `Retriever.search`. Also raises
+        `NotFound` if an index of the scope does not exist.
+
+        The id and the document of a passage that is not of the default index are preceded by the
+        name of its index and a colon.
+        """
+        if scope == DEFAULT_SCOPE:
+            return await self._retrievers[DEFAULT_INDEX].search(queries, top_k, document)
+
+        async def search(prefix: str, retriever: IndexRetriever) -> list[list[Passage]]:
+            if document is not None and not document.startswith(prefix):
+                return [[] for _ in queries]
+            own = None if document is None else document.removeprefix(prefix)
+            ranked = await retriever.search(queries, top_k, own, scope.filter)
+            return [
+                _like([passages], [_prefixed(passage, prefix) for passage in passages])
+                for passages in ranked
+            ]
+
+        async with task_group() as group:
+            searches = [group.create_task(search(*item)) for item in self._within(scope)]
+        by_query = zip(*(search.result() for search in searches), strict=True)
+        if len(searches) == 1 or document is not None:
+            merged = ((rankings, list(chain.from_iterable(rankings))) for rankings in by_query)
+        else:
+            merged = ((rankings, _merged(rankings, top_k)) for rankings in by_query)
+        return [_like(rankings, passages) for rankings, passages in merged]
+
+    def _within(self, scope: Scope) -> Iterator[tuple[str, IndexRetriever]]:
+        """Yield the indexes of a scope, each with the prefix of its passages."""
+        for name in scope.indexes:
+            if name not in self._retrievers:
+                raise no_index(name)
+            yield "" if name == DEFAULT_INDEX else f"{name}:", self._retrievers[name]
+
+
+class _Unfiltered:
+    """A retriever that cannot filter documents and does not identify its index."""
+
+    index_id = None
+
+    def __init__(self, retriever: Retriever) -> None:
+        self._retriever = retriever
+
+    async def search(
+        self,
+        queries: Sequence[str],
+        top_k: int,
+        document: str | None = None,
+        only: DocumentFilter = NO_FILTER,
+    ) -> list[list[Passage]]:
+        """See `IndexRetriever.search`."""
+        if only != NO_FILTER:
+            raise UpstreamRefused("this retriever cannot filter documents", endpoint=DEFAULT_INDEX)
+        return await self._retriever.search(queries, top_k, document)
+
+
+def _prefixed(passage: Passage, prefix: str) -> Passage:
+    document = passage.document and prefix + passage.document
+    return replace(passage, id=prefix + passage.id, document=document)
+
+
+def _like(rankings: Sequence[list[Passage]], passages: list[Passage]) -> list[Passage]:
+    """Return passages made of `rankings`, with the calls of the reranker that ordered those."""
+    calls = [ranking.reranking for ranking in rankings if isinstance(ranking, Reranked)]
+    if not calls:
+        return passages
+    error = next((call.error for call in calls if call.error), None)
+    tokens = sum_known([call.tokens for call in calls])
+    return Reranked(passages, replace(calls[0], tokens=tokens, error=error))
+
+
+def _merged(rankings: Sequence[Sequence[Passage]], top_k: int) -> list[Passage]:
+    """Return the `top_k` best passages of several indexes. Of passages with the same text, only the
+    first is returned.
+    """
+    by_text: dict[str, Passage] = {}
+    for passage in chain.from_iterable(rankings):
+        by_text.setdefault(passage.text, passage)
+    scores = fused([passage.text for passage in ranking] for ranking in rankings)
+    return [replace(by_text[text], score=scores[text]) for text in islice(scores, top_k)]

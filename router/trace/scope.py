@@ -1,0 +1,71 @@
+"""The scope of a run: which passages its searches may return."""
+
+from collections.abc import Container
+
+import msgspec
+
+from router.errors import NotFound
+
+DEFAULT_INDEX = "default"
+"""Name of the index in `[retrieval]` of the config."""
+
+
+class DocumentFilter(msgspec.Struct, frozen=True):
+    """Properties that documents must have to be searched. An empty field demands nothing."""
+
+    title: str = ""
+    """Text that the title contains; upper and lower case are not distinguished."""
+    author: str = ""
+    """Text that the author's name contains; upper and lower case are not distinguished."""
+    from_date: str = ""
+    """Earliest date: 2026, 2026-11 or 2026-11-21."""
+    to_date: str = ""
+    """Latest date; 2026-11 includes all of November."""
+    path_prefix: str = ""
+    """Beginning of the path."""
+    tags: tuple[str, ...] = ()
+    """Tags, all of which a document must have."""
+
+    def admits(
+        self,
+        title: str,
+        date: str,
+        author: str,
+        path: str,
+        tags: Container[str],
+    ) -> bool:
+        """Return whether a document with this metadata has these properties. `date`: a day such as
+        2026-11-21; empty if it is unknown, as the other texts.
+        """
+        return (
+            self.from_date <= date
+            and (not self.to_date or "" < date[: len(self.to_date)] <= self.to_date)
+            and path.startswith(self.path_prefix)
+            and self.title.casefold() in title.casefold()
+            and self.author.casefold() in author.casefold()
+            and all(tag in tags for tag in self.tags)
+        )
+
+
+NO_FILTER = DocumentFilter()
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """The indexes and documents that a run may search."""
+
+    indexes: tuple[str, ...] = (DEFAULT_INDEX,)
+    """Names of the indexes, sorted, without duplicates."""
+    filter: DocumentFilter = NO_FILTER
+
+
+DEFAULT_SCOPE = Scope()
+
+
+def no_index(name: str) -> NotFound:
+    """Return the error for an index that does not exist, or that the caller may not use. It is the
+    same error for both, so that nobody learns the names of other tenants' indexes.
+    """
+    return NotFound(
+        f"index {name[:64]!r}: there is no such index that you may use; leave it out, or "
+        "ask the operator."
+    )

@@ -1,0 +1,114 @@
+"""Metadata of documents, by which searches can be narrowed."""
+
+import io
+import re
+import zipfile
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import date
+from email.utils import parsedate
+from typing import Any
+
+import msgspec
+
+from router.protocol import Passage
+
+MAX_CHARS = 200
+"""Max characters of a text."""
+_MAX_TAGS = 20
+_PROPERTIES = ("core.xml", "meta.xml", ".psmdcp")
+"""Ends of the names of the files with the properties of an office document."""
+_NAMES = (
+    "title",
+    "created creation-date creationdate date",
+    "author authors initial-creator creator from",
+    "path",
+    "tags keywords keyword subject",
+)
+"""Names of title, date, author, path and tags in the kinds of documents, the best first."""
+_DAY = re.compile(r"\s*(?:D:)?(\d{4})([-/.]?)(\d\d)\2(\d\d)(?!\d\d?\b)")
+"""The day at the beginning of a date in ISO 8601, or of a PDF."""
+
+
+class Metadata(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Properties of a document. Texts are empty if unknown."""
+
+    title: str = ""
+    date: str = ""
+    """Day of writing or publication: `2020-01-31`."""
+    author: str = ""
+    """Authors, separated by `; `."""
+    path: str = ""
+    """The document's file, as in `SourceFile.name`, unless the row of a corpus has its own."""
+    tags: tuple[str, ...] = ()
+
+
+class StoredPassage(Passage, frozen=True, gc=False):
+    """A passage as an index keeps it."""
+
+    metadata: Metadata = Metadata()
+
+
+def metadata_of(fields: Mapping[str, Any]) -> Metadata:
+    """Return metadata with texts of at most 200 characters, and at most 20 tags.
+
+    `fields`: texts and lists of texts by their names (`_NAMES`). Tags are separated by commas or
+    semicolons. Values of other types are left out, and so are dates that cannot be parsed.
+    """
+    values = [
+        next((fields[name] for name in names.split() if fields.get(name)), None) for names in _NAMES
+    ]
+    title, day, author, path, words = map(_texts, values)
+    tags = map(_clipped, re.split("[,;]", ",".join(words)))
+    return Metadata(
+        _clipped("".join(title[:1])),
+        _iso_day(_clipped("".join(day[:1]))),
+        _clipped("; ".join(author)),
+        _clipped("".join(path[:1])),
+        tuple(dict.fromkeys(filter(None, tags)))[:_MAX_TAGS],
+    )
+
+
+def archive_metadata(content: bytes, package: str = "") -> Metadata:
+    """Return the metadata of an archive; it is empty if there is none, or if it is damaged.
+
+    `package`: name of the file with the metadata; by default, that of an office document.
+    """
+    fields = defaultdict[str, list[str]](list)
+    with suppress(Exception), zipfile.ZipFile(io.BytesIO(content)) as packed:
+        names = [name for name in packed.namelist() if name.endswith(_PROPERTIES)]
+        for element in parsed(packed.read(package or min(names, key=len))).iter("{*}*"):
+            fields[element.tag.rpartition("}")[2]].append(element.text or "")
+    return metadata_of(fields)
+
+
+def parsed(xml: bytes) -> Any:
+    """Parse XML, as far as possible, without its entities. Raises `ValueError`."""
+    from lxml import etree
+
+    parser = etree.XMLParser(
+        resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False, recover=True
+    )
+    root = etree.fromstring(xml, parser)
+    if root is None:
+        raise ValueError("no XML")
+    return root
+
+
+def _texts(value: Any) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return [str(text) for text in values if isinstance(text, str | date) and str(text).strip()]
+
+
+def _clipped(text: str) -> str:
+    return "".join(filter(str.isprintable, " ".join(text.split())))[:MAX_CHARS]
+
+
+def _iso_day(text: str) -> str:
+    with suppress(ValueError, IndexError, TypeError):
+        if day := _DAY.match(text):
+            return date(int(day[1]), int(day[3]), int(day[4])).isoformat()
+        if parts := parsedate(text) or parsedate(f"{text} 00:00:00"):
+            return date(*parts[:3]).isoformat()
+    return ""
