@@ -12,6 +12,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from serving.cli.main import main
+from serving.config.config import EmbedderConfig
+from tests import embedding
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Each core has a process, and threads spin while they wait
@@ -85,6 +87,13 @@ def _commands_do_not_change_what_others_log() -> Iterator[None]:
     """Keep the logging that commands change; those that show progress log errors alone."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(scope="session")
+def word_embedder() -> Iterator[EmbedderConfig]:
+    """Config of an embedder that compares words."""
+    with embedding.endpoint() as config:
+        yield config
 
 
 @pytest.fixture
