@@ -18,8 +18,10 @@ from tests import embedding
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Each core has a process, and threads spin while they wait
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# The time of an example depends on the load of the machine
-settings.register_profile("rolegate", deadline=None)
+# The time of an example depends on the load of the machine. `pytest --hypothesis-profile thorough`
+# searches longer.
+settings.register_profile("rolegate", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("rolegate")
 
 
