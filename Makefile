@@ -11,7 +11,8 @@ WORK ?= study
 ask: $(VENV)/ready
 	@$(BIN)/rolegate ask --stream -- "$$Q"
 
-JOBS ?= logical
+# A process more than there are cores, as many tests wait: for timeouts, retries and starting programs.
+JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
 # What measures time runs first, alone. An empty result of grep would mean all files.
 test: $(VENV)/ready-dev
