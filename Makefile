@@ -11,11 +11,13 @@ WORK ?= study
 ask: $(VENV)/ready
 	@$(BIN)/rolegate ask --stream -- "$$Q"
 
-JOBS ?= logical
+# A process more than there are cores, as many tests wait: for timeouts, retries and starting programs.
+JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
-# What measures time runs first, alone. An empty result of grep would mean all files.
+# What measures time runs first, in two processes, as it measures their CPU time. An empty result of grep would mean all
+# files.
 test: $(VENV)/ready-dev
-	@$(BIN)/pytest -m "timing and not slow" $$(grep -rlw --include='*.py' 'mark.timing' tests || echo tests)
+	@$(BIN)/pytest -n 2 -m "timing and not slow" $$(grep -rlw --include='*.py' 'mark.timing' tests || echo tests)
 	@$(BIN)/pytest -n $(JOBS) -m "not (engines or slow or postgres or timing)"
 
 test-engines: $(VENV)/ready-dev

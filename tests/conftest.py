@@ -1,5 +1,6 @@
 """Process-wide settings of all tests."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -12,12 +13,16 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from serving.cli.main import main
+from serving.config.config import EmbedderConfig
+from tests import embedding
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Each core has a process, and threads spin while they wait
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# The time of an example depends on the load of the machine
-settings.register_profile("rolegate", deadline=None)
+# The time of an example depends on the load of the machine. `pytest --hypothesis-profile thorough`
+# searches longer.
+settings.register_profile("rolegate", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("rolegate")
 
 
@@ -41,6 +46,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     scheduler = LoadScopeScheduling(config, log)
     scheduler._split_scope = _file
     return scheduler
+
+
+def pytest_collection_finish() -> None:
+    """Leave what collection and imports made to the end: collecting that garbage again and again
+    takes a sixth of the time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
 
 
 _TOGETHER = {
@@ -85,6 +99,13 @@ def _commands_do_not_change_what_others_log() -> Iterator[None]:
     """Keep the logging that commands change; those that show progress log errors alone."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(scope="session")
+def word_embedder() -> Iterator[EmbedderConfig]:
+    """Config of an embedder that compares words."""
+    with embedding.endpoint() as config:
+        yield config
 
 
 @pytest.fixture

@@ -31,7 +31,9 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("part", VARIANTS)
+@pytest.mark.parametrize(
+    "part", ["paced", pytest.param("cpu", marks=pytest.mark.slow), "proxy", "load"]
+)
 def test_each_part_measures_all_its_variants(part: str, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     options = "--rounds=2 --questions=5 --token-s=0.001 --in-flight 2 8"

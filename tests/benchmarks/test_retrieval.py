@@ -1,7 +1,9 @@
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -49,53 +51,64 @@ def write(folder: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    write(tmp_path / "tiny", "corpus.jsonl", CORPUS)
-    write(tmp_path / "tiny", "questions.jsonl", QUESTIONS)
-    return tmp_path / "tiny"
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("retrieval") / "tiny"
+    write(folder, "corpus.jsonl", CORPUS)
+    write(folder, "questions.jsonl", QUESTIONS)
+    return folder
 
 
-def test_only_full_evidence_is_a_hit(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+class Measured(NamedTuple):
+    """A run of the benchmark that has built its index."""
+
+    argv: list[str]
+    figures: dict[str, Any]
+    shown: str
+
+
+@pytest.fixture(scope="module")
+def measured(data: Path) -> Measured:
+    out = data.parent / "out" / "figures.json"
+    index = data.parent / "index"
+    argv = ["retrieval", "--data", str(data), "--json", str(out), "--index", str(index)]
+    with redirect_stdout(StringIO()) as shown:
+        assert main(argv) == 0
+    return Measured(argv, json.loads(out.read_bytes()), shown.getvalue())
+
+
+def test_only_full_evidence_is_a_hit(measured: Measured) -> None:
     """For one of three questions all evidence comes first, for two it is among the first three, for
     one it never is.
     """
-    out = tmp_path / "out" / "figures.json"
-
-    assert main(["retrieval", "--data", str(data), "--json", str(out)]) == 0
-
-    figures = json.loads(out.read_bytes())
+    figures = measured.figures
     assert (figures["passages"], figures["questions"]) == (3, 3)
     assert [score["ranking"] for score in figures["scores"]] == ["dense", "lexical", "fused"]
     for score in figures["scores"]:
         assert score["hit"] == pytest.approx({"1": 1 / 3, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
         assert score["recall"] == pytest.approx({"1": 1 / 2, "3": 2 / 3, "5": 2 / 3, "10": 2 / 3})
     assert figures["passages_per_s"] > 0
-    assert "0.6667" in capsys.readouterr().out
+    assert "0.6667" in measured.shown
 
 
-def test_an_existing_index_is_reused(data: Path, tmp_path: Path) -> None:
+def test_an_existing_index_is_reused(data: Path, measured: Measured) -> None:
     """The second run embeds nothing; with another corpus the index is brought up to date."""
-    out = tmp_path / "figures.json"
-    index = tmp_path / "index"
-    argv = ["retrieval", "--data", str(data), "--json", str(out), "--index", str(index)]
-    main(argv)
-    main(argv)
+    out = data.parent / "out" / "figures.json"
+    main(measured.argv)
     assert json.loads(out.read_bytes())["passages_per_s"] is None
 
     write(data, "corpus.jsonl", CORPUS[:2])
-    main(argv)
+    main(measured.argv)
     assert json.loads(out.read_bytes())["passages"] == 2
 
 
-def test_a_bad_question_is_refused_with_its_line(data: Path) -> None:
+def test_a_bad_question_is_refused_with_its_line(tmp_path: Path) -> None:
     """A question without supporting passages cannot be scored."""
-    write(data, "questions.jsonl", [QUESTIONS[0], {"id": "2", "question": "?", "answers": ["x"]}])
+    rows = [QUESTIONS[0], {"id": "2", "question": "?", "answers": ["x"]}]
+    write(tmp_path, "questions.jsonl", rows)
 
     with pytest.raises(BadCorpus, match=r"questions\.jsonl:2: .*supporting_doc_ids"):
-        read_questions(data / "questions.jsonl")
+        read_questions(tmp_path / "questions.jsonl")
 
 
 @pytest.mark.skipif(

@@ -99,7 +99,7 @@ def engine_url(executor_engine: Engine) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that use the demo, and sort tests that must be last to the end."""
+    """Mark tests that use an engine, and sort tests that must be last to the end."""
     here = [
         place for place, item in enumerate(items) if item.path.is_relative_to(Path(__file__).parent)
     ]
@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     )
     for place, item in zip(here, in_order, strict=True):
         items[place] = item
-        if "demo" in _fixtures(item):
+        if not {"demo", "executor_engine"}.isdisjoint(_fixtures(item)):
             item.add_marker(pytest.mark.engines)
 
 

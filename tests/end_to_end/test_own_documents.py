@@ -15,6 +15,8 @@ import openai
 import pytest
 from rolegate.client import Client
 
+from serving.config.config import EmbedderConfig
+from tests import embedding
 from tests.conftest import Rolegate
 from tests.scripted_gateway import ROOT
 
@@ -149,10 +151,10 @@ def test_documents_are_indexed_checked_and_answered(folder: Path, rolegate: Role
 
 
 def test_a_wrong_address_and_model_are_reported_before_the_first_question(
-    folder: Path, model: str, rolegate: Rolegate
+    folder: Path, model: str, word_embedder: EmbedderConfig, rolegate: Rolegate
 ) -> None:
     """`check --live` fails and says for each what to do."""
-    config = (folder / "rolegate.toml").read_text()
+    config = (folder / "rolegate.toml").read_text() + embedding.keys(word_embedder)
     wrong = folder / "wrong.toml"
     wrong.write_text(config.replace('model = "reading-model"', 'model = "no-such-model"', 1))
     status, output, _ = rolegate("check", "--live", "--config", "wrong.toml")

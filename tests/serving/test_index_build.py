@@ -19,6 +19,8 @@ import docx
 import pytest
 
 from serving.cli.main import main
+from serving.config.config import EmbedderConfig
+from tests import embedding
 from tests.conftest import Rolegate
 from tests.scripted_gateway import ROOT
 from tests.serving.documents.conftest import pdf
@@ -36,11 +38,17 @@ def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def build(docs: Path, capsys: pytest.CaptureFixture[str]) -> Build:
+def build_command(docs: Path, word_embedder: EmbedderConfig) -> list[str]:
+    """Command that builds the index with an embedder of words."""
+    return ["index", "build", *embedding.options(word_embedder), str(docs), "--out", "index"]
+
+
+@pytest.fixture
+def build(build_command: list[str], capsys: pytest.CaptureFixture[str]) -> Build:
     """Build the index and return the command's output."""
 
     def run() -> dict[str, Any]:
-        assert main(["index", "build", str(docs), "--out", "index", "--json"]) == 0
+        assert main([*build_command, "--json"]) == 0
         output: dict[str, Any] = json.loads(capsys.readouterr().out)
         return output
 
@@ -67,14 +75,14 @@ def files_of_at_most(room: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("room", [20_000, 501 * 384 * 4 + 20])
+@pytest.mark.parametrize("room", [20_000, 501 * embedding.DIMENSION * 4 + 20])
 def test_a_full_disk_is_reported_with_the_folder_and_the_remedy(
-    docs: Path, room: int, rolegate: Rolegate
+    docs: Path, room: int, rolegate: Rolegate, build_command: list[str]
 ) -> None:
     """The disk is full at the passages, or at the very end of the vectors."""
     write_rows(docs / "rows.jsonl", *(f"row-{number}" for number in range(500)))
     with files_of_at_most(room):
-        ended = rolegate("index", "build", "docs", "--out", "index")
+        ended = rolegate(*build_command)
     assert ended.status == 1
     assert (
         "rolegate: index: cannot be written (File too large); free space on its disk, and build "
@@ -106,7 +114,7 @@ def test_a_repeated_id_leaves_out_its_file_only(docs: Path, build: Build) -> Non
 
 
 def test_links_out_of_a_folder_are_not_followed(
-    docs: Path, build: Build, capsys: pytest.CaptureFixture[str]
+    docs: Path, build: Build, build_command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Links to folders are not followed either.
 
@@ -130,7 +138,7 @@ def test_links_out_of_a_folder_are_not_followed(
         for name in ("a.txt", "b.txt", "c", "loop")
     ]
     assert built["links"] == links
-    assert main(["index", "build", str(docs), "--out", "index", "--verbose"]) == 0
+    assert main([*build_command, "--verbose"]) == 0
     lines = capsys.readouterr().out.splitlines()
     messages = [f"symbolic link not followed: {link}" for link in links] + [
         f"format not supported: {path}" for path in others
@@ -157,7 +165,7 @@ def test_a_path_that_is_too_long_is_named(
 
 
 def test_names_that_are_not_utf8_are_shown_escaped(
-    docs: Path, build: Build, capsys: pytest.CaptureFixture[str]
+    docs: Path, build: Build, word_embedder: EmbedderConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are escaped in the index, in errors of the file, and if they are given as arguments."""
     folder = Path(os.fsdecode(b"caf\xe9"))
@@ -174,19 +182,28 @@ def test_names_that_are_not_utf8_are_shown_escaped(
     (passage,) = (json.loads(line) for line in lines if "bridge" in line)
     name = r"docs/caf\xe9/\xfcber.txt"
     assert (passage["document"], passage["title"]) == (name, r"\xfcber")
-    assert main(["index", "build", str(docs / folder), "--out", "another"]) == 0
+    at = embedding.options(word_embedder)
+    assert main(["index", "build", str(docs / folder), "--out", "another", *at]) == 0
     shown = capsys.readouterr().out
     assert r"caf\xe9/\xe4.jsonl:1: " in shown
     assert "1 document (1 read now, 1 skipped)" in shown
 
 
+def deflated(block: bytes, times: int) -> bytes:
+    """Return the zlib stream of a repeated block, which is compressed only once."""
+    packer = zlib.compressobj(9)
+    packed = packer.compress(block) + packer.flush(zlib.Z_FULL_FLUSH)
+    header, body = packed[:2], packed[2:]
+    checksum = 1
+    for _ in range(times):
+        checksum = zlib.adler32(block, checksum)
+    return header + body * times + b"\x03\x00" + checksum.to_bytes(4, "big")
+
+
 def test_a_pdf_that_unpacks_to_gigabytes_is_left_out(docs: Path, build: Build) -> None:
     """The file is named; all others are indexed."""
     shown = b"BT /F1 12 Tf 50 700 Td (bomb) Tj ET\n" * 10_000
-    packer = zlib.compressobj(9)
-    stream = (
-        b"".join(packer.compress(shown) for _ in range((480 << 20) // len(shown))) + packer.flush()
-    )
+    stream = deflated(shown, (480 << 20) // len(shown))
     pdf(docs / "bomb.pdf", "bomb")
     path = docs / "bomb.pdf"
     written = (docs / "bomb.pdf").read_bytes()
@@ -218,7 +235,7 @@ def model() -> Iterator[str]:
 
 
 def test_a_citation_of_a_row_names_its_file(
-    docs: Path, model: str, capsys: pytest.CaptureFixture[str]
+    docs: Path, model: str, word_embedder: EmbedderConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The row's id is named, too."""
     row = {"id": "r1", "title": "Gate", "text": "The gate code is changed on the first Monday."}
@@ -239,11 +256,11 @@ def test_a_citation_of_a_row_names_its_file(
         "docs",
         "--yes",
     ]
-    assert (
-        main(init),
-        main(["index", "build"]),
-        main(["ask", "When is the gate code changed?"]),
-    ) == (0, 0, 0)
+    assert main(init) == 0
+    config = Path("rolegate.toml")
+    config.write_text(config.read_text() + embedding.keys(word_embedder))
+    assert main(["index", "build"]) == 0
+    assert main(["ask", "When is the gate code changed?"]) == 0
 
     assert "(docs/rows.jsonl#r1)" in " ".join(capsys.readouterr().out.split())
 
@@ -271,7 +288,11 @@ def test_files_that_are_not_read_are_counted_in_the_manifest(docs: Path, build: 
 
 
 def test_unread_files_are_reported(
-    docs: Path, build: Build, capsys: pytest.CaptureFixture[str]
+    docs: Path,
+    build: Build,
+    build_command: list[str],
+    word_embedder: EmbedderConfig,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """They are reported by file and by kind: in JSON, on the terminal, in the next build and by
     `check`.
@@ -291,7 +312,7 @@ def test_unread_files_are_reported(
         assert (built["files_not_read"], built["read_in_part"]) == (counts, in_part)
         (docs / "note.txt").write_text("The boiler was replaced.")
 
-    assert main(["index", "build", str(docs), "--out", "index"]) == 0
+    assert main(build_command) == 0
     messages = [
         *(f"read in part: {file['name']}: without {file['not_read']}" for file in in_part),
         "4 files not read: .zip 2, .mp4 1, .pdf 1",
@@ -307,7 +328,9 @@ def test_unread_files_are_reported(
         "max_tokens = 256\n"
     )
     Path("config.toml").write_text(
-        "".join(map(role.format, roles)) + '[retrieval]\nindex = "index"\n'
+        "".join(map(role.format, roles))
+        + '[retrieval]\nindex = "index"\n'
+        + f"[retrieval.embedder]\n{embedding.keys(word_embedder)}"
     )
     assert main(["check", "--config", "config.toml"]) == 0
     assert {f"index: {line}" for line in messages} <= set(capsys.readouterr().out.splitlines())

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 
 from serving.json_lines import write_json_lines
@@ -38,6 +37,8 @@ CASES: dict[str, tuple[Any, Any]] = {
 
 
 def loaded(path: Path) -> list[dict[str, Any]]:
+    import datasets  # takes a second
+
     return list(
         datasets.load_dataset(
             "json", data_files=str(path), split="train", cache_dir=str(path.parent / "cache")

@@ -135,9 +135,9 @@ def test_each_text_equals_itself(text: str, criterion: float) -> None:
 @pytest.mark.parametrize(
     "piece", ["1", "1.", "-", ".", "http://", "https://a.org ", "1,", "%", " ", "<br>", "年"]
 )
-def test_rules_end_quickly_on_a_megabyte(piece: str) -> None:
+def test_rules_end_quickly_on_a_long_text(piece: str) -> None:
     begun = time.process_time()
-    text = piece * (1_000_000 // len(piece))
+    text = piece * (200_000 // len(piece))
     metrics: tuple[Metric, ...] = (
         "exact_match",
         "number_near",
@@ -149,4 +149,4 @@ def test_rules_end_quickly_on_a_megabyte(piece: str) -> None:
         prepared = PREPROCESS["extract_number"](PREPROCESS["norm_str"](text))
         assert official_score(metric, prepared, "5", 0.05) in (0.0, 1.0)
         assert strict_same(metric, text, text + "b", 0.05) in (False, True)
-    assert time.process_time() - begun < 20
+    assert time.process_time() - begun < 4

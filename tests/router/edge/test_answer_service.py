@@ -86,7 +86,7 @@ async def test_a_large_answer_fits_into_a_message_of_the_default_size() -> None:
     )
     points = tuple(f"Fact {at} is {text}." for at in range(3))
     worker = Execution(text, Report(text, points), "reported", searches, Conversation(()))
-    work = Trajectory("", "answered", (worker,) * 16)
+    work = Trajectory("", "answered", (worker,) * 4)
     executions = tuple(
         msgspec.structs.replace(worker, sub_query=f"{number}?", work=work, manager="pages")
         for number in range(60)

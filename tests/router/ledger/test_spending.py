@@ -137,7 +137,7 @@ BUDGETS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(BUDGETS, st.integers(), st.booleans(), st.booleans(), st.sampled_from([64, 800]))
 async def test_a_budget_is_never_exceeded(
     budget: Budget, seed: int, counts: bool, flaky: bool, max_tokens: int

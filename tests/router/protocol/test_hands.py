@@ -125,8 +125,7 @@ def test_a_megabyte_is_read_in_less_than_a_second() -> None:
         "' ",
     ]
     for text in (*repetitive(1_000_000), *(piece * (1_000_000 // len(piece)) for piece in pieces)):
-        best = min(_cpu_s(text) for _ in range(2))
-        assert best < 1.0, text[:40]
+        assert any(_cpu_s(text) < 1.0 for _ in range(2)), text[:40]
 
 
 def _cpu_s(text: str) -> float:

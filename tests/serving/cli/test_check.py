@@ -33,6 +33,7 @@ from serving.live_check.turns import TURNS
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import EndpointEmbedder
 from serving.retrieval.services import RetrievalServicer
+from tests.conftest import Rolegate
 from tests.router.retriever import FixedRetriever
 from tests.scripted_gateway import environment
 from tests.serving.retrieval import scripted_reranker
@@ -703,31 +704,28 @@ NEEDS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "section", "key", "extra"), NEEDS)
+@pytest.mark.parametrize("need", NEEDS, ids=lambda need: need[0])
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
-    module: str, section: str, key: str, extra: str, tmp_path: Path
+    need: tuple[str, str, str, str],
+    tmp_path: Path,
+    rolegate: Rolegate,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    module, section, key, extra = need
     config = tmp_path / "rolegate.toml"
     (tmp_path / "prompt.txt").write_text("You help.")
     roles = "".join(
         ROLE.format(name=name, url="http://127.0.0.1:9/v1", model="m", extra="") for name in ROLES
     )
     config.write_text(f'{roles}[retrieval]\nindex = "index"\n{section}')
-    script = (
-        f"import sys; sys.modules[{module!r}] = None\nfrom serving.cli.main import main\n"
-        "sys.exit(main(sys.argv[1:]))"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", script, "check", "--config", str(config), "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-    )
-    assert run.returncode == 1, run.stderr
+    monkeypatch.setitem(sys.modules, module, None)  # Python's mark of a module that is missing
+
+    ended = rolegate("check", "--config", config, "--json")
+
+    assert ended.status == 1, ended.err
     (warning,) = [
         line
-        for line in json.loads(run.stdout)["warnings"]
+        for line in json.loads(ended.out)["warnings"]
         if line.startswith(f"{key}: needs the package")
     ]
     assert f"the package {module}" in warning

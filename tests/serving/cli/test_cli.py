@@ -19,10 +19,9 @@ from rolegate.v1.retrieval_service_pb2 import SearchRequest, SearchResponse
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
 from serving.cli.main import main
+from serving.config.config import EmbedderConfig
 from serving.dependencies import missing_extra
-from serving.retrieval.build import build_index
-from serving.retrieval.embedder import MiniLM
-from tests import scripted_gateway
+from tests import embedding, scripted_gateway
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION
 
 ROWS = [
@@ -442,14 +441,19 @@ def test_an_endpoint_without_a_model_is_refused(
 
 
 def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path,
+    tmp_path: Path,
+    word_embedder: EmbedderConfig,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """gRPC and HTTP listen at free ports, which the log shows.
 
     The status is 0, and the signal handlers are restored.
     """
     interrupts = signal.getsignal(signal.SIGINT)
-    build_index([corpus], tmp_path / "index", MiniLM(), lexical=True)
+    at = embedding.options(word_embedder)
+    built = ["index", "build", str(corpus), "--out", str(tmp_path / "index"), "--lexical"]
+    assert main([*built, *at]) == 0
     arguments = [
         "--index",
         str(tmp_path / "index"),
@@ -473,14 +477,13 @@ def test_a_retrieval_server_answers_both_ways_and_ends_at_sigterm(
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    # A process would load the embedder a second time
     with reading, ThreadPoolExecutor(1) as client:
         with writing, monkeypatch.context() as patched:
             patched.setattr("sys.stdout", writing)
             # It would stay set for all later tests
             patched.setattr("serving.signals.tune_interpreter", lambda: None)
             asking = client.submit(asked)
-            assert main(["retrieve", "serve", *arguments, "--top-k", "1"]) == 0
+            assert main(["retrieve", "serve", *arguments, *at, "--top-k", "1"]) == 0
         search_response, posted = asking.result()
         assert "serve.stopped" in reading.read()
     assert [passage.passage_id for passage in search_response.results[0].passages] == ["mars"]
@@ -670,10 +673,11 @@ def test_passages_with_an_impossible_length_are_refused(
 
 
 def test_a_config_that_does_not_match_its_index_is_not_valid(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, tmp_path: Path, word_embedder: EmbedderConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Word statistics and the embedder are compared without loading anything."""
-    build_index([corpus], tmp_path / "index", MiniLM())
+    built = ["index", "build", str(corpus), "--out", str(tmp_path / "index")]
+    assert main([*built, *embedding.options(word_embedder)]) == 0
     other = (
         'index = "index"\nlexical = true\n[retrieval.embedder]\nmodel = "other"\ndimension = 8\n'
     )
@@ -686,7 +690,7 @@ def test_a_config_that_does_not_match_its_index_is_not_valid(
     shown = capsys.readouterr().out
     assert f"{file}: not ready yet" in shown
     assert "retrieval.lexical: must be false for the index in" in shown
-    assert f"the index was built with {MiniLM.identity}" in " ".join(shown.split())
+    assert f"the index was built with {embedding.MODEL}" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
@@ -736,6 +740,7 @@ def test_the_help_of_training_needs_no_extra() -> None:
 import sys
 sys.modules.update(dict.fromkeys({hidden}))
 from serving.cli.main import main
+from serving.config.config import EmbedderConfig
 for command in {commands}:
     try:
         print(main([*command.split(), "--help"]))

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import msgspec
 import pytest
 from pyarrow.parquet import ParquetFile
@@ -84,6 +83,8 @@ def export(out: str, *options: str) -> int:
 
 
 def loaded(path: Path) -> list[dict[str, Any]]:
+    import datasets  # takes a second
+
     kind = {".jsonl": "json", ".parquet": "parquet"}[path.suffix]
     dataset = datasets.load_dataset(
         kind, data_files=str(path), split="train", cache_dir=str(path.parent / "cache")
@@ -247,6 +248,8 @@ def test_ten_megabytes_of_unknown_values_keep_the_column_s_type(
 
 def test_ten_megabytes_of_unknown_rewards_keep_the_column_s_type(folder: Path) -> None:
     """This holds for the lines for reinforcement learning."""
+    import datasets  # takes a second
+
     texts = ["y" * 600_000] * 20
     runs = []
     for n, text in enumerate(texts):
@@ -346,6 +349,8 @@ def test_sampled_turns_are_exported_by_agent(
     """Each agent of each answer that may be used for training has a line, with the reward from
     feedback. `datasets` reads the file.
     """
+    import datasets  # takes a second
+
     shy = run("run-08", 8.0, [call("run-08")], tenant="shy")
 
     async def write() -> None:
@@ -404,6 +409,7 @@ def test_a_failed_export_leaves_the_existing_file_unchanged(
     folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No other file is left."""
+
     keep(*RUNS)
 
     async def damage() -> None:

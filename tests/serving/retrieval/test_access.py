@@ -39,11 +39,14 @@ YEARS = {
 }
 
 
-@pytest.fixture(params=[False, True], ids=["faiss", "with bm25"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path, embedder: MiniLM) -> Index:
+@pytest.fixture(scope="module", params=[False, True], ids=["faiss", "with bm25"])
+def opened(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, embedder: MiniLM
+) -> Index:
     """An index of two documents with many passages each, and of rows."""
     lexical: bool = request.param
-    corpus = tmp_path / "corpus"
+    folder: Path = tmp_path_factory.mktemp("access")
+    corpus = folder / "corpus"
     corpus.mkdir()
     (corpus / "harbour.txt").write_text("\n\n".join(YEARS.values()), "utf-8")
     (corpus / "other.txt").write_text(
@@ -52,9 +55,9 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, embedder: MiniLM) -> 
     row = {"id": "ada", "title": "Ada", "text": "Ada painted the harbour of Aldsay."}
     (corpus / "rows.jsonl").write_text(f"{json.dumps(row)}\n", "utf-8")
     build_index(
-        sorted(corpus.iterdir()), tmp_path / "index", embedder, lexical=lexical, chunk_tokens=32
+        sorted(corpus.iterdir()), folder / "index", embedder, lexical=lexical, chunk_tokens=32
     )
-    return Index.open(tmp_path / "index", embedder)
+    return Index.open(folder / "index", embedder)
 
 
 def search(

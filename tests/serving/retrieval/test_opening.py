@@ -11,6 +11,7 @@ from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.opening import open_embedder, open_retriever
+from tests import embedding
 from tests.serving.retrieval.test_build import Counting
 
 ON_ENGINE = EmbedderConfig(engine="embedder", model="minilm", dimension=384)
@@ -51,32 +52,37 @@ def documents(tmp_path: Path) -> Path:
     return folder
 
 
-def config(documents: Path) -> RetrievalConfig:
-    return RetrievalConfig(index=str(documents.parent / "index"), documents=(str(documents),))
+@pytest.fixture
+def config(documents: Path, word_embedder: EmbedderConfig) -> RetrievalConfig:
+    return RetrievalConfig(
+        index=str(documents.parent / "index"),
+        documents=(str(documents),),
+        embedder=word_embedder,
+    )
 
 
 async def test_the_index_is_built_where_it_is_missing_and_brought_up_to_date(
-    documents: Path,
+    documents: Path, config: RetrievalConfig
 ) -> None:
     """Every start brings the index up to date with the documents."""
     lines: list[str] = []
     for name, text in (("cat", "The cat hunts mice."), ("bee", "The bee makes honey.")):
         (documents / f"{name}.txt").write_text(text)
-        async with open_retriever(config(documents), lines.append) as retriever:
+        async with open_retriever(config, lines.append) as retriever:
             ((passage,),) = await retriever.search([text], 1)
         assert passage.text == text
-    assert [line for line in lines if MiniLM.identity in line] == [
-        f"retrieval: {number} passages, {MiniLM.identity}" for number in (1, 2)
+    assert [line for line in lines if embedding.MODEL in line] == [
+        f"retrieval: {number} passages, {embedding.MODEL}" for number in (1, 2)
     ]
 
 
 @pytest.mark.parametrize("writable", [True, False])
 async def test_an_index_that_cannot_be_brought_up_to_date_is_served_as_it_was(
-    documents: Path, writable: bool
+    documents: Path, config: RetrievalConfig, writable: bool
 ) -> None:
     """The reason, such as an unmounted folder or a read-only index, is logged."""
     lines: list[str] = []
-    async with open_retriever(config(documents), lines.append):
+    async with open_retriever(config, lines.append):
         pass
     lock = documents.parent / "index" / ".lock"
     if writable:
@@ -84,7 +90,7 @@ async def test_an_index_that_cannot_be_brought_up_to_date_is_served_as_it_was(
     else:
         lock.unlink()
         lock.mkdir()
-    async with open_retriever(config(documents), lines.append) as retriever:
+    async with open_retriever(config, lines.append) as retriever:
         assert len((await retriever.search(["cat"], 3))[0]) == 1
     assert any(
         "serving the old index, because it could not be brought up to date" in line
@@ -93,10 +99,13 @@ async def test_an_index_that_cannot_be_brought_up_to_date_is_served_as_it_was(
 
 
 async def test_a_new_generation_is_searched_without_a_failed_request(
-    documents: Path, embedder: MiniLM
+    documents: Path, config: RetrievalConfig
 ) -> None:
     """Searches continue during a build, and later ones find the new passages."""
-    async with open_retriever(config(documents), lambda _step: None) as retriever:
+    async with (
+        open_retriever(config, lambda _step: None) as retriever,
+        open_embedder(config.embedder, {}, lambda _step: None) as embedder,
+    ):
         (documents / "mouse.txt").write_text("Mice eat cheese at night.")
         building = asyncio.create_task(
             asyncio.to_thread(build_index, [documents], documents.parent / "index", embedder)
@@ -104,7 +113,7 @@ async def test_a_new_generation_is_searched_without_a_failed_request(
         found: list[str] = []
         async with asyncio.timeout(60):
             while "Mice eat cheese at night." not in found[-1:]:
-                ((passage,),) = await retriever.search(["Who eats cheese?"], 1)
+                ((passage,),) = await retriever.search(["Who eat cheese at night?"], 1)
                 found.append(passage.text)
         await building
 
@@ -112,11 +121,13 @@ async def test_a_new_generation_is_searched_without_a_failed_request(
     assert set(found) == {"The cat hunts mice.", "Mice eat cheese at night."}
 
 
-async def test_a_generation_of_another_embedder_is_ignored(documents: Path) -> None:
+async def test_a_generation_of_another_embedder_is_ignored(
+    documents: Path, config: RetrievalConfig
+) -> None:
     """The previous generation is still served."""
     with capture_logs() as logs:
         async with (
-            open_retriever(config(documents), lambda _step: None) as retriever,
+            open_retriever(config, lambda _step: None) as retriever,
             asyncio.timeout(30),
         ):
             (documents / "mouse.txt").write_text("Mice eat cheese at night.")
