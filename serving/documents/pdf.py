@@ -10,6 +10,7 @@ from typing import Any
 from router.errors import BadDocument
 from serving.documents.document import Document, TextBlock, Unread, raised, read_content, title_of
 from serving.documents.metadata import metadata_of
+from serving.documents.ocr import MAX_PAGES, MAX_SIDE, has_ocr, how_to_read, recognised
 
 _PASSWORD = 4
 """PDFium's error code for a missing password."""
@@ -25,6 +26,8 @@ _SAME_LINE = re.compile(r"([⁰¹²³⁴-⁹⁺⁻])\r\n(?= )")
 """A line break that PDFium sees after a superscript, if the line continues with a space."""
 _RAISED = 0.25
 """Share of its height by which a superscript is higher than the text before it."""
+_MAX_SCALE = 150 / 72
+"""Pixels by which a point of a scan is at most rendered."""
 _UPRIGHT = 0.01
 """Max angle of a character that is not rotated, in radians."""
 
@@ -54,6 +57,7 @@ def _pages(pdf: Any, path: Path) -> Iterator[TextBlock | Unread]:
     import pypdfium2
 
     has_text = False
+    scans = 0
     unread: dict[str, list[str]] = {}
     try:
         for number in range(1, len(pdf) + 1):
@@ -61,6 +65,10 @@ def _pages(pdf: Any, path: Path) -> Iterator[TextBlock | Unread]:
                 page = pdf[number - 1]
                 text = _paragraphs(_HYPHEN.sub("", _text(page)))
                 is_blank = next(page.get_objects(max_depth=1), None) is None
+                if not (text.strip() or is_blank) and scans < MAX_PAGES and has_ocr():
+                    scans += 1
+                    scale = min(_MAX_SCALE, MAX_SIDE / max(*page.get_size(), 1))
+                    text = recognised(page.render(scale=scale).to_pil())
                 page.close()
             except pypdfium2.PdfiumError:
                 unread.setdefault("damaged pages", []).append(str(number))
@@ -75,10 +83,7 @@ def _pages(pdf: Any, path: Path) -> Iterator[TextBlock | Unread]:
         pdf.close()
 
     if not has_text:
-        raise BadDocument(
-            f"{path}: contains no text, like a scan; run OCR on it (such as ocrmypdf), or leave it "
-            "out."
-        )
+        raise BadDocument(f"{path}: contains no text, like a scan; {how_to_read()}.")
     for kind, numbers in unread.items():
         more = ", …" if len(numbers) > _MAX_SHOWN else ""
         yield Unread(f"{len(numbers)} {kind} ({', '.join(numbers[:_MAX_SHOWN])}{more})")

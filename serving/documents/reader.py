@@ -40,6 +40,7 @@ from serving.documents.document import (
 from serving.documents.docx import read_docx
 from serving.documents.mail import ReadFile, read_eml, read_msg
 from serving.documents.markup import read_html, read_markdown
+from serving.documents.ocr import MODEL_BYTES, read_image
 from serving.documents.packed import read_epub, read_odt
 from serving.documents.pdf import read_pdf
 from serving.documents.records import read_records
@@ -77,6 +78,7 @@ _READERS: dict[Kind | None, Callable[[Path], Document]] = {
     "CSV": read_delimited,
     "workbook": read_workbook,
     "JSON": read_records,
+    "image": read_image,
 }
 _MEMORY_BYTES = 1 << 30
 """Max memory of the child; not enforced on macOS."""
@@ -257,12 +259,12 @@ class DocumentReader:
 def _work(wire: Connection, seconds: float) -> None:
     """Read the files that the parent names, until it closes the connection."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_DATA, _MEMORY_BYTES),
+    for limit, value, most in (
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_DATA, _MEMORY_BYTES, _MEMORY_BYTES + MODEL_BYTES),
     ):
         with suppress(ValueError, OSError):  # a lower limit is already set
-            resource.setrlimit(limit, (value, value))
+            resource.setrlimit(limit, (value, most))
     Thread(target=_exit_with, args=[wire], daemon=True).start()
     while True:
         path = Path(os.fsdecode(wire.recv_bytes()))

@@ -208,7 +208,7 @@ def test_a_message_has_its_headers_its_text_and_its_attachments(tmp_path: Path) 
         subtype="pdf",
         filename="../x.pdf",
     )
-    mail.add_attachment(_PNG, maintype="image", subtype="png", filename="x.png")
+    mail.add_attachment(_PNG, maintype="image", subtype="png", filename="x.gif")
     mail.add_attachment(b"%PDF", maintype="application", subtype="pdf", filename="bad.pdf")
     outer = message("<p>See <b>below</b>.</p>", "html")
     outer.add_attachment(mail)
@@ -225,7 +225,7 @@ def test_a_message_has_its_headers_its_text_and_its_attachments(tmp_path: Path) 
         ("City: Bel | Year: 900", f"{inner}, attachment a.csv, row 2"),
         ("On paper.", f"{inner}, attachment x.pdf, page 1"),
     ]
-    assert "attachment x.png: its kind is not read" in unread(path)
+    assert "attachment x.gif: its kind is not read" in unread(path)
     assert "attachment bad.pdf: damaged, or no PDF" in unread(path)
     assert str(Path("/tmp")) not in unread(path)
 

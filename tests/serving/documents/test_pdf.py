@@ -64,9 +64,7 @@ def test_a_scan_is_refused(tmp_path: Path) -> None:
     scan.new_page(200, 200).close()
     scan.save(tmp_path / "scan.pdf")
     scan.close()
-    with pytest.raises(
-        BadDocument, match=r"scan\.pdf: contains no text, like a scan; run OCR on it"
-    ):
+    with pytest.raises(BadDocument, match=r"scan\.pdf: contains no text, like a scan; "):
         read(tmp_path / "scan.pdf")
 
 

@@ -49,14 +49,14 @@ def test_other_kinds_are_passed_over(docs: Path) -> None:
     """Pictures, packed PDFs, binaries without a suffix and pipes are not read, except as places
     themselves.
     """
-    (docs / "picture.png").write_bytes(b"\x89PNG")
+    (docs / "picture.gif").write_bytes(b"\x89PNG")
     (docs / "paper.pdf.gz").write_bytes(b"\x1f\x8b")
     (docs / "program").write_bytes(b"\x7fELF\0\0")
     os.mkfifo(docs / "pipe")
     os.mkfifo(docs / "pipe.txt")
     sources = find_sources([docs])
     assert [source.name for source in sources.sources] == ALL
-    others = ("paper.pdf.gz", "picture.png", "pipe", "pipe.txt", "program")
+    others = ("paper.pdf.gz", "picture.gif", "pipe", "pipe.txt", "program")
     assert sorted(sources.passed_over) == [f"{docs}/{name}" for name in others]
     (docs / "server.log").write_text("started")
     assert names(docs / "server.log") == ["server.log"]
@@ -117,7 +117,7 @@ def test_two_files_of_one_name_are_refused(docs: Path, tmp_path: Path) -> None:
 def test_a_place_without_documents_is_refused(docs: Path, tmp_path: Path) -> None:
     """The message names the place and the readable kinds; a pipe is no document."""
     (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "picture.png").write_bytes(b"")
+    (tmp_path / "empty" / "picture.gif").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
     for place, message in (
         ("empty", r"empty: nothing here that can be read; .*\.pdf"),

@@ -1,0 +1,94 @@
+"""Text of images and scanned pages, if the extra `ocr` is installed."""
+
+import resource
+import signal
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from router.errors import BadDocument
+from serving.dependencies import missing_extra
+from serving.documents.document import Document, TextBlock, Unread, title_of
+
+MAX_PAGES = 50
+"""Max pages of a document that are recognised."""
+MAX_SIDE = 1600
+"""Max width and height at which an image is recognised, in pixels."""
+MODEL_BYTES = 512 << 20
+"""Memory of the models, in addition to that of a document."""
+_MAX_MEGAPIXELS = 50
+_PAGE_SECONDS = 60.0
+"""Time that each page adds to the time limit of its document."""
+
+
+def has_ocr() -> bool:
+    """Return whether text can be recognised."""
+    return find_spec("rapidocr") is not None
+
+
+def how_to_read() -> str:
+    """Return the advice for a document that only OCR can read."""
+    if has_ocr():
+        return "leave it out"
+    return f"to read it by OCR, run {missing_extra('rapidocr')}; or leave it out"
+
+
+def recognised(image: Any) -> str:
+    """Return the text of a Pillow image, a line for each box of text, from top to bottom."""
+    left, _ = signal.getitimer(signal.ITIMER_REAL)
+    if left:
+        signal.setitimer(signal.ITIMER_REAL, left + _PAGE_SECONDS)
+    image.thumbnail((MAX_SIDE, MAX_SIDE))
+    return "\n".join(_engine()(image.convert("RGBA")).txts or ())
+
+
+@cache
+def _engine() -> Any:
+    from rapidocr import RapidOCR
+
+    _, limit = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    return RapidOCR(
+        params={
+            "Global.log_level": "critical",
+            "Global.use_cls": False,  # it turns lines around that are not upside down
+            "Rec.rec_batch_num": 1,  # lines of different lengths would be padded
+            "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+            "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+        }
+    )
+
+
+def read_image(path: Path) -> Document:
+    """Read the text of an image, a block for each page of a TIFF.
+
+    Raises `BadDocument`, also if the extra `ocr` is not installed, and `OSError`.
+    """
+    if not has_ocr():
+        raise BadDocument(f"{path}: is an image; {how_to_read()}.")
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = None  # `_pages` checks the size before an image is decoded
+    image = Image.open(path, formats=("BMP", "JPEG", "PNG", "TIFF", "WEBP"))
+    return Document(title_of(path), _pages(image, path))
+
+
+def _pages(image: Any, path: Path) -> Iterator[TextBlock | Unread]:
+    from PIL import ImageOps
+
+    with image:
+        count = image.n_frames if image.format == "TIFF" else 1
+        for index in range(min(count, MAX_PAGES)):
+            image.seek(index)
+            width, height = image.size
+            if width * height > _MAX_MEGAPIXELS * 1_000_000:
+                raise BadDocument(
+                    f"{path}: {width} × {height} pixels are more than {_MAX_MEGAPIXELS} million; "
+                    "make it smaller, or leave it out."
+                )
+            text = recognised(ImageOps.exif_transpose(image))
+            yield TextBlock(text, page=index + 1 if count > 1 else None)
+        if count > MAX_PAGES:
+            yield Unread(f"pages after the first {MAX_PAGES}")
