@@ -9,26 +9,26 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
 import numpy as np
 from cachetools import LRUCache, cachedmethod
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from router.errors import JSON_ERRORS, BadIndex, DuplicateId
 from router.protocol import Passage
 from router.trace.scope import DocumentFilter
 from serving.documents.document import batches
-from serving.documents.metadata import StoredPassage
+from serving.documents.metadata import Metadata, StoredPassage
 from serving.documents.source import SourceFile
 
 PASSAGES = "passages.jsonl"
 OFFSETS = "offsets.npy"
 DOCUMENTS = "documents.jsonl"
-_FILTERS = 64
-"""Max number of filters whose rows are kept."""
 _P = TypeVar("_P", bound=Passage)
 
 
@@ -47,7 +47,8 @@ class PassageStore:
     def __init__(self, folder: Path) -> None:
         """Raises `BadIndex` if the files are missing or do not belong together."""
         self._path = folder / PASSAGES
-        self._admitted: LRUCache[DocumentFilter, NDArray[np.int64]] = LRUCache(_FILTERS)
+        self._admitted: LRUCache[DocumentFilter, NDArray[np.int64]] = LRUCache(64)
+        self._lock = Lock()
         try:
             self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
             with self._path.open("rb") as file:
@@ -97,14 +98,14 @@ class PassageStore:
         rows.pop("", None)
         return rows
 
-    @cachedmethod(attrgetter("_admitted"))
+    @cachedmethod(attrgetter("_admitted"), lock=attrgetter("_lock"))
     def admitted(self, only: DocumentFilter) -> NDArray[np.int64]:
-        """Return the numbers of the rows whose documents have the properties `only`. Reads all
-        passages, and keeps the result for some filters.
+        """Return the numbers of the rows whose documents have the properties `only`. The first call
+        with a filter reads all passages; the results for some filters are kept. Thread-safe.
         """
-        known = (self.stored(row).metadata for row in range(len(self)))
-        admitted = [only.admits(**msgspec.structs.asdict(metadata)) for metadata in known]
-        return np.flatnonzero(admitted)
+        decoder = msgspec.json.Decoder(_Described)
+        known = (decoder.decode(self._line(row)).metadata for row in range(len(self)))
+        return np.flatnonzero([only.admits(*astuple(metadata)) for metadata in known])
 
     def _line(self, row: int) -> bytes:
         return self._lines[self._offsets[row] : self._offsets[row + 1]]
@@ -112,6 +113,10 @@ class PassageStore:
 
 class _Named(msgspec.Struct, frozen=True):
     document: str = ""
+
+
+class _Described(msgspec.Struct, frozen=True):
+    metadata: Metadata = Metadata()
 
 
 class PassageWriter:

@@ -89,6 +89,9 @@ class IndexSearcher:
         """See `IndexRetriever.search`. Surplus white space in queries is ignored. Raises the errors
         of the embedder.
         """
+        if only != NO_FILTER:
+            # The first search with a filter reads all passages; other searches must not wait.
+            await asyncio.to_thread(self._searched.index.passages.admitted, only)
         normalized = [" ".join(query.split()) for query in queries]
         cache = self._searched.cache
         scope = (top_k, document, only)
