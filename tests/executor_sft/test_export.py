@@ -66,7 +66,7 @@ def test_real_questions_are_out_of_scope(scope_of_world: Vocabulary) -> None:
     [
         ("Who directed Heat?", ["Heat"]),
         ("Who is the father of Barack Obama?", ["Barack", "Obama"]),
-        ("When was he born?", ["he"]),
+        ("When was he born?", ["When", "was", "he", "born"]),
         ("Who is the father?", ["Who", "is", "the", "father"]),
     ],
 )
@@ -86,7 +86,8 @@ def test_an_exported_world_is_read_back_equal(tmp_path: Path) -> None:
     )
 
     rows = [row for _, row in read_rows(tmp_path / "corpus.jsonl")]
-    assert rows == Library(world).passages
+    read_back = [(row.id, row.title, row.text) for row in rows]
+    assert read_back == [(page.id, page.title, page.text) for page in Library(world).passages]
     assert written == questions
     assert (tmp_path / "vocabulary.txt").read_text("utf-8") == vocabulary_of(world)
     assert len(questions) == 50

@@ -67,6 +67,9 @@ async def gateway() -> AsyncIterator[str]:
         ScriptedModel(executes, "small"),
         ScriptedModel(lambda _prompt: f"<answer>{HOSTILE}</answer>", "fixed"),
         FixedRetriever({QUESTION: [PASSAGE]}),
+        condenser=ScriptedModel(
+            lambda prompt: f"<question>{prompt.messages[1].content.partition('<question>')[2]}"
+        ),
     )
     server = whole_server(deployment)
     yield f"127.0.0.1:{await server.start('127.0.0.1:0')}"
