@@ -53,11 +53,11 @@ def read_workbook(path: Path) -> Document:
 def delimited(text: str) -> Rows:
     """Yield the records of delimited text, each with its line.
 
-    The delimiter is the character that the first line has most of outside of quotes. Raises
-    `ValueError`, with the line, where quotes are not balanced.
+    The delimiter is a tab if the first line has any outside of quotes, else the character that it
+    has most of. Raises `ValueError`, with the line, where quotes are not balanced.
     """
     first = re.sub('"[^"]*"', "", text[:_MAX_FIRST].lstrip()).partition("\n")[0]
-    delimiter = max(",;\t|", key=first.count)
+    delimiter = "\t" if "\t" in first else max(",;|", key=first.count)
     reader = csv.reader(
         io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True
     )
@@ -118,8 +118,12 @@ class _Workbook:
     def __init__(self, content: bytes, path: Path) -> None:
         import python_calamine
 
+        workbook = python_calamine.CalamineWorkbook
         try:
-            self._book = python_calamine.CalamineWorkbook.from_filelike(io.BytesIO(content))
+            try:
+                self._book = workbook.from_filelike(io.BytesIO(content))
+            except python_calamine.CalamineError:
+                self._book = workbook.from_path(str(path))  # says why it cannot be read
         except python_calamine.PasswordError as error:
             raise BadDocument(
                 f"{path}: encrypted; save it without its password, or leave it out."

@@ -1,11 +1,14 @@
 """Messages: EML, and MSG of Outlook, with the attachments that can be read."""
 
+import codecs
 import io
 import tempfile
 from collections.abc import Callable, Iterator
 from email import policy
 from email.message import EmailMessage
 from email.parser import BytesParser
+from itertools import chain
+from mimetypes import guess_extension
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +53,7 @@ def read_eml(path: Path, read_file: ReadFile) -> Document:
     headers = [(name, str(message[name])) for name in _HEADERS if message[name]]
     body = message.get_body(("plain", "html"))
     text = [] if body is None else _body(body.get_content(), body.get_content_subtype(), path)
-    attached = [(part.get_filename() or "", part) for part in message.iter_attachments()]
-    files = ((name, _content(part)) for name, part in attached)
+    files = chain.from_iterable(map(_files, message.iter_attachments()))
     return _document(path, headers, text, files, read_file)
 
 
@@ -62,6 +64,7 @@ def read_msg(path: Path, read_file: ReadFile) -> Document:
     """
     import oxmsg
 
+    codecs.register(_windows)
     message = oxmsg.Message.load(io.BytesIO(read_content(path)))
     people = "; ".join(f"{person.name} <{person.email_address}>" for person in message.recipients)
     headers = [
@@ -77,17 +80,31 @@ def read_msg(path: Path, read_file: ReadFile) -> Document:
     return _document(path, headers, text, files, read_file)
 
 
+def _windows(name: str) -> codecs.CodecInfo | None:
+    """Find Python's codec of a code page such as `windows-950`."""
+    page = name.removeprefix("windows_")
+    return codecs.lookup(f"cp{page}") if page.isdecimal() else None
+
+
 def _body(content: str | None, kind: str, path: Path) -> list[TextBlock | Unread]:
     if not content or not content.strip():
         return []
     return list(read_page(content, path).blocks) if kind == "html" else [TextBlock(content)]
 
 
-def _content(part: Any) -> bytes:
+def _files(part: Any) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and content of an attachment, or of each part of one that has several."""
+    kind = part.get_content_type()
+    if kind.startswith("multipart/"):
+        yield from chain.from_iterable(map(_files, part.iter_parts()))
+        return
+    default = "" if kind.startswith("message/") else f"part{guess_extension(kind) or '.bin'}"
+    name = part.get_filename() or default
     content = part.get_content()
     if isinstance(content, EmailMessage):
-        return content.as_bytes()
-    return content.encode() if isinstance(content, str) else bytes(content)
+        yield name, content.as_bytes()
+    else:
+        yield name, content.encode() if isinstance(content, str) else bytes(content)
 
 
 def _document(
@@ -120,7 +137,7 @@ def _with_attachments(
             file = Path(folder, name[-100:])
             try:
                 file.write_bytes(content or b"")
-                document = read_file(file)
+                document = None if content is None else read_file(file)
                 parts = list(document.blocks) if document else [Unread("its kind is not read")]
             except (RolegateError, OSError, ValueError) as error:
                 parts = [Unread(str(error).replace(str(file), "").strip(": "))]

@@ -136,7 +136,7 @@ def _errors_of(path: Path) -> Iterator[None]:
     """Translate exceptions of readers and parsers into `RolegateError`s that name `path`."""
     try:
         yield
-    except (RolegateError, MemoryError):
+    except (RolegateError, MemoryError, GeneratorExit, KeyboardInterrupt):
         raise
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
@@ -149,7 +149,7 @@ def _errors_of(path: Path) -> Iterator[None]:
             f"{path}: cannot be read ({error.strerror or error}); make it readable, or "
             "leave it out."
         ) from error
-    except Exception as error:  # parsers raise anything for a damaged file
+    except BaseException as error:  # parsers raise anything for a damaged file; some panic
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise BadDocument(
             f"{path}: damaged, or not what its name says ({reason}); mend it, or leave it out."

@@ -28,11 +28,12 @@ def read_pptx(path: Path) -> Document:
 
     Raises `BadDocument`, and `OSError`.
     """
-    import pptx
+    from pptx.package import Package
 
     content = read_content(path)
     check_archive(content, path, "PPTX")
-    file = pptx.Presentation(io.BytesIO(content))
+    package: Any = Package.open(io.BytesIO(content))
+    file = package.presentation_part.presentation  # `Presentation` refuses shows
     blocks: list[TextBlock | Unread] = []
     unread: Counter[str] = Counter()
     for number, slide in enumerate(file.slides, 1):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import struct
 import time
 import zipfile
 from collections.abc import Callable, Mapping
@@ -360,3 +361,94 @@ def test_formulas_are_read_by_their_values_and_dates_as_dates(tmp_path: Path) ->
     book.active.append([date(2024, 5, 1), "=1+1"])
     book.save(tmp_path / "a.xlsx")
     assert placed(tmp_path / "a.xlsx") == [("Day: 2024-05-01", "sheet Sheet, row 2")]
+
+
+def test_a_parser_that_panics_refuses_only_the_file(tmp_path: Path, reader: DocumentReader) -> None:
+    """The parser of workbooks panics on a sheet of one byte; the next file is read."""
+    path = tmp_path / "a.xls"
+    book = struct.pack("<HHHHHHB", 0x809, 4, 0x600, 5, 0x85, 1, 0)
+    path.write_bytes(compound_file({"Workbook": book}))
+    with pytest.raises(BadDocument, match=r"a\.xls: damaged, or not what its name says"):
+        list(reader.read(path))
+    assert len(list(reader.read(workbook(tmp_path / "b.xlsx")))) == 6
+
+
+def test_an_encrypted_workbook_is_named_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "a.xlsx"
+    path.write_bytes(compound_file({"EncryptedPackage": bytes(8)}))
+    with pytest.raises(BadDocument, match=r"a\.xlsx: encrypted; save it without its password"):
+        list(read_parts(path))
+
+
+def test_a_workbook_with_a_macro_sheet_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "a.xlsx")
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    relations = "xl/_rels/workbook.xml.rels"
+    files[relations] = files[relations].replace("/chartsheet", "/xlMacrosheet")
+    packed(tmp_path / "b.xlsm", files)
+    with pytest.raises(BadDocument, match="Unrecognized sheet:type: "):
+        list(read_parts(tmp_path / "b.xlsm"))
+
+
+def test_a_show_is_read_as_a_presentation(tmp_path: Path) -> None:
+    file = Presentation()
+    title = file.slides.add_slide(file.slide_layouts[0]).shapes.title
+    assert title is not None
+    title.text = "On air"
+    file.save(str(tmp_path / "a.pptx"))
+    with zipfile.ZipFile(tmp_path / "a.pptx") as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    types = files["[Content_Types].xml"]
+    files["[Content_Types].xml"] = types.replace(b"presentation.main", b"slideshow.main")
+    with zipfile.ZipFile(tmp_path / "b.pptx", "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    assert read(tmp_path / "b.pptx")[0] == "On air"
+
+
+def test_a_tab_in_the_first_line_is_the_delimiter(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text('name\ttext, long, and with commas\nBel\tan "old", small town\n')
+    assert placed(path) == [
+        ('name: Bel | text, long, and with commas: an "old", small town', "row 2")
+    ]
+
+
+def test_all_parts_of_a_message_are_read(tmp_path: Path) -> None:
+    """Mailing lists add a footer; forwarded parts may have parts in them."""
+    path = tmp_path / "a.eml"
+    path.write_text(
+        "From: ada@example.org\nContent-Type: multipart/mixed; boundary=A\n\n"
+        "--A\nContent-Type: text/plain\n\nThe text.\n"
+        "--A\nContent-Type: multipart/digest; boundary=B\n\n"
+        "--B\n\nFrom: bo@example.org\n\nA digest.\n--B--\n"
+        "--A\nContent-Type: multipart/mixed; boundary=C\n\n"
+        "--C\nContent-Type: text/html\n\n<p>A <b>page</b>.</p>\n"
+        "--C\nContent-Type: application/x-unknown\n\nx\n--C--\n"
+        "--A\nContent-Type: text/plain\n\nThe footer.\n--A--\n"
+    )
+    texts = [(text.strip(), place) for text, place in placed(path)]
+    assert texts == [
+        ("From: ada@example.org", ""),
+        ("The text.", ""),
+        ("From: bo@example.org", "attachment message-1.eml"),
+        ("A digest.", "attachment message-1.eml"),
+        ("A page.", "attachment part.html"),
+        ("The footer.", "attachment part.txt"),
+    ]
+    assert unread(path) == "attachment part.bin: its kind is not read"
+
+
+def test_a_message_of_outlook_in_a_chinese_code_page(tmp_path: Path) -> None:
+    path = tmp_path / "a.msg"
+    streams = outlook_streams("Prices", "")
+    body = "價格是十二歐元。".encode("cp950")
+    properties = streams["__properties_version1.0"]
+    properties = properties.replace(
+        struct.pack("<HH", 0x001F, 0x1000), struct.pack("<HH", 0x001E, 0x1000)
+    )
+    properties += struct.pack("<HHIII", 0x0003, 0x3FDE, 6, 950, 0)
+    streams |= {"__properties_version1.0": properties, "__substg1.0_1000001E": body}
+    path.write_bytes(compound_file(streams))
+    assert "價格是十二歐元。" in [block.text for block in read(path)[1]]
