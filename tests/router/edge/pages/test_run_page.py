@@ -389,6 +389,7 @@ async def test_a_follow_up_question_continues_the_thread() -> None:
         assert f'name="before" value="{first},{second}"' in text
         steps = await read(session, f"/runs/{second}")
         assert "Condenser" in steps
+        assert "retried" not in steps
         assert re.search(r"Searched as:</span>\s*Who directed Heat\?", steps)
 
         form |= {"before": f"{first},{second}", "question": "And it?"}
