@@ -718,7 +718,10 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
         ROLE.format(name=name, url="http://127.0.0.1:9/v1", model="m", extra="") for name in ROLES
     )
     config.write_text(f'{roles}[retrieval]\nindex = "index"\n{section}')
-    monkeypatch.setitem(sys.modules, module, None)  # Python's mark of a module that is missing
+    for name in {module, *sys.modules}:
+        if name == module or name.startswith(f"{module}."):
+            # Python's mark of a module that is missing
+            monkeypatch.setitem(sys.modules, name, None)
 
     ended = rolegate("check", "--config", config, "--json")
 
