@@ -61,6 +61,7 @@ class MiniDeployment(msgspec.Struct, frozen=True):
                 execution=at(roles.execution),
                 answer=at(roles.answer),
             ),
+            condenser=self.of.condenser and at(self.of.condenser),
             engines={},
             report_cache=ReportCacheConfig(enabled=False),
             retrieval=retrieval,

@@ -263,6 +263,7 @@ async def open_runtime(
 
     Raises `BadConfig`, `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
     """
+    config = msgspec.structs.replace(config, condenser=None)  # no conversations are rolled out
     also = dict(extra_roles)
     if config.distillation.judge:
         also["distillation.judge"] = config.distillation.judge
