@@ -90,6 +90,7 @@ async def test_events_are_numbered_and_end_with_the_answer(demo: Demo) -> None:
             "sub_query_dispatched",
             "search_done",
             "reported",
+            "answer_delta",
             "answer_written",
             "usage_counted",
             "done",
