@@ -49,7 +49,7 @@ async def test_a_question_is_asked_watched_and_judged(tab: Tab) -> None:
         await tab.leave("document.querySelector('.ask button').click()")
         await tab.until("document.querySelectorAll('.events li').length == 5")
         await tab.leave(
-            "[...document.querySelectorAll('a')].find(one => one.text == 'How it was "
+            "[...document.querySelectorAll('a')].find(link => link.text == 'How the answer was "
             "found').click()"
         )
         await tab.until("document.querySelector('#lane-execution-0 .asked b')")
