@@ -234,7 +234,7 @@ class Role:
 
     def with_system(self, change: Callable[[str], str]) -> "Role":
         """Return a copy of the role, and of its fallbacks, with another system prompt. `change`:
-        returns it from the system prompt of now.
+        called with the present system prompt; returns the new one.
         """
         return replace(
             self,

@@ -26,7 +26,7 @@ class AnswerStyle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Language of the answer, such as `German` or `pt-BR`. Empty: the question's language."""
     length: Length = "short"
     """`short`: the name, date or number alone; `sentence`: one full sentence; `paragraph`: two to
-    six sentences, each with its sources.
+    six sentences, each of which must be supported by the evidence.
     """
     instructions: str = ""
     """Further text of the answerer's system prompt."""

@@ -169,9 +169,9 @@ class Gateway:
         None to refuse questions with a history. `roles`: the roles that `complete` may call.
         `tables`: fills tables by means of the roles `table_roles`; None if the gateway fills no
         tables. `vocabulary`: the only words that questions may use, for models of one small
-        language; None for models that know the natural language. `style`: what answers are like
-        where the request does not say it. `on_answered`: called with each
-        finished answer whose texts are stored and may be used for training.
+        language; None for models that know the natural language. `style`: style of the answers
+        where a request does not set it. `on_answered`: called with each finished answer whose texts
+        are stored and may be used for training.
         """
         self._topologies = topologies
         self._executor = executor
@@ -195,9 +195,9 @@ class Gateway:
     ) -> Run:
         """Answer a question and return the stored run, whose result is a `Trajectory`.
 
-        `asked`: the question, with or without what a request may say beyond it. A question with a
-        history is first written so that it can be understood alone. If that is
-        impossible, the run's answer is a question back, and its outcome is `clarify`.
+        `asked`: the question, alone or with the options of a request. A question with a history is
+        first written so that it can be understood alone. If that is impossible, the run's answer is
+        a question back, and its outcome is `clarify`.
 
         `on_event`: called with each event of the run. `streamed`: emit the answer while it is
         written. Raises `BadRequest` for an invalid question, history, style or option, `BadConfig`
@@ -213,7 +213,7 @@ class Gateway:
         roles = dict(chosen.roles)
         if request.history:
             if self._condenser is None:
-                raise BadConfig("history: this gateway answers questions without history only.")
+                raise BadConfig("history: no condenser is set here; ask the question in full.")
             roles["condense"] = self._condenser.role
         self._check_prices(options, roles)
         opened = RunRequest(

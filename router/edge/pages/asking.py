@@ -8,6 +8,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from router.access import caller
+from router.background import in_viewer
 from router.edge.asked_table import Tables, asked_table
 from router.edge.pages.site import Site, field, redirect
 from router.edge.running import Detached
@@ -34,7 +35,15 @@ async def earlier_runs(runs: Runs | None, identifiers: str) -> list[Run]:
         await runs.get(identifier, identity)
         for identifier in identifiers.split(",")[-_MAX_EARLIER:]
     ]
-    return [as_seen_by(run, identity) for run in loaded]
+    return [await in_viewer(as_seen_by, run, identity) for run in loaded]
+
+
+def with_run(identifiers: str, run_id: str) -> str:
+    """Return the identifiers of the runs of a conversation with a further run: the last ones, as
+    many as `earlier_runs` loads.
+    """
+    earlier = identifiers.split(",") if identifiers else []
+    return ",".join([*earlier, run_id][-_MAX_EARLIER:])
 
 
 def messages_of(runs: Iterable[Run]) -> list[Message]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from router.access import caller
 from router.background import in_viewer
 from router.edge.pages import timeline
-from router.edge.pages.asking import earlier_runs
+from router.edge.pages.asking import earlier_runs, with_run
 from router.edge.pages.site import Site, field, redirect
 from router.edge.pages.table import TablePages, number
 from router.edge.rendering import CitedAnswer, cited_answer, progress_line
@@ -112,7 +112,7 @@ class RunPages:
             attribution=await self._attribution(run, golds) if golds else None,
             files_not_read=self._files_not_read if DEFAULT_INDEX in run.scope.indexes else dict,
             earlier=[] if part_alone else await earlier_runs(self._runs, before),
-            before=",".join(filter(None, (before, run.id))),
+            before=with_run(before, run.id),
             live=str(request.rel_url.update_query(seen=seen)) if running else "",
         )
 

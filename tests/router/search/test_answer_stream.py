@@ -119,7 +119,7 @@ class BrokenModel:
         self._outputs = list(outputs)
 
     async def complete(self, prompt: Prompt) -> Completion:
-        raise NotImplementedError
+        raise AssertionError("the answer is streamed")
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         return None

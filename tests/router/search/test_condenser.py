@@ -88,7 +88,7 @@ async def test_the_search_sees_only_the_question_as_it_was_written() -> None:
 
 
 async def test_the_call_is_booked_with_its_purpose() -> None:
-    """It belongs to the delegation role, and to an agent of its own."""
+    """It belongs to the delegation role, and to a separate agent."""
     run, _ = await answered(f"<question>{ALONE}</question>")
     first = run.calls[0]
     assert (first.role, first.purpose) == ("delegation", "condense")
