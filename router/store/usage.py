@@ -30,6 +30,7 @@ from router.errors import BadRequest
 from router.ledger import UsageQuery, UsageReport
 from router.ledger.reconciliation import LedgerSum, Tokens
 from router.ledger.usage import Bucket, Dimension, UsageRow
+from router.models import Usage
 from router.store.database import Database, begin_snapshot, storable
 from router.store.schema import CALLS, GROUPS, RUNS, USAGE_HOURS
 from router.trace import Call
@@ -213,13 +214,11 @@ def _summed(
 
 
 def _bucket_start(bucket: Bucket, hour: int) -> float:
-    """Return the Unix time at which the bucket begins that contains an hour. `hour`: Unix time //
-    3600.
+    """Return the Unix time at which the bucket begins that contains the first hour of a bucket of
+    the database's sums. `hour`: Unix time // 3600.
     """
-    begun = hour // _BUCKET_HOURS[bucket] * _BUCKET_HOURS[bucket] * _HOUR_S
-    if bucket == "month":
-        return datetime.fromtimestamp(begun, UTC).replace(day=1).timestamp()
-    return float(begun)
+    begun = datetime.fromtimestamp(hour * _HOUR_S, UTC)
+    return (begun.replace(day=1) if bucket == "month" else begun).timestamp()
 
 
 def hourly_usage(calls: Iterable[Call]) -> list[dict[str, Any]]:
@@ -275,29 +274,17 @@ class _Calls(NamedTuple):
 
 
 def _alone(call: OpenedCall) -> _Calls:
-    if not isinstance(call, Call):
-        return _Calls(
-            "",
-            "",
-            False,
-            1,
-            0,
-            0,
-            call.prompt_bound,
-            call.max_tokens,
+    alone = _Calls("", "", False, 1, 0, 0, call.prompt_bound, call.max_tokens)
+    if isinstance(call, Call):
+        usage = call.usage or Usage(0, 0)
+        alone = alone._replace(
+            outcome=call.outcome,
+            counted=call.counted,
+            silent=call.first_token_s is None,
+            read=usage.prompt_tokens,
+            wrote=usage.completion_tokens,
         )
-    read, wrote = (call.usage.prompt_tokens, call.usage.completion_tokens) if call.usage else (0, 0)
-    silent = call.first_token_s is None
-    return _Calls(
-        call.outcome,
-        call.counted,
-        silent,
-        1,
-        read,
-        wrote,
-        call.prompt_bound,
-        call.max_tokens,
-    )
+    return alone
 
 
 def _since(
