@@ -174,8 +174,9 @@ class ReportCache:
                 flight.lead.release()
         finally:
             flight.parties -= 1
-            if not flight.parties or flight.over:
-                self._drop(key, flight)
+            # The next run with this sub-query starts a new flight.
+            if (not flight.parties or flight.over) and self._flights.get(key) is flight:
+                del self._flights[key]
         return await self._executor.run(sub_query, index, context)
 
     async def _lead(
@@ -214,8 +215,3 @@ class ReportCache:
             context.scope,
             self._index(context.scope),
         )
-
-    def _drop(self, key: _Key, flight: _Flight) -> None:
-        """Remove the flight, so that the next run with this sub-query starts a new one."""
-        if self._flights.get(key) is flight:
-            del self._flights[key]
