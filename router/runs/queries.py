@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from weakref import WeakValueDictionary
 
-import msgspec
 from cachetools import TTLCache
+from msgspec.structs import replace
 
 from router.background import free_slowly
 from router.errors import BadRequest, StoreFailed
@@ -70,7 +70,7 @@ class Runs:
                     free_slowly((*run.events, *executions), _KEPT_S + _USED_S)
         live = self._live.find(run_id)
         if live and run.status == "running":
-            return msgspec.structs.replace(run, events=tuple(live.events))
+            return replace(run, events=tuple(live.events))
         return run
 
     async def feedback_on(self, run: Run) -> tuple[Feedback, ...]:
@@ -168,7 +168,7 @@ class Runs:
                 raise BadRequest(
                     f"{name} must have at most {MAX_CHARS} characters, got {len(text)}."
                 )
-        feedback = msgspec.structs.replace(feedback, tenant=identity.tenant)
+        feedback = replace(feedback, tenant=identity.tenant)
         feedback_id = await self._archive.add_feedback(feedback)
         await self._on_feedback(feedback)
         return feedback_id
@@ -178,4 +178,4 @@ def _own(wanted: RunFilter, identity: Identity) -> RunFilter | None:
     """Return the filter, limited to runs that the caller may see; None if it selects none."""
     if wanted.tenant is not None and not identity.sees(wanted.tenant):
         return None
-    return msgspec.structs.replace(wanted, tenant=identity.tenant or wanted.tenant)
+    return replace(wanted, tenant=identity.tenant or wanted.tenant)

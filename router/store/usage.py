@@ -8,6 +8,7 @@ hour are summed from the table `calls`, by its index on tenant and time.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, get_args
@@ -39,30 +40,29 @@ from router.trace.call import COMPLETE_OUTCOMES, SUMMED_COUNTS, SUMS, OpenedCall
 _HOUR_S = 3600
 _BUCKET_HOURS: dict[Bucket, int] = {"hour": 1, "day": 24, "month": 24}
 """Number of hours in a bucket of the database's sums. Months are summed from days afterwards."""
-_UnderWay = Callable[[], tuple[Sequence[Call], Sequence[OpenedCall]]]
 _FOREVER = 10**8 * _HOUR_S
 _COLUMNS = "hour", *get_args(Dimension), *SUMS
 
 
+@dataclass(frozen=True)
 class SQLUsages:
     """Implements `Usages` and `LedgerSums` with a database."""
 
-    def __init__(self, database: Database, under_way: _UnderWay = lambda: ((), ())) -> None:
-        """`under_way`: returns the ended calls and the open calls of runs that are running, which
-        the database does not have.
-        """
-        self._database = database
-        self._under_way = under_way
+    database: Database
+    under_way: Callable[[], tuple[Sequence[Call], Sequence[OpenedCall]]] = lambda: ((), ())
+    """Returns the ended calls and the open calls of runs that are running, which the database does
+    not have.
+    """
 
     async def usage(self, query: UsageQuery) -> UsageReport:
         """See `Usages.usage`."""
-        return await self._database.read(partial(usage_in, query=query))
+        return await self.database.read(partial(usage_in, query=query))
 
     async def since(self, deployment: str, start: float) -> LedgerSum:
         """See `LedgerSums.since`."""
         read = partial(_since, deployment=storable(deployment), start=start)
-        groups, uncertain, complete = await self._database.read(read)
-        ended, opened = self._under_way()
+        groups, uncertain, complete = await self.database.read(read)
+        ended, opened = self.under_way()
         for call in (*ended, *opened):
             if call.deployment == deployment and call.started_at >= start:
                 groups.append(group := _alone(call))
