@@ -32,7 +32,7 @@ from router.models.openai_wire import (
     chat_body,
     read_replies,
 )
-from router.models.streaming import StreamedReply
+from router.models.streaming import StreamedReply, completed
 
 _FOREIGN = (aiohttp.InvalidURL, httptools.HttpParserError, TransportError)
 _RENDERED = (
@@ -226,8 +226,6 @@ class OpenAIHTTP:
                 with streamed:
                     await self._post(prompt, body, reply)
                     reply.finish()
-                    if not streamed.complete:
-                        raise self._upstream.unavailable("the stream ended before the output did")
                     return self._completion(streamed, reply)
             except UpstreamError as failure:
                 if streamed.begun or not self._drops(prompt, options, reply, failure):
@@ -235,11 +233,9 @@ class OpenAIHTTP:
 
     def _completion(self, streamed: StreamedReply, reply: "_Reply") -> Completion:
         """Return the output, and remember for later calls whether the chat template opens a
-        thought. Raises `ContentRefused` if the model or a filter declined.
+        thought. Raises the errors of `completed`.
         """
-        output = streamed.end()
-        if (words := streamed.refused) is not None:
-            raise self._upstream.declined(words)
+        output = completed(streamed, self._upstream)
         self._opened = streamed.opened
         if _RETURNS_IDS in (self._extra or ()):
             with suppress(*JSON_ERRORS):  # servers other than vLLM may ignore the option

@@ -98,8 +98,6 @@ class Manager:
             sub_query,
             report or NO_EVIDENCE,
             outcome,
-            (),
-            Conversation(()),
             manager=self.name,
             work=work,
         )

@@ -15,7 +15,7 @@ from router.protocol import NO_EVIDENCE
 from router.protocol.sub_queries import normal_question
 from router.search.context import RunContext
 from router.search.executor import Executes
-from router.trace import Conversation, Execution
+from router.trace import Execution
 from router.trace.scope import Scope
 from router.trace.values import SearchDone
 
@@ -149,14 +149,7 @@ class ReportCache:
                 async with asyncio.timeout_at(context.search_deadline):
                     await flight.lead.acquire()
             except TimeoutError:
-                return Execution(
-                    sub_query,
-                    NO_EVIDENCE,
-                    "timed_out",
-                    (),
-                    Conversation(()),
-                    key.version,
-                )
+                return Execution(sub_query, NO_EVIDENCE, "timed_out", executor=key.version)
             try:
                 if flight.shared:
                     self.counts.shared += 1

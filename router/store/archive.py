@@ -31,7 +31,7 @@ from router.errors import BadRequest, NotFound
 from router.runs import RunFilter
 from router.runs.archive import MAX_LISTED_CHARS, ExportedRun, RunPage, RunSummary, shortened
 from router.store.database import Database, storable
-from router.store.schema import CALLS, FEEDBACK, RUNS, TENANTS, VERSION_TRIALS, run_of
+from router.store.schema import CALLS, FEEDBACK, RUNS, TENANTS, VERSION_TRIALS, run_of, struct_of
 from router.trace import Call, Run
 from router.trace.run import MAX_A_RUN, Feedback
 
@@ -290,16 +290,15 @@ def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
 
 
 def _summary(row: Row[tuple[object, ...]], feedback: Sequence[Feedback]) -> RunSummary:
-    outcome = row.outcome or None if row.status == "finished" else None
-    request = shortened(row.request, MAX_LISTED_CHARS)
-    fields = {
-        **row._mapping,
-        "request": request,
-        "request_id": row.request_id or "",
-        "outcome": outcome,
-    }
-    good = next((entry.good for entry in reversed(feedback) if entry.good is not None), None)
-    return RunSummary(id=fields.pop("run_id"), good=good, **fields)
+    return struct_of(
+        RunSummary,
+        row._mapping,
+        id=row.run_id,
+        request=shortened(row.request, MAX_LISTED_CHARS),
+        request_id=row.request_id or "",
+        outcome=row.outcome or None if row.status == "finished" else None,
+        good=next((entry.good for entry in reversed(feedback) if entry.good is not None), None),
+    )
 
 
 def _token(*position: object) -> str:
