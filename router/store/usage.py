@@ -214,8 +214,8 @@ def _summed(
 
 
 def _bucket_start(bucket: Bucket, hour: int) -> float:
-    """Return the Unix time at which the bucket begins that contains the first hour of a bucket of
-    the database's sums. `hour`: Unix time // 3600.
+    """Return the Unix time at which a bucket begins. `hour`: the first hour of one of the sums of
+    the database in it, as Unix time // 3600.
     """
     begun = datetime.fromtimestamp(hour * _HOUR_S, UTC)
     return (begun.replace(day=1) if bucket == "month" else begun).timestamp()

@@ -206,7 +206,7 @@ class Assembly:
         ties = {*reading.ties} - self._ties
         self._ties |= ties
         parts = set(chain.from_iterable(self._parts[key] for key in moved))
-        # A tie may be about a new key, too.
+        # A tie is about a key if one of its names may be a part of the key.
         about_moved = parts and any(
             not parts.isdisjoint(tie.before + tie.after) for tie in self._ties
         )
