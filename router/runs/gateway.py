@@ -60,6 +60,10 @@ _REPORTING_SHARE = 0.05
 """Share of an execution's time that is kept for reporting that the time for searching ran out."""
 _FOLDING_SHARE = 0.1
 """Share of a table's time that is kept for building the table from the reports."""
+_SHORT = 4_000
+"""Size, by `_read_chars`, up to which `is_supported` is called on the event loop: below this size,
+the check takes less time than starting a thread.
+"""
 MAX_HISTORY = 40
 """Max messages before a question."""
 MAX_HISTORY_CHARS = 32_000
@@ -243,7 +247,10 @@ class Gateway:
             if self._is_out_of_scope(question, ended, draft):
                 return
         draft.result = trajectory = await topology.loop.run(question, context)
-        supported = await asyncio.to_thread(is_supported, question, trajectory)
+        if _read_chars(trajectory) <= _SHORT:
+            supported = is_supported(question, trajectory)
+        else:
+            supported = await asyncio.to_thread(is_supported, question, trajectory)
         style = None if context.style == DEFAULT_STYLE else context.style
         draft.result = trajectory = replace(trajectory, unsupported=not supported, style=style)
         if error := _answer_failure(trajectory, context):
@@ -450,3 +457,13 @@ def _most_lasting(errors: Iterable[UpstreamError]) -> UpstreamError | None:
 
 def _out_of_scope(outside: Sequence[str]) -> str:
     return OUT_OF_SCOPE.format(words=", ".join(f'"{word}"' for word in outside[:5]))
+
+
+def _read_chars(trajectory: Trajectory) -> int:
+    """Return the size of the texts that `is_supported` reads, in characters: the passages that the
+    executors were shown, and four times the answer.
+    """
+    searches = [search for execution in trajectory.executions for search in execution.every_search]
+    shown = sum(len(passage.text) for search in searches for passage in search.shown)
+    # The check looks up each word of the answer, which takes several times as long per character.
+    return shown + 4 * len(trajectory.answer)
