@@ -128,7 +128,7 @@ async def scene() -> AsyncIterator[Served]:
                 report_chars=200_000,
             )
         )
-        live = filling._lifecycle._live
+        live = filling.lifecycle.live
         runs = Runs(archive, live)
         server = Server(filling, None, RunServicer(runs), TableServicer(filling, runs))
         port = await server.start("127.0.0.1:0")

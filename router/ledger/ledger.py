@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -57,8 +57,6 @@ class Caller:
     price: Price | None = None
     prompt_bound: int = 0
     """Upper bound of the tokens of the prompt, for any tokenizer."""
-    manager: str = ""
-    worker: int | None = None
 
 
 @dataclass(slots=True)
@@ -247,13 +245,6 @@ class Ledger:
         until they end. Raises `BudgetExhausted` or `StoreFailed` before the body runs; then there
         is no row.
         """
-        agent = AgentId(caller.role, caller.sub_query_index).within(self._lead)
-        caller = replace(
-            caller,
-            sub_query_index=agent.sub_query_index,
-            manager=agent.manager,
-            worker=agent.worker,
-        )
         opened = await self._granted(
             lambda: self._open(caller, purpose, number, worst), waits=waits
         )
@@ -381,13 +372,11 @@ class Ledger:
     def waste(self, sub_query_index: int) -> None:
         """Book the deferred calls for a sub-query as wasted: their output is not used."""
         deferred = self._books.early
-        self._book(
-            [attempt for attempt in deferred if attempt.opened.sub_query_index == sub_query_index],
-            0,
-        )
-        self._books.early = [
-            attempt for attempt in deferred if attempt.opened.sub_query_index != sub_query_index
+        wasted = [
+            attempt for attempt in deferred if attempt.opened.sub_query_index == sub_query_index
         ]
+        self._books.early = [attempt for attempt in deferred if attempt not in wasted]
+        self._book(wasted, 0)
 
     async def close(self, within_s: float) -> None:
         """Count the tokens of interrupted streams with the models' tokenizers, and book their
@@ -416,6 +405,7 @@ class Ledger:
         attempt: int,
         worst: Amount,
     ) -> OpenedCall:
+        agent = AgentId(caller.role, caller.sub_query_index).within(self._lead)
         opened = OpenedCall(
             run_id=self.run_id,
             tenant=self.tenant,
@@ -426,13 +416,13 @@ class Ledger:
             executor_version=caller.executor_version,
             purpose="shadow" if self._shadow else purpose,
             attempt=attempt,
-            sub_query_index=caller.sub_query_index,
+            sub_query_index=agent.sub_query_index,
             max_tokens=caller.max_tokens,
             reserved=worst,
             started_at=time.time(),
             prompt_bound=caller.prompt_bound,
-            manager=caller.manager,
-            worker=caller.worker,
+            manager=agent.manager,
+            worker=agent.worker,
         )
         self._allowance.reserve(caller.role, worst)
         self._books.opened += 1

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
@@ -100,22 +101,18 @@ class Reconciliation(msgspec.Struct, frozen=True):
     completion_tokens: ReconciledTokens | None = None
 
 
+@dataclass(frozen=True)
 class Reconciler:
     """Compares the ledger and the engines for every deployment that a role uses."""
 
-    def __init__(
-        self, deployments: Mapping[str, str | None], engines: EngineCounts, ledger: LedgerSums
-    ) -> None:
-        """`deployments`: base URLs by the deployments' names in the ledger; None for a provider
-        that LiteLLM calls.
-        """
-        self._deployments = deployments
-        self._engines = engines
-        self._ledger = ledger
+    deployments: Mapping[str, str | None]
+    """Base URLs by the deployments' names in the ledger; None for a provider that LiteLLM calls."""
+    engines: EngineCounts
+    ledger: LedgerSums
 
     async def reconcile(self) -> list[Reconciliation]:
         """Return a comparison for each deployment. Raises `StoreFailed`."""
-        return [await self._compare(name, base_url) for name, base_url in self._deployments.items()]
+        return [await self._compare(name, base_url) for name, base_url in self.deployments.items()]
 
     async def _compare(self, deployment: str, base_url: str | None) -> Reconciliation:
         def unknown(reason: str) -> Reconciliation:
@@ -127,12 +124,12 @@ class Reconciler:
         # The lower bound is read before the engine and the upper bound after it, so that calls
         # that end in the meantime lie between the two.
         try:
-            begun = await self._engines.read(base_url)
-            before = await self._ledger.since(deployment, begun.start)
-            engine = await self._engines.read(base_url)
+            begun = await self.engines.read(base_url)
+            before = await self.ledger.since(deployment, begun.start)
+            engine = await self.engines.read(base_url)
         except UpstreamError as error:
             return unknown(str(error.args[0]))
-        after = await self._ledger.since(deployment, begun.start)
+        after = await self.ledger.since(deployment, begun.start)
 
         if engine.start != begun.start:
             return unknown("the engine was restarted during the comparison; try again")

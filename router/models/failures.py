@@ -253,8 +253,8 @@ class Upstream:
         return self.from_status(status, text)
 
     def moved(self, status: int, target: str) -> UpstreamRefused:
-        """Return the error for a redirect to `target`. Redirects to another host are not followed,
-        so that the prompt and the key are not sent there.
+        """Return the error for a redirect to `target`. Redirects are not followed, so that the
+        prompt and the key are sent nowhere else.
         """
         return self._refused(
             f"HTTP {status}: the endpoint redirects to {target}; set base_url to that address"

@@ -15,7 +15,7 @@ from router.errors import BadConfig
 from router.models.failures import Upstream, without_userinfo
 from router.models.model import Completion, OnDelta, Prompt, Usage
 from router.models.openai_wire import REQUEST_ID, ChatReply, UsageReply, chat_body, readable
-from router.models.streaming import StreamedReply
+from router.models.streaming import StreamedReply, completed
 
 
 class LiteLLMModel:
@@ -70,7 +70,7 @@ class LiteLLMModel:
             reply = msgspec.structs.replace(reply, usage=None)
         streamed = StreamedReply(prompt)
         streamed.take_complete(reply)
-        return self._completion(streamed)
+        return completed(streamed, self._upstream)
 
     async def stream(
         self,
@@ -90,9 +90,7 @@ class LiteLLMModel:
                         break
                     reply.take(msgspec.structs.replace(chunk, usage=_counted(chunks, chunk.usage)))
                     reply.report()
-                if not reply.complete:
-                    raise self._upstream.unavailable("the stream ended before the output did")
-                return self._completion(reply)
+                return completed(reply, self._upstream)
         finally:
             await chunks.aclose()
 
@@ -108,12 +106,6 @@ class LiteLLMModel:
             prompt,
             text,
         )
-
-    def _completion(self, streamed: StreamedReply) -> Completion:
-        output = streamed.end()
-        if (words := streamed.refused) is not None:
-            raise self._upstream.declined(words)
-        return output
 
     async def _call(
         self,

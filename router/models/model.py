@@ -205,23 +205,17 @@ class Model(Protocol):
         """
 
 
-_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
-_HALF = re.compile("[\ud800-\udfff]")
-_MAX_PAIRS = 1000
-"""Max surrogate pairs that are joined in one text. There are normally none, as JSON decoders join
-them already.
-"""
+_LONE = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]")
+"""Matches a surrogate that is not half of a pair."""
 
 
 def encodable(text: str) -> str:
     """Return `text` in a form that every Unicode encoding can represent: surrogate pairs become one
     character, and each unpaired surrogate becomes U+FFFD.
     """
-    return text if text.isascii() else _HALF.sub("\ufffd", _PAIR.sub(_joined, text, _MAX_PAIRS))
-
-
-def _joined(pair: re.Match[str]) -> str:
-    return pair[0].encode("utf-16", "surrogatepass").decode("utf-16")
+    if text.isascii():
+        return text
+    return _LONE.sub("\ufffd", text).encode("utf-16-le", "surrogatepass").decode("utf-16-le")
 
 
 def largest(earlier: Usage | None, later: Usage | None) -> Usage | None:

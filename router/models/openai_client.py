@@ -32,7 +32,7 @@ from router.models.openai_wire import (
     chat_body,
     read_replies,
 )
-from router.models.streaming import StreamedReply
+from router.models.streaming import StreamedReply, completed
 
 _FOREIGN = (aiohttp.InvalidURL, httptools.HttpParserError, TransportError)
 _RENDERED = (
@@ -45,9 +45,6 @@ _RENDERED = (
 """Fields of a request that change the text that the chat template produces."""
 _NO_ROUTE = frozenset({401, 403, 404, 405, 501})
 """Statuses of `POST /tokenize` that show that the endpoint does not count tokens."""
-_REDIRECTS = frozenset({307, 308})
-"""Statuses of redirects that keep the method and the body."""
-_MAX_REDIRECTS = 3
 _TOKENIZING_S = 5.0
 _DONE = b"[DONE]"
 _EVENTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
@@ -229,8 +226,6 @@ class OpenAIHTTP:
                 with streamed:
                     await self._post(prompt, body, reply)
                     reply.finish()
-                    if not streamed.complete:
-                        raise self._upstream.unavailable("the stream ended before the output did")
                     return self._completion(streamed, reply)
             except UpstreamError as failure:
                 if streamed.begun or not self._drops(prompt, options, reply, failure):
@@ -238,11 +233,9 @@ class OpenAIHTTP:
 
     def _completion(self, streamed: StreamedReply, reply: "_Reply") -> Completion:
         """Return the output, and remember for later calls whether the chat template opens a
-        thought. Raises `ContentRefused` if the model or a filter declined.
+        thought. Raises the errors of `completed`.
         """
-        output = streamed.end()
-        if (words := streamed.refused) is not None:
-            raise self._upstream.declined(words)
+        output = completed(streamed, self._upstream)
         self._opened = streamed.opened
         if _RETURNS_IDS in (self._extra or ()):
             with suppress(*JSON_ERRORS):  # servers other than vLLM may ignore the option
@@ -256,42 +249,28 @@ class OpenAIHTTP:
         body: Callable[[], dict[str, Any]],
         reply: "_Reply",
     ) -> None:
-        """Send a request and feed its reply to `reply`. Redirects on the same host are followed.
-        Raises `UpstreamError` for every other status than 200.
+        """Send a request and feed its reply to `reply`. Raises `UpstreamError` for every other
+        status than 200.
         """
         name = f"{REQUEST_ID}: {prompt.request_id}\r\n" if prompt.request_id else ""
         try:
             target = self._chat
-        except aiohttp.InvalidURL as error:
-            raise self._upstream.from_transport(error) from error
-        for redirects in range(_MAX_REDIRECTS + 1):
-            try:
-                request = partial(self._request, target, body, name)
-                await self._pool.post(target, request, reply)
-            except _Enough:
-                pass
-            except _FOREIGN as error:
-                if not reply.streamed.complete:
-                    raise self._upstream.from_transport(error) from error
-            if reply.status == 200:
-                return
-            location = reply.headers.get("location")
-            if not location or not 300 <= reply.status < 400:
-                raise self._upstream.from_status(reply.status, reply.words, reply.headers)
-            with suppress(ValueError):
-                url = target.url.join(URL(location))
-                location = str(url)
-                is_same_host = url.origin() == target.url.origin()
-                if is_same_host and reply.status in _REDIRECTS and redirects < _MAX_REDIRECTS:
-                    # Built from the old URL, to keep the user and password of base_url.
-                    moved = target.url.with_path(url.raw_path, encoded=True).with_query(url.query)
-                    target = Target(str(moved), self._headers)
-                    continue
-            raise self._upstream.moved(reply.status, location)
-
-    @staticmethod
-    def _request(target: Target, body: Callable[[], dict[str, Any]], name: str) -> bytes:
-        return target.request(msgspec.json.encode(body()), name)
+            await self._pool.post(
+                target, lambda: target.request(msgspec.json.encode(body()), name), reply
+            )
+        except _Enough:
+            pass
+        except _FOREIGN as error:
+            if not reply.streamed.complete:
+                raise self._upstream.from_transport(error) from error
+        if reply.status == 200:
+            return
+        location = reply.headers.get("location")
+        if not location or not 300 <= reply.status < 400:
+            raise self._upstream.from_status(reply.status, reply.words, reply.headers)
+        with suppress(ValueError):
+            location = str(target.url.join(URL(location)))
+        raise self._upstream.moved(reply.status, location)
 
     def _body(self, prompt: Prompt, **streaming: Any) -> dict[str, Any]:
         return chat_body(

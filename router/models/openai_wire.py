@@ -14,9 +14,10 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 
 import msgspec
+from msgspec.structs import asdict
 
 from router.errors import JSON_ERRORS
-from router.models.model import Function, Message, Prompt, Usage
+from router.models.model import Message, Prompt, Usage
 
 _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_resource"})
 """Finish reasons of an output that reached a limit."""
@@ -523,11 +524,17 @@ def chat_body(
     `extra`: further fields, which override all fields except model, messages and stream; objects
     are merged with the field of the same name. `omit`: names of fields to leave out.
     """
-    tools = [{"type": "function", "function": _function(tool)} for tool in prompt.tools]
+    tools = [
+        {
+            "type": "function",
+            "function": asdict(tool) | {"parameters": msgspec.json.decode(tool.parameters)},
+        }
+        for tool in prompt.tools
+    ]
     body: dict[str, Any] = {
         "model": model,
         "messages": _messages(prompt) if prompt.tools else prompt.messages,
-        **msgspec.structs.asdict(prompt.sampling),
+        **asdict(prompt.sampling),
         "stop": None if prompt.unstopped else list(prompt.stop) or None,
         "tools": tools or None,
         "stream": stream or None,
@@ -541,10 +548,6 @@ def chat_body(
             merges = isinstance(value, Mapping) and isinstance(body.get(name), Mapping)
             body[name] = {**body[name], **value} if merges else value
     return {name: value for name, value in body.items() if value is not None and name not in omit}
-
-
-def _function(tool: Function) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(tool), "parameters": msgspec.json.decode(tool.parameters)}
 
 
 MAX_EVENT_BYTES = 2**20

@@ -5,6 +5,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
+from router.models.failures import Upstream
 from router.models.model import Completion, Delta, OnDelta, Prompt, Usage, encodable, end_at_stop
 from router.models.openai_wire import (
     CALL_BEGIN,
@@ -385,3 +386,15 @@ class StreamedReply:
             )
         self._texts.append(text)
         self._reasoning.append(reasoning)
+
+
+def completed(streamed: StreamedReply, upstream: Upstream) -> Completion:
+    """Return the output of a reply that has ended. Raises `UpstreamUnavailable` if it ended before
+    the output did, and `ContentRefused` if the model or a filter declined.
+    """
+    if not streamed.complete:
+        raise upstream.unavailable("the stream ended before the output did")
+    output = streamed.end()
+    if (words := streamed.refused) is not None:
+        raise upstream.declined(words)
+    return output

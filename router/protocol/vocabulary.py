@@ -30,7 +30,7 @@ class Vocabulary:
         it must be `named`, return all words.
         """
         written = _WORD.findall(question)
-        folded = [word.casefold() for word in written]
+        folded = _folded(question)
         unknown: list[str] = []
         named = not named
         at = 0
@@ -43,20 +43,18 @@ class Vocabulary:
             at += length or 1
         return list(dict.fromkeys(unknown if named or unknown else written))
 
-    def _name_at(self, folded: list[str], at: int) -> int:
+    def _name_at(self, folded: tuple[str, ...], at: int) -> int:
         """Return the number of words of the longest name that begins at position `at`; 0 if no name
         does.
         """
         lengths = range(min(self._longest, len(folded) - at), 0, -1)
-        return next(
-            (length for length in lengths if tuple(folded[at : at + length]) in self._names), 0
-        )
+        return next((length for length in lengths if folded[at : at + length] in self._names), 0)
 
 
 def words(text: str) -> set[str]:
     """Return the set of words in `text`, case folded."""
-    return {word.casefold() for word in _WORD.findall(text)}
+    return set(_folded(text))
 
 
-def _folded(name: str) -> tuple[str, ...]:
-    return tuple(word.casefold() for word in _WORD.findall(name))
+def _folded(text: str) -> tuple[str, ...]:
+    return tuple(word.casefold() for word in _WORD.findall(text))

@@ -10,6 +10,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -142,6 +143,7 @@ classes, such as refusals, have rank 0, because they do not pass by themselves.
 """
 
 
+@dataclass(frozen=True, kw_only=True)
 class Gateway:
     """Answers questions, fills tables, continues conversations and runs single executors.
 
@@ -149,41 +151,28 @@ class Gateway:
     its trace before its result is returned. Every model call has a row in the ledger.
     """
 
-    def __init__(
-        self,
-        *,
-        topologies: Mapping[TopologyName, Topology],
-        executor: Executes,
-        roles: Mapping[RoleName, Role],
-        lifecycle: RunLifecycle,
-        condenser: Condenser | None = None,
-        tables: WideSearch | None = None,
-        table_roles: Mapping[Any, Role] = {},
-        max_question_chars: int = 4000,
-        vocabulary: Vocabulary | None = None,
-        style: AnswerStyle = DEFAULT_STYLE,
-        on_answered: Callable[[Run], None] = lambda _run: None,
-    ) -> None:
-        """`topologies`: the topologies for answers by name; `factorized` must be one of them.
-        `executor`: works on single sub-queries. `condenser`: writes the questions of conversations;
-        None to refuse questions with a history. `roles`: the roles that `complete` may call.
-        `tables`: fills tables by means of the roles `table_roles`; None if the gateway fills no
-        tables. `vocabulary`: the only words that questions may use, for models of one small
-        language; None for models that know the natural language. `style`: style of the answers
-        where a request does not set it. `on_answered`: called with each finished answer whose texts
-        are stored and may be used for training.
-        """
-        self._topologies = topologies
-        self._executor = executor
-        self._condenser = condenser
-        self._roles = roles
-        self._tables = tables
-        self._table_roles = table_roles
-        self._lifecycle = lifecycle
-        self._max_question_chars = max_question_chars
-        self._vocabulary = vocabulary
-        self._style = style
-        self._on_answered = on_answered
+    topologies: Mapping[TopologyName, Topology]
+    """The topologies for answers by name; `factorized` must be one of them."""
+    executor: Executes
+    """Works on single sub-queries."""
+    roles: Mapping[RoleName, Role]
+    """The roles that `complete` may call."""
+    lifecycle: RunLifecycle
+    condenser: Condenser | None = None
+    """Writes the questions of conversations; None to refuse questions with a history."""
+    tables: WideSearch | None = None
+    """Fills tables; None if the gateway fills no tables."""
+    table_roles: Mapping[Any, Role] = field(default_factory=dict)
+    """The roles by means of which `tables` fills them."""
+    max_question_chars: int = 4000
+    vocabulary: Vocabulary | None = None
+    """The only words that questions may use, for models of one small language; None for models that
+    know the natural language.
+    """
+    style: AnswerStyle = DEFAULT_STYLE
+    """Style of the answers where a request does not set it."""
+    on_answered: Callable[[Run], None] = lambda _run: None
+    """Called with each finished answer whose texts are stored and may be used for training."""
 
     async def answer(
         self,
@@ -205,16 +194,16 @@ class Gateway:
         model or the retrieval failed. Also raises the errors of `RunLifecycle.open`.
         """
         request = AnswerRequest(asked) if isinstance(asked, str) else asked
-        request, options = await self._lifecycle.resumed("answer", request, options)
+        request, options = await self.lifecycle.resumed("answer", request, options)
         request.check()
         question = self.readable("question", request.question)
         request = replace(request, question=question)
         chosen = self._topology(request.topology)
         roles = dict(chosen.roles)
         if request.history:
-            if self._condenser is None:
+            if self.condenser is None:
                 raise BadConfig("history: no condenser is set here; ask the question in full.")
-            roles["condense"] = self._condenser.role
+            roles["condense"] = self.condenser.role
         self._check_prices(options, roles)
         opened = RunRequest(
             "answer",
@@ -223,14 +212,14 @@ class Gateway:
             settings_of(roles) if request.topology != "factorized" or request.history else None,
             topology=request.topology,
         )
-        async with self._lifecycle.open(opened, options, on_event) as run:
+        async with self.lifecycle.open(opened, options, on_event) as run:
             if isinstance(run, Run):
                 return run
-            style = request.style.over(self._style)
+            style = request.style.over(self.style)
             context = dataclasses.replace(run.context, style=style, streamed=streamed)
             await self._answer(request, chosen, context)
         if run.training and not run.private:
-            self._on_answered(run.stored)
+            self.on_answered(run.stored)
         return run.stored
 
     async def _answer(
@@ -246,8 +235,8 @@ class Gateway:
         if self._is_out_of_scope(question, ended, draft, named=not request.history):
             return
         if request.history:
-            assert self._condenser is not None
-            condensing, asked_back = await self._condenser.condense(
+            assert self.condenser is not None
+            condensing, asked_back = await self.condenser.condense(
                 request.history, question, context.ledger
             )
             draft.condensing = condensing
@@ -279,7 +268,7 @@ class Gateway:
         """Return whether a question has words outside of the vocabulary. If so, put `ended` with an
         answer that says so into `draft`. `named`: whether the question must have a name.
         """
-        outside = self._vocabulary.outside(question, named=named) if self._vocabulary else []
+        outside = self.vocabulary.outside(question, named=named) if self.vocabulary else []
         if outside:
             draft.result = replace(ended, answer=_out_of_scope(outside), outcome="out_of_scope")
         return bool(outside)
@@ -297,30 +286,30 @@ class Gateway:
         and `UpstreamError` if the table has no row because a model or the retrieval failed. Also
         raises the errors of `RunLifecycle.open`.
         """
-        request, options = await self._lifecycle.resumed("table", request, options)
+        request, options = await self.lifecycle.resumed("table", request, options)
         question = self.readable("question", request.question)
-        assert self._tables is not None
-        limits = self._tables.limits
+        assert self.tables is not None
+        limits = self.tables.limits
         request = replace(await in_worker(request.checked, limits), question=question)
-        self._check_prices(options, self._table_roles)
+        self._check_prices(options, self.table_roles)
         opened = RunRequest(
             "table",
             question,
             request,
-            settings_of(self._table_roles),
+            settings_of(self.table_roles),
             _FOLDING_SHARE,
             timeout_s=limits.timeout_s,
         )
-        async with self._lifecycle.open(opened, options, on_event) as run:
+        async with self.lifecycle.open(opened, options, on_event) as run:
             if isinstance(run, Run):
                 return run
             context = run.context
-            if self._vocabulary and self._vocabulary.outside(question):
+            if self.vocabulary and self.vocabulary.outside(question):
                 context.draft.result = TableRun(
                     Schema(request.columns), request.rows, outcome="out_of_scope"
                 )
             else:
-                table_run = await self._tables.run(request, context)
+                table_run = await self.tables.run(request, context)
                 if error := _table_failure(table_run, context):
                     raise error
         return run.stored
@@ -333,15 +322,15 @@ class Gateway:
         the retrieval failed. Also raises the errors of `RunLifecycle.open`.
         """
         sub_query = self.readable("sub_query", sub_query)
-        self._check_prices(options, self._roles)
-        if self._vocabulary and (outside := self._vocabulary.outside(sub_query)):
+        self._check_prices(options, self.roles)
+        if self.vocabulary and (outside := self.vocabulary.outside(sub_query)):
             raise BadRequest(_out_of_scope(outside))
         request = RunRequest("execute", sub_query, sub_query, answering_share=_REPORTING_SHARE)
-        async with self._lifecycle.open(request, options) as run:
+        async with self.lifecycle.open(request, options) as run:
             if isinstance(run, Run):
                 return run
             context = run.context
-            execution = await self._executor.run(sub_query, 0, context)
+            execution = await self.executor.run(sub_query, 0, context)
             if execution.outcome == "budget_exhausted" and context.ledger.refusal is not None:
                 raise context.ledger.refusal
             context.draft.result = execution
@@ -365,17 +354,17 @@ class Gateway:
         messages = request.messages
         if not messages or messages[-1].role == "assistant":
             raise BadRequest("messages must end with a message of role `user` or `system`.")
-        self._check_prices(options, self._roles)
-        async with self._lifecycle.open(
+        self._check_prices(options, self.roles)
+        async with self.lifecycle.open(
             RunRequest("complete", messages[-1].content, request), options
         ) as run:
             if isinstance(run, Run):
                 return run
             context = run.context
             if request.role == "execution":
-                role = self._executor.role(context)
+                role = self.executor.role(context)
             else:
-                role = self._roles[request.role]
+                role = self.roles[request.role]
             role = role.limited(request.max_tokens)
             output = await role.ask(
                 messages,
@@ -396,15 +385,15 @@ class Gateway:
 
     async def settled(self) -> None:
         """Wait until every run under way has ended and is stored."""
-        await self._lifecycle.settled()
+        await self.lifecycle.settled()
 
     def _topology(self, name: TopologyName) -> Topology:
-        if name not in self._topologies:
+        if name not in self.topologies:
             raise BadConfig(
                 f"topology {name}: is not configured here; add [managers.NAME] to the gateway's "
                 "config."
             )
-        return self._topologies[name]
+        return self.topologies[name]
 
     def _check_prices(self, options: RequestOptions, roles: Mapping[Any, Role]) -> None:
         """Raise `BadRequest` if the request has a limit in money although the price of one of the
@@ -424,8 +413,8 @@ class Gateway:
         question = question.strip()
         if not question:
             raise BadRequest(f"{field} is empty; write a question in plain words.")
-        if len(question) > self._max_question_chars:
-            allowed = self._max_question_chars
+        if len(question) > self.max_question_chars:
+            allowed = self.max_question_chars
             raise BadRequest(
                 f"{field} has {len(question)} characters; at most {allowed} are allowed "
                 "(server.max_question_chars)."

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -138,36 +138,27 @@ class OpenRun:
         return f"{type(self.failure).__name__}: {self.failure}" if self.status == "failed" else ""
 
 
+@dataclass(frozen=True)
 class RunLifecycle:
     """Opens runs, enforces their deadlines, and stores them, whether they succeed or fail."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        archive: Archive,
-        live: LiveRuns,
-        settings: Mapping[Any, RoleSetting],
-        timeout_s: float,
-        *,
-        admission: Admission | None = None,
-        observer: Observer | None = None,
-        conditions: Callable[[Scope], dict[str, str]] = lambda _scope: {},
-    ) -> None:
-        """`journal`: records the beginning and the end of runs. `archive`: loads runs of other
-        processes. `live`: registers the runs of this process. `settings`: models and prompts of the
-        gateway's roles. `timeout_s`: max duration of a request, in seconds. `admission`: None for
-        the default limits. `conditions`: returns by name what else the turns of a run in a scope
-        depend on, such as the index; a run can be resumed only while these values are the same.
-        Raises `NotFound` for an index that does not exist.
-        """
-        self._further_conditions = conditions
-        self._journal = journal
-        self._archive = archive
-        self._live = live
-        self._settings = dict(settings)
-        self._timeout_s = timeout_s
-        self._admission = admission or Admission()
-        self._observer = observer or Observers()
+    journal: Journal
+    """Records the beginning and the end of runs."""
+    archive: Archive
+    """Loads runs of other processes."""
+    live: LiveRuns
+    """Registers the runs of this process."""
+    settings: dict[Any, RoleSetting]
+    """Models and prompts of the gateway's roles."""
+    timeout_s: float
+    """Max duration of a request, in seconds."""
+    admission: Admission = field(default_factory=Admission)
+    observer: Observer = field(default_factory=Observers)
+    conditions: Callable[[Scope], dict[str, str]] = lambda _scope: {}
+    """Returns by name what else the turns of a run in a scope depend on, such as the index. A run
+    can be resumed only while these values are the same. Raises `NotFound` for an index that does
+    not exist.
+    """
 
     @asynccontextmanager
     async def open(
@@ -189,9 +180,9 @@ class RunLifecycle:
         """
         shadow = request.kind == "shadow"
         if shadow:  # A trial waits until no client waits, and takes no place from clients.
-            await self._admission.spare()
+            await self.admission.spare()
         now = asyncio.get_running_loop().time()
-        longest = request.timeout_s or self._timeout_s
+        longest = request.timeout_s or self.timeout_s
         time_s = longest if options.time_s is None else min(options.time_s, longest)
         ends_at = now + time_s
         deadline = ends_at - min(_LONGEST_STORING_S, time_s * _STORING_SHARE)
@@ -208,9 +199,9 @@ class RunLifecycle:
             log_fields = {"run_id": start.id, "tenant": tenant, "request_id": start.request_id}
             with (
                 bound_contextvars(**{name: value for name, value in log_fields.items() if value}),
-                self._live.running(start.id, start.tenant, on_event) as live,
+                self.live.running(start.id, start.tenant, on_event) as live,
             ):
-                self._observer.run_began()
+                self.observer.run_began()
                 live.on_event(RunStarted(start.id))
                 run = self._running(
                     request,
@@ -238,9 +229,9 @@ class RunLifecycle:
         """
         if not options.resume:
             return request, options
-        start = self._journal.unfinished(options.resume)
+        start = self.journal.unfinished(options.resume)
         if start is None or start.kind != kind or not options.identity.sees(start.tenant):
-            run = await self._archive.load(options.resume, options.identity.tenant)
+            run = await self.archive.load(options.resume, options.identity.tenant)
             raise BadRequest(
                 f"run_id {run.id!r}: is of kind {run.kind} and {run.status}; only an answer or a "
                 "table that was interrupted at this gateway in the last hour can be resumed, and "
@@ -261,12 +252,12 @@ class RunLifecycle:
         scope = DEFAULT_SCOPE
         if request.kind != "complete":
             scope = options.identity.scope(options.index, options.filter)
-        further = self._further_conditions(scope)
+        further = self.conditions(scope)
         content = ""
         conditions = dict[str, str]()
         if request.kind in _RESUMABLE:
             content = msgspec.json.encode(request.content).decode()
-            for name, role in (request.settings or self._settings).items():
+            for name, role in (request.settings or self.settings).items():
                 conditions[f"model or prompt of {name}"] = f"{role.model} {role.prompt_sha256}"
             conditions |= further
         return RunStart(
@@ -301,7 +292,7 @@ class RunLifecycle:
         ledger = Ledger(
             start.id,
             start.tenant,
-            self._journal,
+            self.journal,
             Allowance(start.budget),
             limited=began.limited,
             shadow=start.kind == "shadow",
@@ -315,7 +306,7 @@ class RunLifecycle:
             sharing=not (start.no_cache or began.redact or start.kind == "shadow"),
             scope=start.scope,
         )
-        settings = request.settings or self._settings
+        settings = request.settings or self.settings
         return OpenRun(
             context,
             start,
@@ -327,16 +318,16 @@ class RunLifecycle:
 
     async def settled(self) -> None:
         """Wait until every run under way has ended and is stored."""
-        await self._live.ended()
+        await self.live.ended()
 
     @asynccontextmanager
     async def _place(self, tenant: str, deadline: float) -> AsyncIterator[None]:
         async with _in_time(deadline):
-            await self._admission.enter(tenant)
+            await self.admission.enter(tenant)
         try:
             yield
         finally:
-            self._admission.leave(tenant)
+            self.admission.leave(tenant)
 
     async def _begin(self, start: RunStart) -> Admitted | Run:
         """Record the beginning of the run. If an earlier run has the same `request_id`, wait until
@@ -344,9 +335,9 @@ class RunLifecycle:
         """
         while True:
             try:
-                began = await self._journal.begin(start)
+                began = await self.journal.begin(start)
             except asyncio.CancelledError:
-                self._journal.forget(start.id)
+                self.journal.forget(start.id)
                 raise
             if isinstance(began, Admitted):
                 return began
@@ -357,7 +348,7 @@ class RunLifecycle:
                 )
             run = None
             with suppress(NotFound):
-                run = await ended_run(began.run_id, self._archive, self._live)
+                run = await ended_run(began.run_id, self.archive, self.live)
             if run is None or run.status != "finished":
                 continue
             if run.redacted:
@@ -413,9 +404,9 @@ class RunLifecycle:
             events=(*run.live.events, *run.last_events),
         )
         try:
-            await self._journal.finish(stored)
+            await self.journal.finish(stored)
         finally:
-            self._observer.run_ended(stored, private=run.private)
+            self.observer.run_ended(stored, private=run.private)
         run.live.end(stored)
         calls = len(stored.calls)
         duration_s = round(stored.duration_s, 3)

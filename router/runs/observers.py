@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from router.protocol import Passage
@@ -77,17 +78,17 @@ class Observers:
     searched = _each("searched")
 
 
+@dataclass(frozen=True)
 class ObservedRetriever:
     """A retriever that reports its searches to an observer."""
 
-    def __init__(self, retriever: IndexRetriever, observer: Observer) -> None:
-        self._retriever = retriever
-        self._observer = observer
+    retriever: IndexRetriever
+    observer: Observer
 
     @property
     def index_id(self) -> str | None:
         """See `IndexRetriever.index_id`."""
-        return self._retriever.index_id
+        return self.retriever.index_id
 
     async def search(
         self,
@@ -101,10 +102,10 @@ class ObservedRetriever:
         begun = time.monotonic()
         error: str | None = None
         try:
-            return await self._retriever.search(queries, top_k, document, only)
+            return await self.retriever.search(queries, top_k, document, only)
         except BaseException as raised:
             error = type(raised).__name__
             raise
         finally:
             for query in queries:
-                self._observer.searched(query, began_at, time.monotonic() - begun, error)
+                self.observer.searched(query, began_at, time.monotonic() - begun, error)

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from weakref import WeakValueDictionary
 
-import msgspec
 from cachetools import TTLCache
+from msgspec.structs import replace
 
 from router.background import free_slowly
 from router.errors import BadRequest, StoreFailed
@@ -70,7 +70,7 @@ class Runs:
                     free_slowly((*run.events, *executions), _KEPT_S + _USED_S)
         live = self._live.find(run_id)
         if live and run.status == "running":
-            return msgspec.structs.replace(run, events=tuple(live.events))
+            return replace(run, events=tuple(live.events))
         return run
 
     async def feedback_on(self, run: Run) -> tuple[Feedback, ...]:
@@ -87,15 +87,14 @@ class Runs:
         """Return a page of at most `size` runs that match `wanted`, newest first. `page`: the token
         of the page; empty for the first page. Raises `BadRequest` if this is no token of a page.
         """
-        if not _may(wanted, identity):
-            return RunPage((), "")
-        return await self._archive.list(_own(wanted, identity), size, page)
+        own = _own(wanted, identity)
+        return await self._archive.list(own, size, page) if own else RunPage((), "")
 
-    def export(self, wanted: RunFilter, identity: Identity) -> AsyncIterator[ExportedRun]:
+    async def export(self, wanted: RunFilter, identity: Identity) -> AsyncIterator[ExportedRun]:
         """Yield all ended runs that match `wanted`, with their feedback, oldest first."""
-        if not _may(wanted, identity):
-            return _nothing()
-        return self._archive.export(_own(wanted, identity))
+        if own := _own(wanted, identity):
+            async for exported in self._archive.export(own):
+                yield exported
 
     async def watch(
         self,
@@ -169,24 +168,14 @@ class Runs:
                 raise BadRequest(
                     f"{name} must have at most {MAX_CHARS} characters, got {len(text)}."
                 )
-        feedback = msgspec.structs.replace(feedback, tenant=identity.tenant)
+        feedback = replace(feedback, tenant=identity.tenant)
         feedback_id = await self._archive.add_feedback(feedback)
         await self._on_feedback(feedback)
         return feedback_id
 
 
-def _may(wanted: RunFilter, identity: Identity) -> bool:
-    """Return whether the caller may see runs of the tenant that the filter names, if any."""
-    return wanted.tenant is None or identity.sees(wanted.tenant)
-
-
-def _own(wanted: RunFilter, identity: Identity) -> RunFilter:
-    """Return the filter, limited to runs of the caller's tenant."""
-    if identity.tenant is None:
-        return wanted
-    return msgspec.structs.replace(wanted, tenant=identity.tenant)
-
-
-async def _nothing() -> AsyncIterator[ExportedRun]:
-    for run in tuple[ExportedRun, ...]():
-        yield run
+def _own(wanted: RunFilter, identity: Identity) -> RunFilter | None:
+    """Return the filter, limited to runs that the caller may see; None if it selects none."""
+    if wanted.tenant is not None and not identity.sees(wanted.tenant):
+        return None
+    return replace(wanted, tenant=identity.tenant or wanted.tenant)

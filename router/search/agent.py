@@ -279,45 +279,20 @@ class Agent:
             index=index,
             purpose=purpose,
         )
+        add = partial(self._add_result, work, context, index)
         match self.form.parse(output.text, output.finish_reason == "length"):
             case SearchTurn(query, ignored) if self._indexes and self._may_search(work):
-                await self._look(
-                    work,
-                    context,
-                    index,
-                    query,
-                    partial(self._search, query, ignored, context.scope),
-                )
+                await add(query, partial(self._search, query, ignored, context.scope))
             case AccessTurn(name, text) if self.limits.access_k and self._may_search(work):
                 document = work.named(name)
                 if not document:
                     work.correct(prompts.CORRECT_ACCESS)
                     return
                 query = f"{text} (in {document})"
-                access = partial(self._access, query, document, text, context.scope)
-                await self._look(
-                    work,
-                    context,
-                    index,
-                    query,
-                    access,
-                )
+                await add(query, partial(self._access, query, document, text, context.scope))
             case CallTurn(name, arguments) if self._tools and self._may_search(work):
                 query = f"{name} {arguments}"
-                call = partial(
-                    self._call,
-                    work,
-                    query,
-                    name,
-                    arguments,
-                )
-                await self._look(
-                    work,
-                    context,
-                    index,
-                    query,
-                    call,
-                )
+                await add(query, partial(self._call, work, query, name, arguments))
             case SearchTurn() if self._indexes or not self._tools:
                 work.correct(self.form.no_searches)
             case _ if self.form.search_first and not work.searches:
@@ -343,7 +318,7 @@ class Agent:
         )
         work.offer(tools, "\n\n".join(text for text, applies in parts if applies))
 
-    async def _look(
+    async def _add_result(
         self,
         work: ContextWindow,
         context: RunContext,

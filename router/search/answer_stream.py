@@ -59,22 +59,19 @@ class _Reader:
         """Read the next piece of the output."""
         self._unread += piece
         if not self._open:
-            before, self._open, self._unread = _partition(self._unread, _OPENING)
-            if not self._open:
+            before, opening, self._unread = self._unread.partition(_OPENING)
+            if not opening:
                 self._unread = before[-len(_OPENING) :]
                 return
+            self._open = True
         if self._over or not piece:
             return
-        text, self._over, _ = _partition(self._unread, "</answer>")
-        held = None if self._over else _UNCERTAIN.search(text, max(0, len(text) - 12))
+        text, closing, _ = self._unread.partition("</answer>")
+        self._over = bool(closing)
+        held = None if closing else _UNCERTAIN.search(text, max(0, len(text) - 12))
         self._unread = text[held.start() :] if held else ""
         words = unescape(text[: held.start()] if held else text)
         joined = re.sub(r"\s+", " ", words)
         apart = self._answer and not self._answer.endswith(" ")
         self._answer += joined if apart else joined.lstrip()
         self._show(self._answer.rstrip())
-
-
-def _partition(text: str, mark: str) -> tuple[str, bool, str]:
-    before, found, after = text.partition(mark)
-    return before, bool(found), after

@@ -136,13 +136,10 @@ class FactorizedSearch:
                     if not isinstance(decision, Dispatch):
                         trajectory = self._stopped(decision, trajectory, context)
                         break
-                    executions = await self._dispatch(
-                        question,
-                        trajectory,
-                        decision,
-                        work,
-                        context,
+                    await self._reserve_for_answer(
+                        question, trajectory, decision.sub_queries, context
                     )
+                    executions = await work.run(decision.sub_queries, decision.managers)
                 trajectory = self._inform(trajectory, executions, decision.over_limit)
                 context.draft.result = trajectory
         except TimeoutError:
@@ -181,20 +178,6 @@ class FactorizedSearch:
         trajectory = replace(trajectory, delegation=conversation)
         context.draft.result = trajectory
         return decision, trajectory
-
-    async def _dispatch(
-        self,
-        question: str,
-        trajectory: Trajectory,
-        decision: Dispatch,
-        work: Dispatching,
-        context: RunContext,
-    ) -> list[Execution]:
-        """Reserve the cost of the answer, and let executors work on the sub-queries of a decision.
-        Return the executions in the order of the sub-queries.
-        """
-        await self._reserve_for_answer(question, trajectory, decision.sub_queries, context)
-        return await work.run(decision.sub_queries, decision.managers)
 
     def _inform(
         self, trajectory: Trajectory, executions: Sequence[Execution], over_limit: Sequence[str]

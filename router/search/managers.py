@@ -8,9 +8,8 @@ app. A) and multiply the cost.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
@@ -60,6 +59,15 @@ class Manager:
         the manager's report. Errors are handled as in `Executor.run`. If time or budget run out,
         the report joins the workers' reports so far.
         """
+        # The workers are the executors of the nested search, which has no answerer.
+        search = FactorizedSearch(
+            self.delegator,
+            self.workers,
+            None,
+            max_rounds=self.max_rounds,
+            early_dispatch=False,
+            width=self.max_workers,
+        )
         inner = _inside(index, self.name, context)
         inner.draft.result = Trajectory(
             "", "rounds_exhausted", delegation=self.delegator.open(sub_query)
@@ -69,7 +77,7 @@ class Manager:
         error: UpstreamError | None = None
         try:
             async with context.searching():
-                report = await _report(self.delegator, await self._search(sub_query, inner), inner)
+                report = await _report(self.delegator, await search.run(sub_query, inner), inner)
         except TimeoutError:
             cut = "timed_out"
         except BudgetExhausted:
@@ -90,25 +98,9 @@ class Manager:
             sub_query,
             report or NO_EVIDENCE,
             outcome,
-            (),
-            Conversation(()),
             manager=self.name,
             work=work,
         )
-
-    def _search(self, sub_query: str, inner: RunContext) -> Coroutine[Any, Any, Trajectory]:
-        """Return the coroutine of the nested search loop, in which the workers are the executors
-        and there is no answerer.
-        """
-        search = FactorizedSearch(
-            self.delegator,
-            self.workers,
-            None,
-            max_rounds=self.max_rounds,
-            early_dispatch=False,
-            width=self.max_workers,
-        )
-        return search.run(sub_query, inner)
 
     def _supported(
         self, report: Report | None, work: Trajectory, context: RunContext

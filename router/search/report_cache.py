@@ -15,7 +15,7 @@ from router.protocol import NO_EVIDENCE
 from router.protocol.sub_queries import normal_question
 from router.search.context import RunContext
 from router.search.executor import Executes
-from router.trace import Conversation, Execution
+from router.trace import Execution
 from router.trace.scope import Scope
 from router.trace.values import SearchDone
 
@@ -149,14 +149,7 @@ class ReportCache:
                 async with asyncio.timeout_at(context.search_deadline):
                     await flight.lead.acquire()
             except TimeoutError:
-                return Execution(
-                    sub_query,
-                    NO_EVIDENCE,
-                    "timed_out",
-                    (),
-                    Conversation(()),
-                    key.version,
-                )
+                return Execution(sub_query, NO_EVIDENCE, "timed_out", executor=key.version)
             try:
                 if flight.shared:
                     self.counts.shared += 1
@@ -174,8 +167,9 @@ class ReportCache:
                 flight.lead.release()
         finally:
             flight.parties -= 1
-            if not flight.parties or flight.over:
-                self._drop(key, flight)
+            # The next run with this sub-query starts a new flight.
+            if (not flight.parties or flight.over) and self._flights.get(key) is flight:
+                del self._flights[key]
         return await self._executor.run(sub_query, index, context)
 
     async def _lead(
@@ -214,8 +208,3 @@ class ReportCache:
             context.scope,
             self._index(context.scope),
         )
-
-    def _drop(self, key: _Key, flight: _Flight) -> None:
-        """Remove the flight, so that the next run with this sub-query starts a new one."""
-        if self._flights.get(key) is flight:
-            del self._flights[key]

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from router.calls import Readiness
@@ -66,24 +67,21 @@ between probes after a failure.
 """
 
 
+@dataclass(frozen=True)
 class WatchedRetriever:
     """A retriever that is probed regularly, and that reports to `Readiness` whether it works."""
 
-    def __init__(
-        self, retriever: IndexRetriever, readiness: Readiness, source: str = "retrieval"
-    ) -> None:
-        """`retriever`: does the searching. `readiness`: the registry to report to. `source`: name
-        of the retriever in reports.
-        """
-        self._retriever = retriever
-        self._source = source
-        self._readiness = readiness
-        self._doubt = asyncio.Event()
+    retriever: IndexRetriever
+    """Does the searching."""
+    readiness: Readiness
+    source: str = "retrieval"
+    """Name of the retriever in reports."""
+    _doubt: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
     def index_id(self) -> str | None:
         """See `IndexRetriever.index_id`."""
-        return self._retriever.index_id
+        return self.retriever.index_id
 
     async def search(
         self,
@@ -94,7 +92,7 @@ class WatchedRetriever:
     ) -> list[list[Passage]]:
         """See `IndexRetriever.search`."""
         try:
-            return await self._retriever.search(queries, top_k, document, only)
+            return await self.retriever.search(queries, top_k, document, only)
         except UpstreamError:
             self._doubt.set()
             raise
@@ -107,12 +105,12 @@ class WatchedRetriever:
         query = f"health {secrets.token_hex(8)}" if self._doubt.is_set() else "health"
         try:
             async with asyncio.timeout(_WITHIN_S):
-                await self._retriever.search([query], 1)
+                await self.retriever.search([query], 1)
             self._doubt.clear()
         except (UpstreamError, TimeoutError) as error:
             self._doubt.set()
             why = str(error) or f"no reply within {_WITHIN_S:g} s"
-        self._readiness.report(self._source, ["retrieval"], why)
+        self.readiness.report(self.source, ["retrieval"], why)
 
     async def follow(self) -> None:
         """Probe forever: every `_EVERY_S` seconds, and sooner after a search that failed."""

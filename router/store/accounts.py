@@ -7,6 +7,7 @@ from sqlalchemy import Connection, func, select
 
 from router.access import Key, Spent, Tenant
 from router.store.database import Database
+from router.store.projection import put
 from router.store.schema import KEYS, SPENDING, TENANTS, struct_of, structs
 
 
@@ -56,15 +57,7 @@ class SQLAccounts:
 
     async def set_tenant(self, tenant: Tenant) -> None:
         """See `Accounts.set_tenant`."""
-        row = _row(tenant)
-
-        def write(connection: Connection) -> None:
-            if not connection.execute(
-                TENANTS.update().where(TENANTS.c.name == tenant.name).values(row)
-            ).rowcount:
-                connection.execute(TENANTS.insert().values(row))
-
-        await self._database.write(write)
+        await self._database.write(lambda connection: put(connection, TENANTS, [_row(tenant)]))
 
     async def spending(self, tenant: str) -> list[Spent]:
         """See `Accounts.spending`."""

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import msgspec
@@ -30,12 +31,11 @@ from router.errors import BadRequest, NotFound
 from router.runs import RunFilter
 from router.runs.archive import MAX_LISTED_CHARS, ExportedRun, RunPage, RunSummary, shortened
 from router.store.database import Database, storable
-from router.store.schema import CALLS, FEEDBACK, RUNS, TENANTS, VERSION_TRIALS, run_of
+from router.store.schema import CALLS, FEEDBACK, RUNS, TENANTS, VERSION_TRIALS, run_of, struct_of
 from router.trace import Call, Run
 from router.trace.run import MAX_A_RUN, Feedback
 
 _log = structlog.get_logger("store")
-_SEARCHED = 5_000
 _PIECE = 32
 """Number of runs that an export reads in one query."""
 _DELETED = 100
@@ -54,23 +54,19 @@ _POSITION = tuple_(RUNS.c.started_at, RUNS.c.run_id)
 """Columns by which runs are sorted in time."""
 
 
+@dataclass(frozen=True)
 class SQLArchive:
     """Implements `Archive` with the database that `LogJournal` writes to."""
 
-    def __init__(
-        self,
-        database: Database,
-        calls: Callable[[str], tuple[Call, ...] | None] = lambda _run_id: None,
-        searched: int = _SEARCHED,
-    ) -> None:
-        """`calls`: returns the ended calls of a run that this gateway is running, by its
-        identifier; None for any other run. `searched`: max number of runs that are read for one
-        page of a list if no index serves the filter. Such a page may contain few runs although
-        there is a next page.
-        """
-        self._database = database
-        self._calls = calls
-        self._searched = searched
+    database: Database
+    calls: Callable[[str], tuple[Call, ...] | None] = lambda _run_id: None
+    """Returns the ended calls of a run that this gateway is running, by its identifier; None for
+    any other run.
+    """
+    searched: int = 5_000
+    """Max number of runs that are read for one page of a list if no index serves the filter. Such a
+    page may contain few runs although there is a next page.
+    """
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
         """Return a run. If this gateway is running it, it has the calls that have ended. `tenant`:
@@ -79,16 +75,16 @@ class SQLArchive:
         read = partial(_load, run_id=run_id, tenant=tenant)
 
         # The row of a running run does not change, so there is no need to wait for the database.
-        if self._calls(run_id) is not None:
+        if self.calls(run_id) is not None:
             with suppress(NotFound):  # the run may not be in the database yet
-                run = await self._database.read(read, behind=True)
-                if run.status == "running" and (calls := self._calls(run_id)) is not None:
+                run = await self.database.read(read, behind=True)
+                if run.status == "running" and (calls := self.calls(run_id)) is not None:
                     return msgspec.structs.replace(run, calls=calls)
 
-        run = await self._database.read(read)
+        run = await self.database.read(read)
         if run.status != "running":
             return run
-        return msgspec.structs.replace(run, calls=self._calls(run_id) or ())
+        return msgspec.structs.replace(run, calls=self.calls(run_id) or ())
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         """Return at most `size` runs that match `wanted`, newest first. `page`: token of the page
@@ -100,16 +96,16 @@ class SQLArchive:
             wanted=wanted,
             size=size,
             before=before,
-            searched=self._searched,
+            searched=self.searched,
         )
-        return await self._database.read(read)
+        return await self.database.read(read)
 
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         """Yield all ended runs that match `wanted`, with their feedback, oldest first. Redacted
         runs are included.
         """
         after = -math.inf, ""
-        while piece := await self._database.read(partial(_piece, wanted=wanted, after=after)):
+        while piece := await self.database.read(partial(_piece, wanted=wanted, after=after)):
             for exported in piece:
                 yield exported
             last = piece[-1].run
@@ -122,7 +118,7 @@ class SQLArchive:
         Raises `NotFound`, and `BadRequest` if the run has `MAX_A_RUN` entries of feedback already.
         """
         feedback_id = f"feedback-{secrets.token_hex(8)}"
-        await self._database.write(
+        await self.database.write(
             partial(_add_feedback, feedback=feedback, feedback_id=feedback_id)
         )
         return feedback_id
@@ -131,14 +127,14 @@ class SQLArchive:
         """Return the feedback on a run, oldest first; empty for an unknown run."""
         run_id = storable(run_id)
         read = partial(_feedback, run_ids=[run_id])
-        return (await self._database.read(read, behind=True)).get(run_id, ())
+        return (await self.database.read(read, behind=True)).get(run_id, ())
 
     async def request_cancel(self, run_id: str) -> None:
         """Mark a run, so that the gateway that runs it cancels it. No effect on a run that has
         ended.
         """
         running = RUNS.update().where(RUNS.c.run_id == storable(run_id), RUNS.c.status == "running")
-        await self._database.write(
+        await self.database.write(
             lambda connection: connection.execute(running.values(cancel_requested=True))
         )
 
@@ -294,16 +290,15 @@ def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
 
 
 def _summary(row: Row[tuple[object, ...]], feedback: Sequence[Feedback]) -> RunSummary:
-    outcome = row.outcome or None if row.status == "finished" else None
-    request = shortened(row.request, MAX_LISTED_CHARS)
-    fields = {
-        **row._mapping,
-        "request": request,
-        "request_id": row.request_id or "",
-        "outcome": outcome,
-    }
-    good = next((entry.good for entry in reversed(feedback) if entry.good is not None), None)
-    return RunSummary(id=fields.pop("run_id"), good=good, **fields)
+    return struct_of(
+        RunSummary,
+        row._mapping,
+        id=row.run_id,
+        request=shortened(row.request, MAX_LISTED_CHARS),
+        request_id=row.request_id or "",
+        outcome=row.outcome or None if row.status == "finished" else None,
+        good=next((entry.good for entry in reversed(feedback) if entry.good is not None), None),
+    )
 
 
 def _token(*position: object) -> str:

@@ -298,7 +298,13 @@ class Database:
         """
         if self.caught_up and not behind:
             await self.caught_up()
-        return await self._run(self._readers, lambda: self._read(query))
+
+        def work() -> Value:
+            self._see_files()
+            with self._engine.connect() as connection:
+                return query(connection)
+
+        return await self._run(self._readers, work)
 
     async def write(
         self, change: Callable[[Connection], Value], *, on_disk: bool = True, behind: bool = False
@@ -352,11 +358,6 @@ class Database:
         await asyncio.to_thread(self._writer.shutdown)
         await asyncio.to_thread(self._readers.shutdown)
         self._engine.dispose()
-
-    def _read(self, query: Callable[[Connection], Value]) -> Value:
-        self._see_files()
-        with self._engine.connect() as connection:
-            return query(connection)
 
     def _write(self, change: Callable[[Connection], Value], engine: Engine) -> Value:
         self._see_files()

@@ -255,8 +255,7 @@ class Follower:
         """
 
         def ready(change: Change) -> bool:
-            synced = change.position <= self._log.durable
-            return change.run is None or self._commits is not None or synced
+            return bool(self._commits or not change.run or change.position <= self._log.durable)
 
         return list(takewhile(ready, islice(self._changes, limit)))
 

@@ -41,7 +41,7 @@ from router.store.records import (
     encode,
     withheld,
 )
-from router.store.schema import SPENDING, struct_of
+from router.store.schema import SPENDING
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.redaction import redacted
@@ -233,25 +233,12 @@ class LogJournal:
 
     async def open(self, call: OpenedCall) -> None:
         """See `Journal.open`."""
-        answers = call.role == "answer"
-        await self._reserve(
-            call.run_id,
-            call.started_at,
-            call.reserved,
-            Opened(call),
-            answers=answers,
-        )
+        await self._reserve(call.run_id, call.started_at, call.reserved, Opened(call))
 
     async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
         """See `Journal.reserve_for_answer`."""
         at = self._running(run_id).start.started_at
-        await self._reserve(
-            run_id,
-            at,
-            amount,
-            Reserved(amount),
-            answers=True,
-        )
+        await self._reserve(run_id, at, amount, Reserved(amount))
 
     def settle(self, call: Call) -> None:
         """See `Journal.settle`."""
@@ -329,18 +316,17 @@ class LogJournal:
         run_id: str,
         at: float,
         wanted: Amount,
-        record: Record,
-        *,
-        answers: bool,
+        record: Opened | Reserved,
     ) -> None:
-        """Reserve `wanted` for a run in the quotas of its tenant, and write `record`. `at`: Unix
-        time that decides the day and month. `answers`: True if this replaces the amount that is
-        reserved for the run's answer.
+        """Reserve `wanted` for a run in the quotas of its tenant, and write `record`. For the
+        answer, this replaces the amount that is reserved for it. `at`: Unix time that decides the
+        day and month.
 
         Raises `BudgetExhausted` and `StoreFailed`; then nothing changes.
         """
         if self._members:
             self._members.see_alive()
+        answers = isinstance(record, Reserved) or record.call.role == "answer"
         leased = True
         while True:
             run = self._running(run_id)
@@ -348,13 +334,7 @@ class LogJournal:
             tenant = self._quotas.tenant(run.start.tenant)
             freed = run.kept if answers else NOTHING
             try:
-                self._quotas.check(
-                    tenant,
-                    at,
-                    wanted,
-                    run,
-                    answers=answers,
-                )
+                self._quotas.check(tenant, at, wanted, run, answers=answers)
                 break
             except QuotaExhausted as refused:
                 if not leased:
@@ -526,5 +506,5 @@ def _differs(before: RecordedRun | None, now: RunStart) -> str:
 
 def _spent(connection: Connection) -> dict[Period, Tally]:
     current = select(SPENDING).where(SPENDING.c.period.in_(periods(time.time())))
-    rows = connection.execute(current).mappings()
-    return {(row["tenant"], row["period"]): struct_of(Tally, row) for row in rows}
+    rows = connection.execute(current)
+    return {(tenant, period): Tally(*sums) for tenant, period, *sums in rows}

@@ -174,39 +174,24 @@ def _frame(
     if payload_start > len(data):
         return None
 
-    _, length, checksum, run, number = _HEADER.unpack_from(data, start)
+    _, length, _, run, number = _HEADER.unpack_from(data, start)
     end = payload_start + length
     payload = data[payload_start:end]
-    if end > len(data) or checksum != _checksum(
-        salt,
-        length,
-        run,
-        number,
-        payload,
-    ):
+    if data[start:end] != _encoded(salt, run, number, payload):
         return None
     return LogFrame(run, number, payload, Position(segment, end))
 
 
-def _checksum(
+def _encoded(
     salt: bytes,
-    length: int,
     run: int,
     number: int,
     payload: bytes,
-) -> int:
-    return crc32(
-        payload,
-        crc32(
-            _HEADER.pack(
-                salt,
-                length,
-                0,
-                run,
-                number,
-            )
-        ),
-    )
+) -> bytes:
+    """Return the bytes of a frame. The checksum is computed with 0 in its own place."""
+    length = len(payload)
+    checksum = crc32(payload, crc32(_HEADER.pack(salt, length, 0, run, number)))
+    return _HEADER.pack(salt, length, checksum, run, number) + payload
 
 
 def segments(folder: Path) -> list[Path]:
@@ -365,24 +350,7 @@ class RunLog:
         iteration of the event loop. If that fails, it is kept until it can be written.
         """
         self._check_open()
-        length = len(payload)
-        checksum = _checksum(
-            self._salt,
-            length,
-            run,
-            number,
-            payload,
-        )
-        self._buffer.append(
-            _HEADER.pack(
-                self._salt,
-                length,
-                checksum,
-                run,
-                number,
-            )
-            + payload
-        )
+        self._buffer.append(_encoded(self._salt, run, number, payload))
         if not later:
             try:
                 self._flush()

@@ -92,7 +92,8 @@ class Members:
             if self.done:
                 with suppress(StoreFailed):
                     await self.book_leases(complete=True)
-                    await self._database.write(partial(_leave, epoch=self.epoch))
+                    leaving = GATEWAYS.delete().where(GATEWAYS.c.epoch == self.epoch)
+                    await self._database.write(lambda connection: connection.execute(leaving))
         finally:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._end_session)
             self._thread.shutdown()
@@ -216,10 +217,6 @@ def _join(connection: Connection, log: str) -> int:
         connection.execute(LEASES.delete().where(lost, *past))
     joined = GATEWAYS.insert().values(log=log, session=0).returning(GATEWAYS.c.epoch)
     return int(connection.execute(joined).scalar_one())
-
-
-def _leave(connection: Connection, epoch: int) -> None:
-    connection.execute(GATEWAYS.delete().where(GATEWAYS.c.epoch == epoch))
 
 
 def _fence(connection: Connection, epoch: int, session: int) -> None:

@@ -40,7 +40,8 @@ def decode_run(trace: bytes) -> Run:
         return msgpack.decode(trace, type=Run)
     run = _read_map(trace)
     result = run.get("result", Raw())
-    if _read_kind(result).type != TableRun.__name__:
+    kind = msgpack.decode(result, type=_Kind | None)
+    if kind is None or kind.type != TableRun.__name__:
         return _struct(Run, run)
     del run["result"]
     return _struct(Run, run, result=_struct(TableRun, _read_map(result)))
@@ -48,10 +49,6 @@ def decode_run(trace: bytes) -> Run:
 
 class _Kind(Struct):
     type: str = ""
-
-
-def _read_kind(result: Raw) -> _Kind:
-    return msgpack.decode(result, type=_Kind | None) or _Kind()
 
 
 def _encoded(parts: tuple[Any, ...]) -> tuple[Raw, ...]:

@@ -129,17 +129,16 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
 
     rows = _run_rows(changes, log)
     named = [{f"_{name}": row[name] for name in _NAMED} for row in rows if row["request_id"]]
-    dialect = connection.dialect.name
     _do(connection, _RELEASE, named)
-    _do(connection, _put(RUNS, dialect), rows)
-    _do(connection, _put(CALLS, dialect), list(map(call_row, calls)))
-    _do(connection, _adding(USAGE_HOURS, dialect), hourly_usage(calls))
+    put(connection, RUNS, rows)
+    put(connection, CALLS, list(map(call_row, calls)))
+    put(connection, USAGE_HOURS, hourly_usage(calls), adds=True)
 
     sums = [
         dict(zip(_SPENDING, (*key, tally.requests, tally.tokens, tally.nano_usd), strict=True))
         for key, tally in spent.items()
     ]
-    _do(connection, _adding(SPENDING, dialect), sums)
+    put(connection, SPENDING, sums, adds=True)
     if counts_first:
         paid = [row for row in sums if row["tokens"] or row["nano_usd"]]
         from_lease = [{"_log": log} | {f"_{name}": row[name] for name in row} for row in paid]
@@ -147,6 +146,15 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
 
     forgotten = [{"_run_id": change.start.id} for change in changes if change.forgotten]
     _do(connection, _FORGET, forgotten)
+
+
+def put(connection: Connection, table: Table, rows: Sequence[Row], *, adds: bool = False) -> None:
+    """Insert rows, in the transaction of `connection`. They replace rows with the same keys.
+
+    `adds`: the rows are sums, which are added to those of rows with the same keys. If only one of
+    two sums is null, it counts as 0; if both are null, the result is null.
+    """
+    _do(connection, _putting(table, connection.dialect.name, adds), rows)
 
 
 def _do(connection: Connection, statement: Any, rows: Sequence[Row]) -> None:
@@ -187,7 +195,7 @@ def put_leases(connection: Connection, log: str, leases: Mapping[Period, Sequenc
     The rows of empty leases are deleted.
     """
     rows = [dict(zip(_LEASE, (*key, log, *lease), strict=True)) for key, lease in leases.items()]
-    _do(connection, _put(LEASES, "postgresql"), rows)
+    put(connection, LEASES, rows)
     connection.execute(
         LEASES.delete().where(LEASES.c.log == log, LEASES.c.tokens == 0, LEASES.c.nano_usd == 0)
     )
@@ -221,7 +229,7 @@ def keep_place(connection: Connection, log: str, place: Position) -> None:
     """Write the place of a log, unless the stored place is further in the log."""
     place = max(place, place_of(connection, log))
     row = {"log": log, "segment": place.segment, "bytes": place.offset}
-    _do(connection, _put(LOGS, connection.dialect.name), [row])
+    put(connection, LOGS, [row])
 
 
 def _run_rows(changes: Sequence[Change], log: str) -> list[Row]:
@@ -283,33 +291,16 @@ _PLACE = select(LOGS.c.segment, LOGS.c.bytes).where(LOGS.c.log == bindparam("_lo
 _FORGET = RUNS.delete().where(RUNS.c.run_id == bindparam("_run_id"))
 
 
-def _inserting(table: Table, dialect: str) -> Any:
-    return (sqlite.insert if dialect == "sqlite" else postgresql.insert)(table)
-
-
 @cache
-def _put(table: Table, dialect: str) -> Any:
-    """Return a statement that inserts rows, and replaces existing rows with the same key."""
-    insert = _inserting(table, dialect)
-    keys = list(table.primary_key.columns)
-    values = {
-        column.name: insert.excluded[column.name] for column in table.c if not column.primary_key
-    }
-    return insert.on_conflict_do_update(index_elements=keys, set_=values)
-
-
-@cache
-def _adding(table: Table, dialect: str) -> Any:
-    """Return a statement that inserts rows of sums, and adds them to existing rows with the same
-    key. If only one of the two sums is null, it counts as 0; if both are null, the result is null.
-    """
-    insert = _inserting(table, dialect)
-    sums = {
-        column.name: _sum(column, insert.excluded[column.name])
-        for column in table.c
-        if not column.primary_key
-    }
-    return insert.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=sums)
+def _putting(table: Table, dialect: str, adds: bool) -> Any:
+    """Return the statement of `put`."""
+    insert = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(table)
+    values = dict[str, Any]()
+    for column in table.c:
+        if not column.primary_key:
+            new = insert.excluded[column.name]
+            values[column.name] = _sum(column, new) if adds else new
+    return insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=values)
 
 
 def _sum(column: Column[Any], more: ColumnElement[Any]) -> ColumnElement[Any]:

@@ -317,30 +317,29 @@ class Fold:
         numbered = self._headless.pop(key)
         start = None
         for _, record in numbered:
-            if isinstance(record, RunEnded):
-                run = record.run
-                start = RunStart(
-                    run.id,
-                    run.kind,
-                    run.tenant,
-                    "",
-                    run.request_id,
-                    run.request,
-                    "",
-                    run.started_at,
-                )
-            elif isinstance(record, Opened) and start is None:
-                call = record.call
-                start = RunStart(
-                    call.run_id,
-                    "answer",
-                    call.tenant,
-                    "",
-                    "",
-                    "",
-                    "",
-                    call.started_at,
-                )
+            match record:
+                case RunEnded(run):
+                    start = RunStart(
+                        run.id,
+                        run.kind,
+                        run.tenant,
+                        "",
+                        run.request_id,
+                        run.request,
+                        "",
+                        run.started_at,
+                    )
+                case Opened(call) if start is None:
+                    start = RunStart(
+                        call.run_id,
+                        "answer",
+                        call.tenant,
+                        "",
+                        "",
+                        "",
+                        "",
+                        call.started_at,
+                    )
         if start is None:
             return None
 

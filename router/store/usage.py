@@ -8,6 +8,7 @@ hour are summed from the table `calls`, by its index on tenant and time.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, get_args
@@ -30,6 +31,7 @@ from router.errors import BadRequest
 from router.ledger import UsageQuery, UsageReport
 from router.ledger.reconciliation import LedgerSum, Tokens
 from router.ledger.usage import Bucket, Dimension, UsageRow
+from router.models import Usage
 from router.store.database import Database, begin_snapshot, storable
 from router.store.schema import CALLS, GROUPS, RUNS, USAGE_HOURS
 from router.trace import Call
@@ -38,30 +40,29 @@ from router.trace.call import COMPLETE_OUTCOMES, SUMMED_COUNTS, SUMS, OpenedCall
 _HOUR_S = 3600
 _BUCKET_HOURS: dict[Bucket, int] = {"hour": 1, "day": 24, "month": 24}
 """Number of hours in a bucket of the database's sums. Months are summed from days afterwards."""
-_UnderWay = Callable[[], tuple[Sequence[Call], Sequence[OpenedCall]]]
 _FOREVER = 10**8 * _HOUR_S
 _COLUMNS = "hour", *get_args(Dimension), *SUMS
 
 
+@dataclass(frozen=True)
 class SQLUsages:
     """Implements `Usages` and `LedgerSums` with a database."""
 
-    def __init__(self, database: Database, under_way: _UnderWay = lambda: ((), ())) -> None:
-        """`under_way`: returns the ended calls and the open calls of runs that are running, which
-        the database does not have.
-        """
-        self._database = database
-        self._under_way = under_way
+    database: Database
+    under_way: Callable[[], tuple[Sequence[Call], Sequence[OpenedCall]]] = lambda: ((), ())
+    """Returns the ended calls and the open calls of runs that are running, which the database does
+    not have.
+    """
 
     async def usage(self, query: UsageQuery) -> UsageReport:
         """See `Usages.usage`."""
-        return await self._database.read(partial(usage_in, query=query))
+        return await self.database.read(partial(usage_in, query=query))
 
     async def since(self, deployment: str, start: float) -> LedgerSum:
         """See `LedgerSums.since`."""
         read = partial(_since, deployment=storable(deployment), start=start)
-        groups, uncertain, complete = await self._database.read(read)
-        ended, opened = self._under_way()
+        groups, uncertain, complete = await self.database.read(read)
+        ended, opened = self.under_way()
         for call in (*ended, *opened):
             if call.deployment == deployment and call.started_at >= start:
                 groups.append(group := _alone(call))
@@ -213,13 +214,11 @@ def _summed(
 
 
 def _bucket_start(bucket: Bucket, hour: int) -> float:
-    """Return the Unix time at which the bucket begins that contains an hour. `hour`: Unix time //
-    3600.
+    """Return the Unix time at which a bucket begins. `hour`: the first hour of one of the sums of
+    the database in it, as Unix time // 3600.
     """
-    begun = hour // _BUCKET_HOURS[bucket] * _BUCKET_HOURS[bucket] * _HOUR_S
-    if bucket == "month":
-        return datetime.fromtimestamp(begun, UTC).replace(day=1).timestamp()
-    return float(begun)
+    begun = datetime.fromtimestamp(hour * _HOUR_S, UTC)
+    return (begun.replace(day=1) if bucket == "month" else begun).timestamp()
 
 
 def hourly_usage(calls: Iterable[Call]) -> list[dict[str, Any]]:
@@ -275,29 +274,17 @@ class _Calls(NamedTuple):
 
 
 def _alone(call: OpenedCall) -> _Calls:
-    if not isinstance(call, Call):
-        return _Calls(
-            "",
-            "",
-            False,
-            1,
-            0,
-            0,
-            call.prompt_bound,
-            call.max_tokens,
+    alone = _Calls("", "", False, 1, 0, 0, call.prompt_bound, call.max_tokens)
+    if isinstance(call, Call):
+        usage = call.usage or Usage(0, 0)
+        alone = alone._replace(
+            outcome=call.outcome,
+            counted=call.counted,
+            silent=call.first_token_s is None,
+            read=usage.prompt_tokens,
+            wrote=usage.completion_tokens,
         )
-    read, wrote = (call.usage.prompt_tokens, call.usage.completion_tokens) if call.usage else (0, 0)
-    silent = call.first_token_s is None
-    return _Calls(
-        call.outcome,
-        call.counted,
-        silent,
-        1,
-        read,
-        wrote,
-        call.prompt_bound,
-        call.max_tokens,
-    )
+    return alone
 
 
 def _since(

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 from sqlalchemy import Connection, RowMapping, func, or_, select, true
 
 from router.errors import BadRequest
@@ -49,7 +50,7 @@ class SQLVersionBook:
             _lock(connection)
             if any(known.version == version.version for known in _versions(connection)):
                 raise BadRequest(f"version {version.version!r}: exists already; use another name.")
-            connection.execute(EXECUTOR_VERSIONS.insert().values(msgspec.structs.asdict(version)))
+            connection.execute(EXECUTOR_VERSIONS.insert().values(asdict(version)))
             _note(connection, [decision])
 
         await self._database.write(add, behind=True)
@@ -74,9 +75,7 @@ class SQLVersionBook:
                 return False
             for version in changed:
                 this = EXECUTOR_VERSIONS.c.version == version.version
-                connection.execute(
-                    EXECUTOR_VERSIONS.update().where(this).values(msgspec.structs.asdict(version))
-                )
+                connection.execute(EXECUTOR_VERSIONS.update().where(this).values(asdict(version)))
             _note(connection, decisions)
             return True
 
@@ -139,7 +138,7 @@ class SQLVersionBook:
         # The alphabetical order of the sources is also their order of trust, see `Source`.
         less_trusted = or_(_TRIALS.source.is_(None), _TRIALS.source < judgement.source)
         trial = VERSION_TRIALS.update().where(_TRIALS.run_id == storable(run_id), less_trusted)
-        judged = trial.values(msgspec.structs.asdict(judgement) | {"judged_at": time.time()})
+        judged = trial.values(asdict(judgement) | {"judged_at": time.time()})
         await self._database.write(lambda connection: connection.execute(judged))
 
     async def pairs(self, version: str, stage: Stage, since: float) -> list[Pair]:
@@ -187,7 +186,7 @@ def _note(connection: Connection, decisions: Iterable[VersionDecision]) -> None:
         figures = (
             None if decision.figures is None else msgspec.json.encode(decision.figures).decode()
         )
-        row = {**msgspec.structs.asdict(decision), "number": number, "figures": figures}
+        row = {**asdict(decision), "number": number, "figures": figures}
         connection.execute(VERSION_DECISIONS.insert().values(row))
 
 
@@ -199,9 +198,9 @@ def _decision(row: RowMapping) -> VersionDecision:
 
 
 def _row(trial: Trial) -> dict[str, object]:
-    row: dict[str, Any] = msgspec.structs.asdict(trial)
+    row: dict[str, Any] = asdict(trial)
     for name in SIDES:
-        side = msgspec.structs.asdict(row.pop(f"by_{name}"))
+        side = asdict(row.pop(f"by_{name}"))
         row |= {f"{name}_{what}": value for what, value in side.items()}
         row[f"{name}_answer"] = storable(side["answer"])
     return row

@@ -206,7 +206,10 @@ class Assembly:
         ties = {*reading.ties} - self._ties
         self._ties |= ties
         parts = set(chain.from_iterable(self._parts[key] for key in moved))
-        about_moved = parts and any(_is_about(tie, parts) for tie in self._ties)
+        # A tie is about a key if one of its names may be a part of the key.
+        about_moved = parts and any(
+            not parts.isdisjoint(tie.before + tie.after) for tie in self._ties
+        )
         if about_moved or any(tied(ties, self._names, 1)):
             self._group()
         else:
@@ -335,11 +338,6 @@ def assemble(
     for ask, execution in reports:
         assembly.add(ask, execution)
     return assembly.table()
-
-
-def _is_about(tie: Tie, parts: set[str]) -> bool:
-    """Return whether one of the names in `tie` may be one of these folded parts of keys."""
-    return not parts.isdisjoint(tie.before + tie.after)
 
 
 def _cell(

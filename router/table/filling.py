@@ -272,13 +272,7 @@ class _Filling:
     @property
     def result(self) -> TableRun:
         """The result so far. Executors that have not reported count as timed out."""
-        cut = Execution(
-            "",
-            NO_EVIDENCE,
-            "timed_out",
-            (),
-            Conversation(()),
-        )
+        cut = Execution("", NO_EVIDENCE, "timed_out")
         return TableRun(
             self._schema,
             self._request.rows,

@@ -146,24 +146,12 @@ def _seen(
     """
     sightings = list[Sighting]()
     for search in searches:
-        for cited in _cited(search.shown, golds):
-            sightings.append(
-                Sighting(
-                    "shown",
-                    agent,
-                    search.query,
-                    cited,
-                )
-            )
-        for cited in _cited(search.passages[len(search.shown) :], golds):
-            sightings.append(
-                Sighting(
-                    "dropped",
-                    agent,
-                    search.query,
-                    cited,
-                )
-            )
+        shown = search.shown
+        dropped = search.passages[len(shown) :]
+        sightings += [
+            *(Sighting("shown", agent, search.query, cited) for cited in _cited(shown, golds)),
+            *(Sighting("dropped", agent, search.query, cited) for cited in _cited(dropped, golds)),
+        ]
     return sightings
 
 

@@ -123,11 +123,9 @@ class Reading:
         return tuple(tuple(terms(sentence)) for sentence in self.folded)
 
 
-def _size(reading: Reading) -> int:
-    return len(reading.text) + _FIXED_CHARS
-
-
-@cached(LRUCache(_CACHED_CHARS, getsizeof=_size), lock=Lock())
+@cached(
+    LRUCache(_CACHED_CHARS, getsizeof=lambda reading: len(reading.text) + _FIXED_CHARS), lock=Lock()
+)
 def read(text: str) -> Reading:
     """Return the reading of a passage's text or title. Readings are cached, because many points are
     compared with the same passage.
@@ -149,7 +147,7 @@ def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citati
     The number of comparisons is limited: a point with more than `_MAX_SENTENCES` sentences gets no
     citation, and neither do points after the first `_MAX_OF_ALL` sentences.
     """
-    shown = list(_different(passages))
+    shown = list({passage.id: passage for passage in passages}.values())
     citations = list[list[Citation]]()
     looked_for = 0
     for point in points:
@@ -160,10 +158,6 @@ def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citati
             parts = [_cited(sentence, shown) for sentence in stated]
         citations.append(list(dict.fromkeys(chain(*parts))) if all(parts) else [])
     return citations
-
-
-def _different(passages: Iterable[Passage]) -> Iterable[Passage]:
-    return {passage.id: passage for passage in passages}.values()
 
 
 def _cited(point: str, shown: Iterable[Passage]) -> list[Citation]:

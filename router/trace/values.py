@@ -100,9 +100,9 @@ class Execution(msgspec.Struct, frozen=True, gc=False, tag=True):
     contains findings or the reason for the escalation, and the name of the manager to ask.
     """
     outcome: ExecutionOutcome
-    searches: tuple[SearchRecord, ...]
+    searches: tuple[SearchRecord, ...] = ()
     """The executor's searches; empty for a manager."""
-    conversation: Conversation
+    conversation: Conversation = Conversation(())
     """The executor's conversation; empty for a manager, whose conversation is in `work`."""
     executor: str = ""
     """Name of the executor version that worked on the sub-query; empty if it was not recorded."""

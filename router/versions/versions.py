@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -160,43 +161,37 @@ class Examination(Protocol):
         """See `HeldOutTest.compare`."""
 
 
+@dataclass(slots=True)
 class Versions:
     """Changes the states of executor versions for operators and for the gate. Every method raises
     `StoreFailed` if the database fails.
     """
 
-    def __init__(
-        self,
-        book: VersionBook,
-        load: Callable[[str], Awaitable[str]],
-        gate: GateRule | None = None,
-        canary_share: float = 0.2,
-        *,
-        on_change: Callable[[], Awaitable[None]] | None = None,
-        held_out: Examination | None = None,
-    ) -> None:
-        """`load`: verifies a published version, loads it into the engines, and returns its manifest
-        as JSON; raises `BadVersion`. `gate`: the rule of the gate; None if only operators decide.
-        `canary_share`: share of the runs that a candidate serves when the gate makes it a canary.
-        `on_change`: awaited after a version has changed its state; its errors are logged.
-        `held_out`: the test that a canary must pass before the gate promotes it; None if only
-        operators promote.
-        """
-        self._book = book
-        self._load = load
-        self._gate = gate
-        self._canary_share = canary_share
-        self._noted: tuple[str, float, TrialFigures] | None = None
-        self._on_change = on_change
-        self._held_out = held_out
-        self._compared: dict[tuple[str, str, float], list[tuple[bool, bool]]] = {}
-        """Results of the held-out questions. The keys are the candidate, the active version and the
-        Unix time at which the candidate's stage began.
-        """
+    book: VersionBook
+    load: Callable[[str], Awaitable[str]]
+    """Verifies a published version, loads it into the engines, and returns its manifest as JSON.
+    Raises `BadVersion`.
+    """
+    gate: GateRule | None = None
+    """The rule of the gate; None if only operators decide."""
+    canary_share: float = 0.2
+    """Share of the runs that a candidate serves when the gate makes it a canary."""
+    on_change: Callable[[], Awaitable[None]] | None = None
+    """Awaited after a version has changed its state. Its errors are logged."""
+    held_out: Examination | None = None
+    """The test that a canary must pass before the gate promotes it; None if only operators promote.
+    """
+    _noted: tuple[str, float, TrialFigures] | None = field(default=None, init=False)
+    _compared: dict[tuple[str, str, float], Sequence[tuple[bool, bool]]] = field(
+        default_factory=dict, init=False
+    )
+    """Results of the held-out questions. The keys are the candidate, the active version and the
+    Unix time at which the candidate's stage began.
+    """
 
     async def traffic(self) -> Traffic:
         """Return the versions in use. Raises `BadVersion` if no version is active."""
-        traffic = traffic_of(await self._book.versions())
+        traffic = traffic_of(await self.book.versions())
         if traffic is None:
             raise BadVersion(
                 "no version of the executor is active; promote one (rolegate versions promote)."
@@ -209,8 +204,8 @@ class Versions:
         """
         if version.state not in ("shadow", "canary"):
             return None
-        pairs = await self._book.pairs(version.version, version.state, version.state_at)
-        return await asyncio.to_thread(figures_of, pairs, self._gate, version.state)
+        pairs = await self.book.pairs(version.version, version.state, version.state_at)
+        return await asyncio.to_thread(figures_of, pairs, self.gate, version.state)
 
     async def decisions(
         self, version: str | None = None, after: int = 0
@@ -218,7 +213,7 @@ class Versions:
         """Return the decisions with numbers above `after`, oldest first and at most
         `MAX_DECISIONS`. `version`: only decisions on this version; None for all versions.
         """
-        return await self._book.decisions(version, after, MAX_DECISIONS)
+        return await self.book.decisions(version, after, MAX_DECISIONS)
 
     async def ensure_base(self, name: str, manifest: str = "") -> None:
         """Register the version that the config names, if it is not registered, and make it the
@@ -230,7 +225,7 @@ class Versions:
                 reason = "The config names it, and no version was active."
                 draft.promote(draft.find(name), reason)
 
-        if all(version.version != name for version in await self._book.versions()):
+        if all(version.version != name for version in await self.book.versions()):
             with suppress(BadRequest):  # another gateway was faster
                 await self._add(name, manifest, "config", "The config names it.")
         await self._change(plan, "config")
@@ -243,12 +238,12 @@ class Versions:
             raise BadRequest(
                 f"version {name!r}: is not a valid name; use a name such as executor-000001."
             )
-        if any(version.version == name for version in await self._book.versions()):
+        if any(version.version == name for version in await self.book.versions()):
             raise BadRequest(
                 f"version {name!r}: is registered already; publish the new version under a new "
                 "name."
             )
-        return await self._add(name, await self._load(name), "operator")
+        return await self._add(name, await self.load(name), "operator")
 
     async def set_traffic(
         self,
@@ -313,23 +308,23 @@ class Versions:
         """Let the gate decide on the version on trial, if there is one. If another process changes
         versions meanwhile, this review changes nothing, and the next one decides.
         """
-        versions = await self._book.versions()
+        versions = await self.book.versions()
         traffic = traffic_of(versions)
         if (
-            self._gate is None
+            self.gate is None
             or traffic is None
             or traffic.candidate is None
             or traffic.stage is None
         ):
             return
         candidate = next(version for version in versions if version.version == traffic.candidate)
-        pairs = await self._book.pairs(candidate.version, traffic.stage, candidate.state_at)
-        verdict, figures, reason = await asyncio.to_thread(decide, pairs, self._gate, traffic.stage)
+        pairs = await self.book.pairs(candidate.version, traffic.stage, candidate.state_at)
+        verdict, figures, reason = await asyncio.to_thread(decide, pairs, self.gate, traffic.stage)
         trial = candidate.version, traffic.active, candidate.state_at
         passed = verdict == "promote" and traffic.stage == "canary"
         if passed:
-            over = len(pairs) >= self._gate.max_trials
-            verdict, held_out_reason = self._examined(self._gate, trial, figures, over=over)
+            over = len(pairs) >= self.gate.max_trials
+            verdict, held_out_reason = self._examined(self.gate, trial, figures, over=over)
             reason = f"{reason} {held_out_reason}"
 
         draft = VersionDraft(versions, "gate", figures)
@@ -343,11 +338,11 @@ class Versions:
                     reason,
                     candidate.share,
                 )
-                await self._book.wait(draft.decisions[-1])
+                await self.book.wait(draft.decisions[-1])
                 self._noted = noted
                 _tell(draft.decisions[-1])
-            if passed and self._held_out and trial not in self._compared:
-                self._compared[trial] = await self._held_out.compare(*trial)
+            if passed and self.held_out and trial not in self._compared:
+                self._compared[trial] = await self.held_out.compare(*trial)
                 await self.review()  # decides by the results of the held-out questions
             return
         if verdict == "roll_back":
@@ -360,7 +355,7 @@ class Versions:
                 "canary",
                 "canary",
                 reason,
-                self._canary_share,
+                self.canary_share,
             )
         else:
             draft.promote(candidate, reason)
@@ -378,13 +373,13 @@ class Versions:
         the reason in words. The decision is `wait` until both versions have answered them. `over`:
         True if the stage has had its max number of trials.
         """
-        if self._held_out is None:
+        if self.held_out is None:
             return "stop" if over else "wait", _NO_HELD_OUT
         if trial in self._compared:
             return on_held_out(self._compared[trial], gate)
-        tokens = (figures.tokens + figures.active_tokens) // figures.trials * self._held_out.size
+        tokens = (figures.tokens + figures.active_tokens) // figures.trials * self.held_out.size
         return "wait", (
-            f"Both versions now answer {self._held_out.size} held-out questions, for about "
+            f"Both versions now answer {self.held_out.size} held-out questions, for about "
             f"{tokens:,} executor tokens, plus tokens of the other roles, booked to the tenant "
             f"{DEFAULT_TENANT}."
         )
@@ -393,7 +388,7 @@ class Versions:
         """Return all versions, newest first, each with the figures of its trial; None for a version
         that is not on trial.
         """
-        return [(version, await self.figures(version)) for version in await self._book.versions()]
+        return [(version, await self.figures(version)) for version in await self.book.versions()]
 
     async def _add(
         self,
@@ -420,7 +415,7 @@ class Versions:
             now,
             reason,
         )
-        await self._book.add(version, decision)
+        await self.book.add(version, decision)
         _tell(decision)
         return version
 
@@ -428,8 +423,8 @@ class Versions:
         """Load a registered version. Raises `BadVersion` if its files have changed since it was
         registered.
         """
-        manifest = VersionDraft(await self._book.versions(), "operator").find(name).manifest
-        if manifest and await self._load(name) != manifest:
+        manifest = VersionDraft(await self.book.versions(), "operator").find(name).manifest
+        if manifest and await self.load(name) != manifest:
             raise BadVersion(
                 f"{name}: has changed since it was registered; publish the changed files as a new "
                 "version, because a name is used only once."
@@ -442,20 +437,20 @@ class Versions:
         has changed versions meanwhile, repeat it with the new versions.
         """
         for _ in range(_ATTEMPTS):
-            draft = VersionDraft(await self._book.versions(), decided_by)
+            draft = VersionDraft(await self.book.versions(), decided_by)
             plan(draft)
             if not draft.decisions or await self._take(draft):
                 return draft
         raise StoreFailed("Other processes keep changing versions of the executor; try again.")
 
     async def _take(self, draft: VersionDraft) -> bool:
-        if not await self._book.change(draft.expected, draft.changed, draft.decisions):
+        if not await self.book.change(draft.expected, draft.changed, draft.decisions):
             return False
         for decision in draft.decisions:
             _tell(decision)
-        if self._on_change:
+        if self.on_change:
             with errors_logged(_log, "versions.not_in_use_yet"):
-                await self._on_change()
+                await self.on_change()
         return True
 
 

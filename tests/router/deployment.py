@@ -146,7 +146,12 @@ class Deployment:
             roles=roles,
             condenser=Condenser(replace(role("delegation", self.condenser), system="condense")),
             lifecycle=RunLifecycle(
-                store, store, live or LiveRuns(), settings, timeout_s, admission=admission
+                store,
+                store,
+                live or LiveRuns(),
+                settings,
+                timeout_s,
+                admission=admission or Admission(),
             ),
             max_question_chars=max_question_chars,
             vocabulary=vocabulary,
