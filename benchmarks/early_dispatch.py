@@ -58,17 +58,16 @@ _REPORT = (
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    questions: Annotated[int, Meta(ge=1, description="number of questions per setting")] = 6
-    blocks: Annotated[
-        tuple[int, ...], Meta(description="numbers of sub-queries in a block to measure")
-    ] = (1, 2, 4, 8)
-    speeds: Annotated[
-        tuple[float, ...], Meta(description="the delegator's speeds to measure, tokens per second")
-    ] = (
+    questions: Annotated[int, Meta(ge=1)] = 6
+    """Number of questions per setting."""
+    blocks: tuple[int, ...] = (1, 2, 4, 8)
+    """Numbers of sub-queries in a block to measure."""
+    speeds: tuple[float, ...] = (
         25.0,
         50.0,
         100.0,
     )
+    """The delegator's speeds to measure, tokens per second."""
 
 
 class Setting(msgspec.Struct, frozen=True):

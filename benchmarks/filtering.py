@@ -44,24 +44,21 @@ differ in the kind of data and hardly in its amount.
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    worlds: Annotated[tuple[int, ...], Meta(description="seeds of the training worlds")] = (
+    worlds: tuple[int, ...] = (
         9001,
         9002,
         9003,
         9004,
     )
-    questions: Annotated[int, Meta(ge=1, description="questions per training world")] = 300
-    asked: Annotated[int, Meta(ge=1, description="questions about the held-out world")] = 200
-    work: (
-        Annotated[
-            Path,
-            Meta(
-                description="folder to keep the results of each step in, so that the same command "
-                "can resume (default: a temporary folder)"
-            ),
-        ]
-        | None
-    ) = None
+    """Seeds of the training worlds."""
+    questions: Annotated[int, Meta(ge=1)] = 300
+    """Questions per training world."""
+    asked: Annotated[int, Meta(ge=1)] = 200
+    """Questions about the held-out world."""
+    work: Path | None = None
+    """Folder to keep the results of each step in, so that the same command can resume (default: a
+    temporary folder).
+    """
 
 
 class Figures(msgspec.Struct, frozen=True):

@@ -65,24 +65,16 @@ none are.
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    questions: Annotated[int, Meta(ge=1, description="questions asked to train from")] = 500
-    held_out: Annotated[
-        int, Meta(ge=1, description="held-out questions asked before and after the training")
-    ] = 200
-    max_questions: Annotated[
-        int, Meta(ge=1, description="max questions asked until the gate decides about a version")
-    ] = 1500
-    in_flight: Annotated[int, Meta(ge=1, description="questions asked at the same time")] = 8
-    work: (
-        Annotated[
-            Path,
-            Meta(
-                description="folder to keep world, training steps and versions in (default: a "
-                "temporary folder)"
-            ),
-        ]
-        | None
-    ) = None
+    questions: Annotated[int, Meta(ge=1)] = 500
+    """Questions asked to train from."""
+    held_out: Annotated[int, Meta(ge=1)] = 200
+    """Held-out questions asked before and after the training."""
+    max_questions: Annotated[int, Meta(ge=1)] = 1500
+    """Max questions asked until the gate decides about a version."""
+    in_flight: Annotated[int, Meta(ge=1)] = 8
+    """Questions asked at the same time."""
+    work: Path | None = None
+    """Folder to keep world, training steps and versions in (default: a temporary folder)."""
 
 
 class StageScores(msgspec.Struct, frozen=True):

@@ -44,15 +44,14 @@ _DEADLINE_S = 120.0
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    seed: Annotated[
-        int, Meta(description="seed of the world; no model was trained on its names")
-    ] = 11
-    questions: Annotated[int, Meta(ge=1, description="number of questions about the world")] = 200
-    models: (
-        Annotated[Path, Meta(description="config that names the models (default: the preset mini)")]
-        | None
-    ) = msgspec.field(name="config", default=None)
-    in_flight: Annotated[int, Meta(ge=1, description="questions asked at the same time")] = 8
+    seed: int = 11
+    """Seed of the world; no model was trained on its names."""
+    questions: Annotated[int, Meta(ge=1)] = 200
+    """Number of questions about the world."""
+    models: Path | None = msgspec.field(name="config", default=None)
+    """Config that names the models (default: the preset mini)."""
+    in_flight: Annotated[int, Meta(ge=1)] = 8
+    """Questions asked at the same time."""
 
 
 class GroupScores(msgspec.Struct, frozen=True):

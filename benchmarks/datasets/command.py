@@ -25,30 +25,16 @@ from serving.files import replacing, write_atomically
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the command."""
 
-    paths: Annotated[
-        tuple[Path, ...],
-        POSITIONAL,
-        Meta(description="files of questions, or folders with questions.jsonl"),
-    ]
-    sample: (
-        Annotated[
-            int,
-            Meta(
-                ge=1,
-                description="draw up to N questions of each data set at random (default: all)",
-            ),
-        ]
-        | None
-    ) = None
-    seed: Annotated[int, Meta(description="seed of the random sample")] = 42
-    out: Annotated[Path, Meta(description="write the drawn questions to this file")] | None = None
-    corpus: (
-        Annotated[
-            Path,
-            Meta(description="write the paragraphs that rows contain to this file, as a corpus"),
-        ]
-        | None
-    ) = None
+    paths: Annotated[tuple[Path, ...], POSITIONAL]
+    """Files of questions, or folders with questions.jsonl."""
+    sample: Annotated[int, Meta(ge=1)] | None = None
+    """Draw up to N questions of each data set at random (default: all)."""
+    seed: int = 42
+    """Seed of the random sample."""
+    out: Path | None = None
+    """Write the drawn questions to this file."""
+    corpus: Path | None = None
+    """Write the paragraphs that rows contain to this file, as a corpus."""
 
 
 class QuestionCounts(msgspec.Struct, frozen=True):

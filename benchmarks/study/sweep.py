@@ -12,10 +12,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.baselines.single_agent import NoRetrieval, SingleAgent, limits_alone
@@ -54,10 +52,10 @@ Task = tuple[BenchmarkQuestion, int]
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the sweep."""
 
-    plan: Annotated[Path, Meta(description="plan of the sweep (TOML)")] = msgspec.field(
-        name="config"
-    )
-    out: Annotated[Path, Meta(description="folder for the results; a sweep in it is resumed")]
+    plan: Path = msgspec.field(name="config")
+    """Plan of the sweep (TOML)."""
+    out: Path
+    """Folder for the results; a sweep in it is resumed."""
 
 
 class Figures(msgspec.Struct, frozen=True):

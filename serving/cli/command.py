@@ -1,7 +1,7 @@
 """Command lines that are defined by msgspec structs: each field of a command's struct is an option.
 
-A field's type determines which values the option accepts, and the docstring under the field (or
-`Meta(description=…)` in its type) is the option's help text. The docstring of the struct is the
+A field's type determines which values the option accepts, and the docstring under the field is the
+option's help text. The docstring of the struct is the
 command's description. A field named `config` adds the options `--config` and `--preset`; its value
 is the config file that they choose.
 """
@@ -187,7 +187,6 @@ def _add_option(
         (kind,) = (member for member in kind.types if not isinstance(member, NoneType))
     extra: dict[str, Any] = {}
     if isinstance(kind, Metadata):
-        doc = doc or (kind.extra_json_schema or {}).get("description", "")
         extra = kind.extra or {}
         kind = kind.type
     assert doc, f"{field.name} has no description"
