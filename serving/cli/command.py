@@ -82,14 +82,26 @@ def run_subcommand(
     subcommand that the caller runs itself. `run`: called with a subcommand's work and options; by
     default it calls the work with the options.
     """
-    parser = new_parser(group, about)
-    choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in commands.items():
-        choices.add_parser(name, help=_summary(command), add_help=False)
-    chosen = parser.parse_args(arguments[:1]).command
+    summaries = {name: _summary(command) for name, command in commands.items()}
+    chosen = chosen_command(group, about, summaries, arguments)
     command = commands[chosen]
     assert isinstance(command, Command)
     return run(command.work, parse(command.options, f"{group} {chosen}", arguments[1:])) or 0
+
+
+def chosen_command(
+    group: str, about: str | None, summaries: Mapping[str, str], arguments: Sequence[str]
+) -> str:
+    """Return the name of the subcommand of `rolegate GROUP` that `arguments` begin with.
+    `summaries`: what `--help` says about each subcommand, by its name. Exits the process after
+    `--help`, and for an unknown subcommand.
+    """
+    parser = new_parser(group, about)
+    choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, summary in summaries.items():
+        choices.add_parser(name, help=summary, add_help=False)
+    chosen: str = parser.parse_args(arguments[:1]).command
+    return chosen
 
 
 def _summary(command: Command | str) -> str:
