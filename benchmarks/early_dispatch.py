@@ -22,7 +22,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from itertools import product
+from itertools import product, starmap
 from typing import Annotated
 
 import msgspec
@@ -107,7 +107,8 @@ class Figures(msgspec.Struct, frozen=True):
 
 async def measure(options: Options) -> Figures:
     """Ask the questions of each setting through both gateways, and return the times."""
-    asked = [setting for setting in _settings(options) for _ in range(options.questions)]
+    kinds = product(options.blocks, options.speeds, _ENGINES)
+    asked = [setting for setting in starmap(Setting, kinds) for _ in range(options.questions)]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(work_folder(None))
         models, retrieval = await stack.enter_async_context(played(_Paced()))
@@ -133,11 +134,6 @@ async def measure(options: Options) -> Figures:
     for setting, pair_s in zip(asked, seconds, strict=True):
         pairs.setdefault(setting, []).append(pair_s)
     return Figures([_row(setting, times) for setting, times in pairs.items()])
-
-
-def _settings(options: Options) -> list[Setting]:
-    """Return all combinations of the options' values and the kinds of engines."""
-    return [Setting(*setting) for setting in product(options.blocks, options.speeds, _ENGINES)]
 
 
 def _row(setting: Setting, pairs: Sequence[Sequence[float]]) -> SettingTimes:

@@ -16,7 +16,6 @@ from serving.config.config import (
     DistillationConfig,
     ReportCacheConfig,
     RoleConfig,
-    RolesConfig,
 )
 from serving.retrieval.opening import open_retriever
 from serving.startup import start_engines
@@ -56,10 +55,8 @@ class MiniDeployment(msgspec.Struct, frozen=True):
             )
         config = msgspec.structs.replace(
             self.of,
-            roles=RolesConfig(
-                delegation=at(roles.delegation),
-                execution=at(roles.execution),
-                answer=at(roles.answer),
+            roles=msgspec.structs.replace(
+                roles, **{name: at(role) for name, role in roles.by_name.items()}
             ),
             condenser=self.of.condenser and at(self.of.condenser),
             engines={},

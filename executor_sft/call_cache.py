@@ -48,7 +48,6 @@ class CallCache:
         self._file = file
         self._entries = {entry.key: entry for entry in file}
         self._hits: set[str] = set()
-        self._keys: dict[str, str] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @classmethod
@@ -81,18 +80,11 @@ class CallCache:
                 self._entries[key] = entry
             else:
                 self._hits.add(prompt.request_id)
-        self._keys[prompt.request_id] = key
         return entry.completion
 
     def hits(self, calls: Iterable[Call]) -> int:
         """Return how many of `calls` were answered from the cache."""
         return sum(call.request_id in self._hits for call in calls)
-
-    def key(self, call: Call) -> str | None:
-        """Return the cache key of a call; calls with the same key are paid for once. Return None
-        if the call was not made through this cache, or failed.
-        """
-        return self._keys.get(call.request_id)
 
     @property
     def spent(self) -> list[PaidCalls]:
