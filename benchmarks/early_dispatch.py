@@ -23,17 +23,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from itertools import product, starmap
-from typing import Annotated
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 from rolegate.client import AsyncClient
 
 from benchmarks import harness
 from benchmarks.gateway import MODELS, canned_config, gateway, played
 from benchmarks.harness import work_folder
 from benchmarks.load import in_flight, timed
+from executor_sft.command import Count
 from router.testing.openai_server import ChatRequest, Reply, writes
 
 _EXECUTORS_PER_S = 75.0
@@ -58,7 +57,7 @@ _REPORT = (
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    questions: Annotated[int, Meta(ge=1)] = 6
+    questions: Count = 6
     """Number of questions per setting."""
     blocks: tuple[int, ...] = (1, 2, 4, 8)
     """Numbers of sub-queries in a block to measure."""

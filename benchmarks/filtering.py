@@ -4,14 +4,13 @@ on questions about a held-out world.
 """
 
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.harness import run_sft, work_folder
 from benchmarks.mini_deployment import MiniDeployment, mini_deployment
+from executor_sft.command import Count
 from executor_sft.evaluate import Evaluation, answers, evaluation_of
 from executor_sft.filter import RESULT
 from executor_sft.miniworld.export import export, over
@@ -43,9 +42,9 @@ class Options(harness.Options, frozen=True, kw_only=True):
         9004,
     )
     """Seeds of the training worlds."""
-    questions: Annotated[int, Meta(ge=1)] = 300
+    questions: Count = 300
     """Questions per training world."""
-    asked: Annotated[int, Meta(ge=1)] = 200
+    asked: Count = 200
     """Questions about the held-out world."""
     work: Path | None = None
     """Folder to keep the results of each step in, so that the same command can resume (default: a

@@ -15,11 +15,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 from google.protobuf.json_format import MessageToDict
-from msgspec import Meta
 from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
 
@@ -28,6 +27,7 @@ from benchmarks.gateway import gateway
 from benchmarks.harness import Check, run_sft, work_folder
 from benchmarks.load import in_flight
 from benchmarks.mini_deployment import mini_deployment
+from executor_sft.command import Count
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import MiniQuestion
 from executor_sft.miniworld.world import World
@@ -65,13 +65,13 @@ none are.
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    questions: Annotated[int, Meta(ge=1)] = 500
+    questions: Count = 500
     """Questions asked to train from."""
-    held_out: Annotated[int, Meta(ge=1)] = 200
+    held_out: Count = 200
     """Held-out questions asked before and after the training."""
-    max_questions: Annotated[int, Meta(ge=1)] = 1500
+    max_questions: Count = 1500
     """Max questions asked until the gate decides about a version."""
-    in_flight: Annotated[int, Meta(ge=1)] = 8
+    in_flight: Count = 8
     """Questions asked at the same time."""
     work: Path | None = None
     """Folder to keep world, training steps and versions in (default: a temporary folder)."""

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
+from executor_sft.command import Count
 from router.protocol import Passage
 from serving.cli.command import POSITIONAL
 from serving.documents.rows import read_rows
@@ -27,7 +27,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
 
     paths: Annotated[tuple[Path, ...], POSITIONAL]
     """Files of questions, or folders with questions.jsonl."""
-    sample: Annotated[int, Meta(ge=1)] | None = None
+    sample: Count | None = None
     """Draw up to N questions of each data set at random (default: all)."""
     seed: int = 42
     """Seed of the random sample."""

@@ -37,6 +37,7 @@ from benchmarks.harness import Check, watching, work_folder
 from benchmarks.load import in_flight, rows_of
 from benchmarks.reliability.audit import checks_of, compared, named
 from benchmarks.reliability.testbed import COLUMNS, Conditions, TestBed, opened_bed
+from executor_sft.command import Count
 from router.store import opened
 from router.testing.fault_proxy import FAULTS
 from router.testing.postgres import running_postgres
@@ -65,11 +66,11 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Parts of the benchmark to run."""
     questions: Annotated[int, Meta(ge=4)] = 2000
     """In the part faults: number of questions to ask."""
-    in_flight: Annotated[int, Meta(ge=1)] = 32
+    in_flight: Count = 32
     """Questions asked at the same time."""
     share: Annotated[float, Meta(ge=0, le=1)] = 0.05
     """Share of model calls that are made to fail."""
-    kills: Annotated[int, Meta(ge=1)] = 30
+    kills: Count = 30
     """In all other parts: how often the gateway is killed."""
     longest: Annotated[float, Meta(gt=0)] = 2.0
     """Max seconds from a start of the gateway to its kill."""

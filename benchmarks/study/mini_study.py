@@ -7,14 +7,13 @@ same command with the same folder resumes the study.
 """
 
 from pathlib import Path
-from typing import Annotated
 
-from msgspec import Meta
 from msgspec.structs import replace
 
 from benchmarks import harness
 from benchmarks.study import report, sweep
 from benchmarks.study.plan import Pairs, Plan, StudyModel
+from executor_sft.command import Count
 from executor_sft.miniworld.compositional import CompositionalWorld, Kind
 from executor_sft.miniworld.export import export, write_config, write_corpus
 from executor_sft.miniworld.world import World
@@ -39,9 +38,9 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Folder for worlds, results and report; a study in it is resumed."""
     worlds: tuple[int, ...] = (21, 22)
     """Seeds of the worlds."""
-    questions: Annotated[int, Meta(ge=1)] = 75
+    questions: Count = 75
     """Questions per world."""
-    rollouts: Annotated[int, Meta(ge=1)] = 4
+    rollouts: Count = 4
     """Answers to each question by each configuration."""
     world: Kind = "mini"
     """Kind of the worlds; the shipped models were trained on mini."""

@@ -10,11 +10,11 @@ from msgspec import Meta
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
+from executor_sft.command import Count
 from router.errors import BadConfig
 from router.protocol.sub_queries import normal_question
 from serving.config.file import located
 
-Count = Annotated[int, Meta(ge=1)]
 ModelName = Annotated[str, Meta(pattern=r"^[\w.:/-]+$")]
 
 

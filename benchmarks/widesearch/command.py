@@ -37,6 +37,7 @@ from benchmarks.widesearch.tasks import (
     read_responses,
     read_tasks,
 )
+from executor_sft.command import Count
 from executor_sft.evaluate import paired_difference
 from executor_sft.jsonl import JsonlFile
 from executor_sft.runtime import Runtime, open_runtime
@@ -78,7 +79,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """
     against: Path | None = None
     """File of other responses to compare the scores with."""
-    runs: Annotated[int, Meta(ge=1)]
+    runs: Count
     """Number of responses to each task."""
     judge: bool = False
     """Let distillation.judge of --config compare cells and names."""
@@ -88,7 +89,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Config of the judge, and of models that write tables."""
     out: Path = Path("widesearch")
     """Folder to write the report to."""
-    in_flight: Annotated[int, Meta(ge=1)] = 4
+    in_flight: Count = 4
     """Tables filled, and responses scored, at the same time."""
     timeout: Annotated[float, Meta(gt=0)] = TABLE_S
     """Max seconds for a table."""

@@ -59,6 +59,11 @@ def reads(read: Callable[[str], object], metavar: str) -> Meta:
     return Meta(extra={"type": read, "metavar": metavar})
 
 
+def shown_as(metavar: str) -> Meta:
+    """Return a mark for an option whose value is called `metavar` in the help."""
+    return Meta(extra={"metavar": metavar})
+
+
 class Command(NamedTuple):
     """Subcommand: the struct that defines its options, and the function that does its work.
 
