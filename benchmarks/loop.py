@@ -19,6 +19,7 @@ from typing import Literal
 
 import msgspec
 from google.protobuf.json_format import MessageToDict
+from msgspec.structs import replace
 from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
 
@@ -28,6 +29,7 @@ from benchmarks.harness import Check, run_sft, work_folder
 from benchmarks.load import in_flight
 from benchmarks.mini_deployment import mini_deployment
 from executor_sft.command import Count
+from executor_sft.jsonl import write_jsonl
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import MiniQuestion
 from executor_sft.miniworld.world import World
@@ -36,7 +38,6 @@ from router.protocol import exact_match
 from serving.config.config import Config
 from serving.config.file import load_config, preset
 from serving.engines.versions import MANIFEST, verified, write_version
-from serving.files import write_atomically
 from serving.terminal import complain
 
 Stage = Literal["before", "logged", "swap", "after", "degraded"]
@@ -229,16 +230,16 @@ def _write_questions(work: Path, options: Options) -> list[list[MiniQuestion]]:
         {"id": question.id, "question": question.text, "golden_answers": [question.answer]}
         for question in stages[0]
     ]
-    write_atomically(work / "held_out.jsonl", msgspec.json.Encoder().encode_lines(rows))
+    write_jsonl(work / "held_out.jsonl", rows)
     return stages
 
 
 def _config(work: Path) -> Config:
     config = over(load_config(preset("mini")), work / "world")
-    gate = msgspec.structs.replace(config.versions.gate, canary_share=_CANARY_SHARE)
+    gate = replace(config.versions.gate, canary_share=_CANARY_SHARE)
     held_out = str((work / "held_out.jsonl").resolve())
-    versions = msgspec.structs.replace(config.versions, held_out=held_out, gate=gate)
-    return msgspec.structs.replace(config, versions=versions)
+    versions = replace(config.versions, held_out=held_out, gate=gate)
+    return replace(config, versions=versions)
 
 
 def publish_degraded(versions: Path, version: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 import msgspec
+from msgspec.structs import replace
 
 from executor_sft.jsonl import JsonlFile
 from router.models import Completion, Delta, Model, OnDelta, Prompt, Usage
@@ -126,7 +127,7 @@ class CachedModel:
 
         Raises the model's errors, and `StoreFailed` if the cache cannot be written.
         """
-        fields = msgspec.structs.asdict(msgspec.structs.replace(prompt, request_id=""))
+        fields = msgspec.structs.asdict(replace(prompt, request_id=""))
         if not prompt.unstopped:
             # Older caches have keys and seeds without this field; leave it out so they stay valid
             del fields["unstopped"]
@@ -134,8 +135,8 @@ class CachedModel:
         key = hashlib.sha256(self._variant + b"\n" + request).hexdigest()
         # Derive a seed from each request: with a shared seed, all calls would get the same noise
         if prompt.sampling.seed is not None:
-            sampling = msgspec.structs.replace(prompt.sampling, seed=int(key[:7], 16))
-            prompt = msgspec.structs.replace(prompt, sampling=sampling)
+            sampling = replace(prompt.sampling, seed=int(key[:7], 16))
+            prompt = replace(prompt, sampling=sampling)
         return await self._cache.complete(self._model, self._role, prompt, key)
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:

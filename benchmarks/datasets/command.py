@@ -16,10 +16,11 @@ from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
 from executor_sft.command import Count
+from executor_sft.jsonl import write_jsonl
 from router.protocol import Passage
 from serving.cli.command import POSITIONAL
 from serving.documents.rows import read_rows
-from serving.files import replacing, write_atomically
+from serving.files import replacing
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
@@ -70,7 +71,7 @@ def measure(options: Options) -> Overview:
     questions = list(chain.from_iterable(read.values()))
     drawn = sample(questions, options.sample, options.seed) if options.sample else questions
     if options.out:
-        write_atomically(options.out, msgspec.json.Encoder().encode_lines(drawn))
+        write_jsonl(options.out, drawn)
     corpora = {path: corpus for path in read if (corpus := path / "corpus.jsonl").is_file()}
     checked = {str(path): _checked(corpus, read[path]) for path, corpus in corpora.items()}
     return Overview(
