@@ -2,7 +2,6 @@
 answers and tables.
 """
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from rolegate.client import GatewayError
 
 from benchmarks import harness
 from router.errors import RolegateError
+from serving.cli.command import chosen_command
 from serving.files import private_files
 from serving.terminal import complain
 
@@ -43,7 +43,7 @@ BENCHMARKS = {
     ),
     "filtering": (
         "filtering",
-        "train executors on filtered, unfiltered and gold trajectories, and compare them",
+        "train executors on filtered and on unfiltered trajectories, and compare them",
     ),
     "loop": (
         "loop",
@@ -69,15 +69,11 @@ BENCHMARKS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one benchmark and return its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(prog="rolegate bench", description=__doc__)
-    commands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
-    for name, (_, summary) in BENCHMARKS.items():
-        commands.add_parser(name, help=summary, add_help=False)
-    chosen, rest = parser.parse_known_args(given[:1])
-
-    module = importlib.import_module(f"benchmarks.{BENCHMARKS[chosen.benchmark][0]}")
+    summaries = {name: summary for name, (_, summary) in BENCHMARKS.items()}
+    name = chosen_command("bench", __doc__, summaries, given)
+    module = importlib.import_module(f"benchmarks.{BENCHMARKS[name][0]}")
     try:
-        return harness.run(chosen.benchmark, module, [*rest, *given[1:]])
+        return harness.run(name, module, given[1:])
     except (RolegateError, GatewayError) as error:
         complain(f"rolegate bench: {error}")
         return 1

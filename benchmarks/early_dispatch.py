@@ -22,18 +22,17 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from itertools import product
-from typing import Annotated
+from itertools import product, starmap
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 from rolegate.client import AsyncClient
 
 from benchmarks import harness
 from benchmarks.gateway import MODELS, canned_config, gateway, played
 from benchmarks.harness import work_folder
 from benchmarks.load import in_flight, timed
+from executor_sft.command import Count
 from router.testing.openai_server import ChatRequest, Reply, writes
 
 _EXECUTORS_PER_S = 75.0
@@ -58,17 +57,16 @@ _REPORT = (
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    questions: Annotated[int, Meta(ge=1, description="number of questions per setting")] = 6
-    blocks: Annotated[
-        tuple[int, ...], Meta(description="numbers of sub-queries in a block to measure")
-    ] = (1, 2, 4, 8)
-    speeds: Annotated[
-        tuple[float, ...], Meta(description="the delegator's speeds to measure, tokens per second")
-    ] = (
+    questions: Count = 6
+    """Number of questions per setting."""
+    blocks: tuple[int, ...] = (1, 2, 4, 8)
+    """Numbers of sub-queries in a block to measure."""
+    speeds: tuple[float, ...] = (
         25.0,
         50.0,
         100.0,
     )
+    """The delegator's speeds to measure, tokens per second."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -108,7 +106,8 @@ class Figures(msgspec.Struct, frozen=True):
 
 async def measure(options: Options) -> Figures:
     """Ask the questions of each setting through both gateways, and return the times."""
-    asked = [setting for setting in _settings(options) for _ in range(options.questions)]
+    kinds = product(options.blocks, options.speeds, _ENGINES)
+    asked = [setting for setting in starmap(Setting, kinds) for _ in range(options.questions)]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(work_folder(None))
         models, retrieval = await stack.enter_async_context(played(_Paced()))
@@ -134,11 +133,6 @@ async def measure(options: Options) -> Figures:
     for setting, pair_s in zip(asked, seconds, strict=True):
         pairs.setdefault(setting, []).append(pair_s)
     return Figures([_row(setting, times) for setting, times in pairs.items()])
-
-
-def _settings(options: Options) -> list[Setting]:
-    """Return all combinations of the options' values and the kinds of engines."""
-    return [Setting(*setting) for setting in product(options.blocks, options.speeds, _ENGINES)]
 
 
 def _row(setting: Setting, pairs: Sequence[Sequence[float]]) -> SettingTimes:

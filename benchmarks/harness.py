@@ -14,11 +14,10 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import psutil
-from msgspec import Meta
 
 from executor_sft.command import show
 from executor_sft.step import write_json
@@ -45,7 +44,8 @@ class Check(msgspec.Struct, frozen=True):
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of every benchmark."""
 
-    json: Annotated[Path, Meta(description="also write the figures to this file")] | None = None
+    json: Path | None = None
+    """Also write the figures to this file."""
 
 
 def run(name: str, benchmark: ModuleType, arguments: Sequence[str]) -> int:

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 from google.protobuf.json_format import MessageToDict
-from msgspec import Meta
+from msgspec.structs import replace
 from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
 
@@ -28,6 +28,8 @@ from benchmarks.gateway import gateway
 from benchmarks.harness import Check, run_sft, work_folder
 from benchmarks.load import in_flight
 from benchmarks.mini_deployment import mini_deployment
+from executor_sft.command import Count
+from executor_sft.jsonl import write_jsonl
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import MiniQuestion
 from executor_sft.miniworld.world import World
@@ -36,7 +38,6 @@ from router.protocol import exact_match
 from serving.config.config import Config
 from serving.config.file import load_config, preset
 from serving.engines.versions import MANIFEST, verified, write_version
-from serving.files import write_atomically
 from serving.terminal import complain
 
 Stage = Literal["before", "logged", "swap", "after", "degraded"]
@@ -65,24 +66,16 @@ none are.
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    questions: Annotated[int, Meta(ge=1, description="questions asked to train from")] = 500
-    held_out: Annotated[
-        int, Meta(ge=1, description="held-out questions asked before and after the training")
-    ] = 200
-    max_questions: Annotated[
-        int, Meta(ge=1, description="max questions asked until the gate decides about a version")
-    ] = 1500
-    in_flight: Annotated[int, Meta(ge=1, description="questions asked at the same time")] = 8
-    work: (
-        Annotated[
-            Path,
-            Meta(
-                description="folder to keep world, training steps and versions in (default: a "
-                "temporary folder)"
-            ),
-        ]
-        | None
-    ) = None
+    questions: Count = 500
+    """Questions asked to train from."""
+    held_out: Count = 200
+    """Held-out questions asked before and after the training."""
+    max_questions: Count = 1500
+    """Max questions asked until the gate decides about a version."""
+    in_flight: Count = 8
+    """Questions asked at the same time."""
+    work: Path | None = None
+    """Folder to keep world, training steps and versions in (default: a temporary folder)."""
 
 
 class StageScores(msgspec.Struct, frozen=True):
@@ -237,16 +230,16 @@ def _write_questions(work: Path, options: Options) -> list[list[MiniQuestion]]:
         {"id": question.id, "question": question.text, "golden_answers": [question.answer]}
         for question in stages[0]
     ]
-    write_atomically(work / "held_out.jsonl", msgspec.json.Encoder().encode_lines(rows))
+    write_jsonl(work / "held_out.jsonl", rows)
     return stages
 
 
 def _config(work: Path) -> Config:
     config = over(load_config(preset("mini")), work / "world")
-    gate = msgspec.structs.replace(config.versions.gate, canary_share=_CANARY_SHARE)
+    gate = replace(config.versions.gate, canary_share=_CANARY_SHARE)
     held_out = str((work / "held_out.jsonl").resolve())
-    versions = msgspec.structs.replace(config.versions, held_out=held_out, gate=gate)
-    return msgspec.structs.replace(config, versions=versions)
+    versions = replace(config.versions, held_out=held_out, gate=gate)
+    return replace(config, versions=versions)
 
 
 def publish_degraded(versions: Path, version: str) -> str:

@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import grpc
 import msgspec
-from msgspec import Meta
 from rolegate.client import GatewayError
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import completion_service_pb2 as completion_pb
@@ -28,6 +26,7 @@ from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 
 from benchmarks import harness
 from benchmarks.load import in_flight
+from executor_sft.command import Count
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import MiniQuestion, SubQuery
 from executor_sft.miniworld.world import World
@@ -44,15 +43,14 @@ _DEADLINE_S = 120.0
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    seed: Annotated[
-        int, Meta(description="seed of the world; no model was trained on its names")
-    ] = 11
-    questions: Annotated[int, Meta(ge=1, description="number of questions about the world")] = 200
-    models: (
-        Annotated[Path, Meta(description="config that names the models (default: the preset mini)")]
-        | None
-    ) = msgspec.field(name="config", default=None)
-    in_flight: Annotated[int, Meta(ge=1, description="questions asked at the same time")] = 8
+    seed: int = 11
+    """Seed of the world; no model was trained on its names."""
+    questions: Count = 200
+    """Number of questions about the world."""
+    models: Path | None = msgspec.field(name="config", default=None)
+    """Config that names the models (default: the preset mini)."""
+    in_flight: Count = 8
+    """Questions asked at the same time."""
 
 
 class GroupScores(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from benchmarks.gateway import retrieval
 from executor_sft.miniworld.export import write_config
@@ -16,7 +17,6 @@ from serving.config.config import (
     DistillationConfig,
     ReportCacheConfig,
     RoleConfig,
-    RolesConfig,
 )
 from serving.retrieval.opening import open_retriever
 from serving.startup import start_engines
@@ -43,39 +43,29 @@ class MiniDeployment(msgspec.Struct, frozen=True):
         """
 
         def at(role: RoleConfig) -> RoleConfig:
-            return msgspec.structs.replace(
-                role, engine=None, base_url=self.engines[role.engine or ""]
-            )
+            return replace(role, engine=None, base_url=self.engines[role.engine or ""])
 
         roles = self.of.roles
         teacher = self.of.distillation.teacher
         retrieval = self.of.retrieval
         if self.retrieval:
-            retrieval = msgspec.structs.replace(
-                retrieval, address=self.retrieval, index=None, documents=()
-            )
-        config = msgspec.structs.replace(
+            retrieval = replace(retrieval, address=self.retrieval, index=None, documents=())
+        config = replace(
             self.of,
-            roles=RolesConfig(
-                delegation=at(roles.delegation),
-                execution=at(roles.execution),
-                answer=at(roles.answer),
-            ),
+            roles=replace(roles, **{name: at(role) for name, role in roles.by_name.items()}),
             condenser=self.of.condenser and at(self.of.condenser),
             engines={},
             report_cache=ReportCacheConfig(enabled=False),
             retrieval=retrieval,
-            server=msgspec.structs.replace(
-                self.of.server, store=f"sqlite:///{file.parent}/runs.db", http=None
-            ),
+            server=replace(self.of.server, store=f"sqlite:///{file.parent}/runs.db", http=None),
             distillation=DistillationConfig(
                 teacher=at(teacher) if teacher and teacher.engine in self.engines else None
             ),
         )
         if versions is not None:
-            config = msgspec.structs.replace(
+            config = replace(
                 config,
-                versions=msgspec.structs.replace(config.versions, folder=str(versions), start=None),
+                versions=replace(config.versions, folder=str(versions), start=None),
             )
         write_config(config, file)
         return config

@@ -160,49 +160,27 @@ _SINGLE_CALLS = 64
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    parts: Annotated[
-        tuple[Part, ...],
-        Meta(description="parts to measure: paced, cpu, proxy, load (default: all)"),
-    ] = ()
-    rounds: Annotated[
-        int, Meta(ge=2, description="rounds of each part, in addition to one that warms up")
-    ] = 10
-    questions: Annotated[
-        int, Meta(ge=2, description="questions for each variant in each round")
-    ] = 200
-    in_flight: Annotated[
-        tuple[int, ...], Meta(description="in the part load: numbers of questions in flight")
-    ] = (
+    parts: tuple[Part, ...] = ()
+    """Parts to measure: paced, cpu, proxy, load (default: all)."""
+    rounds: Annotated[int, Meta(ge=2)] = 10
+    """Rounds of each part, in addition to one that warms up."""
+    questions: Annotated[int, Meta(ge=2)] = 200
+    """Questions for each variant in each round."""
+    in_flight: tuple[int, ...] = (
         10,
         100,
         1000,
         3000,
     )
-    token_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="in the part paced: seconds that models take for a token; the first token "
-            "takes five times as long",
-        ),
-    ] = 0.01
-    folder: (
-        Annotated[
-            Path,
-            Meta(
-                description="folder for stores and logs, whose disk is measured, too (default: a "
-                "temporary folder)"
-            ),
-        ]
-        | None
-    ) = None
-    litellm: (
-        Annotated[
-            Path,
-            Meta(description="Python interpreter of an environment with litellm[proxy]"),
-        ]
-        | None
-    ) = None
+    """In the part load: numbers of questions in flight."""
+    token_s: Annotated[float, Meta(gt=0)] = 0.01
+    """In the part paced: seconds that models take for a token; the first token takes five times as
+    long.
+    """
+    folder: Path | None = None
+    """Folder for stores and logs, whose disk is measured, too (default: a temporary folder)."""
+    litellm: Path | None = None
+    """Interpreter of Python in an environment with litellm[proxy]."""
 
 
 class Variant(msgspec.Struct, frozen=True):

@@ -10,10 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
@@ -30,17 +28,10 @@ CUTS = (1, 3, 5, 10)
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    data: Annotated[Path, Meta(description="folder with corpus.jsonl and questions.jsonl")]
-    index: (
-        Annotated[
-            Path,
-            Meta(
-                description="folder of the corpus's index, which is built if missing (default: a "
-                "temporary folder)"
-            ),
-        ]
-        | None
-    ) = None
+    data: Path
+    """Folder with corpus.jsonl and questions.jsonl."""
+    index: Path | None = None
+    """Folder of the corpus's index, which is built if missing (default: a temporary folder)."""
 
 
 class RankingScores(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from serving.cli.command import new_parser, parse
+from serving.cli.command import chosen_command, parse
 from serving.cli.main import main as rolegate
 from serving.logs import errors_only
 
@@ -48,11 +48,8 @@ def run(arguments: Sequence[str]) -> int:
 
     Raises `RolegateError` for expected errors, and `OSError`.
     """
-    parser = new_parser("sft", __doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (_, summary) in _COMMANDS.items():
-        commands.add_parser(name, help=summary, add_help=False)
-    name = parser.parse_args(arguments[:1]).command
+    summaries = {name: summary for name, (_, summary) in _COMMANDS.items()}
+    name = chosen_command("sft", __doc__, summaries, arguments)
     errors_only()
     module = importlib.import_module(_COMMANDS[name][0])
     return int(module.run(parse(module.Options, f"sft {name}", arguments[1:], module.__doc__)))

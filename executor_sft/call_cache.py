@@ -10,6 +10,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 import msgspec
+from msgspec.structs import replace
 
 from executor_sft.jsonl import JsonlFile
 from router.models import Completion, Delta, Model, OnDelta, Prompt, Usage
@@ -48,7 +49,6 @@ class CallCache:
         self._file = file
         self._entries = {entry.key: entry for entry in file}
         self._hits: set[str] = set()
-        self._keys: dict[str, str] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @classmethod
@@ -81,18 +81,11 @@ class CallCache:
                 self._entries[key] = entry
             else:
                 self._hits.add(prompt.request_id)
-        self._keys[prompt.request_id] = key
         return entry.completion
 
     def hits(self, calls: Iterable[Call]) -> int:
         """Return how many of `calls` were answered from the cache."""
         return sum(call.request_id in self._hits for call in calls)
-
-    def key(self, call: Call) -> str | None:
-        """Return the cache key of a call; calls with the same key are paid for once. Return None
-        if the call was not made through this cache, or failed.
-        """
-        return self._keys.get(call.request_id)
 
     @property
     def spent(self) -> list[PaidCalls]:
@@ -134,7 +127,7 @@ class CachedModel:
 
         Raises the model's errors, and `StoreFailed` if the cache cannot be written.
         """
-        fields = msgspec.structs.asdict(msgspec.structs.replace(prompt, request_id=""))
+        fields = msgspec.structs.asdict(replace(prompt, request_id=""))
         if not prompt.unstopped:
             # Older caches have keys and seeds without this field; leave it out so they stay valid
             del fields["unstopped"]
@@ -142,8 +135,8 @@ class CachedModel:
         key = hashlib.sha256(self._variant + b"\n" + request).hexdigest()
         # Derive a seed from each request: with a shared seed, all calls would get the same noise
         if prompt.sampling.seed is not None:
-            sampling = msgspec.structs.replace(prompt.sampling, seed=int(key[:7], 16))
-            prompt = msgspec.structs.replace(prompt, sampling=sampling)
+            sampling = replace(prompt.sampling, seed=int(key[:7], 16))
+            prompt = replace(prompt, sampling=sampling)
         return await self._cache.complete(self._model, self._role, prompt, key)
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:

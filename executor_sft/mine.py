@@ -17,10 +17,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 from rich.console import Console
 
 from executor_sft.command import agreed, show
@@ -38,7 +36,7 @@ from router.trace import Call, Price, RoleName, Run, Trajectory
 from router.trace.run import Feedback, right_answers
 from router.trace.values import NOT_FOUND, TableRun
 from router.versions.gate import within_share
-from serving.cli.options import FORMATS, time_argument
+from serving.cli.options import time_argument
 from serving.cli.store import opened_store
 from serving.config.config import Config
 from serving.config.file import load_config
@@ -53,10 +51,10 @@ _PAGE = 100
 class Options(RolloutOptions, frozen=True, kw_only=True):
     """Options of the step."""
 
-    since: (
-        Annotated[str, Meta(description=f"use only runs that started from this time on: {FORMATS}")]
-        | None
-    ) = None
+    since: str | None = None
+    """use only runs that started from this time on: 2026-11-21, 2026-11-21T10:00 (UTC, unless it
+    names a zone), or 7d or 12h ago
+    """
     until: str | None = None
     """use only runs that started before this time, in the same forms as --since"""
     tenant: str | None = None

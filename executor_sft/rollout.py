@@ -29,7 +29,7 @@ from msgspec import Meta
 
 from executor_sft.asking import failures, in_flight
 from executor_sft.command import Count, StepOptions, show
-from executor_sft.jsonl import JsonlFile, read_jsonl
+from executor_sft.jsonl import JsonlFile, read_jsonl, write_jsonl
 from executor_sft.questions import HeldOut, Question, TableReports, read_questions
 from executor_sft.runtime import BASE, Runtime, adapter_files, named_adapters, open_runtime
 from executor_sft.step import Step, config_settings
@@ -45,7 +45,6 @@ from router.trace.export import Reward, agent_trajectories, reward_of
 from router.trace.values import TableRun
 from serving.config.config import Config, RoleConfig
 from serving.config.file import load_config
-from serving.files import write_atomically
 from serving.json_lines import write_json_lines
 from serving.terminal import complain, progress_bar
 from serving.topologies import executor_limits
@@ -465,7 +464,7 @@ async def roll_out_all(
 
     # Order the lines, so that the file does not depend on which question was finished first
     ordered = [rollouts[question.id] for question in questions if question.id in rollouts]
-    write_atomically(path, msgspec.json.Encoder().encode_lines(ordered))
+    write_jsonl(path, ordered)
     return failed
 
 

@@ -2,7 +2,7 @@
 distillation run their searches with these.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,7 +10,6 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from executor_sft.call_cache import CachedModel, CallCache
@@ -19,9 +18,6 @@ from router.calls import Role, Timeouts, Upstreams
 from router.errors import BadConfig
 from router.ledger import Ledger
 from router.models.adapters import Adapters
-from router.models.connection_pool import ConnectionPool
-from router.models.litellm_client import close_clients
-from router.models.session import upstream_session
 from router.search import Executor, FactorizedSearch, RunContext, Topology
 from router.search.agent import ExecutorLimits
 from router.search.answerer import Judge
@@ -37,14 +33,13 @@ from serving.engines.loading import MAX_LOADED
 from serving.engines.versions import MANIFEST
 from serving.retrieval.opening import open_retriever
 from serving.retrieval.reranker import reranked
-from serving.roles import new_role
-from serving.startup import start_engines
+from serving.startup import open_upstreams
 from serving.topologies import (
     manager_configs,
-    new_executor,
     new_host,
     new_search,
     new_wide_search,
+    new_worker,
 )
 
 BASE = "base"
@@ -63,10 +58,8 @@ class Runtime:
 
     config: Config
     retriever: IndexRetriever
-    session: aiohttp.ClientSession
-    pool: ConnectionPool
-    engines: Mapping[str, str]
-    """Base URL of each engine, by name."""
+    new_role: Callable[..., Role]
+    """See `Started.new_role`."""
     cache: CallCache | None = None
     """Cache of completed model calls; None to make every call."""
     seed: int | None = None
@@ -121,14 +114,8 @@ class Runtime:
         if name != "judge" and self.seed is not None:
             temperature = config.temperature if self.temperature is None else self.temperature
             config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)
-        role = new_role(
-            name,
-            config,
-            self.pool,
-            self.engines,
-            price=price_of(config, self.config.prices),
-            upstreams=self.upstreams,
-        )
+        price = price_of(config, self.config.prices)
+        role = self.new_role(name, config, price=price, upstreams=self.upstreams)
         # No structured outputs: they would constrain the texts from which the student learns.
         # No streaming: so the first token may take as long as the whole call.
         timeouts = Timeouts(config.call_timeout_s, config.call_timeout_s)
@@ -151,7 +138,7 @@ class Runtime:
         """
         version = self.versions.get("execution")
         role = role or self.role("execution", self.config.roles.execution, version=version)
-        return new_executor(self.config, role, self.retriever, limits)
+        return new_worker(self.config, role, self.retriever, limits=limits)
 
     def search(self, executor: Executor) -> FactorizedSearch:
         """Return a search for answers, with `executor` and the config's delegator and answerer."""
@@ -281,33 +268,24 @@ async def open_runtime(
     async with AsyncExitStack() as stack:
         opened_cache = stack.enter_context(CallCache.open(cache)) if cache else None
         opened = partial(open_retriever, config.retrieval, log, config.engines)
-        engines, retriever = await start_engines(
-            config,
-            stack,
-            log,
-            opened,
-            list(also.values()),
+        started = await stack.enter_async_context(
+            open_upstreams(config, log, opened, list(also.values()))
         )
-        pool = await stack.enter_async_context(ConnectionPool())
-        session = await stack.enter_async_context(upstream_session())
-        stack.push_async_callback(close_clients)
         for role_name, named in (("execution", adapters), ("delegation", delegators)):
             role: RoleConfig = getattr(config.roles, role_name)
             for name, weights in adapter_files(named).items():
-                base_url = engines[role.engine] if role.engine else role.base_url
+                base_url = started.engines[role.engine] if role.engine else role.base_url
                 if base_url is None:
                     raise BadConfig(
                         f"roles.{role_name}: has neither engine nor base_url, and only vLLM loads "
                         "adapters; set engine, or the base_url of a vLLM server."
                     )
-                loading = Adapters(session, base_url, api_key(role.api_key_env))
+                loading = Adapters(started.session, base_url, api_key(role.api_key_env))
                 if await loading.load(name, weights.parent.resolve()):
                     stack.push_async_callback(loading.unload, name)
         yield Runtime(
             config,
-            reranked(retriever, config.reranker, session),
-            session,
-            pool,
-            engines,
+            reranked(started.retrieval, config.reranker, started.session),
+            started.new_role,
             opened_cache,
         )

@@ -24,13 +24,13 @@ from msgspec import Meta
 from executor_sft.command import Count, StepOptions, show
 from executor_sft.dataset import RESULT as ROWS
 from executor_sft.dataset import TrainingRow, read_rows, tokenizer_files
-from executor_sft.jsonl import read_json
+from executor_sft.jsonl import read_json, write_jsonl
 from executor_sft.step import Step, digest_of, read_manifest
 from router.errors import BadConfig
 from serving.cli.command import POSITIONAL
 from serving.dependencies import need
 from serving.engines.versions import WEIGHTS, base_sha256
-from serving.files import flush, write_atomically
+from serving.files import flush
 
 MODEL = "model"
 LOSS = "loss.jsonl"
@@ -167,7 +167,7 @@ def _train(
     if not trainer.is_world_process_zero():
         return
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
-    write_atomically(step.folder / LOSS, msgspec.json.Encoder().encode_lines(losses))
+    write_jsonl(step.folder / LOSS, losses)
     figures = {
         "kind": "adapter" if recipe.method == "lora" else "weights",
         "steps": losses[-1]["step"],

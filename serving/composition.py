@@ -66,7 +66,6 @@ from serving.startup import open_upstreams
 from serving.telemetry.observers import Watched, open_observers
 from serving.tools import ToolPool, tool_pool
 from serving.topologies import (
-    new_executor,
     new_host,
     new_search,
     new_tables,
@@ -518,7 +517,7 @@ def _new_executor(
             "execution", msgspec.structs.replace(execution, model=version), price=role.price
         )
         role = replace(made, fallbacks=role.fallbacks)
-    return new_executor(config, role, indexes)
+    return new_worker(config, role, indexes)
 
 
 def _shares_reports(config: Config) -> bool:

@@ -7,6 +7,7 @@ import sys
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 
 import structlog
+import uvloop
 
 _YOUNG = 10_000
 _MIDDLE = 5
@@ -36,13 +37,8 @@ def tune_interpreter() -> None:
 
 
 def run_until_stopped(service: AbstractAsyncContextManager[str]) -> None:
-    """Run `until_stopped` on uvloop, or on Windows, where there is no uvloop, on asyncio."""
-    if sys.platform == "win32":
-        asyncio.run(until_stopped(service))
-    else:
-        import uvloop
-
-        uvloop.run(until_stopped(service))
+    """Run `until_stopped` on uvloop."""
+    uvloop.run(until_stopped(service))
 
 
 async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:

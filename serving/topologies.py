@@ -138,34 +138,17 @@ def _with_instructions(role: Role, text: str) -> Role:
     return dataclasses.replace(role, system=f"{role.system}\n\n{text}", fallbacks=fallbacks)
 
 
-def new_executor(
-    config: Config,
-    role: Role,
-    retriever: Retriever | Indexes,
-    limits: ExecutorLimits | None = None,
-) -> Executor:
-    """Return an executor with a role's model, for questions and tables, that searches by
-    `retriever`. `limits`: None for the config's.
-    """
-    return new_worker(
-        config,
-        role,
-        retriever,
-        None,
-        limits,
-    )
-
-
 def new_worker(
     config: Config,
     role: Role,
     retriever: Retriever | Indexes | None,
-    tools: Tools | None,
+    tools: Tools | None = None,
     limits: ExecutorLimits | None = None,
     *,
     manager: str = "",
 ) -> Executor:
-    """Return an executor that searches by `retriever`, calls `tools`, or both.
+    """Return an executor for questions and tables that searches by `retriever`, calls `tools`, or
+    both.
 
     `limits`: None for the config's. `manager`: the manager that it works for, so that its
     instructions list the other managers; empty for none.

@@ -11,44 +11,31 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
+from executor_sft.command import Count
+from executor_sft.jsonl import write_jsonl
 from router.protocol import Passage
 from serving.cli.command import POSITIONAL
 from serving.documents.rows import read_rows
-from serving.files import replacing, write_atomically
+from serving.files import replacing
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the command."""
 
-    paths: Annotated[
-        tuple[Path, ...],
-        POSITIONAL,
-        Meta(description="files of questions, or folders with questions.jsonl"),
-    ]
-    sample: (
-        Annotated[
-            int,
-            Meta(
-                ge=1,
-                description="draw up to N questions of each data set at random (default: all)",
-            ),
-        ]
-        | None
-    ) = None
-    seed: Annotated[int, Meta(description="seed of the random sample")] = 42
-    out: Annotated[Path, Meta(description="write the drawn questions to this file")] | None = None
-    corpus: (
-        Annotated[
-            Path,
-            Meta(description="write the paragraphs that rows contain to this file, as a corpus"),
-        ]
-        | None
-    ) = None
+    paths: Annotated[tuple[Path, ...], POSITIONAL]
+    """Files of questions, or folders with questions.jsonl."""
+    sample: Count | None = None
+    """Draw up to N questions of each data set at random (default: all)."""
+    seed: int = 42
+    """Seed of the random sample."""
+    out: Path | None = None
+    """Write the drawn questions to this file."""
+    corpus: Path | None = None
+    """Write the paragraphs that rows contain to this file, as a corpus."""
 
 
 class QuestionCounts(msgspec.Struct, frozen=True):
@@ -84,7 +71,7 @@ def measure(options: Options) -> Overview:
     questions = list(chain.from_iterable(read.values()))
     drawn = sample(questions, options.sample, options.seed) if options.sample else questions
     if options.out:
-        write_atomically(options.out, msgspec.json.Encoder().encode_lines(drawn))
+        write_jsonl(options.out, drawn)
     corpora = {path: corpus for path in read if (corpus := path / "corpus.jsonl").is_file()}
     checked = {str(path): _checked(corpus, read[path]) for path, corpus in corpora.items()}
     return Overview(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from executor_sft.miniworld.questions import SubQuery
@@ -162,7 +163,7 @@ def _hotpotqa(row: Mapping[str, Any]) -> _Read:
     )
     supporting = dict.fromkeys(passage.id for passage in passages if passage.title in gold)
     plain, _ = _flat(row, _id="id")
-    return msgspec.structs.replace(plain, supporting_doc_ids=(*supporting,)), passages
+    return replace(plain, supporting_doc_ids=(*supporting,)), passages
 
 
 def _musique(row: Mapping[str, Any]) -> _Read:
@@ -178,7 +179,7 @@ def _musique(row: Mapping[str, Any]) -> _Read:
         for passage, paragraph in zip(passages, fields.paragraphs, strict=True)
         if paragraph.is_supporting
     )
-    plain = msgspec.structs.replace(
+    plain = replace(
         _flat(row)[0],
         answers=(fields.answer, *fields.answer_aliases) if fields.answerable else (),
         answer="",
@@ -199,7 +200,7 @@ def _mini_world(row: Mapping[str, Any]) -> _Read:
     sub_queries = chain.from_iterable(msgspec.convert(row, _MiniWorld).rounds)
     gold = dict.fromkeys(chain.from_iterable(sub_query.gold_passages for sub_query in sub_queries))
     plain, _ = _flat(row, text="question")
-    return msgspec.structs.replace(plain, supporting_doc_ids=(*gold,)), ()
+    return replace(plain, supporting_doc_ids=(*gold,)), ()
 
 
 def _paragraph(title: str, text: str) -> Passage:

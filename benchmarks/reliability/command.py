@@ -37,6 +37,7 @@ from benchmarks.harness import Check, watching, work_folder
 from benchmarks.load import in_flight, rows_of
 from benchmarks.reliability.audit import checks_of, compared, named
 from benchmarks.reliability.testbed import COLUMNS, Conditions, TestBed, opened_bed
+from executor_sft.command import Count
 from router.store import opened
 from router.testing.fault_proxy import FAULTS
 from router.testing.postgres import running_postgres
@@ -61,33 +62,24 @@ _AGREE = {
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    parts: Annotated[tuple[Part, ...], Meta(description="parts of the benchmark to run")] = (
-        get_args(Part)
-    )
-    questions: Annotated[
-        int, Meta(ge=4, description="in the part faults: number of questions to ask")
-    ] = 2000
-    in_flight: Annotated[int, Meta(ge=1, description="questions asked at the same time")] = 32
-    share: Annotated[
-        float, Meta(ge=0, le=1, description="share of model calls that are made to fail")
-    ] = 0.05
-    kills: Annotated[
-        int, Meta(ge=1, description="in all other parts: how often the gateway is killed")
-    ] = 30
-    longest: Annotated[
-        float, Meta(gt=0, description="max seconds from a start of the gateway to its kill")
-    ] = 2.0
-    store: Annotated[
-        Literal["sqlite", "postgres"], Meta(description="database in which runs are stored")
-    ] = "sqlite"
-    seed: Annotated[int, Meta(description="seed of the faults and of the kills")] = 0
-    folder: (
-        Annotated[
-            Path,
-            Meta(description="folder to keep the stores in (default: a temporary folder)"),
-        ]
-        | None
-    ) = None
+    parts: tuple[Part, ...] = get_args(Part)
+    """Parts of the benchmark to run."""
+    questions: Annotated[int, Meta(ge=4)] = 2000
+    """In the part faults: number of questions to ask."""
+    in_flight: Count = 32
+    """Questions asked at the same time."""
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    """Share of model calls that are made to fail."""
+    kills: Count = 30
+    """In all other parts: how often the gateway is killed."""
+    longest: Annotated[float, Meta(gt=0)] = 2.0
+    """Max seconds from a start of the gateway to its kill."""
+    store: Literal["sqlite", "postgres"] = "sqlite"
+    """Database in which runs are stored."""
+    seed: int = 0
+    """Seed of the faults and of the kills."""
+    folder: Path | None = None
+    """Folder to keep the stores in (default: a temporary folder)."""
 
 
 class PartFigures(msgspec.Struct, frozen=True):

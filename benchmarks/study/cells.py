@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from benchmarks.baselines.single_agent import PROMPTS, role_alone
 from benchmarks.study.plan import Pairs, Plan, StudyModel
@@ -93,8 +94,8 @@ def cells_of(plan: Plan) -> list[SweepCell]:
     """
     config = load_config(Path(plan.config))
     # Adapters are named by the plan, so the config's version is not used
-    versions = msgspec.structs.replace(config.versions, start=None)
-    config = msgspec.structs.replace(config, versions=versions)
+    versions = replace(config.versions, start=None)
+    config = replace(config, versions=versions)
 
     cells: dict[str, SweepCell] = {}
     for pairs in plan.pairs:
@@ -142,7 +143,7 @@ def _with_models(
         role: _in_role(getattr(config.roles, role), plan.models[name], name)
         for role, name in models.items()
     }
-    config = msgspec.structs.replace(config, roles=msgspec.structs.replace(config.roles, **roles))
+    config = replace(config, roles=replace(config.roles, **roles))
     for problem in problems(config):
         raise BadConfig(f"{cell}: {problem}")
     return config

@@ -12,10 +12,9 @@ machines and training are not counted.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
-from msgspec import Meta
 
 from benchmarks import harness
 from executor_sft.command import show
@@ -96,26 +95,16 @@ def _priced(total: RoleTotal, prices: Mapping[str, Price], other: _Instead) -> R
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the command."""
 
-    store: Annotated[
-        str, Meta(description="URL of a gateway's store, such as sqlite:///rolegate.db")
-    ]
-    prices: (
-        Annotated[
-            Path,
-            Meta(
-                description="TOML file with a table for each model: prompt, completion and cached, "
-                "in dollars per million tokens (default: prices as booked)"
-            ),
-        ]
-        | None
-    ) = None
-    instead: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="ROLE=MODEL[*SHARE]: estimate the cost with this model in this role, using "
-            "SHARE times as many tokens (default: 1)"
-        ),
-    ] = ()
+    store: str
+    """Store of a gateway, as a URL such as sqlite:///rolegate.db."""
+    prices: Path | None = None
+    """File of prices (TOML) with a table for each model: prompt, completion and cached, in dollars
+    per million tokens (default: prices as booked).
+    """
+    instead: tuple[str, ...] = ()
+    """Estimate the cost with this model in this role, as ROLE=MODEL[*SHARE], using SHARE times as
+    many tokens (default: 1).
+    """
 
 
 class Costs(msgspec.Struct, frozen=True):

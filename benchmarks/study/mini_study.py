@@ -7,14 +7,13 @@ same command with the same folder resumes the study.
 """
 
 from pathlib import Path
-from typing import Annotated
 
-from msgspec import Meta
 from msgspec.structs import replace
 
 from benchmarks import harness
 from benchmarks.study import report, sweep
 from benchmarks.study.plan import Pairs, Plan, StudyModel
+from executor_sft.command import Count
 from executor_sft.miniworld.compositional import CompositionalWorld, Kind
 from executor_sft.miniworld.export import export, write_config, write_corpus
 from executor_sft.miniworld.world import World
@@ -35,20 +34,18 @@ _BYTES = 2
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the study."""
 
-    work: Annotated[
-        Path, Meta(description="folder for worlds, results and report; a study in it is resumed")
-    ]
-    worlds: Annotated[tuple[int, ...], Meta(description="seeds of the worlds")] = (21, 22)
-    questions: Annotated[int, Meta(ge=1, description="questions per world")] = 75
-    rollouts: Annotated[
-        int, Meta(ge=1, description="answers to each question by each configuration")
-    ] = 4
-    world: Annotated[
-        Kind, Meta(description="kind of the worlds; the shipped models were trained on mini")
-    ] = "mini"
-    models: Annotated[
-        Path, Meta(description="folder with the models, in the folders small, medium and large")
-    ] = MODELS
+    work: Path
+    """Folder for worlds, results and report; a study in it is resumed."""
+    worlds: tuple[int, ...] = (21, 22)
+    """Seeds of the worlds."""
+    questions: Count = 75
+    """Questions per world."""
+    rollouts: Count = 4
+    """Answers to each question by each configuration."""
+    world: Kind = "mini"
+    """Kind of the worlds; the shipped models were trained on mini."""
+    models: Path = MODELS
+    """Folder with the models, in the folders small, medium and large."""
 
 
 async def measure(options: Options) -> sweep.Figures:

@@ -7,14 +7,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
+from executor_sft.command import Count
 from router.errors import BadConfig
 from router.protocol.sub_queries import normal_question
 from serving.config.file import located
 
-Count = Annotated[int, Meta(ge=1)]
 ModelName = Annotated[str, Meta(pattern=r"^[\w.:/-]+$")]
 
 
@@ -126,16 +127,15 @@ def _resolved(plan: Plan, base: Path) -> Plan:
         if isinstance(prompt := settings.get("prompt"), str):
             settings = settings | {"prompt": absolute(prompt)}
         adapter = model.adapter and absolute(model.adapter)
-        return msgspec.structs.replace(model, settings=settings, adapter=adapter)
+        return replace(model, settings=settings, adapter=adapter)
 
-    return msgspec.structs.replace(
+    return replace(
         plan,
         questions=tuple(map(absolute, plan.questions)),
         config=absolute(plan.config),
         models={name: resolved(model) for name, model in plan.models.items()},
         pairs=tuple(
-            msgspec.structs.replace(pairs, prompt=pairs.prompt and absolute(pairs.prompt))
-            for pairs in plan.pairs
+            replace(pairs, prompt=pairs.prompt and absolute(pairs.prompt)) for pairs in plan.pairs
         ),
     )
 
@@ -160,6 +160,6 @@ def questions_of(plan: Plan) -> list[BenchmarkQuestion]:
             continue
         of_dataset[question.dataset] += 1
         if ids[question.id] > 1:
-            question = msgspec.structs.replace(question, id=f"{question.id}#{ids[question.id]}")
+            question = replace(question, id=f"{question.id}#{ids[question.id]}")
         chosen.append(question)
     return chosen

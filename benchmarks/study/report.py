@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.study.results import Study, read_study
@@ -31,10 +30,10 @@ _PUBLISHED = (
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the report."""
 
-    results: Annotated[
-        Path, POSITIONAL, Meta(description="result folder of a sweep, finished or not")
-    ]
-    out: Annotated[Path, Meta(description="folder to write the report to")]
+    results: Annotated[Path, POSITIONAL]
+    """Result folder of a sweep, finished or not."""
+    out: Path
+    """Folder to write the report to."""
 
 
 class Figures(msgspec.Struct, frozen=True):

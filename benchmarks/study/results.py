@@ -1,15 +1,12 @@
 """Results of a sweep: a file that survives kills, and what a report reads from it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.datasets.question import BenchmarkQuestion
-from benchmarks.study.plan import Plan
 from executor_sft.jsonl import read_json, read_jsonl
-from executor_sft.step import write_json
 from router.errors import BadConfig
 from router.trace import RoleName
 from router.trace.attribution import Loss
@@ -62,7 +59,7 @@ class QuestionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptPlan(msgspec.Struct, frozen=True):
-    """Content of `plan.json`: the part of the plan that a report needs."""
+    """Content of `plan.json` in the folder of a sweep: the part of the plan that a report needs."""
 
     title: str
     question_ids: tuple[str, ...]
@@ -72,27 +69,6 @@ class KeptPlan(msgspec.Struct, frozen=True):
     """Number of parameters of each model, None if unknown. Models are in the order of the plan,
     from the smallest to the largest.
     """
-
-
-def write_plan(
-    folder: Path,
-    plan: Plan,
-    cells: Sequence[str],
-    questions: Sequence[BenchmarkQuestion],
-) -> None:
-    """Write `plan.json` into the folder of a sweep. `cells`: names of all cells. `questions`: all
-    questions of the plan.
-    """
-    parameters = {name: model.parameters for name, model in plan.models.items()}
-    question_ids = tuple(question.id for question in questions)
-    kept = KeptPlan(
-        plan.title,
-        question_ids,
-        plan.rollouts,
-        tuple(cells),
-        parameters,
-    )
-    write_json(folder / PLAN, kept)
 
 
 class CellRows(msgspec.Struct, frozen=True, dict=True):

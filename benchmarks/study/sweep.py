@@ -12,10 +12,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.baselines.single_agent import NoRetrieval, SingleAgent, limits_alone
@@ -23,13 +21,13 @@ from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.harness import Check
 from benchmarks.study.cells import SweepCell, cells_of, engine_groups
 from benchmarks.study.plan import Plan, questions_of, read_plan
-from benchmarks.study.results import ADVICE, RESULTS, QuestionResult, write_plan
+from benchmarks.study.results import ADVICE, PLAN, RESULTS, KeptPlan, QuestionResult
 from executor_sft.asking import failures
 from executor_sft.call_cache import CallCache
 from executor_sft.jsonl import JsonlFile
 from executor_sft.rollout import check_failures
 from executor_sft.runtime import Runtime, open_runtime
-from executor_sft.step import Step
+from executor_sft.step import Step, write_json
 from router.errors import BadConfig
 from router.protocol import exact_match
 from router.protocol.scoring import token_f1
@@ -54,10 +52,10 @@ Task = tuple[BenchmarkQuestion, int]
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the sweep."""
 
-    plan: Annotated[Path, Meta(description="plan of the sweep (TOML)")] = msgspec.field(
-        name="config"
-    )
-    out: Annotated[Path, Meta(description="folder for the results; a sweep in it is resumed")]
+    plan: Path = msgspec.field(name="config")
+    """Plan of the sweep (TOML)."""
+    out: Path
+    """Folder for the results; a sweep in it is resumed."""
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -76,7 +74,14 @@ async def measure(options: Options) -> Figures:
         progress_bar() as bar,
     ):
         questions = questions_of(plan)
-        write_plan(step.folder, plan, [cell.name for cell in cells], questions)
+        kept = KeptPlan(
+            plan.title,
+            tuple(question.id for question in questions),
+            plan.rollouts,
+            tuple(cell.name for cell in cells),
+            {name: model.parameters for name, model in plan.models.items()},
+        )
+        write_json(step.folder / PLAN, kept)
         done = {(row.cell, row.question_id, row.rollout) for row in rows}
         tasks = {
             cell.name: [

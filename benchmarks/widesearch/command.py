@@ -37,6 +37,7 @@ from benchmarks.widesearch.tasks import (
     read_responses,
     read_tasks,
 )
+from executor_sft.command import Count
 from executor_sft.evaluate import paired_difference
 from executor_sft.jsonl import JsonlFile
 from executor_sft.runtime import Runtime, open_runtime
@@ -64,48 +65,34 @@ _NOTE = "Means over tasks, in points of 100, with 95 % intervals by a bootstrap 
 class Options(harness.Options, frozen=True, kw_only=True):
     """Options of the benchmark."""
 
-    tasks: Annotated[Path, Meta(description="folder with tasks.jsonl and gold/*.csv")]
-    responses: (
-        Annotated[
-            Path,
-            Meta(
-                description="file of responses (JSON lines); responses that are asked for are "
-                "added to it (default: a file in --out)"
-            ),
-        ]
-        | None
-    ) = None
-    address: (
-        Annotated[str, Meta(description="HOST:PORT of a gateway to ask for responses")] | None
-    ) = None
-    topology: Annotated[
-        Literal["wide", Writing],
-        Meta(
-            description="who fills tables: wide (a gateway, cell by cell), wide_written (the "
-            "answerer writes the table), wide_single (one model searches and writes); the last two "
-            "need --config"
-        ),
-    ] = "wide"
-    against: (
-        Annotated[Path, Meta(description="file of other responses to compare the scores with")]
-        | None
-    ) = None
-    runs: Annotated[int, Meta(ge=1, description="number of responses to each task")]
-    judge: Annotated[
-        bool, Meta(description="let distillation.judge of --config compare cells and names")
-    ] = False
-    no_judge: Annotated[
-        bool, Meta(description="ask no judge; instead, compare cells and names by equality")
-    ] = False
-    models: (
-        Annotated[Path, Meta(description="config of the judge, and of models that write tables")]
-        | None
-    ) = msgspec.field(name="config", default=None)
-    out: Annotated[Path, Meta(description="folder to write the report to")] = Path("widesearch")
-    in_flight: Annotated[
-        int, Meta(ge=1, description="tables filled, and responses scored, at the same time")
-    ] = 4
-    timeout: Annotated[float, Meta(gt=0, description="max seconds for a table")] = TABLE_S
+    tasks: Path
+    """Folder with tasks.jsonl and gold/*.csv."""
+    responses: Path | None = None
+    """File of responses (JSON lines); responses that are asked for are added to it (default: a file
+    in --out).
+    """
+    address: str | None = None
+    """Address of a gateway, HOST:PORT, to ask for responses."""
+    topology: Literal["wide", Writing] = "wide"
+    """How tables are filled: wide (a gateway, cell by cell), wide_written (the answerer writes the
+    table), wide_single (one model searches and writes); the last two need --config.
+    """
+    against: Path | None = None
+    """File of other responses to compare the scores with."""
+    runs: Count
+    """Number of responses to each task."""
+    judge: bool = False
+    """Let distillation.judge of --config compare cells and names."""
+    no_judge: bool = False
+    """Ask no judge; instead, compare cells and names by equality."""
+    models: Path | None = msgspec.field(name="config", default=None)
+    """Config of the judge, and of models that write tables."""
+    out: Path = Path("widesearch")
+    """Folder to write the report to."""
+    in_flight: Count = 4
+    """Tables filled, and responses scored, at the same time."""
+    timeout: Annotated[float, Meta(gt=0)] = TABLE_S
+    """Max seconds for a table."""
 
 
 class ScoredResponse(msgspec.Struct, frozen=True):

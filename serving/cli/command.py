@@ -1,7 +1,7 @@
 """Command lines that are defined by msgspec structs: each field of a command's struct is an option.
 
-A field's type determines which values the option accepts, and the docstring under the field (or
-`Meta(description=…)` in its type) is the option's help text. The docstring of the struct is the
+A field's type determines which values the option accepts, and the docstring under the field is the
+option's help text. The docstring of the struct is the
 command's description. A field named `config` adds the options `--config` and `--preset`; its value
 is the config file that they choose.
 """
@@ -59,6 +59,11 @@ def reads(read: Callable[[str], object], metavar: str) -> Meta:
     return Meta(extra={"type": read, "metavar": metavar})
 
 
+def shown_as(metavar: str) -> Meta:
+    """Return a mark for an option whose value is called `metavar` in the help."""
+    return Meta(extra={"metavar": metavar})
+
+
 class Command(NamedTuple):
     """Subcommand: the struct that defines its options, and the function that does its work.
 
@@ -82,14 +87,26 @@ def run_subcommand(
     subcommand that the caller runs itself. `run`: called with a subcommand's work and options; by
     default it calls the work with the options.
     """
-    parser = new_parser(group, about)
-    choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in commands.items():
-        choices.add_parser(name, help=_summary(command), add_help=False)
-    chosen = parser.parse_args(arguments[:1]).command
+    summaries = {name: _summary(command) for name, command in commands.items()}
+    chosen = chosen_command(group, about, summaries, arguments)
     command = commands[chosen]
     assert isinstance(command, Command)
     return run(command.work, parse(command.options, f"{group} {chosen}", arguments[1:])) or 0
+
+
+def chosen_command(
+    group: str, about: str | None, summaries: Mapping[str, str], arguments: Sequence[str]
+) -> str:
+    """Return the name of the subcommand of `rolegate GROUP` that `arguments` begin with.
+    `summaries`: what `--help` says about each subcommand, by its name. Exits the process after
+    `--help`, and for an unknown subcommand.
+    """
+    parser = new_parser(group, about)
+    choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, summary in summaries.items():
+        choices.add_parser(name, help=summary, add_help=False)
+    chosen: str = parser.parse_args(arguments[:1]).command
+    return chosen
 
 
 def _summary(command: Command | str) -> str:
@@ -187,7 +204,6 @@ def _add_option(
         (kind,) = (member for member in kind.types if not isinstance(member, NoneType))
     extra: dict[str, Any] = {}
     if isinstance(kind, Metadata):
-        doc = doc or (kind.extra_json_schema or {}).get("description", "")
         extra = kind.extra or {}
         kind = kind.type
     assert doc, f"{field.name} has no description"

@@ -21,7 +21,7 @@ from router.errors import BadConfig
 from router.search import Indexes
 from router.search.retrieval import WatchedRetriever
 from router.trace.scope import DEFAULT_INDEX
-from serving.cli.command import POSITIONAL, Command, run_subcommand
+from serving.cli.command import POSITIONAL, Command, run_subcommand, shown_as
 from serving.cli.grid import counted, print_lines
 from serving.cli.options import File, Folder, HostPort, Name, Options, json_of
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig, place_of
@@ -41,7 +41,7 @@ from serving.terminal import progress_bar
 class EmbedderOptions(Options, frozen=True):
     """Options that choose an embedder. The default is all-MiniLM-L6-v2, run in this process."""
 
-    embedder_url: Annotated[str, Meta(extra={"metavar": "URL"})] | None = None
+    embedder_url: Annotated[str, shown_as("URL")] | None = None
     """Embed at this OpenAI-compatible endpoint, http://…/v1 (default: MiniLM in this process)."""
     embedder_model: Name | None = None
     """Name of the embedding model at --embedder-url."""
@@ -106,7 +106,7 @@ class AdoptOptions(EmbedderOptions, frozen=True, kw_only=True):
 
     faiss: File
     """Index file, as faiss.write_index writes it."""
-    corpus: Annotated[Path, Meta(extra={"metavar": "FILE.jsonl"})]
+    corpus: Annotated[Path, shown_as("FILE.jsonl")]
     """Texts of the index in JSON lines, in the order of its vectors."""
     out: Folder
     """Write the index to this new folder."""

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomlkit
-from msgspec import Meta
 from rich.prompt import Prompt
 
 from router.errors import BadConfig
-from serving.cli.command import CONFIG, parse
+from serving.cli.command import CONFIG, parse, shown_as
 from serving.cli.options import File, Options, check_new_file
 from serving.config.check import problems
 from serving.config.config import Config
@@ -22,7 +21,7 @@ from serving.field_docs import field_docs
 from serving.files import write_atomically
 
 _ROLES = {"backbone": "delegation", "executor": "execution", "answerer": "answer"}
-Value = Annotated[str, Meta(extra={"metavar": "VALUE"})]
+Value = Annotated[str, shown_as("VALUE")]
 
 
 class InitOptions(Options, frozen=True):
@@ -50,7 +49,7 @@ class InitOptions(Options, frozen=True):
     """Base URL of the embedder: an OpenAI-compatible address that ends in /v1."""
     embedder_dimension: Value | None = None
     """Length of the embedder's vectors; its model card says it."""
-    documents: Annotated[tuple[str, ...], Meta(extra={"metavar": "VALUE"})] = ()
+    documents: Annotated[tuple[str, ...], shown_as("VALUE")] = ()
     """Files and folders that questions are answered from."""
     out: File = CONFIG
     """Write the config to this file."""

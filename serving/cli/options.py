@@ -17,7 +17,7 @@ from rolegate.client.requests import ADDRESS
 
 from router.edge.listening import is_address
 from router.errors import BadConfig
-from serving.cli.command import reads
+from serving.cli.command import reads, shown_as
 from serving.terminal import complain
 
 
@@ -86,9 +86,9 @@ def time_argument(text: str) -> datetime:
 HostPort = Annotated[str, reads(host_port, "HOST:PORT")]
 TenantName = Annotated[str, reads(tenant_name, "NAME")]
 Time = Annotated[datetime, reads(time_argument, "TIME")]
-File = Annotated[Path, Meta(extra={"metavar": "FILE"})]
-Folder = Annotated[Path, Meta(extra={"metavar": "DIR"})]
-Name = Annotated[str, Meta(extra={"metavar": "NAME"})]
+File = Annotated[Path, shown_as("FILE")]
+Folder = Annotated[Path, shown_as("DIR")]
+Name = Annotated[str, shown_as("NAME")]
 Seconds = Annotated[float, Meta(gt=0, lt=86_400, extra={"metavar": "SECONDS"})]
 Tokens = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Dollars = Annotated[float, Meta(gt=0, lt=2**63 / 1e9, extra={"metavar": "USD"})]

@@ -21,26 +21,31 @@ from router.table import TableLimits
 from router.trace import Price, RoleName
 from router.trace.scope import DEFAULT_INDEX
 
+
+def _marked(mark: str) -> Meta:
+    return Meta(extra={"mark": mark})
+
+
 # Types of texts. Each has a mark, by which `visit_texts` finds the texts of this kind: to make
 # paths absolute, and to check the texts (see `check.py`).
-AnyPath = Annotated[str, Meta(extra={"mark": "path"})]
-File = Annotated[str, Meta(extra={"mark": "file"})]
+AnyPath = Annotated[str, _marked("path")]
+File = Annotated[str, _marked("file")]
 """An existing file."""
-Source = Annotated[str, Meta(extra={"mark": "source"})]
+Source = Annotated[str, _marked("source")]
 """An existing file or folder."""
-Version = Annotated[str, Meta(extra={"mark": "version"})]
+Version = Annotated[str, _marked("version")]
 """The folder of a published version of the executor."""
-ModelPath = Annotated[str, Meta(extra={"mark": "model"})]
+ModelPath = Annotated[str, _marked("model")]
 """The folder of a model, or a model name that vLLM can load, such as Qwen/Qwen3-1.7B."""
-Store = Annotated[str, Meta(extra={"mark": "store"})]
+Store = Annotated[str, _marked("store")]
 """A database URL. The path of a SQLite file in it is made absolute."""
-Address = Annotated[str, Meta(extra={"mark": "address"})]
+Address = Annotated[str, _marked("address")]
 """host:port; with port 0, any free port is used."""
-Host = Annotated[str, Meta(extra={"mark": "host"})]
-URL = Annotated[str, Meta(extra={"mark": "url"})]
-Variable = Annotated[str, Meta(extra={"mark": "variable"})]
+Host = Annotated[str, _marked("host")]
+URL = Annotated[str, _marked("url")]
+Variable = Annotated[str, _marked("variable")]
 """The name of an environment variable."""
-ModelName = Annotated[str, Meta(extra={"mark": "name"})]
+ModelName = Annotated[str, _marked("name")]
 
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Chars = Annotated[int, Meta(ge=1, le=10**9)]

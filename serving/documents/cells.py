@@ -9,12 +9,12 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from router.errors import BadDocument
 from serving.documents.document import (
     Document,
     TextBlock,
     Unread,
     check_archive,
+    encrypted,
     read_content,
     title_of,
 )
@@ -125,9 +125,7 @@ class _Workbook:
             except python_calamine.CalamineError:
                 self._book = workbook.from_path(str(path))  # says why it cannot be read
         except python_calamine.PasswordError as error:
-            raise BadDocument(
-                f"{path}: encrypted; save it without its password, or leave it out."
-            ) from error
+            raise encrypted(path) from error
 
     def blocks(self) -> Iterator[TextBlock | Unread]:
         """Yield the blocks of the visible sheets, and what was not read."""

@@ -4,7 +4,7 @@ import gzip
 import io
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
@@ -128,6 +128,23 @@ class Document(NamedTuple):
     """Without title and path."""
 
 
+def first_heading(blocks: Iterable[Part]) -> str | None:
+    """Return the first heading of a document; None if it has none."""
+    headings = (block.heading for block in blocks if isinstance(block, TextBlock))
+    return next(filter(None, headings), None)
+
+
+def unread_parts(counts: Mapping[str, int]) -> Iterator[Unread]:
+    """Describe what was left out of a document, if anything. `counts`: numbers by kind."""
+    if counts:
+        yield Unread(", ".join(f"{count or ''} {kind}".strip() for kind, count in counts.items()))
+
+
+def encrypted(path: Path) -> BadDocument:
+    """Return the error for a document that only its password opens."""
+    return BadDocument(f"{path}: encrypted; save it without its password, or leave it out.")
+
+
 def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]:
     """Yield the items in lists that fit in memory; `length` returns the characters of an item."""
     batch: list[T] = []
@@ -198,11 +215,18 @@ def read_content(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     raise BadDocument(f"{path}: larger than {max_bytes >> 20} MB; split it, or leave it out.")
 
 
-def check_archive(content: bytes, path: Path, kind: str) -> None:
-    """Check the sizes that an office document unpacks to, before anything is unpacked.
+def read_archive(path: Path, kind: str) -> bytes:
+    """Read an office document. Check the sizes that it unpacks to, before anything is unpacked.
 
-    Raises `BadDocument` for a file that is no archive, or that unpacks to too much.
+    Raises `BadDocument` for a file that is no archive, or that unpacks to too much, and `OSError`.
     """
+    content = read_content(path)
+    check_archive(content, path, kind)
+    return content
+
+
+def check_archive(content: bytes, path: Path, kind: str) -> None:
+    """Raise `BadDocument` for content that is no archive, or that unpacks to too much."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as packed:
             sizes = {file.filename.lower(): file.file_size for file in packed.infolist()}

@@ -9,11 +9,11 @@ from typing import Any
 from serving.documents.document import (
     Document,
     TextBlock,
-    Unread,
-    check_archive,
+    first_heading,
     raised,
-    read_content,
+    read_archive,
     title_of,
+    unread_parts,
 )
 from serving.documents.metadata import archive_metadata
 
@@ -74,8 +74,7 @@ def read_docx(path: Path) -> Document:
     """
     import docx
 
-    content = read_content(path)
-    check_archive(content, path, "DOCX")
+    content = read_archive(path, "DOCX")
     file = docx.Document(io.BytesIO(content))
     body = file.element.body
     others = [
@@ -92,20 +91,15 @@ def read_docx(path: Path) -> Document:
 
     styles = {style.style_id: style.name or "" for style in file.styles}
     headings = {style for style, name in styles.items() if name.startswith(("Heading", "Title"))}
-    blocks: list[TextBlock | Unread] = list(_blocks(body, headings, notes))
-    title = next(
-        (block.heading for block in blocks if isinstance(block, TextBlock) and block.heading),
-        None,
-    )
+    blocks = list(_blocks(body, headings, notes))
     at_end = [
         *notes.values(),
         *(part for part in others if part.tag not in _NOTE_LISTS),
     ]
     blocks += [TextBlock(text) for text in dict.fromkeys(map(_text, at_end)) if text]
-    if unread:
-        blocks.append(Unread(", ".join(f"{count} {kind}" for kind, count in unread.items())))
     about = archive_metadata(content)
-    return Document(title_of(path, about.title, title), blocks, about)
+    title = title_of(path, about.title, first_heading(blocks))
+    return Document(title, [*blocks, *unread_parts(unread)], about)
 
 
 def _prepare(root: Any) -> None:

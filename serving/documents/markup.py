@@ -13,10 +13,11 @@ from serving.documents.document import (
     MAX_MARKUP_BYTES,
     Document,
     TextBlock,
-    Unread,
+    first_heading,
     raised,
     read_content,
     title_of,
+    unread_parts,
 )
 from serving.documents.metadata import metadata_of
 from serving.documents.text import decode, web_encoding
@@ -188,14 +189,15 @@ def read_page(html: str, path: Path, title: str | None = None) -> Document:
             walk.unread["characters outside <main>"] = outside
         blocks = inside
 
-    heading = next((block.heading for block in blocks if block.heading), None)
+    if not walk.unread.pop(_END, 0):
+        walk.unread["everything after a comment or a tag that does not end"] = 0
     page_title = (root.findtext(".//title") or "").partition(_END)[0]
     given = {
         element.get("name", "").lower(): element.get("content") for element in root.iter("meta")
     }
     return Document(
-        title_of(path, title, page_title, heading),
-        [*blocks, *_unread_parts(walk.unread)],
+        title_of(path, title, page_title, first_heading(blocks)),
+        [*blocks, *unread_parts(walk.unread)],
         metadata_of(given),
     )
 
@@ -217,14 +219,6 @@ def read_tree(root: Any) -> list[TextBlock]:
 
 def _chars(blocks: Iterable[TextBlock]) -> int:
     return sum(len(block.text) for block in blocks)
-
-
-def _unread_parts(unread: Counter[str]) -> Iterator[Unread]:
-    """Describe what was left out, and whether the page was parsed to its end."""
-    if not unread.pop(_END, 0):
-        unread["everything after a comment or a tag that does not end"] += 0
-    if unread:
-        yield Unread(", ".join(f"{count or ''} {kind}".strip() for kind, count in unread.items()))
 
 
 class _Walk:

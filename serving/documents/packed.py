@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from router.errors import BadDocument
 from serving.documents.document import (
     Document,
     TextBlock,
     Unread,
-    check_archive,
-    read_content,
+    encrypted,
+    first_heading,
+    read_archive,
     title_of,
+    unread_parts,
 )
 from serving.documents.markup import read_page, read_tree
 from serving.documents.metadata import archive_metadata, parsed
@@ -54,11 +55,10 @@ def read_odt(path: Path) -> Document:
     """
     from lxml import etree
 
-    content = read_content(path)
-    check_archive(content, path, "ODT")
+    content = read_archive(path, "ODT")
     with zipfile.ZipFile(io.BytesIO(content)) as packed:
         if b"encryption-data" in packed.read("META-INF/manifest.xml"):
-            raise BadDocument(f"{path}: encrypted; save it without its password, or leave it out.")
+            raise encrypted(path)
         root = parsed(packed.read("content.xml"))
 
     unread = Counter(_NOT_READ[element.tag] for element in root.iter(*_NOT_READ))
@@ -72,12 +72,9 @@ def read_odt(path: Path) -> Document:
         element.tag = _AS_HTML[element.tag]
 
     texts = read_tree(root)
-    heading = next((block.heading for block in texts if block.heading), None)
-    blocks: list[TextBlock | Unread] = [*texts]
-    if unread:
-        blocks.append(Unread(", ".join(f"{count} {kind}" for kind, count in unread.items())))
     about = archive_metadata(content)
-    return Document(title_of(path, about.title, heading), blocks, about)
+    title = title_of(path, about.title, first_heading(texts))
+    return Document(title, [*texts, *unread_parts(unread)], about)
 
 
 def _move_behind_paragraph(note: Any) -> None:
@@ -99,14 +96,13 @@ def read_epub(path: Path) -> Document:
 
     Raises `BadDocument`, for an encrypted book too, and `OSError`.
     """
-    content = read_content(path)
-    check_archive(content, path, "EPUB")
+    content = read_archive(path, "EPUB")
     packed = zipfile.ZipFile(io.BytesIO(content))
     if (
         "META-INF/encryption.xml" in packed.namelist()
         and "META-INF/rights.xml" in packed.namelist()
     ):
-        raise BadDocument(f"{path}: encrypted; save it without protection, or leave it out.")
+        raise encrypted(path)
     container = parsed(packed.read("META-INF/container.xml"))
     root_file = next(element.get("full-path") for element in container.iter("{*}rootfile"))
     package = parsed(packed.read(root_file))

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from router.errors import BadDocument
-from serving.documents.document import Document, TextBlock, Unread, raised, read_content, title_of
+from serving.documents.document import (
+    Document,
+    TextBlock,
+    Unread,
+    encrypted,
+    raised,
+    read_content,
+    title_of,
+)
 from serving.documents.metadata import metadata_of
 from serving.documents.ocr import MAX_PAGES, MAX_SIDE, has_ocr, how_to_read, recognised
 
@@ -43,9 +51,7 @@ def read_pdf(path: Path) -> Document:
         pdf = pypdfium2.PdfDocument(read_content(path))
     except pypdfium2.PdfiumError as error:
         if error.err_code == _PASSWORD:
-            raise BadDocument(
-                f"{path}: encrypted; save it without its password, or leave it out."
-            ) from error
+            raise encrypted(path) from error
         raise BadDocument(
             f"{path}: damaged, or no PDF ({error}); save it again, or leave it out."
         ) from error

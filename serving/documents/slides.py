@@ -10,10 +10,10 @@ from typing import Any
 from serving.documents.document import (
     Document,
     TextBlock,
-    Unread,
-    check_archive,
-    read_content,
+    first_heading,
+    read_archive,
     title_of,
+    unread_parts,
 )
 from serving.documents.metadata import archive_metadata
 
@@ -24,17 +24,16 @@ _EMBEDDED = ("EMBEDDED_OLE_OBJECT", "LINKED_OLE_OBJECT")
 
 
 def read_pptx(path: Path) -> Document:
-    """Read a presentation. The title is the property of that name, or that of the first slide.
+    """Read a presentation. The title is the property of that name, or the first heading.
 
     Raises `BadDocument`, and `OSError`.
     """
     from pptx.package import Package
 
-    content = read_content(path)
-    check_archive(content, path, "PPTX")
+    content = read_archive(path, "PPTX")
     package: Any = Package.open(io.BytesIO(content))
     file = package.presentation_part.presentation  # `Presentation` refuses shows
-    blocks: list[TextBlock | Unread] = []
+    blocks: list[TextBlock] = []
     unread: Counter[str] = Counter()
     for number, slide in enumerate(file.slides, 1):
         title = slide.shapes.title
@@ -51,11 +50,9 @@ def read_pptx(path: Path) -> Document:
         if heading and not own:
             own.append(TextBlock("", heading, location=place))
         blocks += own
-    if unread:
-        blocks.append(Unread(", ".join(f"{count} {kind}" for kind, count in unread.items())))
-    first = next((block.heading for block in blocks if isinstance(block, TextBlock)), None)
     about = archive_metadata(content)
-    return Document(title_of(path, about.title, first), blocks, about)
+    title = title_of(path, about.title, first_heading(blocks))
+    return Document(title, [*blocks, *unread_parts(unread)], about)
 
 
 def _texts(shape: Any, unread: Counter[str]) -> Iterator[str]:

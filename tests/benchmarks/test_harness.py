@@ -3,11 +3,9 @@
 import json
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
 
 import msgspec
 import pytest
-from msgspec import Meta
 
 from benchmarks import harness
 from benchmarks.__main__ import BENCHMARKS, main
@@ -16,7 +14,8 @@ from router.errors import RolegateError
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
-    world: Annotated[int, Meta(description="a seed")]
+    world: int
+    """A seed."""
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from executor_sft.questions import read_questions
 from executor_sft.rollout import CALLS, ROLLOUTS, Rollout, roll_out_all, rollout_worker
 from executor_sft.runtime import Runtime, open_runtime
 from router.ledger.reconciliation import Tokens, VLLMCounts
-from router.models.session import fetch_text
+from router.models.session import fetch_text, upstream_session
 from serving.config.config import Config, DistillationConfig
 from tests.end_to_end.test_demo import DEMO_SEED
 
@@ -40,8 +40,9 @@ def without_scores(lines: bytes) -> bytes:
 async def counted(bench: Runtime) -> dict[str, Tokens]:
     """Return the tokens that each engine has counted, by its model."""
     roles = (bench.config.roles.delegation, bench.config.roles.execution)
-    counts = VLLMCounts(partial(fetch_text, bench.session))
-    return {role.model: (await counts.read(str(role.base_url))).tokens for role in roles}
+    async with upstream_session() as session:
+        counts = VLLMCounts(partial(fetch_text, session))
+        return {role.model: (await counts.read(str(role.base_url))).tokens for role in roles}
 
 
 async def test_rollouts_cost_what_the_engines_counted(config: Config, tmp_path: Path) -> None:

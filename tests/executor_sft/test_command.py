@@ -22,9 +22,12 @@ class Options(StepOptions, frozen=True, kw_only=True):
     """to read"""
     count: Count = 3
     """100 % of them"""
-    rate: Annotated[float, Meta(gt=0, description="a rate")] | None = None
-    side: Annotated[Literal["left", "right"], Meta(description="a side")] = "left"
-    thinking: Annotated[bool, Meta(description="a switch")] | None = None
+    rate: Annotated[float, Meta(gt=0)] | None = None
+    """a rate"""
+    side: Literal["left", "right"] = "left"
+    """a side"""
+    thinking: bool | None = None
+    """a switch"""
 
 
 def test_options_are_the_fields_of_a_struct(capsys: pytest.CaptureFixture[str]) -> None:

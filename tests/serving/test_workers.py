@@ -19,7 +19,7 @@ from router.trace.values import ToolCall
 from serving.composition import running_gateway
 from serving.config.config import Config, SearchConfig
 from serving.roles import new_role
-from serving.topologies import new_executor, new_worker
+from serving.topologies import new_worker
 from tests.router.deployment import STOP, block, lasting, report
 from tests.router.models.test_tool_calls import chunks
 from tests.router.retriever import FixedRetriever
@@ -134,7 +134,7 @@ async def test_only_executors_that_search_open_documents(tmp_path: Path) -> None
         role = new_role("execution", config.roles.execution, pool, {})
         mentions = []
         alone = new_worker(config, role, None, FixedTools([FETCH], {}))
-        for worker in (alone, new_executor(config, role, FixedRetriever({}))):
+        for worker in (alone, new_worker(config, role, FixedRetriever({}))):
             done = await worker.run("Who?", 0, lasting())
             mentions.append("<access" in done.conversation.messages[0].content)
     assert mentions == [False, True]
