@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import grpc
@@ -452,7 +453,7 @@ async def test_the_tools_of_mcp_take_a_filter(world: World) -> None:
     """A property that does not exist is the tool's error."""
     from mcp import Client
 
-    calls = {
+    calls: dict[str, dict[str, Any]] = {
         "search": {"query": QUESTION},
         "ask": {"question": QUESTION},
         "table": {
