@@ -176,7 +176,7 @@ _PLACES = {
     "search": "vocabulary",
     "retrieval": "address timeout_s index embedder",
     "embedder": "engine base_url api_key_env",
-    "reranker": "base_url api_key_env timeout_s",
+    "reranker": "base_url form api_key_env timeout_s",
 }
 """Keys of a config that cannot change a step's result, by the section. They say where and how the
 parts of the config are served. Every other key can change it.

@@ -563,7 +563,8 @@ async def _listening(
     add_runs(pages, runs.stored)
     add_usage(pages, runs.usages, accounts)
     add_versions(pages, executors.versions)
-    add_asking(pages, gateway, tables.detached, runs=runs.stored)
+    indexes = sorted(config.all_indexes)
+    add_asking(pages, gateway, tables.detached, runs=runs.stored, indexes=indexes)
     folder = config.retrieval.index
     RunPages(
         pages,
@@ -578,7 +579,7 @@ async def _listening(
         observer=observers,
         pages=pages,
         chat_tasks=config.server.chat_tasks,
-        indexes=sorted(config.all_indexes),
+        indexes=indexes,
     )
     limits = Limits(connections_per_address=config.server.http_connections_per_address)
     hosts = config.server.http_hosts

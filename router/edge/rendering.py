@@ -2,7 +2,7 @@
 people.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from router.edge.grpc.convert_request import from_proto
 from router.edge.run_table import run_table
 from router.errors import UpstreamUnavailable
 from router.protocol.tags import without_thinking
+from router.runs.support import AnswerSentence, answer_sentences, grounds_of
 from router.table.table_text import to_markdown
 from router.trace import Conversation, Execution, Run, Trajectory
 from router.trace.citation import Citation
@@ -69,21 +70,29 @@ class CitedAnswer(msgspec.Struct, frozen=True):
     """True if the answer has names or numbers that no cited evidence contains."""
     question: str = ""
     """The question as it was searched, where it was written from a conversation."""
+    sentences: tuple[AnswerSentence, ...] = ()
+    """The sentences of the answer; see `router.runs.support.answer_sentences`."""
 
     @property
     def text(self) -> str:
         """The result in Markdown: the answer, its numbered sources or a sentence why there are
         none, and the sub-queries without a report.
 
-        Images, links and HTML in the answer are escaped, and all markup in the other texts.
+        Images, links and HTML in the answer are escaped, and all markup in the other texts. The
+        sentences of a paragraph have marks.
         """
         doubt = UNSUPPORTED if self.unsupported else ""
         return "\n\n".join(
             filter(None, (self._shown(), doubt, self._below(), markdown(missed(self.results))))
         )
 
+    @property
+    def marked(self) -> str:
+        """The answer with marks after its sentences; see the function `marked`."""
+        return marked(self.answer, self.sentences)
+
     def _shown(self) -> str:
-        return model_markdown(self.answer)
+        return model_markdown(self.marked)
 
     def _below(self) -> str:
         if self.outcome in ("out_of_scope", "completed", "clarify"):
@@ -104,6 +113,27 @@ class CitedAnswer(msgspec.Struct, frozen=True):
                 ),
             ]
         )
+
+
+def marked(answer: str, sentences: Sequence[Any]) -> str:
+    """Return an answer of several sentences with a mark after each: the numbers of the citations
+    that support it, such as `[1][3]`, or `[unsupported]`. An answer of one sentence has no marks.
+
+    `sentences`: `AnswerSentence`s, or the gRPC messages of the same name.
+    """
+    if len(sentences) < 2:
+        return answer
+    pieces = list[str]()
+    start = 0
+    for sentence in sentences:
+        pieces.append(answer[start : sentence.end_char])
+        start = sentence.end_char
+        marks = [f"[{index + 1}]" for index in sentence.citation_indexes]
+        if not sentence.supported:
+            marks = ["[unsupported]"]
+        if marks:
+            pieces.append(f" {''.join(marks)}")
+    return "".join((*pieces, answer[start:]))
 
 
 class _CitedTable(CitedAnswer, frozen=True):
@@ -191,18 +221,22 @@ async def cited_answer(run: Run) -> CitedAnswer:
         assert isinstance(result, Execution)
         executions = (result,)
         answer = result.report.answer
-    citations: dict[Citation, None] = {}
-    for execution in executions:
-        for cited in await in_worker(execution.citations, execution.report.evidence):
-            citations.update(dict.fromkeys(cited))
+    cited = [
+        await in_worker(execution.citations, execution.report.evidence) for execution in executions
+    ]
+    grounds = grounds_of(executions, cited)
+    sentences = list[AnswerSentence]()
+    if isinstance(result, Trajectory):
+        sentences = await in_worker(answer_sentences, run.question, result, grounds)
     return CitedAnswer(
         run.id,
         result.outcome,
         answer,
-        tuple(citations),
+        tuple(grounds),
         tuple(map(_sub_answer, executions)),
         run.unsupported,
         run.question if run.question != run.request else "",
+        tuple(sentences),
     )
 
 
@@ -245,7 +279,10 @@ def answer_from_proto(response: pb.AnswerResponse) -> CitedAnswer:
     """Convert an `AnswerResponse` message to the result that is shown to users."""
     citations = tuple(map(_citation, response.citations))
     results = tuple(map(sub_answer_from_proto, response.results))
-    return from_proto(CitedAnswer, response, citations=citations, results=results)
+    sentences = tuple(from_proto(AnswerSentence, sentence) for sentence in response.sentences)
+    return from_proto(
+        CitedAnswer, response, citations=citations, results=results, sentences=sentences
+    )
 
 
 def _citation(at: evidence_pb2.Citation) -> Citation:

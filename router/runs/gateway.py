@@ -246,13 +246,14 @@ class Gateway:
                 return
             if self._is_out_of_scope(question, ended, draft):
                 return
-        draft.result = trajectory = await topology.loop.run(question, context)
+        style = None if context.style == DEFAULT_STYLE else context.style
+        trajectory = replace(await topology.loop.run(question, context), style=style)
+        draft.result = trajectory
         if _read_chars(trajectory) <= _SHORT:
             supported = is_supported(question, trajectory)
         else:
             supported = await asyncio.to_thread(is_supported, question, trajectory)
-        style = None if context.style == DEFAULT_STYLE else context.style
-        draft.result = trajectory = replace(trajectory, unsupported=not supported, style=style)
+        draft.result = trajectory = replace(trajectory, unsupported=not supported)
         if error := _answer_failure(trajectory, context):
             draft.result = replace(trajectory, answer="")
             raise error

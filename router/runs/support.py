@@ -1,13 +1,17 @@
 """Check whether an answer is supported: whether its names and numbers occur in evidence that the
-retrieved passages contain.
+retrieved passages contain, and in which of them each sentence's do.
 """
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
-from router.folding import apart, fold
+import msgspec
+
+from router.folding import apart, fold, terms
 from router.table.cell_value import values_in
-from router.trace import Trajectory
-from router.trace.citation import sentences
+from router.trace import Execution, Trajectory
+from router.trace.citation import MAX_CITED, Citation, sentence_spans
 from router.trace.table import Column
 
 _SHORT_WORDS = 4
@@ -33,55 +37,173 @@ _NOTHING_KNOWN = re.compile(
 _PLAIN = (
     " yes no both neither none all same equal true false former latter"
     " 是 的 否 不 对 都 没 有 相 同"
-    " 在 和 与 了 为 于 年 月 日 it in on at by"
+    " 在 和 与 了 为 于 由 他 她 它 年 月 日 it in on at by"
     " of for from and or as to a he she they his her its their"
     " this that these those there according based since while because however therefore "
     "thus so when where which what "
 )
 """Words that need no support: verdicts such as "yes", and function words."""
+_PLAIN_WORDS = frozenset(_PLAIN.split())
+_PLAIN_CHARACTERS = frozenset(word for word in _PLAIN_WORDS if not word.isascii())
+MAX_CITATIONS = 500
+"""Max citations of a run to which its sentences refer."""
+_MAX_SENTENCES = 100
+"""Max sentences of an answer; the last one has the rest of the answer."""
+
+
+class AnswerSentence(msgspec.Struct, frozen=True):
+    """A sentence of an answer, with the citations that support it. Positions are in characters."""
+
+    start_char: int
+    """Position of its first character in the answer."""
+    end_char: int
+    """Position after its last character."""
+    supported: bool
+    """False if it has names or numbers that no cited evidence contains."""
+    citation_indexes: tuple[int, ...] = ()
+    """Positions of the citations that contain its names and numbers, among the run's first
+    `MAX_CITATIONS` distinct ones.
+    """
+
+
+def grounds_of(
+    executions: Iterable[Execution], cited: Iterable[Sequence[Sequence[Citation]]]
+) -> dict[Citation, list[str]]:
+    """Return the distinct citations of a run, each with the texts that it supports an answer by:
+    title, quote, and the points of evidence that have it. `cited`: for each of `executions`, the
+    citations of each point.
+    """
+    grounds = dict[Citation, list[str]]()
+    for execution, by_point in zip(executions, cited, strict=True):
+        for point, citations in zip(execution.report.evidence, by_point, strict=True):
+            for citation in citations:
+                grounds.setdefault(citation, [citation.title, citation.quote]).append(point)
+    return grounds
 
 
 def is_supported(question: str, trajectory: Trajectory) -> bool:
     """Return whether the names and numbers of the trajectory's answer occur in the question, or in
-    evidence that a retrieved passage contains.
+    evidence that a retrieved passage contains. Each sentence of a paragraph is checked by itself.
 
-    A verdict such as "yes" is supported if there is any such evidence. An answer such as "not
-    known" needs no support.
+    A verdict such as "yes" is supported if there is any such evidence. A text such as "not known"
+    needs no support.
     """
-    grounds = list[str]()
-    for execution in trajectory.executions:
-        points = execution.report.evidence
-        for point, cited in zip(points, execution.citations(points), strict=True):
-            grounds += [f"{citation.title} {citation.quote} {point}" for citation in cited]
-    if _NOTHING_KNOWN.search(trajectory.answer):
-        return True
-    claims = [trajectory.answer]
+    executions = trajectory.executions
+    cited = [execution.citations(execution.report.evidence) for execution in executions]
+    evidence = _Evidence(question, grounds_of(executions, cited).values())
+    return all(evidence.supports(trajectory.answer[start:end]) for start, end in _spans(trajectory))
+
+
+def answer_sentences(
+    question: str, trajectory: Trajectory, grounds: Mapping[Citation, Iterable[str]]
+) -> list[AnswerSentence]:
+    """Return the sentences of a paragraph, or another answer as one sentence, each with whether it
+    is supported (see `is_supported`) and by which of `grounds`.
+
+    The list is empty for an answer that states nothing, such as a question back.
+    """
+    if trajectory.outcome in ("clarify", "out_of_scope"):
+        return []
+    evidence = _Evidence(question, grounds.values())
+    sentences = list[AnswerSentence]()
+    for start, end in _spans(trajectory):
+        sentence = trajectory.answer[start:end]
+        supported = evidence.supports(sentence)
+        indexes = evidence.citations(sentence) if supported else ()
+        sentences.append(AnswerSentence(start, end, supported, indexes))
+    return sentences
+
+
+def _spans(trajectory: Trajectory) -> list[tuple[int, int]]:
+    """Return the parts of an answer that are checked, in characters."""
+    answer = trajectory.answer
+    spans = sentence_spans(answer)
     if trajectory.style and trajectory.style.length == "paragraph":
-        claims = sentences(trajectory.answer)
-    ground = " ".join([_PLAIN, question, *grounds])
-    return bool(grounds) and all(_stands(claim, ground) for claim in claims)
+        unsplit = _MAX_SENTENCES - 1
+    else:
+        unsplit = 0
+    if rest := spans[unsplit:]:
+        return [*spans[:unsplit], (rest[0][0], rest[-1][1])]
+    return spans
 
 
-def _stands(answer: str, ground: str) -> bool:
-    """Return whether the words, numbers and dates of an answer occur in the text `ground`."""
-    known = set(fold(ground).split())
-    words = apart(answer).split()
-    unsupported = [word for word in words if not known.issuperset(fold(word).split())]
+class _Evidence:
+    """The texts that may support the sentences of one answer."""
 
-    # Numbers and dates may be written in another way.
-    dates = values_in(_DATE, ground)
-    figures = {
-        *values_in(_NUMBER, ground),
-        *dates,
-        *(date[:7] for date in dates),
-        *(date[:4] for date in dates),
+    def __init__(self, question: str, grounds: Iterable[Iterable[str]]) -> None:
+        """`grounds`: the texts of each citation."""
+        texts = [" ".join(ground) for ground in grounds]
+        everything = " ".join([_PLAIN, question, *texts])
+        self._texts = texts
+        self._known = set(fold(everything).split())
+
+        # Numbers and dates may be written in another way.
+        dates = values_in(_DATE, everything)
+        self._figures = {
+            *values_in(_NUMBER, everything),
+            *dates,
+            *(date[:7] for date in dates),
+            *(date[:4] for date in dates),
+        }
+
+    def supports(self, claim: str) -> bool:
+        """Return whether a text says that nothing is known, or its words, numbers and dates occur
+        in the evidence.
+        """
+        if _NOTHING_KNOWN.search(claim):
+            return True
+        words = apart(claim).split()
+        unsupported = [word for word in words if not self._known.issuperset(fold(word).split())]
+        claimed = values_in(_DATE, claim) or values_in(_NUMBER, claim)
+        if claimed and self._figures.issuperset(claimed):
+            unsupported = [word for word in unsupported if not _FIGURE.search(word)]
+
+        if not self._texts or any(
+            word != word.lower() or re.search(r"\d", word) for word in unsupported
+        ):
+            return False
+        if len(words) > _SHORT_WORDS:
+            unsupported = [word for word in unsupported if not word.isascii()]
+        return not unsupported or len(unsupported) < _STRANGE_SHARE * len(words)
+
+    def citations(self, claim: str) -> tuple[int, ...]:
+        """Return the positions of the few citations that together contain the names and numbers of
+        a text: repeatedly the one that has the most of those that are still missing.
+
+        A text without names and numbers has the citation that contains most of its words, and at
+        least half of them.
+        """
+        missing = _content(claim)
+        names = missing & _content(" ".join(filter(_is_name, apart(claim).split())))
+        chosen = list[int]()
+        while len(chosen) < min(MAX_CITED, len(self._contents)):
+            shared = [missing & content for content in self._contents]
+            best = max(
+                range(len(shared)), key=lambda at: (len(shared[at] & names), len(shared[at]))
+            )
+            is_about = not chosen and 2 * len(shared[best]) >= len(missing) > 0
+            if not (shared[best] & names or is_about):
+                break
+            chosen.append(best)
+            missing -= shared[best]
+        return tuple(sorted(chosen))
+
+    @cached_property
+    def _contents(self) -> list[set[str]]:
+        return [_content(text) for text in self._texts[:MAX_CITATIONS]]
+
+
+def _is_name(word: str) -> bool:
+    """Return whether a word is a name, a number, or of a script without spaces."""
+    return word != word.lower() or not word.isascii() or re.search(r"\d", word) is not None
+
+
+def _content(text: str) -> set[str]:
+    """Return the terms of a text without function words, and without pairs of characters that have
+    one.
+    """
+    return {
+        term
+        for term in terms(fold(text))
+        if term not in _PLAIN_WORDS and _PLAIN_CHARACTERS.isdisjoint(term)
     }
-    claimed = values_in(_DATE, answer) or values_in(_NUMBER, answer)
-    if claimed and figures.issuperset(claimed):
-        unsupported = [word for word in unsupported if not _FIGURE.search(word)]
-
-    if any(word != word.lower() or re.search(r"\d", word) for word in unsupported):
-        return False
-    if len(words) > _SHORT_WORDS:
-        unsupported = [word for word in unsupported if not word.isascii()]
-    return not unsupported or len(unsupported) < _STRANGE_SHARE * len(words)

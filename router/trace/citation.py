@@ -6,7 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from threading import Lock
 
 import msgspec
@@ -34,13 +34,24 @@ def sentences(text: str) -> list[str]:
     """Return the sentences of a text in order, each without surrounding white space. A blank line
     also ends a sentence.
     """
-    ended: list[str] = []
+    return [text[start:end] for start, end in sentence_spans(text)]
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Return where the sentences of a text start and end, in characters; see `sentences`."""
+    ends = list[int]()
     start = 0
     for end in _END.finditer(text):
         if not _ABBREVIATION.search(text, max(start, end.start() - 8), end.start() + 1):
-            ended.append(text[start : end.end()].strip())
             start = end.end()
-    return [sentence for sentence in (*ended, text[start:].strip()) if sentence]
+            ends.append(start)
+
+    spans = list[tuple[int, int]]()
+    for before, after in pairwise((0, *ends, len(text))):
+        if sentence := text[before:after].lstrip():
+            start = after - len(sentence)
+            spans.append((start, start + len(sentence.rstrip())))
+    return spans
 
 
 _GOES_ON = re.compile(

@@ -23,12 +23,13 @@ from rolegate.client import Client, GatewayError
 from rolegate.client.requests import (
     ANSWER_S,
     ChatMessage,
+    IndexOptions,
     RequestOptions,
-    SearchOptions,
     TopologyName,
     extended,
 )
 from rolegate.v1.answer_service_pb2 import AnswerResponse
+from rolegate.v1.document_filter_pb2 import DocumentFilter
 from rolegate.v1.usage_pb2 import RoleUsage
 
 from router.access import new_key
@@ -40,17 +41,20 @@ from serving.cli.options import (
     CertificateOptions,
     Dollars,
     HostPort,
+    Index,
     Name,
+    Properties,
     Seconds,
     Tokens,
     connection,
+    document_filter,
 )
 from serving.cli.tables import AnswerView, usage_table
 from serving.config.file import load_config
 from serving.logs import errors_only
 from serving.terminal import complain
 
-Terms = TypeVar("Terms", bound=SearchOptions)
+Terms = TypeVar("Terms", bound=IndexOptions)
 
 
 class GatewayOptions(CertificateOptions, frozen=True):
@@ -61,6 +65,13 @@ class GatewayOptions(CertificateOptions, frozen=True):
     """Use this running gateway instead of starting one; ROLEGATE_API_KEY holds the API key."""
     timeout: Seconds = ANSWER_S
     """End the run after this many seconds."""
+    index: Index = ()
+    properties: Properties = msgspec.field(default=(), name="filter")
+
+    @property
+    def filter(self) -> DocumentFilter:
+        """The filter that `properties` describe. Raises `BadConfig`."""
+        return document_filter(self.properties)
 
 
 class TermsOptions(GatewayOptions, frozen=True):
@@ -72,15 +83,13 @@ class TermsOptions(GatewayOptions, frozen=True):
     """Spend at most this many prompt and completion tokens, over all models."""
     max_cost_usd: Dollars | None = None
     """Spend at most this many dollars."""
-    index: tuple[Name, ...] = ()
-    """Search these indexes (default: all that the API key may search)."""
     no_cache: bool = False
     """Search for every sub-query again, instead of reusing reports of other runs."""
     json: bool = False
     """Print JSON: the result, or with --stream one line for each event."""
 
 
-def terms(options: TermsOptions, kind: type[Terms]) -> Terms:
+def terms(options: GatewayOptions, kind: type[Terms]) -> Terms:
     """Return those of a command's options that the client sends with the request.
 
     `kind`: the client's dictionary of request options, whose keys are returned as far as the
@@ -236,6 +245,7 @@ def chat(arguments: Sequence[str]) -> int:
     After an error of the gateway the chat continues. Ctrl-C cancels the running question only.
     """
     options = parse(ChatOptions, "chat", arguments)
+    scope = terms(options, IndexOptions)
     errors_only()
     progress = Console(stderr=True)
     view = AnswerView(Console(), progress, stream=options.stream, as_json=False)
@@ -272,7 +282,9 @@ def chat(arguments: Sequence[str]) -> int:
                         say(f"{word} is not a command.\n{_HINT}")
                     case _:
                         last = None
-                        last = view.follow(client.stream(line, options.timeout, history=history))
+                        last = view.follow(
+                            client.stream(line, options.timeout, history=history, **scope)
+                        )
                         view.show(last)
                         history = extended(history, line, last.answer)
                         usage.extend(last.usage)

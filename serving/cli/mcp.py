@@ -15,12 +15,20 @@ from rolegate.client.text import place
 from rolegate.v1 import evidence_pb2
 
 from router.edge.rendering import CitedAnswer, answer_from_proto, event_line, table_from_proto
+from router.errors import BadConfig
 from serving.cli.command import parse
-from serving.cli.options import ConnectionOptions, Seconds, connection
+from serving.cli.options import ConnectionOptions, Seconds, connection, document_filter
 from serving.retrieval.services import MAX_TOP_K
 
 _Index = Annotated[
     list[str], Field(description="Names of the indexes to search; all that you may, if empty.")
+]
+_Filter = Annotated[
+    list[str],
+    Field(
+        description="Properties of the documents to search: title=TEXT, author=TEXT, path=PREFIX, "
+        "tag=TAG, date=2026-11, date>=2026-11-21, date<=2026."
+    ),
 ]
 _NONE: list[Any] = []
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
@@ -79,15 +87,17 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
             Field(description="Earlier questions and answers that the question refers to."),
         ] = _NO_HISTORY,
         index: _Index = _NONE,
+        filter: _Filter = _NONE,
     ) -> CallToolResult:
         """Answer a question from the indexed documents, and return the answer with its sources.
         Searches several times if necessary.
         """
         try:
             messages = [ChatMessage(role=sent.role, content=sent.content) for sent in history]
-            stream = client.stream(question, timeout_s, history=messages, index=index)
+            only = document_filter(filter)
+            stream = client.stream(question, timeout_s, history=messages, index=index, filter=only)
             return _cited(answer_from_proto(await _followed(stream, context)))
-        except GatewayError as error:
+        except (GatewayError, BadConfig) as error:
             return _failed(error)
 
     @server.tool(annotations=_READS)
@@ -104,6 +114,7 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
         closed: Annotated[bool, Field(description="Find no rows other than these.")] = False,
         *,
         index: _Index = _NONE,
+        filter: _Filter = _NONE,
     ) -> CallToolResult:
         """Find all things of one kind in the indexed documents, and return a table of them with a
         value for each column, and with the sources.
@@ -116,9 +127,10 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
                 max(timeout_s, TABLE_S),
                 closed=closed,
                 index=index,
+                filter=document_filter(filter),
             )
             return _cited(table_from_proto(await _followed(stream, context)))
-        except (GatewayError, ValueError) as error:
+        except (GatewayError, BadConfig, ValueError) as error:
             return _failed(error)
 
     @server.tool(annotations=_READS)
@@ -128,13 +140,15 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
             int, Field(ge=1, le=MAX_TOP_K, description="How many passages to return.")
         ] = 5,
         index: _Index = _NONE,
+        filter: _Filter = _NONE,
     ) -> CallToolResult:
         """Find the passages of the indexed documents that are nearest in meaning to a query,
         best first.
         """
         try:
-            passages = await client.search(query, top_k, timeout_s, index=index)
-        except GatewayError as error:
+            only = document_filter(filter)
+            passages = await client.search(query, top_k, timeout_s, index=index, filter=only)
+        except (GatewayError, BadConfig) as error:
             return _failed(error)
         texts = [
             f"[{number}] {_heading(passage)}\n{passage.text}"

@@ -2,7 +2,8 @@
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from msgspec import Meta
 from rich.console import Console
 from rolegate.client import Client, Connection, GatewayError
 from rolegate.client.requests import ADDRESS
+from rolegate.v1.document_filter_pb2 import DocumentFilter
 
 from router.edge.listening import is_address
 from router.errors import BadConfig
@@ -115,6 +117,56 @@ def check_new_file(
         problem = "exists already; name another file, or replace it with --force."
     if problem:
         raise BadConfig(f"{name} {file}: {problem}")
+
+
+_PROPERTIES = {
+    "title=": ["title"],
+    "author=": ["author"],
+    "path=": ["path_prefix"],
+    "tag=": ["tags"],
+    "date=": ["from_date", "to_date"],
+    "date>=": ["from_date"],
+    "date<=": ["to_date"],
+}
+"""Fields of a `DocumentFilter` by the beginning of the text that sets them."""
+
+
+def document_filter(properties: Iterable[str]) -> DocumentFilter:
+    """Return the filter that `properties` describe, such as `author=Ada Lovelace` and
+    `date>=2024-01`. Raises `BadConfig`.
+    """
+    values = defaultdict[str, list[str]](list)
+    for text in properties:
+        match = re.fullmatch(r"\s*(\w+)\s*([<>]?=)(.*\S.*)", text)
+        fields = _PROPERTIES.get(match[1] + match[2]) if match else None
+        if not match or not fields:
+            raise BadConfig(
+                f"filter {text!r}: write title=TEXT, author=TEXT, path=PREFIX, tag=TAG, "
+                'date=2026-11, "date>=2026-11-21" or "date<=2026", in quotes in a shell.'
+            )
+        for field in fields:
+            values[field].append(match[3].strip())
+            if field != "tags" and len(values[field]) > 1:
+                raise BadConfig(f"filter {text!r}: only tag may be given twice; leave one out.")
+    tags = values.pop("tags", [])
+    return DocumentFilter(tags=tags, **{field: texts[0] for field, texts in values.items()})
+
+
+Index = Annotated[
+    tuple[str, ...],
+    Meta(
+        description="Search these indexes (default: all that the API key may search).",
+        extra={"metavar": "NAME"},
+    ),
+]
+Properties = Annotated[
+    tuple[str, ...],
+    Meta(
+        description="Search only documents with these properties: title=TEXT, author=TEXT, "
+        'path=PREFIX, tag=TAG, date=2026-11, "date>=2026-11-21".',
+        extra={"metavar": "PROPERTY"},
+    ),
+]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

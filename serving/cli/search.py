@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 from rich.console import Console
 from rich.padding import Padding
@@ -11,7 +12,14 @@ from rolegate.client import Client
 from rolegate.client.text import place
 
 from serving.cli.command import POSITIONAL, parse
-from serving.cli.options import JSONConnectionOptions, Name, json_of, with_client
+from serving.cli.options import (
+    Index,
+    JSONConnectionOptions,
+    Properties,
+    document_filter,
+    json_of,
+    with_client,
+)
 
 
 class SearchOptions(JSONConnectionOptions, frozen=True, kw_only=True):
@@ -19,8 +27,8 @@ class SearchOptions(JSONConnectionOptions, frozen=True, kw_only=True):
 
     query: Annotated[str, POSITIONAL]
     """Search for this text."""
-    index: tuple[Name, ...] = ()
-    """Search these indexes (default: all that the API key may search)."""
+    index: Index = ()
+    properties: Properties = msgspec.field(default=(), name="filter")
     top_k: Annotated[int, Meta(extra={"metavar": "K"})] = 0
     """Print this many passages; 0 means the gateway's default."""
 
@@ -32,7 +40,8 @@ def search(arguments: Sequence[str]) -> int:
 
 def _show(client: Client, options: SearchOptions) -> None:
     console = Console()
-    for passage in client.search(options.query, options.top_k, index=options.index):
+    only = document_filter(options.properties)
+    for passage in client.search(options.query, options.top_k, index=options.index, filter=only):
         if options.json:
             print(json_of(passage))
             continue

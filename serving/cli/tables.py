@@ -28,7 +28,13 @@ from rolegate.v1.table_service_pb2 import TableOutcome
 from rolegate.v1.usage_pb2 import Role, RoleUsage
 from rolegate.v1.usage_service_pb2 import UsageRow
 
-from router.edge.rendering import UNSUPPORTED, event_line, missed, sub_answer_from_proto
+from router.edge.rendering import (
+    UNSUPPORTED,
+    event_line,
+    marked,
+    missed,
+    sub_answer_from_proto,
+)
 from serving.cli.grid import new_table, print_line
 from serving.cli.options import json_of
 
@@ -346,7 +352,8 @@ class AnswerView(RunView):
         outcome = word(AnswerOutcome, answer.outcome)
         sound = answer.outcome == pb.ANSWER_OUTCOME_ANSWERED and not answer.unsupported
         # A panel is not widened for its subtitle, so its text is
-        text = escape(answer.answer.ljust(len(outcome) + 2))
+        shown = marked(answer.answer, answer.sentences)
+        text = escape(shown.ljust(len(outcome) + 2))
         colour = "green" if sound else "yellow"
         self.out.print(
             Panel(
@@ -357,6 +364,9 @@ class AnswerView(RunView):
                 expand=False,
             )
         )
+        if shown != answer.answer:
+            for number, citation in enumerate(answer.citations, 1):
+                print_line(self.out, f"[{number}] {source_line(citation)}", style="cyan")
         if answer.unsupported:
             print_line(self.out, UNSUPPORTED, style="yellow")
         if warning := missed(map(sub_answer_from_proto, answer.results)):

@@ -355,11 +355,13 @@ class RerankerConfig(Section, frozen=True):
     """
 
     base_url: URL
-    """URL of the endpoint without `/rerank`, such as http://127.0.0.1:8000/v1, or
+    """URL of the endpoint without `/rerank` or `/score`, such as http://127.0.0.1:8000/v1, or
     https://api.cohere.com/v2.
     """
     model: ModelName
     """Name of the model at its endpoint."""
+    form: Literal["rerank", "score"] = "rerank"
+    """Form and route of the endpoint: `rerank` of Jina, Cohere and vLLM, or `score` of vLLM."""
     api_key_env: Variable | None = None
     """Name of the environment variable with the API key. Absent: requests have no key."""
     candidates: Annotated[int, Meta(ge=2, le=100)] = 30

@@ -1,5 +1,5 @@
-"""Reranking: a model at an endpoint in the form of Jina, Cohere and vLLM (`POST …/rerank`) orders
-the passages that a search finds.
+"""Reranking: a model at an endpoint in the form of Jina, Cohere and vLLM (`POST …/rerank`), or of
+vLLM alone (`POST …/score`), orders the passages that a search finds.
 
 A search never fails because of its reranker: the passages then keep their order, and the record of
 the search says why.
@@ -12,7 +12,7 @@ from typing import Annotated
 
 import aiohttp
 import structlog
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from router.errors import UpstreamError
@@ -36,13 +36,27 @@ class _Score(Struct, frozen=True):
     """Higher for a more relevant passage. It is finite, as every number of JSON."""
 
 
+class _ListedScore(_Score, frozen=True):
+    relevance_score: float = field(name="score")
+
+
 class _Usage(Struct, frozen=True):
     total_tokens: Annotated[int, Meta(ge=0, le=10**9)] | None = None
 
 
 class _Reply(Struct, frozen=True):
-    results: list[_Score]
+    results: Sequence[_Score]
     usage: _Usage | None = None
+
+
+class _ScoreReply(_Reply, frozen=True):
+    results: Sequence[_ListedScore] = field(name="data")
+
+
+_FORMS = {"rerank": ("query", "documents", _Reply), "score": ("text_1", "text_2", _ScoreReply)}
+"""By the form of an endpoint, which is also its route: the names of the query and of the texts in a
+request, and the type of the reply.
+"""
 
 
 async def rerank(
@@ -51,11 +65,12 @@ async def rerank(
     """Return all `passages`, the most relevant to `query` first, with their scores. Raises
     `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`.
     """
-    url = f"{config.base_url.rstrip('/')}/rerank"
+    query_name, texts_name, reply_type = _FORMS[config.form]
+    url = f"{config.base_url.rstrip('/')}/{config.form}"
     endpoint = JSONEndpoint(config.model, url, api_key(config.api_key_env), config.timeout_s)
     texts = [f"{passage.title}\n{passage.text}"[:_MAX_CHARS] for passage in passages]
-    fields = {"model": config.model, "query": query, "documents": texts}
-    reply = await endpoint.post(session, fields, _Reply)
+    fields = {"model": config.model, query_name: query, texts_name: texts}
+    reply = await endpoint.post(session, fields, reply_type)
 
     if sorted(score.index for score in reply.results) != list(range(len(texts))):
         raise endpoint.upstream.protocol_error(

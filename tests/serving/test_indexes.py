@@ -2,12 +2,16 @@
 passage of a tenant's index reaches the other tenant, at any door.
 """
 
+import asyncio
 import json
+import os
 import re
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import grpc
@@ -22,10 +26,12 @@ from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
 from router.access import Tenant, new_key
+from router.errors import BadConfig
 from router.store import Database, SQLAccounts
 from router.testing.openai_server import ChatRequest, Reply, serving, writes
 from router.trace.identity import SCOPES
 from serving.cli.mcp import mcp_server
+from serving.cli.options import document_filter
 from serving.composition import running_gateway
 from serving.config.config import Config
 from serving.config.file import load_config
@@ -391,6 +397,108 @@ async def test_a_filter_narrows_the_search(world: World) -> None:
     assert words(MessageToJson(answer)) == set()
 
 
+async def _command(caller: Caller, *arguments: str, typed: str = "") -> str:
+    """Return everything that a command prints."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", COMMAND, *arguments, "--address", caller.address),
+        env={**os.environ, "ROLEGATE_API_KEY": caller.key, "COLUMNS": "200"},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    out, _ = await process.communicate(typed.encode())
+    return out.decode()
+
+
+COMMAND = "import sys; from serving.cli.main import main; sys.exit(main())"
+COMMANDS = {
+    "ask": (QUESTION,),
+    "search": (QUESTION,),
+    "chat": (),
+    "table": ("archives", "--columns", "archive*, password", "--closed", "--rows"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_a_command_chooses_index_and_documents(
+    world: World, command: str, tmp_path: Path
+) -> None:
+    """Without options, the tenant's indexes are searched."""
+    rows = tmp_path / "rows.csv"
+    rows.write_text("archive,password\nthe archive,\n", "utf-8")
+    arguments = [command, *COMMANDS[command], *([str(rows)] if command == "table" else [])]
+    acme = world.callers["acme"]
+
+    async def found(*options: str) -> set[str]:
+        return words(await _command(acme, *arguments, *options, typed=f"{QUESTION}\n"))
+
+    everything, chosen, filtered, nothing = await asyncio.gather(
+        found(),
+        found("--index", "acme"),
+        found("--index", "shared", "--filter", "path=archive"),
+        found("--filter", "path=archive", "--filter", "date>=2026-11"),
+    )
+    expected = (
+        {"acme", "shared"},
+        {"acme"},
+        {"shared"},
+        set[str](),
+    )
+    assert (everything, chosen, filtered, nothing) == expected
+    refused = await _command(acme, *arguments, "--filter", "autor=Ada", typed=f"{QUESTION}\n")
+    assert "rolegate: filter 'autor=Ada': write title=TEXT, author=TEXT" in refused
+
+
+async def test_the_tools_of_mcp_take_a_filter(world: World) -> None:
+    """A property that does not exist is the tool's error."""
+    from mcp import Client
+
+    calls: dict[str, dict[str, Any]] = {
+        "search": {"query": QUESTION},
+        "ask": {"question": QUESTION},
+        "table": {
+            "question": "archives",
+            "columns": ["archive*", "password"],
+            "rows": [["the archive", ""]],
+            "closed": True,
+        },
+    }
+    async with (
+        world.callers["acme"].client() as client,
+        Client(mcp_server(client, 60.0)) as agent,
+    ):
+        for tool, arguments in calls.items():
+            for properties, expected in (
+                (["path=archive"], {"acme", "shared"}),
+                (["tag=x"], set()),
+            ):
+                result = await agent.call_tool(tool, arguments | {"filter": properties})
+                assert words(str(result)) == expected
+            refused = await agent.call_tool(tool, arguments | {"filter": ["date=2026", "date=1"]})
+            assert refused.is_error
+            assert "filter 'date=1': only tag may be given twice" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("properties", "only"),
+    [
+        (["title = The lease", "path=a/=b"], DocumentFilter(title="The lease", path_prefix="a/=b")),
+        (["tag=a", "tag=b"], DocumentFilter(tags=["a", "b"])),
+        (["date=2026-11"], DocumentFilter(from_date="2026-11", to_date="2026-11")),
+        (["date>=2026", "date<=2027"], DocumentFilter(from_date="2026", to_date="2027")),
+        ([], DocumentFilter()),
+    ],
+)
+def test_a_filter_that_a_person_types(properties: list[str], only: DocumentFilter) -> None:
+    assert document_filter(properties) == only
+
+
+@pytest.mark.parametrize("text", ["date", "=x", "author=", "tag>=x", "author= ", ""])
+def test_a_filter_that_is_refused(text: str) -> None:
+    with pytest.raises(BadConfig, match="write title=TEXT"):
+        document_filter([text])
+
+
 async def test_models_are_listed_with_the_indexes_of_the_caller(world: World) -> None:
     async def listed(name: str) -> list[str]:
         caller = world.callers[name]
@@ -446,6 +554,30 @@ async def test_a_page_asks_the_indexes_of_its_user(world: World) -> None:
         async with session.get(f"/runs/{run_id}") as response:
             shown = await response.text()
     assert words("".join(events)) == words(trace) == words(shown) == {"acme", "shared"}
+
+
+async def test_a_page_offers_the_indexes_of_its_user(world: World) -> None:
+    """The chosen one is searched, and a follow-up question searches it again."""
+    acme = world.callers["acme"]
+    address = Address(acme.door.removeprefix("http://"))
+    async with browsing(address, acme.key) as session:
+        async with session.get("/ask") as response:
+            offered = re.findall("<option>(.*?)</option>", await response.text())
+        form = {"question": QUESTION, "csrf": await token(session, "/ask"), "index": "acme"}
+        async with session.post("/ask", data=form, allow_redirects=False) as response:
+            path = response.headers["Location"]
+        async with acme.client() as client:
+            events = [MessageToJson(event) async for event in client.watch(path.rpartition("/")[2])]
+        async with session.get(path) as response:
+            shown = await response.text()
+        form["index"] = "beta"
+        async with session.post("/ask", data=form) as response:
+            refused = (response.status, await response.text())
+    assert offered == ["acme", "shared"]
+    assert words("".join(events)) == words(shown) == {"acme"}
+    assert '<input type="hidden" name="index" value="acme">' in shown
+    assert refused[0] == 404
+    assert "there is no such index that you may use" in refused[1]
 
 
 async def test_no_list_or_export_shows_another_tenant_s_index(world: World) -> None:

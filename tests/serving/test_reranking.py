@@ -211,7 +211,7 @@ async def test_steps_of_a_training_use_the_reranker(tmp_path: Path) -> None:
             return config_settings(msgspec.structs.replace(config, reranker=changed))
 
     assert passage.id == "p2"
-    assert settings(base_url="http://127.0.0.1:9/v1", timeout_s=1.0) == settings()
+    assert settings(base_url="http://127.0.0.1:9/v1", timeout_s=1.0, form="score") == settings()
     assert (
         len(
             {

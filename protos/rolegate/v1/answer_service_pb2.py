@@ -30,43 +30,45 @@ from rolegate.v1 import evidence_pb2 as rolegate_dot_v1_dot_evidence__pb2
 from rolegate.v1 import usage_pb2 as rolegate_dot_v1_dot_usage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n rolegate/v1/answer_service.proto\x12\x0brolegate.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18rolegate/v1/budget.proto\x1a$rolegate/v1/completion_service.proto\x1a!rolegate/v1/document_filter.proto\x1a\x1arolegate/v1/evidence.proto\x1a\x17rolegate/v1/usage.proto\"\x81\x03\n\rAnswerRequest\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12#\n\x06\x62udget\x18\x03 \x01(\x0b\x32\x13.rolegate.v1.Budget\x12\x10\n\x08no_cache\x18\x04 \x01(\x08\x12\'\n\x08topology\x18\x05 \x01(\x0e\x32\x15.rolegate.v1.Topology\x12\x15\n\rresume_run_id\x18\x06 \x01(\t\x12)\n\x07history\x18\x07 \x03(\x0b\x32\x18.rolegate.v1.ChatMessage\x12\x10\n\x08language\x18\x08 \x01(\t\x12)\n\x06length\x18\t \x01(\x0e\x32\x19.rolegate.v1.AnswerLength\x12\x14\n\x0cinstructions\x18\n \x01(\t\x12\x19\n\x11max_answer_tokens\x18\x0b \x01(\x05\x12\r\n\x05index\x18\x0e \x03(\t\x12+\n\x06\x66ilter\x18\x0f \x01(\x0b\x32\x1b.rolegate.v1.DocumentFilter\"\xb0\x02\n\x0e\x41nswerResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\x12+\n\x07outcome\x18\x03 \x01(\x0e\x32\x1a.rolegate.v1.AnswerOutcome\x12,\n\x07results\x18\x04 \x03(\x0b\x32\x1b.rolegate.v1.SubQueryResult\x12%\n\x05usage\x18\x05 \x03(\x0b\x32\x16.rolegate.v1.RoleUsage\x12+\n\x08\x64uration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\tcitations\x18\x07 \x03(\x0b\x32\x15.rolegate.v1.Citation\x12\x13\n\x0bunsupported\x18\x08 \x01(\x08\x12\x10\n\x08question\x18\t \x01(\t\"\x87\x03\n\x13StreamAnswerRequest\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12#\n\x06\x62udget\x18\x03 \x01(\x0b\x32\x13.rolegate.v1.Budget\x12\x10\n\x08no_cache\x18\x04 \x01(\x08\x12\'\n\x08topology\x18\x05 \x01(\x0e\x32\x15.rolegate.v1.Topology\x12\x15\n\rresume_run_id\x18\x06 \x01(\t\x12)\n\x07history\x18\x07 \x03(\x0b\x32\x18.rolegate.v1.ChatMessage\x12\x10\n\x08language\x18\x08 \x01(\t\x12)\n\x06length\x18\t \x01(\x0e\x32\x19.rolegate.v1.AnswerLength\x12\x14\n\x0cinstructions\x18\n \x01(\t\x12\x19\n\x11max_answer_tokens\x18\x0b \x01(\x05\x12\r\n\x05index\x18\x0e \x03(\t\x12+\n\x06\x66ilter\x18\x0f \x01(\x0b\x32\x1b.rolegate.v1.DocumentFilter\"\xfe\x03\n\x14StreamAnswerResponse\x12\x14\n\x0c\x65vent_number\x18\x01 \x01(\x03\x12\x32\n\rround_started\x18\x02 \x01(\x0b\x32\x19.rolegate.v1.RoundStartedH\x00\x12?\n\x14sub_query_dispatched\x18\x03 \x01(\x0b\x32\x1f.rolegate.v1.SubQueryDispatchedH\x00\x12.\n\x0bsearch_done\x18\x04 \x01(\x0b\x32\x17.rolegate.v1.SearchDoneH\x00\x12)\n\x08reported\x18\x05 \x01(\x0b\x32\x15.rolegate.v1.ReportedH\x00\x12\x34\n\x0e\x61nswer_written\x18\x06 \x01(\x0b\x32\x1a.rolegate.v1.AnswerWrittenH\x00\x12\x32\n\rusage_counted\x18\x07 \x01(\x0b\x32\x19.rolegate.v1.UsageCountedH\x00\x12+\n\x04\x64one\x18\x08 \x01(\x0b\x32\x1b.rolegate.v1.AnswerResponseH\x00\x12.\n\x0brun_started\x18\t \x01(\x0b\x32\x17.rolegate.v1.RunStartedH\x00\x12\x30\n\x0c\x61nswer_delta\x18\n \x01(\x0b\x32\x18.rolegate.v1.AnswerDeltaH\x00\x42\x07\n\x05\x65vent\"/\n\x0b\x41nswerDelta\x12\x12\n\nkept_chars\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x1c\n\nRunStarted\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x1d\n\x0cRoundStarted\x12\r\n\x05round\x18\x01 \x01(\x05\"w\n\x12SubQueryDispatched\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05round\x18\x02 \x01(\x05\x12\x11\n\tsub_query\x18\x03 \x01(\t\x12\x0e\n\x06row_id\x18\x04 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x05 \x03(\t\x12\x0f\n\x07manager\x18\x06 \x01(\t\":\n\nSearchDone\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0e\n\x06titles\x18\x03 \x03(\t\"F\n\x08Reported\x12\r\n\x05index\x18\x01 \x01(\x05\x12+\n\x06result\x18\x02 \x01(\x0b\x32\x1b.rolegate.v1.SubQueryResult\"\x1f\n\rAnswerWritten\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\"5\n\x0cUsageCounted\x12%\n\x05usage\x18\x01 \x03(\x0b\x32\x16.rolegate.v1.RoleUsage*P\n\x08Topology\x12\x18\n\x14TOPOLOGY_UNSPECIFIED\x10\x00\x12\x17\n\x13TOPOLOGY_FACTORIZED\x10\x01\x12\x11\n\rTOPOLOGY_HOST\x10\x02*\x7f\n\x0c\x41nswerLength\x12\x1d\n\x19\x41NSWER_LENGTH_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41NSWER_LENGTH_SHORT\x10\x01\x12\x1a\n\x16\x41NSWER_LENGTH_SENTENCE\x10\x02\x12\x1b\n\x17\x41NSWER_LENGTH_PARAGRAPH\x10\x03*\xb2\x02\n\rAnswerOutcome\x12\x1e\n\x1a\x41NSWER_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x41NSWER_OUTCOME_ANSWERED\x10\x01\x12#\n\x1f\x41NSWER_OUTCOME_ROUNDS_EXHAUSTED\x10\x02\x12\x1c\n\x18\x41NSWER_OUTCOME_NO_SEARCH\x10\x03\x12!\n\x1d\x41NSWER_OUTCOME_TIME_EXHAUSTED\x10\x04\x12\x1f\n\x1b\x41NSWER_OUTCOME_OUT_OF_SCOPE\x10\x05\x12\x1c\n\x18\x41NSWER_OUTCOME_NOT_FOUND\x10\x06\x12#\n\x1f\x41NSWER_OUTCOME_BUDGET_EXHAUSTED\x10\x07\x12\x1a\n\x16\x41NSWER_OUTCOME_CLARIFY\x10\x08\x32\xa9\x01\n\rAnswerService\x12\x41\n\x06\x41nswer\x12\x1a.rolegate.v1.AnswerRequest\x1a\x1b.rolegate.v1.AnswerResponse\x12U\n\x0cStreamAnswer\x12 .rolegate.v1.StreamAnswerRequest\x1a!.rolegate.v1.StreamAnswerResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n rolegate/v1/answer_service.proto\x12\x0brolegate.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18rolegate/v1/budget.proto\x1a$rolegate/v1/completion_service.proto\x1a!rolegate/v1/document_filter.proto\x1a\x1arolegate/v1/evidence.proto\x1a\x17rolegate/v1/usage.proto\"\x81\x03\n\rAnswerRequest\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12#\n\x06\x62udget\x18\x03 \x01(\x0b\x32\x13.rolegate.v1.Budget\x12\x10\n\x08no_cache\x18\x04 \x01(\x08\x12\'\n\x08topology\x18\x05 \x01(\x0e\x32\x15.rolegate.v1.Topology\x12\x15\n\rresume_run_id\x18\x06 \x01(\t\x12)\n\x07history\x18\x07 \x03(\x0b\x32\x18.rolegate.v1.ChatMessage\x12\x10\n\x08language\x18\x08 \x01(\t\x12)\n\x06length\x18\t \x01(\x0e\x32\x19.rolegate.v1.AnswerLength\x12\x14\n\x0cinstructions\x18\n \x01(\t\x12\x19\n\x11max_answer_tokens\x18\x0b \x01(\x05\x12\r\n\x05index\x18\x0e \x03(\t\x12+\n\x06\x66ilter\x18\x0f \x01(\x0b\x32\x1b.rolegate.v1.DocumentFilter\"\xe0\x02\n\x0e\x41nswerResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\x12+\n\x07outcome\x18\x03 \x01(\x0e\x32\x1a.rolegate.v1.AnswerOutcome\x12,\n\x07results\x18\x04 \x03(\x0b\x32\x1b.rolegate.v1.SubQueryResult\x12%\n\x05usage\x18\x05 \x03(\x0b\x32\x16.rolegate.v1.RoleUsage\x12+\n\x08\x64uration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\tcitations\x18\x07 \x03(\x0b\x32\x15.rolegate.v1.Citation\x12\x13\n\x0bunsupported\x18\x08 \x01(\x08\x12\x10\n\x08question\x18\t \x01(\t\x12.\n\tsentences\x18\n \x03(\x0b\x32\x1b.rolegate.v1.AnswerSentence\"c\n\x0e\x41nswerSentence\x12\x12\n\nstart_char\x18\x01 \x01(\x05\x12\x10\n\x08\x65nd_char\x18\x02 \x01(\x05\x12\x11\n\tsupported\x18\x03 \x01(\x08\x12\x18\n\x10\x63itation_indexes\x18\x04 \x03(\x05\"\x87\x03\n\x13StreamAnswerRequest\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12#\n\x06\x62udget\x18\x03 \x01(\x0b\x32\x13.rolegate.v1.Budget\x12\x10\n\x08no_cache\x18\x04 \x01(\x08\x12\'\n\x08topology\x18\x05 \x01(\x0e\x32\x15.rolegate.v1.Topology\x12\x15\n\rresume_run_id\x18\x06 \x01(\t\x12)\n\x07history\x18\x07 \x03(\x0b\x32\x18.rolegate.v1.ChatMessage\x12\x10\n\x08language\x18\x08 \x01(\t\x12)\n\x06length\x18\t \x01(\x0e\x32\x19.rolegate.v1.AnswerLength\x12\x14\n\x0cinstructions\x18\n \x01(\t\x12\x19\n\x11max_answer_tokens\x18\x0b \x01(\x05\x12\r\n\x05index\x18\x0e \x03(\t\x12+\n\x06\x66ilter\x18\x0f \x01(\x0b\x32\x1b.rolegate.v1.DocumentFilter\"\xfe\x03\n\x14StreamAnswerResponse\x12\x14\n\x0c\x65vent_number\x18\x01 \x01(\x03\x12\x32\n\rround_started\x18\x02 \x01(\x0b\x32\x19.rolegate.v1.RoundStartedH\x00\x12?\n\x14sub_query_dispatched\x18\x03 \x01(\x0b\x32\x1f.rolegate.v1.SubQueryDispatchedH\x00\x12.\n\x0bsearch_done\x18\x04 \x01(\x0b\x32\x17.rolegate.v1.SearchDoneH\x00\x12)\n\x08reported\x18\x05 \x01(\x0b\x32\x15.rolegate.v1.ReportedH\x00\x12\x34\n\x0e\x61nswer_written\x18\x06 \x01(\x0b\x32\x1a.rolegate.v1.AnswerWrittenH\x00\x12\x32\n\rusage_counted\x18\x07 \x01(\x0b\x32\x19.rolegate.v1.UsageCountedH\x00\x12+\n\x04\x64one\x18\x08 \x01(\x0b\x32\x1b.rolegate.v1.AnswerResponseH\x00\x12.\n\x0brun_started\x18\t \x01(\x0b\x32\x17.rolegate.v1.RunStartedH\x00\x12\x30\n\x0c\x61nswer_delta\x18\n \x01(\x0b\x32\x18.rolegate.v1.AnswerDeltaH\x00\x42\x07\n\x05\x65vent\"/\n\x0b\x41nswerDelta\x12\x12\n\nkept_chars\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x1c\n\nRunStarted\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x1d\n\x0cRoundStarted\x12\r\n\x05round\x18\x01 \x01(\x05\"w\n\x12SubQueryDispatched\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05round\x18\x02 \x01(\x05\x12\x11\n\tsub_query\x18\x03 \x01(\t\x12\x0e\n\x06row_id\x18\x04 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x05 \x03(\t\x12\x0f\n\x07manager\x18\x06 \x01(\t\":\n\nSearchDone\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0e\n\x06titles\x18\x03 \x03(\t\"F\n\x08Reported\x12\r\n\x05index\x18\x01 \x01(\x05\x12+\n\x06result\x18\x02 \x01(\x0b\x32\x1b.rolegate.v1.SubQueryResult\"\x1f\n\rAnswerWritten\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\"5\n\x0cUsageCounted\x12%\n\x05usage\x18\x01 \x03(\x0b\x32\x16.rolegate.v1.RoleUsage*P\n\x08Topology\x12\x18\n\x14TOPOLOGY_UNSPECIFIED\x10\x00\x12\x17\n\x13TOPOLOGY_FACTORIZED\x10\x01\x12\x11\n\rTOPOLOGY_HOST\x10\x02*\x7f\n\x0c\x41nswerLength\x12\x1d\n\x19\x41NSWER_LENGTH_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41NSWER_LENGTH_SHORT\x10\x01\x12\x1a\n\x16\x41NSWER_LENGTH_SENTENCE\x10\x02\x12\x1b\n\x17\x41NSWER_LENGTH_PARAGRAPH\x10\x03*\xb2\x02\n\rAnswerOutcome\x12\x1e\n\x1a\x41NSWER_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x41NSWER_OUTCOME_ANSWERED\x10\x01\x12#\n\x1f\x41NSWER_OUTCOME_ROUNDS_EXHAUSTED\x10\x02\x12\x1c\n\x18\x41NSWER_OUTCOME_NO_SEARCH\x10\x03\x12!\n\x1d\x41NSWER_OUTCOME_TIME_EXHAUSTED\x10\x04\x12\x1f\n\x1b\x41NSWER_OUTCOME_OUT_OF_SCOPE\x10\x05\x12\x1c\n\x18\x41NSWER_OUTCOME_NOT_FOUND\x10\x06\x12#\n\x1f\x41NSWER_OUTCOME_BUDGET_EXHAUSTED\x10\x07\x12\x1a\n\x16\x41NSWER_OUTCOME_CLARIFY\x10\x08\x32\xa9\x01\n\rAnswerService\x12\x41\n\x06\x41nswer\x12\x1a.rolegate.v1.AnswerRequest\x1a\x1b.rolegate.v1.AnswerResponse\x12U\n\x0cStreamAnswer\x12 .rolegate.v1.StreamAnswerRequest\x1a!.rolegate.v1.StreamAnswerResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rolegate.v1.answer_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOPOLOGY']._serialized_start=2286
-  _globals['_TOPOLOGY']._serialized_end=2366
-  _globals['_ANSWERLENGTH']._serialized_start=2368
-  _globals['_ANSWERLENGTH']._serialized_end=2495
-  _globals['_ANSWEROUTCOME']._serialized_start=2498
-  _globals['_ANSWEROUTCOME']._serialized_end=2804
+  _globals['_TOPOLOGY']._serialized_start=2435
+  _globals['_TOPOLOGY']._serialized_end=2515
+  _globals['_ANSWERLENGTH']._serialized_start=2517
+  _globals['_ANSWERLENGTH']._serialized_end=2644
+  _globals['_ANSWEROUTCOME']._serialized_start=2647
+  _globals['_ANSWEROUTCOME']._serialized_end=2953
   _globals['_ANSWERREQUEST']._serialized_start=234
   _globals['_ANSWERREQUEST']._serialized_end=619
   _globals['_ANSWERRESPONSE']._serialized_start=622
-  _globals['_ANSWERRESPONSE']._serialized_end=926
-  _globals['_STREAMANSWERREQUEST']._serialized_start=929
-  _globals['_STREAMANSWERREQUEST']._serialized_end=1320
-  _globals['_STREAMANSWERRESPONSE']._serialized_start=1323
-  _globals['_STREAMANSWERRESPONSE']._serialized_end=1833
-  _globals['_ANSWERDELTA']._serialized_start=1835
-  _globals['_ANSWERDELTA']._serialized_end=1882
-  _globals['_RUNSTARTED']._serialized_start=1884
-  _globals['_RUNSTARTED']._serialized_end=1912
-  _globals['_ROUNDSTARTED']._serialized_start=1914
-  _globals['_ROUNDSTARTED']._serialized_end=1943
-  _globals['_SUBQUERYDISPATCHED']._serialized_start=1945
-  _globals['_SUBQUERYDISPATCHED']._serialized_end=2064
-  _globals['_SEARCHDONE']._serialized_start=2066
-  _globals['_SEARCHDONE']._serialized_end=2124
-  _globals['_REPORTED']._serialized_start=2126
-  _globals['_REPORTED']._serialized_end=2196
-  _globals['_ANSWERWRITTEN']._serialized_start=2198
-  _globals['_ANSWERWRITTEN']._serialized_end=2229
-  _globals['_USAGECOUNTED']._serialized_start=2231
-  _globals['_USAGECOUNTED']._serialized_end=2284
-  _globals['_ANSWERSERVICE']._serialized_start=2807
-  _globals['_ANSWERSERVICE']._serialized_end=2976
+  _globals['_ANSWERRESPONSE']._serialized_end=974
+  _globals['_ANSWERSENTENCE']._serialized_start=976
+  _globals['_ANSWERSENTENCE']._serialized_end=1075
+  _globals['_STREAMANSWERREQUEST']._serialized_start=1078
+  _globals['_STREAMANSWERREQUEST']._serialized_end=1469
+  _globals['_STREAMANSWERRESPONSE']._serialized_start=1472
+  _globals['_STREAMANSWERRESPONSE']._serialized_end=1982
+  _globals['_ANSWERDELTA']._serialized_start=1984
+  _globals['_ANSWERDELTA']._serialized_end=2031
+  _globals['_RUNSTARTED']._serialized_start=2033
+  _globals['_RUNSTARTED']._serialized_end=2061
+  _globals['_ROUNDSTARTED']._serialized_start=2063
+  _globals['_ROUNDSTARTED']._serialized_end=2092
+  _globals['_SUBQUERYDISPATCHED']._serialized_start=2094
+  _globals['_SUBQUERYDISPATCHED']._serialized_end=2213
+  _globals['_SEARCHDONE']._serialized_start=2215
+  _globals['_SEARCHDONE']._serialized_end=2273
+  _globals['_REPORTED']._serialized_start=2275
+  _globals['_REPORTED']._serialized_end=2345
+  _globals['_ANSWERWRITTEN']._serialized_start=2347
+  _globals['_ANSWERWRITTEN']._serialized_end=2378
+  _globals['_USAGECOUNTED']._serialized_start=2380
+  _globals['_USAGECOUNTED']._serialized_end=2433
+  _globals['_ANSWERSERVICE']._serialized_start=2956
+  _globals['_ANSWERSERVICE']._serialized_end=3125
 # @@protoc_insertion_point(module_scope)

@@ -87,7 +87,7 @@ class AnswerRequest(_message.Message):
     def __init__(self, question: _Optional[str] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., topology: _Optional[_Union[Topology, str]] = ..., resume_run_id: _Optional[str] = ..., history: _Optional[_Iterable[_Union[_completion_service_pb2.ChatMessage, _Mapping]]] = ..., language: _Optional[str] = ..., length: _Optional[_Union[AnswerLength, str]] = ..., instructions: _Optional[str] = ..., max_answer_tokens: _Optional[int] = ..., index: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[_document_filter_pb2.DocumentFilter, _Mapping]] = ...) -> None: ...
 
 class AnswerResponse(_message.Message):
-    __slots__ = ("run_id", "answer", "outcome", "results", "usage", "duration", "citations", "unsupported", "question")
+    __slots__ = ("run_id", "answer", "outcome", "results", "usage", "duration", "citations", "unsupported", "question", "sentences")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class AnswerResponse(_message.Message):
     CITATIONS_FIELD_NUMBER: _ClassVar[int]
     UNSUPPORTED_FIELD_NUMBER: _ClassVar[int]
     QUESTION_FIELD_NUMBER: _ClassVar[int]
+    SENTENCES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     answer: str
     outcome: AnswerOutcome
@@ -106,7 +107,20 @@ class AnswerResponse(_message.Message):
     citations: _containers.RepeatedCompositeFieldContainer[_evidence_pb2.Citation]
     unsupported: bool
     question: str
-    def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[str] = ..., outcome: _Optional[_Union[AnswerOutcome, str]] = ..., results: _Optional[_Iterable[_Union[_evidence_pb2.SubQueryResult, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., unsupported: _Optional[bool] = ..., question: _Optional[str] = ...) -> None: ...
+    sentences: _containers.RepeatedCompositeFieldContainer[AnswerSentence]
+    def __init__(self, run_id: _Optional[str] = ..., answer: _Optional[str] = ..., outcome: _Optional[_Union[AnswerOutcome, str]] = ..., results: _Optional[_Iterable[_Union[_evidence_pb2.SubQueryResult, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., unsupported: _Optional[bool] = ..., question: _Optional[str] = ..., sentences: _Optional[_Iterable[_Union[AnswerSentence, _Mapping]]] = ...) -> None: ...
+
+class AnswerSentence(_message.Message):
+    __slots__ = ("start_char", "end_char", "supported", "citation_indexes")
+    START_CHAR_FIELD_NUMBER: _ClassVar[int]
+    END_CHAR_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTED_FIELD_NUMBER: _ClassVar[int]
+    CITATION_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    start_char: int
+    end_char: int
+    supported: bool
+    citation_indexes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, start_char: _Optional[int] = ..., end_char: _Optional[int] = ..., supported: _Optional[bool] = ..., citation_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StreamAnswerRequest(_message.Message):
     __slots__ = ("question", "request_id", "budget", "no_cache", "topology", "resume_run_id", "history", "language", "length", "instructions", "max_answer_tokens", "index", "filter")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,6 +23,7 @@ from router.edge.status import Failure, message_of, reason_of
 from router.ledger import UsageReport
 from router.ledger.reconciliation import Reconciliation
 from router.runs.archive import RunSummary, shortened
+from router.runs.support import MAX_CITATIONS, answer_sentences, grounds_of
 from router.trace import Call, Event, Execution, Run, Trajectory
 from router.trace.call import totals
 from router.trace.citation import Citation
@@ -45,9 +46,8 @@ WIRE_NAMES = {
 the unit of a time, where messages have a type with a unit.
 """
 _MAX_BYTES = 2 << 20
-_MAX_CITATIONS = 500
-"""Max bytes of an answer's results, and max number of its citations, so that the message stays
-below the 4 MB that gRPC clients accept by default.
+"""Max bytes of an answer's results. With at most `MAX_CITATIONS` citations, the message stays below
+the 4 MB that gRPC clients accept by default.
 """
 _MAX_CHARS = 200_000
 """Max characters of a run's request and of its output, so that the message stays below 4 MB. The
@@ -155,15 +155,17 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
     because passages may be long.
     """
     assert isinstance(run.result, Trajectory)
+    executions = run.result.executions
     results = list[evidence_pb2.SubQueryResult]()
-    cited = dict[Citation, None]()
+    cited = list[list[list[Citation]]]()
     bytes_left = _MAX_BYTES
-    for execution in run.result.executions:
+    for execution in executions:
         citations = await in_worker(execution.citations, execution.report.evidence)
         result = _within(await in_worker(execution_to_proto, execution, citations), bytes_left)
         bytes_left -= result.ByteSize()
         results.append(result)
-        cited.update(dict.fromkeys(chain.from_iterable(citations)))
+        cited.append(citations)
+    grounds = grounds_of(executions, cited)
     return to_proto(
         pb.AnswerResponse,
         run.result,
@@ -172,7 +174,8 @@ async def answer_to_proto(run: Run) -> pb.AnswerResponse:
         usage=usage_to_proto(run.calls),
         question=run.question,
         duration=run.duration_s,
-        citations=islice(cited, _MAX_CITATIONS),
+        citations=islice(grounds, MAX_CITATIONS),
+        sentences=await in_worker(answer_sentences, run.question, run.result, grounds),
     )
 
 

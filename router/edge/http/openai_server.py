@@ -375,7 +375,9 @@ async def _streamed(
             run = await running.result()
         cited = await cited_answer(run)
         spent = totals(run.calls)
-        await send({"content": written.rest(cited.text)})
+        # Text that was sent has no marks after its sentences, so neither has the rest
+        unmarked = msgspec.structs.replace(cited, sentences=())
+        await send({"content": written.rest(unmarked.text)})
         await send({}, "stop", rolegate=_details(cited, spent))
         if asked.stream_options and asked.stream_options.include_usage:
             await write(msgspec.json.encode({**stream, "choices": [], **_usage(spent)}))

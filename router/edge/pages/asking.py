@@ -2,7 +2,7 @@
 redirected to the page of the run. A follow-up question names the runs of the questions before it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
 from aiohttp import web
@@ -62,18 +62,22 @@ def add_asking(
     tables: Tables | None = None,
     *,
     runs: Runs | None = None,
+    indexes: Sequence[str] = (),
 ) -> None:
     """Add the page with the form to `site`. `detached`: starts the runs. `tables`: fills tables;
     None to fill them by the gateway. `runs`: loads the runs of earlier questions; None to refuse
-    follow-up questions.
+    follow-up questions. `indexes`: names of all indexes, of which the form offers those that the
+    user may search.
     """
 
     async def form(request: web.Request) -> web.Response:
-        return await site.render(request, "ask.html")
+        searched = [name for name in indexes if caller().may_search(name)]
+        return await site.render(request, "ask.html", indexes=searched)
 
     async def ask(request: web.Request) -> web.Response:
         question = field(request, "question")
-        options = RequestOptions(caller())
+        index = field(request, "index")
+        options = RequestOptions(caller(), index=(index,) if index else ())
         before = field(request, "before")
         if columns := field(request, "columns").strip():
             table = asked_table(question, columns)

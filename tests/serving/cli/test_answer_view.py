@@ -73,6 +73,21 @@ def test_an_answer_without_evidence_is_marked() -> None:
     assert "Unsupported: no retrieved passage holds all of this answer; check it." in text
 
 
+def test_sentences_of_a_paragraph_are_marked() -> None:
+    """Each number is that of a source below the answer."""
+    sentences = [
+        pb.AnswerSentence(start_char=0, end_char=14, supported=True, citation_indexes=[0]),
+        pb.AnswerSentence(start_char=15, end_char=32),
+    ]
+    event = done(pb.ANSWER_OUTCOME_ANSWERED, citations=[HEAT], sentences=sentences)
+    event.done.answer = "Mann did Heat. He died in Paris."
+    lines = [line.strip(" │") for line in shown(event).splitlines()]
+    assert lines[1] == "Mann did Heat. [1] He died in Paris. [unsupported]"
+    assert lines[3] == "[1] Heat, p. 3: “Heat is a film by Michael Mann.”"
+    del event.done.sentences[1]
+    assert "[1]" not in shown(event)
+
+
 def test_a_failed_sub_query_is_named() -> None:
     """It is named below the answer, and in the progress."""
     event = done(pb.ANSWER_OUTCOME_ANSWERED)

@@ -1,4 +1,4 @@
-"""A server in the form of Jina, Cohere and vLLM, whose reply is scripted."""
+"""A server in the form of Jina, Cohere and vLLM, or of vLLM's `/score`, whose reply is scripted."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ class RerankServer:
         self.base_url = ""
 
     async def rerank(self, request: web.Request) -> web.Response:
-        """Answer `POST /v1/rerank`."""
+        """Answer `POST /v1/rerank` and `POST /v1/score`."""
         self.bodies.append(await request.json())
         self.headers.append(dict(request.headers))
         return await self.reply(self.bodies[-1])
@@ -47,6 +47,20 @@ def shortest_first(*, usage: Any = None) -> Reply:
     return reply
 
 
+def scores_shortest_first(*, usage: Any = None) -> Reply:
+    """Return the scores of `shortest_first` in the form of `/score`, in order of the texts."""
+
+    async def reply(body: dict[str, Any]) -> web.Response:
+        scores: list[dict[str, Any]] = [
+            {"index": number, "object": "score", "score": 1 / len(text)}
+            for number, text in enumerate(body["text_2"])
+        ]
+        whole: dict[str, Any] = {"id": "score-1", "object": "list", "data": scores, "usage": usage}
+        return web.json_response(whole)
+
+    return reply
+
+
 def says(text: str, status: int = 200) -> Reply:
     """Return a reply with this body."""
 
@@ -62,6 +76,7 @@ async def reranking(reply: Reply) -> AsyncIterator[RerankServer]:
     server = RerankServer(reply)
     app = web.Application()
     app.router.add_post("/v1/rerank", server.rerank)
+    app.router.add_post("/v1/score", server.rerank)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -22,7 +22,13 @@ from serving.config.config import EngineConfig
 from serving.engines.engine import engine
 from serving.retrieval.reranker import RerankedRetriever, reranked
 from tests.router.retriever import FixedRetriever
-from tests.serving.retrieval.scripted_reranker import MODEL, reranking, says, shortest_first
+from tests.serving.retrieval.scripted_reranker import (
+    MODEL,
+    reranking,
+    says,
+    scores_shortest_first,
+    shortest_first,
+)
 
 TEXTS = ("the longest text", "a text", "some text")
 PASSAGES = [
@@ -82,6 +88,29 @@ async def test_the_best_of_the_candidates_are_returned(session: aiohttp.ClientSe
         {"model": MODEL, "query": "q", "documents": [f"T\n{text}" for text in TEXTS]}
     ]
     assert index.counts == [30]
+
+
+async def test_an_endpoint_in_the_form_of_score_orders_too(session: aiohttp.ClientSession) -> None:
+    """Its requests have other names. A reply in the other form is a failure."""
+    usage = {"prompt_tokens": 41, "total_tokens": 42}
+    async with reranking(scores_shortest_first(usage=usage)) as server:
+        retriever = reranked(Index(), server.config(form="score"), session)
+        ((first, second),) = ranked = await retriever.search(["q"], 2)
+        server.reply = says(results(*SCORES))
+        (kept,) = await retriever.search(["q"], 2)
+
+    assert ids([first, second]) == ["p1", "p2"]
+    assert first.score == pytest.approx(1 / len("T\na text"))
+    assert isinstance(ranked[0], Reranked)
+    assert ranked[0].reranking == Reranking(MODEL, 42)
+    assert server.bodies[0] == {
+        "model": MODEL,
+        "text_1": "q",
+        "text_2": [f"T\n{text}" for text in TEXTS],
+    }
+    assert ids(kept) == ["p0", "p1"]
+    assert isinstance(kept, Reranked)
+    assert "missing required field `data`" in (kept.reranking.error or "")
 
 
 async def test_each_query_is_reranked(session: aiohttp.ClientSession) -> None:
@@ -254,7 +283,7 @@ def _cross_encoder(folder: Path) -> None:
 
 @pytest.mark.engines
 async def test_an_engine_of_vllm_reranks(session: aiohttp.ClientSession, tmp_path: Path) -> None:
-    """Its scores are those of its model, and it counts its tokens."""
+    """Its scores are those of its model, and it counts its tokens, at both routes."""
     await asyncio.to_thread(_cross_encoder, tmp_path / "cross")
     started = EngineConfig(
         path=str(tmp_path / "cross"), arguments=("--runner", "pooling", "--dtype", "float32")
@@ -265,10 +294,16 @@ async def test_an_engine_of_vllm_reranks(session: aiohttp.ClientSession, tmp_pat
     ):
         server.base_url = url
         (found,) = await reranked(Index(), server.config(timeout_s=60), session).search(["q"], 3)
+        scoring = server.config(timeout_s=60, form="score")
+        (scored,) = await reranked(Index(), scoring, session).search(["q"], 3)
         expected = await asyncio.to_thread(_scored_by_transformers, tmp_path / "cross")
 
     assert isinstance(found, Reranked)
+    assert isinstance(scored, Reranked)
     assert found.reranking.error is None
+    assert scored.reranking == found.reranking
+    assert ids(scored) == ids(found)
+    assert [at.score for at in scored] == pytest.approx([at.score for at in found], abs=1e-4)
     # 3 of [CLS] and [SEP], the query, the title and the words of each text
     assert found.reranking.tokens == sum(3 + 2 + len(text.split()) for text in TEXTS)
     assert ids(found) == sorted(expected, key=lambda name: -expected[name])
