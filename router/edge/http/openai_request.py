@@ -74,16 +74,22 @@ class SearchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     filter: DocumentFilter = NO_FILTER
 
 
-class ResponseFormat(msgspec.Struct, frozen=True):
-    """Format of the answer. The type `table`, which OpenAI's API does not have, requests a table.
-    All other types are ignored.
-    """
+class JSONSchema(msgspec.Struct, frozen=True):
+    """The field `json_schema` of a response format."""
+
+    schema: msgspec.Raw = _NULL
+
+
+class ResponseFormat(JSONSchema, frozen=True):
+    """Format of the answer: `text`, `json_schema`, or `table`, which OpenAI's API does not have."""
 
     type: str = "text"
     columns: str | tuple[str, ...] = ()
     """Columns of the table, such as `city*, founded:integer`. If empty, the columns are those that
     the question names.
     """
+    json_schema: JSONSchema | None = None
+    """The JSON schema. The responses API has it in the format itself."""
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,6 +196,18 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
             instructions="\n\n".join(instructions)[:MAX_INSTRUCTIONS_CHARS],
             max_answer_tokens=next(limits, 0),
         )
+
+    @property
+    def schema(self) -> bytes:
+        """The JSON schema of the answer; empty if there is none. Raises `BadRequest` for a format
+        that is not supported.
+        """
+        wanted = self.response_format or ResponseFormat()
+        if wanted.type not in ("text", "table", "json_schema"):
+            raise BadRequest(
+                f"The format {wanted.type!r} is not supported; use text, json_schema or table."
+            )
+        return bytes((wanted.json_schema or wanted).schema) * (wanted.type == "json_schema")
 
     @property
     def wants_table(self) -> bool:

@@ -5,7 +5,8 @@ and `GET /health`.
 
 There are three models. `rolegate` answers questions. `rolegate-table` fills a table; the question
 names its columns (see `asked_table.py`). `rolegate-executor` works on one sub-query and reports.
-`MODEL:INDEX`, such as `rolegate:contracts`, does the same and searches only that index.
+`MODEL:INDEX`, such as `rolegate:contracts`, does the same and searches only that index. With a JSON
+schema, the answer is an object that is read from a table (see `object_format.py`).
 
 The question is the text of the last user message. The messages of the user and the assistant before
 it are its history, as many as a request may have. System messages are instructions for the
@@ -26,14 +27,17 @@ from aiohttp.typedefs import Handler, Middleware
 from rolegate.client.text import markdown
 
 from router.access import CALLER, Access, caller, check_scope
+from router.background import in_viewer
 from router.calls import Need, Readiness
 from router.edge.asked_table import asked_table
 from router.edge.http.chat_tasks import ChatTasks
+from router.edge.http.object_format import ObjectFormat, object_format
 from router.edge.http.openai_reply import (
     ChatReply,
     Reply,
     ResponseReply,
     Result,
+    Written,
     error_body,
     failure_body,
 )
@@ -51,6 +55,7 @@ from router.edge.limits import Limits
 from router.edge.listening import is_loopback
 from router.edge.pages import Site
 from router.edge.rendering import AnswerText, cited_answer, progress_line
+from router.edge.run_table import run_table
 from router.edge.running import Running
 from router.edge.status import HTTP_STATUS, logged_failure
 from router.errors import JSON_ERRORS, BadRequest
@@ -122,6 +127,8 @@ def openai_app(
                 "This gateway writes no titles, tags and follow-up questions for chat tools; "
                 "in the chat tool, set a task model of another server."
             )
+        schema = b"" if task else asked.schema
+        form = object_format(schema) if schema else None
 
         async def work(emit: OnEvent) -> Run:
             with access.serving(caller()) if access else nullcontext():
@@ -129,6 +136,8 @@ def openai_app(
                     prompt = (Message("user", task),)
                     completion = CompletionRequest("answer", prompt, (), _TASK_TOKENS)
                     return await gateway.complete(completion, options)
+                if form:
+                    return await gateway.fill_table(form.request(question), options, emit)
                 if asked.role == EXECUTING:
                     return await gateway.execute(question, options)
                 if asked.wants_table:
@@ -139,9 +148,9 @@ def openai_app(
                 return await gateway.answer(answer, options, emit, streamed=bool(asked.stream))
 
         if asked.stream:
-            return await _streamed(request, reply, work, limits.reading_s)
+            return await _streamed(request, reply, work, form, limits.reading_s)
         run = await work(lambda _event: None)
-        return _json(200, reply.whole(await _result(run, AnswerText())))
+        return _json(200, reply.whole(await _result(run, form, AnswerText())))
 
     def listed() -> list[str]:
         searched = [name for name in indexes if caller().may_search(name)]
@@ -198,16 +207,21 @@ async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) 
         raise BadRequest(f"The body is not a valid request: {error}.") from None
 
 
-async def _result(run: Run, written: AnswerText) -> Result:
-    """Return the result of a finished run. `written`: the text that was already sent."""
+async def _result(run: Run, form: ObjectFormat | None, written: AnswerText) -> Result:
+    """Return the result of a finished run. `form`: the form of the objects to read from its table;
+    None for a text. `written`: the text that was already sent.
+    """
     cited = await cited_answer(run)
-    rest = written.rest(cited.text)
+    kind: Written = "output_text"
+    text = cited.text
+    if form:
+        kind, text = await in_viewer(lambda: form.read(run_table(run).table))
     return Result(
         cited,
         totals(run.calls),
-        "output_text",
-        cited.text,
-        rest,
+        kind,
+        text,
+        written.rest(text),
     )
 
 
@@ -215,6 +229,7 @@ async def _streamed(
     request: web.Request,
     reply: Reply,
     work: Work,
+    form: ObjectFormat | None,
     reading_s: float,
 ) -> web.StreamResponse:
     """Stream the progress of the run as reasoning, and then the answer.
@@ -247,7 +262,7 @@ async def _streamed(
                 if text := "".join(map(written.take, deltas)):
                     await send(reply.write("output_text", text))
             run = await running.result()
-        await send(reply.end(await _result(run, written)))
+        await send(reply.end(await _result(run, form, written)))
     except Exception as error:
         if not response.prepared or isinstance(error, ClientConnectionResetError):
             raise

@@ -389,6 +389,7 @@ async def test_unknown_tokens_are_null() -> None:
         ({"model": None}, "`$.model`"),
         ({"n": 2}, "n must be 1, got 2"),
         ({"tool_choice": "required"}, "tool_choice demands a call of a tool"),
+        ({"response_format": {"type": "json_object"}}, "The format 'json_object' is not supported"),
         ({"rolegate": {"index": "x"}}, "`$.rolegate.index`"),
         ({"rolegate": {"indexes": []}}, "unknown field `indexes`"),
         ({"rolegate": {"filter": {"titel": "x"}}}, "unknown field `titel`"),
