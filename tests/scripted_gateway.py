@@ -25,6 +25,12 @@ LONGEST_QUESTION = 200
 DIRECTOR = "Who directed Heat?"
 FOLLOW_UP = "And when was he born?"
 ASKED_BACK = "Whom do you mean by “he”?"
+TASKS = {
+    "title": '{"title": "🎬 The director of Heat"}',
+    "tags": '{"tags": ["Film", "General"]}',
+    "follow-up": '{"follow_ups": ["Where was he born?"]}',
+}
+"""Output of the answerer's model for tasks of chat tools, by a word of the task."""
 BORN = "When was Michael Mann born?"
 PASSAGES = {
     DIRECTOR: [Passage("p1", "Heat", "Heat is a film by Michael Mann. It [sic] is long.", 0.9)],
@@ -61,6 +67,14 @@ def executes(prompt: Prompt) -> Answer:
     return report("1943", "Michael Mann was born in 1943.")
 
 
+def answers(prompt: Prompt) -> Answer:
+    """Answer, or do the background task of a chat tool."""
+    asked = prompt.messages[-1].content
+    if not asked.startswith("### Task:"):
+        return "<answer>in 1943</answer>"
+    return next(text for word, text in TASKS.items() if word in asked)
+
+
 async def serve() -> None:
     """Listen on free ports, print the addresses of gRPC and HTTP, and run until standard input
     ends.
@@ -69,7 +83,7 @@ async def serve() -> None:
     deployment = Deployment(
         delegator=ScriptedModel(delegates, "backbone"),
         executor=ScriptedModel(executes, "small"),
-        answerer=ScriptedModel(lambda _prompt: "<answer>in 1943</answer>", "fixed"),
+        answerer=ScriptedModel(answers, "fixed"),
         retriever=retriever,
         condenser=ScriptedModel(condenses, "backbone"),
     )

@@ -92,20 +92,25 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
     return table_request_from_proto(request)
 
 
+def keys_of(names: Sequence[str]) -> set[str]:
+    """Return the names of key columns where none is marked: the first column that may identify a
+    row alone, according to `_SHARED`, and all columns before it.
+    """
+    last = next((at for at, name in enumerate(names) if not _SHARED.search(name)), 0)
+    return set(names[: last + 1])
+
+
 def _columns_named_in(question: str) -> tuple[Column, ...]:
     """Return the columns that a question names. Raises `BadRequest` if it names none.
 
-    Columns whose names end with `*` are keys. If no name does, the keys are the first column that
-    may identify a row alone, according to `_SHARED`, and all columns before it.
+    Columns whose names end with `*` are keys. If no name does, `keys_of` says which are.
     """
     for place in islice(_NAMED.finditer(question), _MAX_PLACES):
         names = _names(question[place.end() : place.end() + _MAX_LIST_CHARS])
         distinct = {normal_name(name) for name in names} - {""}
         if 1 < len(names) == len(distinct) <= MAX_COLUMNS:
             keys = {name for name in names if name.endswith("*")}
-            if not keys:
-                last = next((at for at, name in enumerate(names) if not _SHARED.search(name)), 0)
-                keys = set(names[: last + 1])
+            keys = keys or keys_of(names)
             return tuple(Column(name.rstrip("* "), key=name in keys) for name in names)
     raise BadRequest(
         "the question names no columns for its table; end it with a line such as "

@@ -10,7 +10,7 @@ DEFAULT_INDEX = "default"
 """Name of the index in `[retrieval]` of the config."""
 
 
-class DocumentFilter(msgspec.Struct, frozen=True):
+class DocumentFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Properties that documents must have to be searched. An empty field demands nothing."""
 
     title: str = ""

@@ -261,6 +261,27 @@ async def _chat_executor(caller: Caller, index: tuple[str, ...]) -> str:
     return await _chat(caller, index, "rolegate-executor")
 
 
+async def _option(caller: Caller, index: tuple[str, ...], **documents: str) -> str:
+    """Ask the OpenAI-compatible server, with the indexes and a filter as an option."""
+    body: dict[str, object] = {
+        "model": "rolegate",
+        "rolegate": {"index": index, "filter": documents},
+    }
+    asked: dict[str, dict[str, object]] = {
+        "chat/completions": {"messages": [{"role": "user", "content": QUESTION}]},
+        "responses": {"input": QUESTION},
+    }
+    replies = []
+    async with aiohttp.ClientSession(headers=caller.headers) as session:
+        for path, question in asked.items():
+            url = f"{caller.door}/v1/{path}"
+            async with session.post(url, json={**body, **question}) as response:
+                replies.append(await response.text())
+    first, second = replies
+    assert words(first) == words(second)
+    return second
+
+
 async def _mcp(caller: Caller, index: tuple[str, ...]) -> str:
     """Call the tools of the MCP server."""
     from mcp import Client
@@ -280,6 +301,7 @@ DOORS: dict[str, Door] = {
     "search a document": _search_document,
     "chat": _chat,
     "chat with an executor": _chat_executor,
+    "options of chats and responses": _option,
     "mcp": _mcp,
 }
 
@@ -392,6 +414,8 @@ async def test_a_filter_narrows_the_search(world: World) -> None:
         answer = await client.ask(QUESTION, filter=DocumentFilter(title="no such title"))
         with pytest.raises(GatewayError, match="from_date must be a date such as 2026"):
             await client.search(QUESTION, filter=DocumentFilter(from_date="soon"))
+    assert words(await _option(world.callers["acme"], (), title="no such title")) == set()
+    assert words(await _option(world.callers["acme"], (), path_prefix="archive")) != set()
     assert list(nothing) == []
     assert len(both) == 2
     assert words(MessageToJson(answer)) == set()

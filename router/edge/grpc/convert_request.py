@@ -128,16 +128,20 @@ def documents_from_proto(
     request: _Answer | _Table | execution_pb.ExecuteRequest | SearchRequest,
 ) -> DocumentFilter:
     """Return the properties of the documents that a request wants to search."""
-    wanted = request.filter
-    if wanted.ByteSize() > _LARGEST_FILTER:
+    return checked_documents(from_proto(DocumentFilter, request.filter), request.filter.ByteSize())
+
+
+def checked_documents(documents: DocumentFilter, size: int) -> DocumentFilter:
+    """Return the filter of a request if it is valid. `size`: its size in the request, in bytes."""
+    if size > _LARGEST_FILTER:
         raise BadRequest(f"filter is larger than {_LARGEST_FILTER} bytes; shorten its texts.")
     for name in ("from_date", "to_date"):
-        date = getattr(wanted, name)
+        date = getattr(documents, name)
         if date and not re.fullmatch(r"\d{4}(-\d\d(-\d\d)?)?", date, re.ASCII):
             raise BadRequest(
                 f"filter.{name} must be a date such as 2026, 2026-11 or 2026-11-21, got {date!r}."
             )
-    return from_proto(DocumentFilter, wanted)
+    return documents
 
 
 def completion_from_proto(request: _Completion) -> CompletionRequest:

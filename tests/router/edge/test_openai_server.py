@@ -167,7 +167,9 @@ async def test_no_cache_is_set_only_if_the_request_asks_for_it(
         "no_cach",
         "max_total_tokens",
         "max_cost_usd",
-        "rolegate",
+        "index",
+        "filter",
+        "rolegate_options",
         "extra_body",
     ],
 )
@@ -387,6 +389,12 @@ async def test_unknown_tokens_are_null() -> None:
         ({"model": None}, "`$.model`"),
         ({"n": 2}, "n must be 1, got 2"),
         ({"tool_choice": "required"}, "tool_choice demands a call of a tool"),
+        ({"response_format": {"type": "json_object"}}, "The format 'json_object' is not supported"),
+        ({"rolegate": {"index": "x"}}, "`$.rolegate.index`"),
+        ({"rolegate": {"indexes": []}}, "unknown field `indexes`"),
+        ({"rolegate": {"filter": {"titel": "x"}}}, "unknown field `titel`"),
+        ({"rolegate": {"filter": {"to_date": "soon"}}}, "filter.to_date must be a date such as"),
+        ({"rolegate": {"filter": {"tags": ["x"] * 9000}}}, "filter is larger than 4096 bytes"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "f"}}},
             "tool_choice demands a call of a tool",

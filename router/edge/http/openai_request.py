@@ -1,0 +1,285 @@
+"""Requests of the OpenAI-compatible server. Both APIs, chat completions and responses, are read to
+the same value, a `ChatRequest`.
+"""
+
+import re
+from typing import ClassVar
+
+import msgspec
+from msgspec.structs import replace
+
+from router.edge.asked_table import is_widesearch
+from router.edge.grpc.convert_request import checked_documents
+from router.edge.http.chat_tasks import cut, is_chat_task
+from router.edge.rendering import SOURCES
+from router.errors import BadRequest
+from router.models import Message
+from router.protocol.style import MAX_INSTRUCTIONS_CHARS, AnswerStyle
+from router.runs.gateway import latest
+from router.trace.scope import NO_FILTER, DocumentFilter
+
+ANSWERING = "rolegate"
+EXECUTING = "rolegate-executor"
+FILLING = "rolegate-table"
+MODELS = (ANSWERING, EXECUTING, FILLING)
+OPTION = re.compile(
+    "no.?cach|ind[ei]|filters?$|max.?total.?tok|max.?cost|topolog|resume.?run|rolegate|extra.?body",
+    re.IGNORECASE,
+)
+"""Names of unknown fields that are refused, because they look like an option of this gateway. All
+other unknown fields are ignored.
+"""
+OPTIONS = ("no_cache", "rolegate")
+"""Names of fields that are options of this gateway."""
+_TEXTS = ("text", "input_text", "output_text")
+"""Types of the parts that are texts."""
+_NULL = msgspec.Raw(b"null")
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part of a message's content. Only texts are supported."""
+
+    type: str
+    text: str = ""
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """A message of the conversation in a request. An item of another type than `message`, as the
+    responses API has them, has no role, and is ignored.
+    """
+
+    role: str = ""
+    content: str | tuple[Part, ...] | None = None
+    type: str = "message"
+
+    @property
+    def text(self) -> str:
+        """The text of the message; the texts of several parts are joined by newlines."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content or ())
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """Options of a streamed response."""
+
+    include_usage: bool | None = None
+    """True if the last event of the stream must contain the usage."""
+
+
+class SearchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The field `rolegate` of a request: what to search, as in the gRPC fields of these names."""
+
+    index: tuple[str, ...] = ()
+    filter: DocumentFilter = NO_FILTER
+
+
+class JSONSchema(msgspec.Struct, frozen=True):
+    """The field `json_schema` of a response format."""
+
+    schema: msgspec.Raw = _NULL
+
+
+class ResponseFormat(JSONSchema, frozen=True):
+    """Format of the answer: `text`, `json_schema`, or `table`, which OpenAI's API does not have."""
+
+    type: str = "text"
+    columns: str | tuple[str, ...] = ()
+    """Columns of the table, such as `city*, founded:integer`. If empty, the columns are those that
+    the question names.
+    """
+    json_schema: JSONSchema | None = None
+    """The JSON schema. The responses API has it in the format itself."""
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a chat completion request. Fields that are not listed here are ignored, except
+    misspelt options (`OPTION`).
+    """
+
+    MESSAGES: ClassVar[str] = "messages"
+    """Name of the field with the messages, for error messages."""
+
+    model: str
+    messages: tuple[ChatMessage, ...]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    tool_choice: msgspec.Raw = _NULL
+    """Raw JSON. It is not decoded, because decoding an object of a megabyte would take long."""
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    no_cache: bool | None = None
+    """True if executors must work on every sub-query again, without taking over reports of other
+    runs, as with the gRPC field of this name. Not part of OpenAI's API.
+    """
+    rolegate: SearchOptions = SearchOptions()
+    """Further options that are not part of OpenAI's API."""
+    response_format: ResponseFormat | None = None
+
+    def as_chat(self) -> "ChatRequest":
+        """Return the request with the fields of a chat completion set."""
+        return self
+
+    @property
+    def role(self) -> str:
+        """Name of the model, without an index."""
+        return self.model.partition(":")[0]
+
+    @property
+    def index(self) -> tuple[str, ...]:
+        """Names of the indexes to search; empty for all that the caller may search."""
+        return (*self.model.split(":", 1)[1:], *self.rolegate.index)
+
+    @property
+    def filter(self) -> DocumentFilter:
+        """Properties of the documents to search."""
+        documents = self.rolegate.filter
+        return checked_documents(documents, len(msgspec.json.encode(documents)))
+
+    @property
+    def question(self) -> str:
+        """The text of the last user message. Raises `BadRequest` if there is none, or if the
+        request uses features that are not supported.
+        """
+        if self.n not in (None, 1):
+            raise BadRequest(f"n must be 1, got {self.n}; a question has one answer.")
+        if bytes(self.tool_choice) not in (b"null", b'"auto"', b'"none"'):
+            raise BadRequest(
+                "tool_choice demands a call of a tool, but this model calls no tools of clients; "
+                "leave tool_choice out."
+            )
+        at = self._last
+        if at < 0:
+            raise BadRequest(
+                f"{self.MESSAGES} has no message of role `user`; the last one is the question."
+            )
+        last = self.messages[at]
+        parts = () if isinstance(last.content, str) else last.content or ()
+        for number, part in enumerate(parts):
+            if part.type not in _TEXTS:
+                raise BadRequest(
+                    f"{self.MESSAGES}[{at}].content[{number}] is of type {part.type!r}; "
+                    "only parts of type 'text' are supported."
+                )
+        return last.text
+
+    @property
+    def history(self) -> tuple[Message, ...]:
+        """The messages of user and assistant before the last user message, without the sources
+        below our answers: the latest, as many as a request may have.
+        """
+        messages = list[Message]()
+        for message in self.messages[: self._last]:
+            text = message.text.partition(SOURCES)[0].strip()
+            match message.role:
+                case "user" | "assistant" as role if text:
+                    messages.append(Message(role, text))
+        return latest(messages)
+
+    @property
+    def _last(self) -> int:
+        """The number of the last user message; -1 if there is none."""
+        numbers = (at for at, message in enumerate(self.messages) if message.role == "user")
+        return max(numbers, default=-1)
+
+    @property
+    def style(self) -> AnswerStyle:
+        """The style of the answer: the system messages before the question are instructions for
+        the answerer.
+        """
+        instructions = [
+            message.text for message in self.messages if message.role in ("system", "developer")
+        ]
+        limits = (limit for limit in (self.max_completion_tokens, self.max_tokens) if limit)
+        return AnswerStyle(
+            instructions="\n\n".join(instructions)[:MAX_INSTRUCTIONS_CHARS],
+            max_answer_tokens=next(limits, 0),
+        )
+
+    @property
+    def schema(self) -> bytes:
+        """The JSON schema of the answer; empty if there is none. Raises `BadRequest` for a format
+        that is not supported.
+        """
+        wanted = self.response_format or ResponseFormat()
+        if wanted.type not in ("text", "table", "json_schema"):
+            raise BadRequest(
+                f"The format {wanted.type!r} is not supported; use text, json_schema or table."
+            )
+        return bytes((wanted.json_schema or wanted).schema) * (wanted.type == "json_schema")
+
+    @property
+    def wants_table(self) -> bool:
+        """True if the request is for a table: because of its model or its response format, or
+        because the question has the form of the benchmark WideSearch.
+        """
+        by_format = self.response_format is not None and self.response_format.type == "table"
+        return by_format or self.role == FILLING or is_widesearch(self.question)
+
+    @property
+    def task(self) -> str:
+        """The prompt for a background task of a chat tool, such as a title: the text of all
+        messages, shortened. Empty if the request is a question.
+        """
+        first = self.messages[0]
+        if not is_chat_task("" if first.role == "user" else first.text, self.question):
+            return ""
+        return cut("\n\n".join(message.text for message in self.messages))
+
+
+class TextOptions(msgspec.Struct, frozen=True):
+    """The field `text` of a request of the responses API."""
+
+    format: ResponseFormat | None = None
+
+
+_TEXT = msgspec.Raw(b'{"format":{"type":"text"}}')
+
+
+class ResponsesRequest(ChatRequest, frozen=True, kw_only=True):
+    """The body of a request of the responses API. As in a `ChatRequest`, fields that are not listed
+    here are ignored.
+    """
+
+    MESSAGES: ClassVar[str] = "input"
+
+    messages: tuple[ChatMessage, ...] = ()
+    input: str | tuple[ChatMessage, ...] = ()
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    text: msgspec.Raw = _TEXT
+    """`TextOptions` as JSON, which the response repeats."""
+    tools: msgspec.Raw = _NULL
+    previous_response_id: msgspec.Raw = _NULL
+    conversation: msgspec.Raw = _NULL
+    prompt: msgspec.Raw = _NULL
+    background: msgspec.Raw = _NULL
+
+    def as_chat(self) -> ChatRequest:
+        """Return the request with the fields of a chat completion set. Raises `BadRequest` for
+        fields that ask for something that this gateway does not do, and the errors of decoding.
+        """
+        for name in ("tools", "previous_response_id", "conversation", "prompt", "background"):
+            value = bytes(getattr(self, name))
+            if value not in (b"null", b"false") and value.strip(b"[] \t\r\n"):
+                raise BadRequest(
+                    f"{name} is not supported: no tools of clients are called, and responses are "
+                    f"not kept. Leave {name} out, and send earlier messages in input."
+                )
+        messages = self.input
+        if isinstance(messages, str):
+            messages = (ChatMessage("user", messages),)
+        for number, message in enumerate(messages):
+            if message.type == "item_reference":
+                raise BadRequest(
+                    f"input[{number}] refers to an item, but items are not kept; send the message."
+                )
+        text = msgspec.json.decode(self.text, type=TextOptions | None)
+        return replace(
+            self,
+            # At the end, so that the numbers of messages in errors are those of the client.
+            messages=(*messages, ChatMessage("system", self.instructions)),
+            max_tokens=self.max_output_tokens,
+            response_format=text and text.format,
+        )
