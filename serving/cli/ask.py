@@ -29,7 +29,6 @@ from rolegate.client.requests import (
     extended,
 )
 from rolegate.v1.answer_service_pb2 import AnswerResponse
-from rolegate.v1.document_filter_pb2 import DocumentFilter
 from rolegate.v1.usage_pb2 import RoleUsage
 
 from router.access import new_key
@@ -41,13 +40,11 @@ from serving.cli.options import (
     CertificateOptions,
     Dollars,
     HostPort,
-    Index,
     Name,
-    Properties,
+    ScopeOptions,
     Seconds,
     Tokens,
     connection,
-    document_filter,
 )
 from serving.cli.tables import AnswerView, usage_table
 from serving.config.file import load_config
@@ -57,7 +54,7 @@ from serving.terminal import complain
 Terms = TypeVar("Terms", bound=IndexOptions)
 
 
-class GatewayOptions(CertificateOptions, frozen=True):
+class GatewayOptions(CertificateOptions, ScopeOptions, frozen=True):
     """Options of commands that call a running gateway, or else start a gateway for the command."""
 
     config: Path | None = None
@@ -65,13 +62,6 @@ class GatewayOptions(CertificateOptions, frozen=True):
     """Use this running gateway instead of starting one; ROLEGATE_API_KEY holds the API key."""
     timeout: Seconds = ANSWER_S
     """End the run after this many seconds."""
-    index: Index = ()
-    properties: Properties = msgspec.field(default=(), name="filter")
-
-    @property
-    def filter(self) -> DocumentFilter:
-        """The filter that `properties` describe. Raises `BadConfig`."""
-        return document_filter(self.properties)
 
 
 class TermsOptions(GatewayOptions, frozen=True):

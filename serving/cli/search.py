@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 from rich.console import Console
 from rich.padding import Padding
@@ -13,22 +12,18 @@ from rolegate.client.text import place
 
 from serving.cli.command import POSITIONAL, parse
 from serving.cli.options import (
-    Index,
     JSONConnectionOptions,
-    Properties,
-    document_filter,
+    ScopeOptions,
     json_of,
     with_client,
 )
 
 
-class SearchOptions(JSONConnectionOptions, frozen=True, kw_only=True):
+class SearchOptions(JSONConnectionOptions, ScopeOptions, frozen=True, kw_only=True):
     """Search a running gateway's index; print the passages that match best, best first."""
 
     query: Annotated[str, POSITIONAL]
     """Search for this text."""
-    index: Index = ()
-    properties: Properties = msgspec.field(default=(), name="filter")
     top_k: Annotated[int, Meta(extra={"metavar": "K"})] = 0
     """Print this many passages; 0 means the gateway's default."""
 
@@ -40,7 +35,7 @@ def search(arguments: Sequence[str]) -> int:
 
 def _show(client: Client, options: SearchOptions) -> None:
     console = Console()
-    only = document_filter(options.properties)
+    only = options.filter
     for passage in client.search(options.query, options.top_k, index=options.index, filter=only):
         if options.json:
             print(json_of(passage))
