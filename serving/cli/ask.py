@@ -29,6 +29,7 @@ from rolegate.client.requests import (
     extended,
 )
 from rolegate.v1.answer_service_pb2 import AnswerResponse
+from rolegate.v1.document_filter_pb2 import DocumentFilter
 from rolegate.v1.usage_pb2 import RoleUsage
 
 from router.access import new_key
@@ -41,10 +42,12 @@ from serving.cli.options import (
     Dollars,
     HostPort,
     Name,
-    ScopeOptions,
+    Names,
+    Properties,
     Seconds,
     Tokens,
     connection,
+    document_filter,
 )
 from serving.cli.tables import AnswerView, usage_table
 from serving.config.file import load_config
@@ -54,7 +57,7 @@ from serving.terminal import complain
 Terms = TypeVar("Terms", bound=IndexOptions)
 
 
-class GatewayOptions(CertificateOptions, ScopeOptions, frozen=True):
+class GatewayOptions(CertificateOptions, frozen=True):
     """Options of commands that call a running gateway, or else start a gateway for the command."""
 
     config: Path | None = None
@@ -62,6 +65,17 @@ class GatewayOptions(CertificateOptions, ScopeOptions, frozen=True):
     """Use this running gateway instead of starting one; ROLEGATE_API_KEY holds the API key."""
     timeout: Seconds = ANSWER_S
     """End the run after this many seconds."""
+    index: Names = ()
+    """Search these indexes (default: all that the API key may search)."""
+    properties: Properties = msgspec.field(default=(), name="filter")
+    """Search only documents with these properties: title=TEXT, author=TEXT, path=PREFIX, tag=TAG,
+    date=2026-11, "date>=2026-11-21".
+    """
+
+    @property
+    def filter(self) -> DocumentFilter:
+        """The filter that `properties` describe. Raises `BadConfig`."""
+        return document_filter(self.properties)
 
 
 class TermsOptions(GatewayOptions, frozen=True):

@@ -152,26 +152,12 @@ def document_filter(properties: Iterable[str]) -> DocumentFilter:
     return DocumentFilter(tags=tags, **{field: texts[0] for field, texts in values.items()})
 
 
+Names = Annotated[tuple[str, ...], shown_as("NAME")]
+Properties = Annotated[tuple[str, ...], shown_as("PROPERTY")]
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a command."""
-
-
-class ScopeOptions(Options, frozen=True):
-    """Options of commands that search: the indexes and documents to search."""
-
-    index: Annotated[tuple[str, ...], shown_as("NAME")] = ()
-    """Search these indexes (default: all that the API key may search)."""
-    properties: Annotated[tuple[str, ...], shown_as("PROPERTY")] = msgspec.field(
-        default=(), name="filter"
-    )
-    """Search only documents with these properties: title=TEXT, author=TEXT, path=PREFIX, tag=TAG,
-    date=2026-11, "date>=2026-11-21".
-    """
-
-    @property
-    def filter(self) -> DocumentFilter:
-        """The filter that `properties` describe. Raises `BadConfig`."""
-        return document_filter(self.properties)
 
 
 class ConfigOptions(Options, frozen=True, kw_only=True):

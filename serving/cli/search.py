@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 from rich.console import Console
 from rich.padding import Padding
@@ -13,17 +14,25 @@ from rolegate.client.text import place
 from serving.cli.command import POSITIONAL, parse
 from serving.cli.options import (
     JSONConnectionOptions,
-    ScopeOptions,
+    Names,
+    Properties,
+    document_filter,
     json_of,
     with_client,
 )
 
 
-class SearchOptions(JSONConnectionOptions, ScopeOptions, frozen=True, kw_only=True):
+class SearchOptions(JSONConnectionOptions, frozen=True, kw_only=True):
     """Search a running gateway's index; print the passages that match best, best first."""
 
     query: Annotated[str, POSITIONAL]
     """Search for this text."""
+    index: Names = ()
+    """Search these indexes (default: all that the API key may search)."""
+    properties: Properties = msgspec.field(default=(), name="filter")
+    """Search only documents with these properties: title=TEXT, author=TEXT, path=PREFIX, tag=TAG,
+    date=2026-11, "date>=2026-11-21".
+    """
     top_k: Annotated[int, Meta(extra={"metavar": "K"})] = 0
     """Print this many passages; 0 means the gateway's default."""
 
@@ -35,7 +44,7 @@ def search(arguments: Sequence[str]) -> int:
 
 def _show(client: Client, options: SearchOptions) -> None:
     console = Console()
-    only = options.filter
+    only = document_filter(options.properties)
     for passage in client.search(options.query, options.top_k, index=options.index, filter=only):
         if options.json:
             print(json_of(passage))
