@@ -115,17 +115,18 @@ async def open_indexes(
     log: Callable[[str], None],
     engines: Mapping[str, EngineConfig] = {},
     *,
+    embedder: Embedder | None = None,
     cpu_threads: int = 1,
     on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[dict[str, IndexRetriever]]:
     """Open the retrievers that configs describe, with their embedder and its engine. Return them by
     the names of their indexes.
 
-    `configs`: configs with equal embedders. `log`, `cpu_threads` and `on_change` are passed on to
-    `serving.engines.engine.engine`. Raises `BadConfig` or `BadIndex`.
+    `configs`: configs with equal embedders. `embedder`: their embedder, if it is open already.
+    `log`, `cpu_threads` and `on_change` are passed on to `serving.engines.engine.engine`. Raises
+    `BadConfig` or `BadIndex`.
     """
     async with AsyncExitStack() as stack:
-        embedder: Embedder | None = None
         retrievers = dict[str, IndexRetriever]()
         for name, config in configs.items():
             if config.address is not None:

@@ -1,0 +1,298 @@
+"""The uploads of all tenants: they are stored, and a background task builds their indexes."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from router.background import Worker, errors_logged
+from router.errors import BadConfig, BadIndex, BadRequest, NoText
+from router.trace.scope import uploads_of
+from router.uploads import Build, BuildState, DocumentState, UploadedDocument
+from serving.config.config import Config
+from serving.documents.document import escaped
+from serving.documents.source import FoundFiles, SourceFile
+from serving.retrieval.build import build_index
+from serving.retrieval.embedder import Embedder
+from serving.retrieval.manifest import READING, build_lock
+from serving.retrieval.opening import Check, stoppable
+from serving.retrieval.passages import DocumentEntry
+from serving.uploads.folder import BuildRecord, TenantFolder, checked_name
+from serving.uploads.index import UploadsIndex
+
+T = TypeVar("T")
+_FOLLOW_S = 1.0
+_RETRY_S = 60.0
+"""Seconds after which a failed build is tried again."""
+_WAIT_S = 0.2
+_log = structlog.get_logger("uploads")
+
+
+class StoredUploads:
+    """Implementation of `Uploads`, with a folder for each tenant.
+
+    A change makes a build due, which brings the tenant's index up to date with all changes until
+    then. One build runs at a time. Whether one is due after a restart follows from the documents
+    and the record of the last build.
+    """
+
+    def __init__(self, config: Config, embedder: Embedder) -> None:
+        """`config`: its `uploads.folder` must be set."""
+        self._config = config.uploads
+        self._retrieval = config.retrieval
+        self._embedder = embedder
+        self._settings = (
+            f"{READING} {embedder.identity} {embedder.dimension} "
+            f"{config.retrieval.chunk_tokens} {config.retrieval.lexical}"
+        )
+        self._disk = Worker("uploads")
+        self._arriving = Counter[str]()
+        """Bytes of the uploads that are not complete, by tenant."""
+        self._indexes = dict[str, UploadsIndex]()
+        self._due = asyncio.Queue[str]()
+        self._waiting = set[str]()
+        """Tenants in `_due`."""
+        self._built: str | None = None
+        """Tenant of the build that is under way."""
+        self._failures = dict[str, Exception]()
+        """Errors of failed builds, by tenant."""
+
+    async def start(self) -> None:
+        """Remove what killed gateways have left, and make builds due. Raises `BadConfig`."""
+        for tenant in await self._disk(self._left_to_build):
+            self._changed(tenant)
+
+    def _left_to_build(self) -> list[str]:
+        try:
+            Path(self._config.folder or "").mkdir(parents=True, exist_ok=True)
+            tenants = TenantFolder.tenants(self._config)
+        except OSError as error:
+            raise BadConfig(
+                f"uploads.folder: cannot be used ({error.strerror}: {error.filename}); name "
+                "another folder, or let the gateway write to it."
+            ) from None
+        return [tenant for tenant in tenants if not self._is_built(tenant)]
+
+    def _is_built(self, tenant: str) -> bool:
+        """Return whether the last build of a tenant's index has read all its documents. Also remove
+        what killed gateways have left.
+        """
+        folder = self._folder(tenant)
+        folder.remove_leftovers()
+        return self._covers(folder.record(), folder.documents(), self.index(tenant).generation)
+
+    def _covers(
+        self, record: BuildRecord, documents: Sequence[SourceFile], generation: str
+    ) -> bool:
+        """Return whether a build has read exactly these documents, with the present settings, and
+        made this generation.
+        """
+        return (
+            record.generation == generation
+            and [entry.source for entry in record.entries] == list(documents)
+            and (record.settings == self._settings or not documents)
+        )
+
+    def _folder(self, tenant: str) -> TenantFolder:
+        return TenantFolder(self._config, tenant)
+
+    def index(self, tenant: str) -> UploadsIndex:
+        """Return the retriever of a tenant's uploads."""
+        if tenant not in self._indexes:
+            folder = self._folder(tenant).index
+            self._indexes[tenant] = UploadsIndex(uploads_of(tenant), folder, self._embedder)
+        return self._indexes[tenant]
+
+    async def upload(
+        self,
+        tenant: str,
+        name: str,
+        size: int,
+        content: AsyncIterator[bytes],
+        *,
+        wait: bool = False,
+    ) -> UploadedDocument:
+        """See `Uploads.upload`."""
+        name = checked_name(name)
+        folder = self._folder(tenant)
+        used = await self._disk(folder.used_without, name)
+        folder.check_size(name, size, used + self._arriving[tenant])
+        self._arriving[tenant] += size
+        received = 0
+        # A task, and shielded below, so that a cancelled upload still removes its file
+        begun = asyncio.create_task(self._disk(folder.begin))
+
+        async def discard() -> None:
+            await self._disk(folder.discard, await begun)
+
+        try:
+            file = await asyncio.shield(begun)
+            async for piece in content:
+                received += len(piece)
+                if received > size:
+                    break
+                await self._disk(folder.write, file, piece)
+            if received != size:  # a broken connection looks like the end of a stream
+                raise BadRequest(
+                    f"{name!r} was not stored: size_bytes is {size}, but the stream ended after, "
+                    f"or has more than, {min(received, size)} bytes; send it again."
+                )
+            source = await self._change(tenant, folder.commit, file, name)
+        finally:
+            self._arriving[tenant] -= size
+            await asyncio.shield(discard())
+
+        document = _described(source)
+        while wait and document.state == "waiting":
+            await asyncio.sleep(_WAIT_S)
+            build = await self.build(tenant)
+            document = next((other for other in build.documents if other.name == name), document)
+            wait = build.state == "building"
+        return document
+
+    async def delete(self, tenant: str, name: str) -> None:
+        """See `Uploads.delete`."""
+        await self._change(tenant, self._folder(tenant).delete, checked_name(name))
+
+    async def build(self, tenant: str) -> Build:
+        """See `Uploads.build`."""
+        folder = self._folder(tenant)
+        index = self.index(tenant)
+        is_due = tenant in self._waiting or tenant == self._built
+        record = await self._disk(folder.record)
+        if record.generation != index.generation:
+            with suppress(BadIndex):  # a newer build has removed it
+                await index.refresh()
+
+        entries = {entry.source: entry for entry in record.entries}
+        documents = await self._disk(folder.documents)
+        up_to_date = self._covers(record, documents, index.generation)
+        error = None if up_to_date else self._failures.get(tenant)
+        state: BuildState = "failed" if error else "idle"
+        if is_due and not up_to_date:
+            state = "building"
+        return Build(
+            state,
+            [_described(source, entries.get(source)) for source in documents],
+            up_to_date,
+            indexed=sum(not entry.error for entry in record.entries),
+            passages=record.passages,
+            started_at=record.started_at,
+            ended_at=record.ended_at,
+            error=error,
+        )
+
+    async def work(self) -> None:
+        """Build the indexes that are due. Never returns."""
+        while True:
+            self._built = await self._due.get()
+            self._waiting.discard(self._built)
+            try:
+                await stoppable(partial(self._build, self._built))
+                await self.index(self._built).refresh()
+                self._failures.pop(self._built, None)
+            except Exception as error:
+                self._failures[self._built] = error
+                asyncio.get_running_loop().call_later(_RETRY_S, self._changed, self._built)
+                with errors_logged(_log, "uploads.build_failed", tenant=self._built):
+                    raise
+            self._built = None
+
+    async def follow(self) -> None:
+        """Make searches use the generations that other gateways build. Never returns."""
+        while True:
+            await asyncio.sleep(_FOLLOW_S)
+            for index in await self._disk(self._stale):
+                with errors_logged(_log, "uploads.not_swapped"):
+                    await index.refresh()
+
+    async def _change(self, tenant: str, change: Callable[..., T], *arguments: Any) -> T:
+        """Change documents, and make a build due even if the caller is cancelled meanwhile."""
+
+        async def changed() -> T:
+            result = await self._disk(change, *arguments)
+            self._changed(tenant)
+            return result
+
+        return await asyncio.shield(asyncio.create_task(changed()))
+
+    def _changed(self, tenant: str) -> None:
+        """Make a build of a tenant's index due."""
+        if tenant not in self._waiting:
+            self._waiting.add(tenant)
+            self._due.put_nowait(tenant)
+
+    def _build(self, tenant: str, check: Check) -> None:
+        """Build a tenant's index, and store the record of the build. Documents that could not be
+        read before are not read again. Blocks.
+        """
+        folder = self._folder(tenant)
+        with build_lock(folder.path, wait=True, waiting=check):
+            started_at = time.time()
+            documents = folder.documents()
+            before = folder.record()
+            known = before.entries if before.settings == self._settings else ()
+            entries = {entry.source: entry for entry in known if entry.error}
+            sources = tuple(source for source in documents if source not in entries)
+            generation = ""
+            passages = 0
+            new: Iterable[DocumentEntry]
+            try:
+                built = build_index(
+                    FoundFiles(sources, (), ()),
+                    folder.index,
+                    self._embedder,
+                    lexical=self._retrieval.lexical,
+                    chunk_tokens=self._retrieval.chunk_tokens,
+                    progress=lambda _stage, _done, _total: check(),
+                )
+            except NoText as error:
+                reasons = error.reasons
+                new = [DocumentEntry(source, 0, 0, reasons[source.path]) for source in sources]
+            else:
+                new = built.entries
+                generation = built.manifest.generation
+                passages = built.manifest.passages
+            entries |= {entry.source: entry for entry in new}
+            folder.finish(
+                BuildRecord(
+                    self._settings,
+                    generation,
+                    started_at,
+                    time.time(),
+                    passages,
+                    tuple(entries[source] for source in documents),
+                )
+            )
+
+    def _stale(self) -> list[UploadsIndex]:
+        return [index for index in list(self._indexes.values()) if index.is_stale()]
+
+    async def close(self) -> None:
+        """End the threads that search."""
+        for index in self._indexes.values():
+            await index.close()
+
+
+def _described(source: SourceFile, entry: DocumentEntry | None = None) -> UploadedDocument:
+    """Return a stored document. `entry`: what a build has read of it; None if none has."""
+    state: DocumentState = "waiting"
+    if entry:
+        state = "skipped" if entry.error else "indexed"
+    # Tenants must not learn the gateway's folders
+    not_read = (entry.error or entry.unread) if entry else ""
+    not_read = not_read.replace(escaped(source.path), source.name)
+    return UploadedDocument(
+        source.name,
+        source.size_bytes,
+        source.mtime_ns / 1e9,
+        state,
+        entry.passages if entry else 0,
+        not_read,
+    )
