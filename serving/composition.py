@@ -60,7 +60,7 @@ from serving.config.secrets import missing
 from serving.engines.engine import Log
 from serving.engines.loading import Loading
 from serving.retrieval.manifest import read_manifest
-from serving.retrieval.opening import check_access
+from serving.retrieval.opening import Searched, check_access, open_indexes
 from serving.retrieval.reranker import reranked
 from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_condenser
@@ -74,8 +74,7 @@ from serving.topologies import (
     new_tables,
     new_worker,
 )
-from serving.uploads.opening import Searched, open_searched
-from serving.uploads.uploads import StoredUploads
+from serving.uploads.uploads import StoredUploads, opened_uploads
 
 _GATE_ERROR = 0.05
 """Probability of a wrong decision in each stage of a trial."""
@@ -158,7 +157,7 @@ async def running_gateway(
         folder = config.server.log
         with own_log(database, Path(folder) if folder else None) as run_log:
             accounts = SQLAccounts(database)
-            access = Access(accounts, key, uploads=config.uploads.folder is not None)
+            access = Access(accounts, key, uploads=bool(config.uploads.folder) and not retriever)
             await _check_addresses(address, http, access)  # before anything slow starts
             async with (
                 _open_upstream(config, log, retriever) as upstream,
@@ -220,7 +219,14 @@ async def _open_upstream(
     """
     readiness = Readiness()
     on_change = partial(readiness.report, "retrieval.embedder", ["retrieval"])
-    opened = partial(open_searched, config, log, on_change=on_change)
+    opened = partial(
+        open_indexes,
+        config.all_indexes,
+        log,
+        config.engines,
+        embeds=config.uploads.folder is not None,
+        on_change=on_change,
+    )
     searched = Searched({DEFAULT_INDEX: double}) if double else None
     opening = opened if searched is None else lambda **_: nullcontext(searched)
     judge = _judge(config)
@@ -233,6 +239,7 @@ async def _open_upstream(
             readiness=readiness,
         ) as started,
         tool_pool(config.tools, readiness) as tools,
+        opened_uploads(config, started.retrieval.embedder) as uploads,
     ):
         if config.search.access:
             for retriever in started.retrieval.retrievers.values():
@@ -246,7 +253,7 @@ async def _open_upstream(
                 name: WatchedRetriever(retriever, readiness, place_of(name))
                 for name, retriever in started.retrieval.retrievers.items()
             },
-            started.retrieval.uploads,
+            uploads,
             started.session,
             started.engines,
             endpoints,

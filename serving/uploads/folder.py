@@ -14,9 +14,10 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import FileIO
+from io import BufferedWriter
 from operator import attrgetter
 from pathlib import Path
+from typing import Self
 from unicodedata import normalize
 
 import msgspec
@@ -51,7 +52,6 @@ class BuildRecord(msgspec.Struct, frozen=True):
     """Generation of the index; empty if no document has text, so that there is no index."""
     started_at: float | None = None
     ended_at: float | None = None
-    passages: int = 0
     entries: tuple[DocumentEntry, ...] = ()
     """All documents at the time of the build, by name."""
 
@@ -92,6 +92,7 @@ class TenantFolder:
         """Raises `BadRequest` if the tenant's name cannot be the name of a folder."""
         if not _TENANT.fullmatch(tenant):
             raise BadRequest(f"tenant {tenant!r}: a tenant of this name cannot have documents.")
+        self.tenant = tenant
         # Where the file system ignores case, tenants whose names differ in case must not share it
         folder = re.sub("[A-Z]", lambda letter: f"={letter[0].lower()}", tenant)
         self.path = Path(config.folder or "", folder)
@@ -101,20 +102,23 @@ class TenantFolder:
         self._record = self.path / "build.json"
         self._config = config
 
-    @staticmethod
-    def tenants(config: UploadsConfig) -> list[str]:
-        """Return the tenants that have a folder."""
-        folders = [path.name for path in Path(config.folder or "").iterdir() if path.is_dir()]
-        return [re.sub("=(.)", lambda letter: letter[1].upper(), folder) for folder in folders]
+    @classmethod
+    def all(cls, config: UploadsConfig) -> list[Self]:
+        """Return the folders of all tenants that have one. Raises `OSError`."""
+        root = Path(config.folder or "")
+        root.mkdir(parents=True, exist_ok=True)
+        folders = [path.name for path in root.iterdir()]
+        names = [re.sub("=(.)", lambda letter: letter[1].upper(), folder) for folder in folders]
+        return [cls(config, name) for name in names if _TENANT.fullmatch(name)]
 
-    def documents(self) -> tuple[SourceFile, ...]:
+    def documents(self) -> list[SourceFile]:
         """Return all documents, by name."""
         documents = []
         for folder, _, names in os.walk(self._documents):
             for path in (Path(folder, name) for name in names):
                 with suppress(FileNotFoundError):  # deleted in the meantime
                     documents.append(self._source(path))
-        return tuple(sorted(documents, key=attrgetter("name")))
+        return sorted(documents, key=attrgetter("name"))
 
     def _source(self, path: Path) -> SourceFile:
         status = path.stat()
@@ -155,30 +159,29 @@ class TenantFolder:
                 "raise uploads.max_mb."
             )
 
-    def begin(self) -> FileIO:
+    def begin(self) -> BufferedWriter:
         """Open a new file for an upload. It is locked, so that no other gateway takes it for one
         that a killed gateway has left.
         """
         with _disk_errors():
             self._arriving.mkdir(parents=True, exist_ok=True)
             flush(self.path.parent)
-            file = FileIO(self._arriving / secrets.token_hex(8), "x")
+            file = (self._arriving / secrets.token_hex(8)).open("xb")
             fcntl.flock(file, fcntl.LOCK_EX)
             return file
 
-    def write(self, file: FileIO, piece: bytes) -> None:
+    def write(self, file: BufferedWriter, piece: bytes) -> None:
         """Append a piece to the file of an upload."""
         with _disk_errors():
-            rest = memoryview(piece)
-            while rest:
-                rest = rest[file.write(rest) :]
+            file.write(piece)
 
-    def commit(self, file: FileIO, name: str) -> SourceFile:
+    def commit(self, file: BufferedWriter, name: str) -> SourceFile:
         """Make the file of an upload the document `name`. When this returns, a power failure cannot
         lose it.
         """
         target = self._documents / name
         with _disk_errors():
+            file.flush()
             os.fsync(file)
             with self._locked():
                 self.check_size(name, file.tell(), self.used_without(name))
@@ -187,7 +190,7 @@ class TenantFolder:
                 os.utime(file.fileno(), ns=(now, now))
                 try:
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    Path(os.fsdecode(file.name)).replace(target)
+                    Path(file.name).replace(target)
                 except (FileExistsError, IsADirectoryError, NotADirectoryError):
                     raise BadRequest(
                         f"name {name!r}: a part of it is both a document and the folder of other "
@@ -197,10 +200,11 @@ class TenantFolder:
                     flush(self.path / folder)
                 return self._source(target)
 
-    def discard(self, file: FileIO) -> None:
+    def discard(self, file: BufferedWriter) -> None:
         """Close the file of an upload, and remove it unless it has become a document."""
-        file.close()
-        Path(os.fsdecode(file.name)).unlink(missing_ok=True)
+        Path(file.name).unlink(missing_ok=True)
+        with suppress(OSError):  # the disk may be full
+            file.close()
 
     def remove_leftovers(self) -> None:
         """Remove the files of uploads that killed gateways have left."""

@@ -10,7 +10,7 @@ from router.protocol import Passage
 from router.trace.scope import NO_FILTER, DocumentFilter
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
-from serving.retrieval.manifest import MANIFEST, Manifest, read_manifest
+from serving.retrieval.manifest import Manifest, read_manifest
 from serving.retrieval.searcher import IndexSearcher
 
 
@@ -33,16 +33,14 @@ class UploadsIndex:
         self._embedder = embedder
         self._searcher: IndexSearcher | None = None
         self._swapping = asyncio.Lock()
-        self._stamp = self._current_stamp()
         self._manifest = manifest_of(folder)
         """The manifest of the generation that is searched; None if there is nothing to search."""
 
     @property
     def index_id(self) -> str:
         """See `IndexRetriever.index_id`: the tenant, the generation and the passages."""
-        if self._manifest is None:
-            return self._name
-        return f"{self._name} {self.generation} {self._manifest.corpus_sha256}"
+        passages = self._manifest.corpus_sha256 if self._manifest else ""
+        return f"{self._name} {self.generation} {passages}"
 
     @property
     def generation(self) -> str:
@@ -58,26 +56,23 @@ class UploadsIndex:
     ) -> list[list[Passage]]:
         """See `IndexRetriever.search`. Raises `BadIndex` if the index cannot be opened."""
         if self._manifest and self._searcher is None:
-            await self._refresh(opening=True)
+            await self.refresh(opening=True)
         if self._manifest is None or self._searcher is None:
             return [[] for _ in queries]
         return await self._searcher.search(queries, top_k, document, only)
 
     def is_stale(self) -> bool:
         """Return whether there is another generation than the one that is searched. Blocks."""
-        return self._current_stamp() != self._stamp
+        return manifest_of(self._folder) != self._manifest
 
-    async def refresh(self) -> None:
-        """Search the newest generation from now on. Raises `BadIndex` if it cannot be opened."""
-        await self._refresh(opening=False)
+    async def refresh(self, *, opening: bool = False) -> None:
+        """Search the newest generation from now on. Raises `BadIndex` if it cannot be opened.
 
-    async def _refresh(self, *, opening: bool) -> None:
-        """`opening`: whether to open the index if no search has opened it yet."""
+        `opening`: whether to open the index if no search has opened it yet.
+        """
         async with self._swapping:
-            stamp = self._current_stamp()
             manifest = await asyncio.to_thread(manifest_of, self._folder)
-            changed = manifest != self._manifest if self._searcher else opening
-            if manifest and changed:
+            if manifest and (self._searcher or opening):
                 index = await asyncio.to_thread(Index.open, self._folder, self._embedder)
                 manifest = index.manifest
                 if self._searcher:
@@ -85,13 +80,6 @@ class UploadsIndex:
                 else:
                     self._searcher = IndexSearcher(index, self._embedder)
             self._manifest = manifest
-            self._stamp = stamp
-
-    def _current_stamp(self) -> int:
-        try:
-            return (self._folder / MANIFEST).stat().st_mtime_ns
-        except OSError:
-            return 0
 
     async def close(self) -> None:
         """End the thread that searches."""

@@ -3,18 +3,18 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
+from msgspec.structs import replace
 
-from router.background import Worker, errors_logged
+from router.background import Worker, background_tasks, errors_logged
 from router.errors import BadConfig, BadIndex, BadRequest, NoText
 from router.trace.scope import uploads_of
-from router.uploads import Build, BuildState, DocumentState, UploadedDocument
+from router.uploads import Build, BuildState, UploadedDocument
 from serving.config.config import Config
 from serving.documents.document import escaped
 from serving.documents.source import FoundFiles, SourceFile
@@ -24,7 +24,7 @@ from serving.retrieval.manifest import READING, build_lock
 from serving.retrieval.opening import Check, stoppable
 from serving.retrieval.passages import DocumentEntry
 from serving.uploads.folder import BuildRecord, TenantFolder, checked_name
-from serving.uploads.index import UploadsIndex
+from serving.uploads.index import UploadsIndex, manifest_of
 
 T = TypeVar("T")
 _FOLLOW_S = 1.0
@@ -65,37 +65,32 @@ class StoredUploads:
 
     async def start(self) -> None:
         """Remove what killed gateways have left, and make builds due. Raises `BadConfig`."""
-        for tenant in await self._disk(self._left_to_build):
+        for tenant in await self._disk(self._not_built):
             self._changed(tenant)
 
-    def _left_to_build(self) -> list[str]:
+    def _not_built(self) -> list[str]:
+        """Return the tenants with changes that no build has seen."""
         try:
-            Path(self._config.folder or "").mkdir(parents=True, exist_ok=True)
-            tenants = TenantFolder.tenants(self._config)
+            folders = TenantFolder.all(self._config)
         except OSError as error:
             raise BadConfig(
                 f"uploads.folder: cannot be used ({error.strerror}: {error.filename}); name "
                 "another folder, or let the gateway write to it."
             ) from None
-        return [tenant for tenant in tenants if not self._is_built(tenant)]
+        for folder in folders:
+            folder.remove_leftovers()
+        return [folder.tenant for folder in folders if not self._is_built(folder)]
 
-    def _is_built(self, tenant: str) -> bool:
-        """Return whether the last build of a tenant's index has read all its documents. Also remove
-        what killed gateways have left.
+    def _is_built(self, folder: TenantFolder) -> bool:
+        """Return whether the last build of a tenant's index, with the present settings, has read
+        exactly the stored documents.
         """
-        folder = self._folder(tenant)
-        folder.remove_leftovers()
-        return self._covers(folder.record(), folder.documents(), self.index(tenant).generation)
-
-    def _covers(
-        self, record: BuildRecord, documents: Sequence[SourceFile], generation: str
-    ) -> bool:
-        """Return whether a build has read exactly these documents, with the present settings, and
-        made this generation.
-        """
+        record = folder.record()
+        manifest = manifest_of(folder.index)
+        documents = folder.documents()
         return (
-            record.generation == generation
-            and [entry.source for entry in record.entries] == list(documents)
+            [entry.source for entry in record.entries] == documents
+            and record.generation == (manifest.generation if manifest else "")
             and (record.settings == self._settings or not documents)
         )
 
@@ -162,30 +157,29 @@ class StoredUploads:
 
     async def build(self, tenant: str) -> Build:
         """See `Uploads.build`."""
-        folder = self._folder(tenant)
-        index = self.index(tenant)
         is_due = tenant in self._waiting or tenant == self._built
-        record = await self._disk(folder.record)
-        if record.generation != index.generation:
+        build = await self._disk(self._last_build, self._folder(tenant))
+        # After the record was read, so that searches find what it says
+        if await self._disk(self.index(tenant).is_stale):
             with suppress(BadIndex):  # a newer build has removed it
-                await index.refresh()
-
-        entries = {entry.source: entry for entry in record.entries}
-        documents = await self._disk(folder.documents)
-        up_to_date = self._covers(record, documents, index.generation)
-        error = None if up_to_date else self._failures.get(tenant)
+                await self.index(tenant).refresh()
+        if build.up_to_date:
+            return build
+        error = self._failures.get(tenant)
         state: BuildState = "failed" if error else "idle"
-        if is_due and not up_to_date:
-            state = "building"
+        return replace(build, state="building" if is_due else state, error=error)
+
+    def _last_build(self, folder: TenantFolder) -> Build:
+        record = folder.record()
+        entries = {entry.source: entry for entry in record.entries}
         return Build(
-            state,
-            [_described(source, entries.get(source)) for source in documents],
-            up_to_date,
+            "idle",
+            [_described(source, entries.get(source)) for source in folder.documents()],
+            self._is_built(folder),
             indexed=sum(not entry.error for entry in record.entries),
-            passages=record.passages,
+            passages=sum(entry.passages for entry in record.entries),
             started_at=record.started_at,
             ended_at=record.ended_at,
-            error=error,
         )
 
     async def work(self) -> None:
@@ -241,8 +235,6 @@ class StoredUploads:
             entries = {entry.source: entry for entry in known if entry.error}
             sources = tuple(source for source in documents if source not in entries)
             generation = ""
-            passages = 0
-            new: Iterable[DocumentEntry]
             try:
                 built = build_index(
                     FoundFiles(sources, (), ()),
@@ -250,23 +242,19 @@ class StoredUploads:
                     self._embedder,
                     lexical=self._retrieval.lexical,
                     chunk_tokens=self._retrieval.chunk_tokens,
-                    progress=lambda _stage, _done, _total: check(),
+                    progress=lambda *_: check(),
                 )
-            except NoText as error:
-                reasons = error.reasons
-                new = [DocumentEntry(source, 0, 0, reasons[source.path]) for source in sources]
-            else:
-                new = built.entries
                 generation = built.manifest.generation
-                passages = built.manifest.passages
-            entries |= {entry.source: entry for entry in new}
+                entries |= {entry.source: entry for entry in built.entries}
+            except NoText as error:
+                for source in sources:
+                    entries[source] = DocumentEntry(source, 0, 0, error.reasons[source.path])
             folder.finish(
                 BuildRecord(
                     self._settings,
                     generation,
                     started_at,
                     time.time(),
-                    passages,
                     tuple(entries[source] for source in documents),
                 )
             )
@@ -280,19 +268,35 @@ class StoredUploads:
             await index.close()
 
 
+@asynccontextmanager
+async def opened_uploads(
+    config: Config, embedder: Embedder | None
+) -> AsyncIterator[StoredUploads | None]:
+    """Open the uploads that a config describes, and build their indexes while the context is open.
+    Yield None if the config has no folder for uploads. Raises `BadConfig`.
+    """
+    if config.uploads.folder is None or embedder is None:
+        yield None
+        return
+    uploads = StoredUploads(config, embedder)
+    await uploads.start()
+    try:
+        async with background_tasks(uploads.work(), uploads.follow()):
+            yield uploads
+    finally:
+        await uploads.close()
+
+
 def _described(source: SourceFile, entry: DocumentEntry | None = None) -> UploadedDocument:
     """Return a stored document. `entry`: what a build has read of it; None if none has."""
-    state: DocumentState = "waiting"
-    if entry:
-        state = "skipped" if entry.error else "indexed"
+    document = UploadedDocument(source.name, source.size_bytes, source.mtime_ns / 1e9)
+    if entry is None:
+        return document
     # Tenants must not learn the gateway's folders
-    not_read = (entry.error or entry.unread) if entry else ""
-    not_read = not_read.replace(escaped(source.path), source.name)
-    return UploadedDocument(
-        source.name,
-        source.size_bytes,
-        source.mtime_ns / 1e9,
-        state,
-        entry.passages if entry else 0,
-        not_read,
+    not_read = (entry.error or entry.unread).replace(escaped(source.path), source.name)
+    return replace(
+        document,
+        state="skipped" if entry.error else "indexed",
+        passages=entry.passages,
+        not_read=not_read,
     )

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import io
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -304,7 +304,7 @@ async def test_a_client_that_breaks_off_leaves_nothing(world: World, client: Asy
     begun = asyncio.Event()
 
     async def broken() -> AsyncIterator[pb.UploadDocumentRequest]:
-        yield pb.UploadDocumentRequest(name="a.txt", size_bytes=10**6, content=b"The password")
+        yield pb.UploadDocumentRequest(name="a.txt", size_bytes=10**6, content=b"x" * 10**5)
         begun.set()
         await asyncio.Event().wait()
 
@@ -331,7 +331,7 @@ def _zip_bomb() -> bytes:
     return packed.getvalue()
 
 
-UNREADABLE = {
+UNREADABLE: dict[str, Callable[[], bytes]] = {
     "bomb.docx": _zip_bomb,
     "bomb.txt.gz": partial(gzip.compress, b" x" * (300 << 19)),
     "broken.pdf": lambda: b"%PDF-1.7\n" + bytes(range(256)) * 40,
