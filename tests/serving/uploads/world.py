@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from rolegate.client import AsyncClient
 
-from router.access import Tenant, new_key
+from router.access import new_key
 from router.store import Database, SQLAccounts
 from router.testing.openai_server import serving, writes
 from router.trace.identity import SCOPES, KeyScope
@@ -116,6 +116,5 @@ async def world_of(folder: Path, uploads: str = FOLDER) -> AsyncIterator[World]:
         ):
             world.keys[name], key = new_key(tenant, scopes)
             await accounts.add_key(key)
-        await accounts.set_tenant(Tenant("beta", indexes=()))
         await database.close()
         yield world
