@@ -19,9 +19,11 @@ from rolegate.client import AsyncClient, Client, GatewayError
 from rolegate.v1 import document_service_pb2 as pb
 from rolegate.v1.document_service_pb2_grpc import DocumentServiceStub
 
+from tests.serving.documents.compound import compound_file
 from tests.serving.test_indexes import QUESTION
 from tests.serving.uploads.world import DEFAULT_WORD, FOLDER, World, archive, world_of
 
+FILES = Path(__file__).parents[1] / "documents/files"
 WAITING = pb.DOCUMENT_STATE_WAITING
 INDEXED = pb.DOCUMENT_STATE_INDEXED
 SKIPPED = pb.DOCUMENT_STATE_SKIPPED
@@ -331,9 +333,39 @@ def _zip_bomb() -> bytes:
     return packed.getvalue()
 
 
+def _many_rows() -> bytes:
+    """Return a workbook whose only sheet has a million empty rows."""
+    packed = io.BytesIO()
+    name = "http://schemas.openxmlformats.org/"
+    sheet = "".join(f'<row r="{number}"/>' for number in range(1, 1_000_001))
+    relations = f'{name}package/2006/relationships"'
+    files = {
+        "[Content_Types].xml": f'<Types xmlns="{name}package/2006/content-types"/>',
+        "_rels/.rels": f'<Relationships xmlns="{relations}><Relationship Id="r" '
+        f'Type="{name}officeDocument/2006/relationships/officeDocument" '
+        'Target="xl/workbook.xml"/></Relationships>',
+        "xl/workbook.xml": f'<workbook xmlns="{name}spreadsheetml/2006/main" '
+        f'xmlns:r="{name}officeDocument/2006/relationships"><sheets>'
+        '<sheet name="A" sheetId="1" r:id="s"/></sheets></workbook>',
+        "xl/_rels/workbook.xml.rels": f'<Relationships xmlns="{relations}><Relationship Id="s" '
+        f'Type="{name}officeDocument/2006/relationships/worksheet" '
+        'Target="worksheets/sheet1.xml"/></Relationships>',
+        "xl/worksheets/sheet1.xml": f'<worksheet xmlns="{name}spreadsheetml/2006/main">'
+        f"<sheetData>{sheet}</sheetData></worksheet>",
+    }
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as workbook:
+        for path, content in files.items():
+            workbook.writestr(path, content)
+    return packed.getvalue()
+
+
 UNREADABLE: dict[str, Callable[[], bytes]] = {
     "bomb.docx": _zip_bomb,
     "bomb.txt.gz": partial(gzip.compress, b" x" * (300 << 19)),
+    "rows.xlsx": _many_rows,
+    "macros.xlsm": partial(compound_file, {"Workbook": bytes(8)}),
+    "locked.pdf": (FILES / "locked.pdf").read_bytes,
+    "locked.xlsx": partial(compound_file, {"EncryptedPackage": bytes(8)}),
     "broken.pdf": lambda: b"%PDF-1.7\n" + bytes(range(256)) * 40,
     "picture.pdf": lambda: b"\x89PNG\r\n\x1a\n" + bytes(100),
     "program.txt": lambda: bytes(range(256)) * 10,
@@ -354,6 +386,10 @@ async def test_what_cannot_be_read_is_named(world: World, client: AsyncClient) -
         assert document.state == SKIPPED
         assert document.not_read.startswith(document.name)
     assert str(world.folder) not in MessageToJson(build)
+    reasons = {document.name: document.not_read for document in build.skipped}
+    for name in ("locked.pdf", "locked.xlsx"):
+        assert "encrypted; save it without its password" in reasons[name]
+    assert "unpacks to more than" in reasons["bomb.docx"]
     answer = await client.ask(QUESTION)
     assert "Amaranth" in answer.answer
     assert "Asphodel" in answer.answer
