@@ -44,7 +44,7 @@ class ListOptions(JSONConnectionOptions, frozen=True):
 
 
 class DeleteOptions(ConnectionOptions, frozen=True, kw_only=True):
-    """Delete documents."""
+    """Delete documents; they cannot be found after the next build."""
 
     names: Annotated[tuple[Name, ...], POSITIONAL]
     """Delete the documents of these names."""

@@ -115,15 +115,15 @@ class TenantFolder:
         """Return all documents, by name."""
         documents = []
         for folder, _, names in os.walk(self._documents):
-            for path in (Path(folder, name) for name in names):
+            for path in (f"{folder}/{name}" for name in names):
                 with suppress(FileNotFoundError):  # deleted in the meantime
                     documents.append(self._source(path))
         return sorted(documents, key=attrgetter("name"))
 
-    def _source(self, path: Path) -> SourceFile:
-        status = path.stat()
-        name = path.relative_to(self._documents).as_posix()
-        return SourceFile(name, str(path), status.st_size, status.st_mtime_ns)
+    def _source(self, path: str) -> SourceFile:
+        status = Path(path).stat()
+        name = path[len(str(self._documents)) + 1 :]
+        return SourceFile(name, path, status.st_size, status.st_mtime_ns)
 
     def used_without(self, name: str) -> int:
         """Return the bytes of all other documents. Raises `BadRequest` if another name differs only
@@ -198,7 +198,7 @@ class TenantFolder:
                     ) from None
                 for folder in target.relative_to(self.path).parents:
                     flush(self.path / folder)
-                return self._source(target)
+                return self._source(str(target))
 
     def discard(self, file: BufferedWriter) -> None:
         """Close the file of an upload, and remove it unless it has become a document."""

@@ -79,20 +79,7 @@ class StoredUploads:
             ) from None
         for folder in folders:
             folder.remove_leftovers()
-        return [folder.tenant for folder in folders if not self._is_built(folder)]
-
-    def _is_built(self, folder: TenantFolder) -> bool:
-        """Return whether the last build of a tenant's index, with the present settings, has read
-        exactly the stored documents.
-        """
-        record = folder.record()
-        manifest = manifest_of(folder.index)
-        documents = folder.documents()
-        return (
-            [entry.source for entry in record.entries] == documents
-            and record.generation == (manifest.generation if manifest else "")
-            and (record.settings == self._settings or not documents)
-        )
+        return [folder.tenant for folder in folders if not self._last_build(folder).up_to_date]
 
     def _folder(self, tenant: str) -> TenantFolder:
         return TenantFolder(self._config, tenant)
@@ -170,12 +157,20 @@ class StoredUploads:
         return replace(build, state="building" if is_due else state, error=error)
 
     def _last_build(self, folder: TenantFolder) -> Build:
+        """Return the state of a tenant's index as it is on disk. Blocks."""
         record = folder.record()
+        manifest = manifest_of(folder.index)
+        documents = folder.documents()
         entries = {entry.source: entry for entry in record.entries}
+        up_to_date = (
+            list(entries) == documents
+            and record.generation == (manifest.generation if manifest else "")
+            and (record.settings == self._settings or not documents)
+        )
         return Build(
             "idle",
-            [_described(source, entries.get(source)) for source in folder.documents()],
-            self._is_built(folder),
+            [_described(source, entries.get(source)) for source in documents],
+            up_to_date,
             indexed=sum(not entry.error for entry in record.entries),
             passages=sum(entry.passages for entry in record.entries),
             started_at=record.started_at,
