@@ -19,7 +19,7 @@ import msgspec
 
 from router.errors import AccessDenied, BadRequest, NoKey, StoreFailed
 from router.trace.identity import DEFAULT_TENANT, LOCAL, SHADOW_TENANT, Identity, KeyScope
-from router.trace.scope import DEFAULT_INDEX
+from router.trace.scope import DEFAULT_INDEX, uploads_of
 
 CALLER: ContextVar[Identity] = ContextVar("caller", default=LOCAL)
 """Identity of the caller of the current request. The servers set it after they have checked the
@@ -77,7 +77,7 @@ class Key(msgspec.Struct, frozen=True):
     tenant: str | None
     """Name of the tenant that the key belongs to; None for an operator's key."""
     scopes: frozenset[KeyScope]
-    """The scopes of requests that the key permits: `ask`, `train`, `operate`."""
+    """The scopes of requests that the key permits: `ask`, `documents`, `train`, `operate`."""
     label: str
     """Description for people, such as the name of the key's user."""
     secret_sha256: str
@@ -167,8 +167,13 @@ class Access:
     key, and each of them is identified as `LOCAL`, the operator.
     """
 
-    def __init__(self, accounts: Accounts, extra: Key | None = None) -> None:
-        """`extra`: a key that is valid in addition to the stored ones."""
+    def __init__(
+        self, accounts: Accounts, extra: Key | None = None, *, uploads: bool = False
+    ) -> None:
+        """`extra`: a key that is valid in addition to the stored ones. `uploads`: whether each
+        tenant may also search the documents that it has uploaded.
+        """
+        self._uploads = uploads
         self._accounts = accounts
         self._extra = [extra] if extra else []
         self._keys: dict[str, Key] = {}
@@ -209,7 +214,10 @@ class Access:
     def _identity(
         self, tenant: str | None, scopes: frozenset[KeyScope], key_id: str = ""
     ) -> Identity:
-        indexes = self._indexes.get(tenant or DEFAULT_TENANT, LOCAL.indexes)
+        owner = tenant or DEFAULT_TENANT
+        indexes = self._indexes.get(owner, LOCAL.indexes)
+        if self._uploads:
+            indexes = (*sorted((*indexes, uploads_of(owner))),)
         return Identity(tenant, scopes, key_id, indexes)
 
     async def required(self) -> bool:

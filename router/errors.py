@@ -6,7 +6,8 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 │   └── StoreInUse             another process is using the store
 ├── BadIndex                   an index folder is incomplete, damaged, or of another embedder
 ├── BadCorpus                  a row of a corpus is invalid
-│   └── DuplicateId            another row of the corpus has the same id
+│   ├── DuplicateId            another row of the corpus has the same id
+│   └── NoText                 none of the documents has text that can be indexed
 ├── BadDocument                a file cannot be read as a document
 │   └── DocumentTooLarge       reading it exceeds the limits on time, memory or text
 ├── BadVersion                 an executor version is incomplete, damaged, or does not fit
@@ -18,6 +19,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 │   ├── QuotaExhausted         the tenant's quota for this day or month is used up
 │   └── PriceUnknown           the tenant's quota is in money, and a model has no price
 ├── Overloaded                 too many runs are under way or waiting
+├── UploadsFull                the tenant's documents reach a limit
 ├── SlowReader                 the client does not read its stream
 ├── AccessDenied               the key does not allow this
 │   └── NoKey                  the key is missing, unknown or revoked
@@ -31,6 +33,8 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
     ├── ToolFailed             a tool's server is down, timed out, or reports a failed call
     └── MalformedOutput        the model's output cannot be parsed, even when asked to correct it
 """
+
+from collections.abc import Mapping
 
 import msgspec
 
@@ -75,6 +79,15 @@ class BadCorpus(RolegateError):
 
 class DuplicateId(BadCorpus):
     """A row of a corpus has the same id as another row."""
+
+
+class NoText(BadCorpus):
+    """None of the documents has text that can be indexed."""
+
+    def __init__(self, message: str, *, reasons: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.reasons = reasons
+        """Why each document was not read, by the document's path."""
 
 
 class BadDocument(RolegateError):
@@ -147,6 +160,10 @@ class Overloaded(RolegateError):
         super().__init__(message)
         self.retry_after_s = retry_after_s
         """Seconds until a retry may succeed."""
+
+
+class UploadsFull(RolegateError):
+    """The tenant's uploaded documents reach a limit on their number or size."""
 
 
 class SlowReader(RolegateError):

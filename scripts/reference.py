@@ -40,6 +40,8 @@ REMEDIES: dict[type[errors.RolegateError], str] = {
     errors.BudgetExhausted: "Raise the request's budget to the amount that the message names.",
     errors.QuotaExhausted: "Wait for the next period, or raise the quota (`rolegate tenants set`).",
     errors.PriceUnknown: "Set the model's price in its role, or limit tokens instead of money.",
+    errors.NoText: "Add documents of the formats in docs/documents.md.",
+    errors.UploadsFull: "Delete documents, or raise the limits of `[uploads]`.",
     errors.Overloaded: "Retry after the pause that the error names.",
     errors.SlowReader: "Read the stream as it arrives, or use the call that is not streamed.",
     errors.AccessDenied: "Use a key with the scope that the message names.",

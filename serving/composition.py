@@ -16,6 +16,7 @@ from router.background import background_tasks
 from router.calls import Readiness, Role, Upstreams
 from router.calls.health import watch_role
 from router.calls.replicas import Breaker
+from router.edge.grpc.document_service import DocumentServicer
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer, RunServicer, UsageServicer
 from router.edge.grpc.table_service import TableServicer
@@ -25,6 +26,7 @@ from router.edge.limits import Limits
 from router.edge.listening import check_listening
 from router.edge.pages import Site
 from router.edge.pages.asking import add_asking
+from router.edge.pages.documents import add_documents
 from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
 from router.edge.pages.usage import add_usage
@@ -49,7 +51,7 @@ from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLUsage
 from router.store.follower import own_log
 from router.store.log import RunLog
 from router.trace import RoleName
-from router.trace.scope import DEFAULT_INDEX
+from router.trace.scope import DEFAULT_INDEX, UPLOADS
 from router.trace.values import TopologyName
 from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
 from router.versions.book import Traffic, VersionBook
@@ -58,7 +60,7 @@ from serving.config.secrets import missing
 from serving.engines.engine import Log
 from serving.engines.loading import Loading
 from serving.retrieval.manifest import read_manifest
-from serving.retrieval.opening import check_access, open_indexes
+from serving.retrieval.opening import Searched, check_access, open_indexes
 from serving.retrieval.reranker import reranked
 from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_condenser
@@ -71,6 +73,7 @@ from serving.topologies import (
     new_tables,
     new_worker,
 )
+from serving.uploads.uploads import StoredUploads, opened_uploads
 
 _GATE_ERROR = 0.05
 """Probability of a wrong decision in each stage of a trial."""
@@ -85,6 +88,7 @@ class _Upstream:
     readiness: Readiness
     retrievers: Mapping[str, WatchedRetriever]
     """The retriever of each index, by the index's name."""
+    uploads: StoredUploads | None
     session: aiohttp.ClientSession
     engines: Mapping[str, str]
     """Base URLs by engine name."""
@@ -152,7 +156,7 @@ async def running_gateway(
         folder = config.server.log
         with own_log(database, Path(folder) if folder else None) as run_log:
             accounts = SQLAccounts(database)
-            access = Access(accounts, key)
+            access = Access(accounts, key, uploads=bool(config.uploads.folder) and not retriever)
             await _check_addresses(address, http, access)  # before anything slow starts
             async with (
                 _open_upstream(config, log, retriever) as upstream,
@@ -219,9 +223,11 @@ async def _open_upstream(
         config.all_indexes,
         log,
         config.engines,
+        embeds=config.uploads.folder is not None,
         on_change=on_change,
     )
-    opening = opened if double is None else lambda **_: nullcontext({DEFAULT_INDEX: double})
+    searched = Searched({DEFAULT_INDEX: double}) if double else None
+    opening = opened if searched is None else lambda **_: nullcontext(searched)
     judge = _judge(config)
     async with (
         open_upstreams(
@@ -232,9 +238,10 @@ async def _open_upstream(
             readiness=readiness,
         ) as started,
         tool_pool(config.tools, readiness) as tools,
+        opened_uploads(config, started.retrieval.embedder) as uploads,
     ):
         if config.search.access:
-            for retriever in started.retrieval.values():
+            for retriever in started.retrieval.retrievers.values():
                 await check_access(retriever)
         endpoints = Upstreams()
         new = partial(started.new_role, upstreams=endpoints)
@@ -243,8 +250,9 @@ async def _open_upstream(
             readiness,
             {
                 name: WatchedRetriever(retriever, readiness, place_of(name))
-                for name, retriever in started.retrieval.items()
+                for name, retriever in started.retrieval.retrievers.items()
             },
+            uploads,
             started.session,
             started.engines,
             endpoints,
@@ -285,11 +293,16 @@ async def _open_runs(
         open_observers(config.telemetry, log, watched, config.server.http_hosts) as observers,
     ):
         archive = SQLArchive(database, journal.calls)
-        searched = dict[str, IndexRetriever]()
-        for name, watched_retriever in upstream.retrievers.items():
-            retriever = reranked(watched_retriever, config.reranker, upstream.session)
-            searched[name] = ObservedRetriever(retriever, observers) if observers else retriever
-        indexes = Indexes(searched)
+
+        def wrapped(retriever: IndexRetriever) -> IndexRetriever:
+            retriever = reranked(retriever, config.reranker, upstream.session)
+            return ObservedRetriever(retriever, observers) if observers else retriever
+
+        uploads = upstream.uploads
+        indexes = Indexes(
+            {name: wrapped(retriever) for name, retriever in upstream.retrievers.items()},
+            (lambda tenant: wrapped(uploads.index(tenant))) if uploads else None,
+        )
         lifecycle = RunLifecycle(
             around(journal),
             archive,
@@ -554,6 +567,7 @@ async def _listening(
         gateway,
         *runs.services,
         tables,
+        DocumentServicer(upstream.uploads),
         access=access,
         tls=tls,
         readiness=readiness,
@@ -564,6 +578,9 @@ async def _listening(
     add_usage(pages, runs.usages, accounts)
     add_versions(pages, executors.versions)
     indexes = sorted(config.all_indexes)
+    if upstream.uploads:
+        add_documents(pages, upstream.uploads)
+        indexes.append(UPLOADS)
     add_asking(pages, gateway, tables.detached, runs=runs.stored, indexes=indexes)
     folder = config.retrieval.index
     RunPages(

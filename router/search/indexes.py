@@ -1,6 +1,6 @@
 """The indexes that searches may use. A search sees only the indexes and documents in its scope."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TypeVar
 
@@ -38,9 +38,16 @@ def fused(rankings: Iterable[Iterable[Item]]) -> dict[Item, float]:
 class Indexes:
     """All indexes of a gateway, by name. They can be searched only within a scope."""
 
-    def __init__(self, retrievers: Mapping[str, IndexRetriever]) -> None:
-        """`retrievers`: the retriever of each index."""
+    def __init__(
+        self,
+        retrievers: Mapping[str, IndexRetriever],
+        uploads: Callable[[str], IndexRetriever] | None = None,
+    ) -> None:
+        """`retrievers`: the retriever of each index. `uploads`: returns the retriever of a tenant's
+        uploads; None if tenants upload nothing.
+        """
         self._retrievers = retrievers
+        self._uploads = uploads
 
     @classmethod
     def of(cls, searched: "Retriever | Indexes") -> "Indexes":
@@ -99,9 +106,13 @@ class Indexes:
     def _within(self, scope: Scope) -> Iterator[tuple[str, IndexRetriever]]:
         """Yield the indexes of a scope, each with the prefix of its passages."""
         for name in scope.indexes:
-            if name not in self._retrievers:
+            index, _, tenant = name.partition("/")
+            if tenant and self._uploads:  # see `uploads_of`
+                yield f"{index}:", self._uploads(tenant)
+            elif name in self._retrievers:
+                yield "" if name == DEFAULT_INDEX else f"{name}:", self._retrievers[name]
+            else:
                 raise no_index(name)
-            yield "" if name == DEFAULT_INDEX else f"{name}:", self._retrievers[name]
 
 
 class _Unfiltered:

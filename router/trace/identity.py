@@ -5,11 +5,21 @@ from typing import Literal, get_args
 
 import msgspec
 
-from router.trace.scope import DEFAULT_INDEX, NO_FILTER, DocumentFilter, Scope, no_index
+from router.errors import BadRequest
+from router.trace.scope import (
+    DEFAULT_INDEX,
+    NO_FILTER,
+    UPLOADS,
+    DocumentFilter,
+    Scope,
+    no_index,
+    uploads_of,
+)
 
-KeyScope = Literal["ask", "operate", "train"]
+KeyScope = Literal["ask", "documents", "operate", "train"]
 """Scope of a key, which decides what its owner may do. `ask`: send questions, and see the runs of
-the key's tenant. `operate`: administer the gateway. `train`: export traces.
+the key's tenant. `documents`: upload, list and delete the tenant's documents. `operate`: administer
+the gateway. `train`: export traces.
 """
 SCOPES: frozenset[KeyScope] = frozenset(get_args(KeyScope))
 DEFAULT_TENANT = "default"
@@ -44,17 +54,23 @@ class Identity(msgspec.Struct, frozen=True):
     def scope(self, index: Sequence[str] = (), only: DocumentFilter = NO_FILTER) -> Scope:
         """Return the scope of a request of the caller. `index`: names of indexes; if empty, all
         indexes of the tenant. `only`: the documents to search. Raises `NotFound` for an index that
-        the caller may not search.
+        the caller may not search, and `BadRequest` for the uploads of several tenants.
         """
         for name in index:
             if not self.may_search(name):
                 raise no_index(name)
-        names = sorted(set(index)) or self.indexes
+        names = sorted({self._in_scopes(name) for name in index}) or self.indexes
+        if sum("/" in name for name in names) > 1:  # only an operator may search them at all
+            raise BadRequest("index: names the uploads of several tenants; name those of one.")
         return Scope(tuple(names), only)
 
     def may_search(self, index: str) -> bool:
         """Return whether the caller may search the index of this name."""
-        return self.tenant is None or index in self.indexes
+        return self.tenant is None or self._in_scopes(index) in self.indexes
+
+    def _in_scopes(self, index: str) -> str:
+        own = uploads_of(self.books_on)
+        return own if index == UPLOADS and own in self.indexes else index
 
 
 SHADOW = Identity(SHADOW_TENANT, frozenset())

@@ -8,6 +8,8 @@ from router.errors import NotFound
 
 DEFAULT_INDEX = "default"
 """Name of the index in `[retrieval]` of the config."""
+UPLOADS = "uploads"
+"""Name in requests of the index of the documents that the caller's tenant has uploaded."""
 
 
 class DocumentFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +61,13 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 DEFAULT_SCOPE = Scope()
+
+
+def uploads_of(tenant: str) -> str:
+    """Return the name of the index of a tenant's uploads in scopes: no two tenants share one, and
+    no index of the config has such a name.
+    """
+    return f"{UPLOADS}/{tenant}"
 
 
 def no_index(name: str) -> NotFound:

@@ -47,9 +47,9 @@ class CreateKeyOptions(JSONConfigOptions, frozen=True):
 
     With --tenant, a caller with the key sees only the runs of that tenant, and spends from its
     quota. Without --tenant, the key is an operator's key, which sees all tenants. Scopes: `ask`
-    allows asking questions and reading their runs, `train` allows exporting traces, `operate`
-    allows changing the executor's versions and comparing the ledger with the engines (operators'
-    keys only).
+    allows asking questions and reading their runs, `documents` allows uploading and deleting
+    documents, `train` allows exporting traces, `operate` allows changing the executor's versions
+    and comparing the ledger with the engines (operators' keys only).
 
     Until the first key is created, everybody on this machine may do everything, and other machines
     cannot reach the gateway. From the first key on, every caller needs a key, even after all keys

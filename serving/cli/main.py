@@ -19,6 +19,7 @@ _COMMANDS = {
     "init": "write a config from answers to a few questions",
     "check": "check whether a config works, and what a question costs",
     "index": "build an index of documents",
+    "documents": "upload documents to a running gateway, and list and delete them",
     "serve": "run the gateway until stopped",
     "ask": "ask a question at a running gateway, or at one started for it",
     "table": "fill a table at a running gateway, or at one started for it",

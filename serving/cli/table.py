@@ -20,10 +20,10 @@ from rolegate.v1 import table_service_pb2 as pb
 from router.errors import BadConfig
 from serving.cli.ask import TermsOptions, reached, terms
 from serving.cli.command import POSITIONAL, parse
-from serving.cli.given_rows import GivenRows, read_given_rows
 from serving.cli.grid import counted, new_table, print_line
 from serving.cli.options import File, Seconds, check_new_file
 from serving.cli.tables import RunView, usage_table, word
+from serving.documents.given_rows import GivenRows, read_given_rows
 from serving.files import write_atomically
 from serving.logs import errors_only
 from serving.terminal import complain

@@ -9,7 +9,7 @@ from pathlib import Path
 from router.edge.listening import host_of, is_address
 from router.errors import BadConfig
 from router.trace.call import MAX_DOLLARS
-from router.trace.scope import DEFAULT_INDEX
+from router.trace.scope import DEFAULT_INDEX, UPLOADS
 from serving.config.config import Config, RoleConfig, place_of, visit_texts
 from serving.engines.versions import MANIFEST
 
@@ -264,6 +264,11 @@ def _retrieval(config: Config) -> _Rules:
         DEFAULT_INDEX in config.indexes,
         f"indexes.{DEFAULT_INDEX}",
         "is the name of the index in [retrieval]; choose another name.",
+    )
+    yield (
+        UPLOADS in config.indexes,
+        f"indexes.{UPLOADS}",
+        "is the name of the index of a tenant's own uploads; choose another name.",
     )
     folders = [index.index for index in config.all_indexes.values() if index.index]
     for name, index in config.all_indexes.items():

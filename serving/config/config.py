@@ -372,6 +372,21 @@ class RerankerConfig(Section, frozen=True):
     """Timeout of a request."""
 
 
+class UploadsConfig(Section, frozen=True):
+    """Documents that clients upload (docs/documents.md#upload-by-api). Each tenant has an index of
+    the documents that it uploads, with the embedder, `chunk_tokens` and `lexical` of `[retrieval]`.
+    """
+
+    folder: AnyPath | None = None
+    """Folder of the documents and their indexes. Gateways may share it. Absent: no uploads are
+    accepted.
+    """
+    max_documents: Count = 1000
+    """Max number of documents of a tenant."""
+    max_mb: Annotated[int, Meta(ge=1, le=10**9)] = 1000
+    """Max size of all documents of a tenant, in MiB. A single document may have 256 MiB."""
+
+
 class GateConfig(Section, frozen=True):
     """The gate: it promotes or rolls back a candidate, that is a version of the executor on trial,
     by comparing it with the active version (docs/gate.md).
@@ -505,6 +520,7 @@ class Config(Section, frozen=True):
     retrieval: RetrievalConfig
     reranker: RerankerConfig | None = None
     indexes: dict[str, IndexConfig] = {}
+    uploads: UploadsConfig = UploadsConfig()
     server: ServerConfig = ServerConfig()
     search: SearchConfig = SearchConfig()
     table: TableLimits = TableLimits()

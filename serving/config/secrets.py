@@ -50,11 +50,18 @@ def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str
     if config.telemetry.otlp:
         yield "telemetry.otlp", "opentelemetry.sdk"
 
-    local = [(place_of(name), index) for name, index in config.all_indexes.items() if index.index]
-    for key, index in local:
-        yield f"{key}.index", "faiss"
+    local = {
+        f"{place_of(name)}.index": index
+        for name, index in config.all_indexes.items()
+        if index.index
+    }
+    if config.uploads.folder:
+        local["uploads.folder"] = config.retrieval
+    for key, index in local.items():
+        yield key, "faiss"
         if index.lexical:
-            yield f"{key}.lexical", "bm25s"
+            place = "retrieval" if index is config.retrieval else key.removesuffix(".index")
+            yield f"{place}.lexical", "bm25s"
     if local and config.retrieval.embedder.in_process:
         yield "retrieval.embedder", "sentence_transformers"
 

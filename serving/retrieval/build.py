@@ -22,7 +22,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from router.errors import BadCorpus, BadDocument, BadIndex
+from router.errors import BadCorpus, BadDocument, BadIndex, NoText
 from serving.documents.cutter import Cutter, read_passages
 from serving.documents.document import Part, Unread, escaped
 from serving.documents.reader import DocumentReader
@@ -104,7 +104,7 @@ class _Earlier(NamedTuple):
 
 
 def build_index(
-    places: Sequence[Path],
+    places: Sequence[Path] | FoundFiles,
     out: Path,
     embedder: Embedder,
     *,
@@ -114,18 +114,18 @@ def build_index(
     progress: Progress = lambda _stage, _done, _total: None,
     store: type[VectorIndex] = FaissIndex,
 ) -> Built:
-    """Bring the index in the folder `out` up to date with the files and folders `places`, or create
-    it. Blocks.
+    """Bring the index in the folder `out` up to date with the files and folders `places`, or with
+    files that were found already, or create it. Blocks.
 
     `lexical`: whether to write word statistics for BM25. `chunk_tokens`: max tokens of a passage.
     `wait`: whether to wait if another build of this index is running; otherwise `BadIndex` is
     raised.
 
-    Raises `BadDocument` or `BadCorpus` if nothing can be read, `BadIndex` if `out` contains
+    Raises `BadDocument` or `NoText` if nothing can be read, `BadIndex` if `out` contains
     something that is not an index or cannot be written, and the errors of `embedder`. After an
     error, the index is unchanged.
     """
-    files = find_sources(places)
+    files = places if isinstance(places, FoundFiles) else find_sources(places)
     is_new = not out.exists()
     check_place(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -452,11 +452,13 @@ def _files_not_read(files: FoundFiles, entries: Sequence[DocumentEntry]) -> dict
     return dict(sorted(counts.items(), key=lambda count: (-count[1], count[0])))
 
 
-def _nothing_to_index(entries: Sequence[DocumentEntry]) -> BadCorpus:
+def _nothing_to_index(entries: Sequence[DocumentEntry]) -> NoText:
     failed = [entry for entry in entries if entry.error]
+    reasons = {entry.source.path: entry.error for entry in failed}
     if len(failed) == len(entries) == 1:
-        return BadCorpus(failed[0].error)
-    reasons = "".join(f"\n  {entry.error}" for entry in failed[:5])
-    return BadCorpus(
-        f"None of the {len(entries)} documents found contains text that can be indexed.{reasons}"
+        return NoText(failed[0].error, reasons=reasons)
+    first = "".join(f"\n  {entry.error}" for entry in failed[:5])
+    return NoText(
+        f"None of the {len(entries)} documents found contains text that can be indexed.{first}",
+        reasons=reasons,
     )

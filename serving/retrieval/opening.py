@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import structlog
 from msgspec.structs import replace
@@ -105,8 +105,17 @@ async def open_retriever(
 ) -> AsyncIterator[IndexRetriever]:
     """Open the retriever of one index. See `open_indexes`."""
     opened = open_indexes({DEFAULT_INDEX: config}, log, engines, cpu_threads=cpu_threads)
-    async with opened as retrievers:
-        yield retrievers[DEFAULT_INDEX]
+    async with opened as searched:
+        yield searched.retrievers[DEFAULT_INDEX]
+
+
+class Searched(NamedTuple):
+    """Everything that a gateway searches, opened."""
+
+    retrievers: Mapping[str, IndexRetriever]
+    """The retriever of each index, by the index's name."""
+    embedder: Embedder | None = None
+    """The embedder of the indexes in this process; None if all of them are remote."""
 
 
 @asynccontextmanager
@@ -115,37 +124,39 @@ async def open_indexes(
     log: Callable[[str], None],
     engines: Mapping[str, EngineConfig] = {},
     *,
+    embeds: bool = False,
     cpu_threads: int = 1,
     on_change: OnChange = lambda _reason: None,
-) -> AsyncIterator[dict[str, IndexRetriever]]:
-    """Open the retrievers that configs describe, with their embedder and its engine. Return them by
-    the names of their indexes.
+) -> AsyncIterator[Searched]:
+    """Open the retrievers that configs describe, with their embedder and its engine.
 
-    `configs`: configs with equal embedders. `log`, `cpu_threads` and `on_change` are passed on to
+    `configs`: configs with equal embedders. `embeds`: whether to open the embedder even if all
+    indexes are remote. `log`, `cpu_threads` and `on_change` are passed on to
     `serving.engines.engine.engine`. Raises `BadConfig` or `BadIndex`.
     """
     async with AsyncExitStack() as stack:
         embedder: Embedder | None = None
+        local = [config for config in configs.values() if config.address is None]
+        if embeds or local:
+            opened = open_embedder(
+                configs[DEFAULT_INDEX].embedder,
+                engines,
+                log,
+                cpu_threads=cpu_threads,
+                on_change=on_change,
+            )
+            embedder = await stack.enter_async_context(opened)
+
         retrievers = dict[str, IndexRetriever]()
         for name, config in configs.items():
             if config.address is not None:
                 remote = RemoteRetriever(config.address, timeout_s=config.timeout_s)
                 stack.push_async_callback(remote.close)
                 retrievers[name] = remote
-                continue
-
-            if embedder is None:
-                opened = open_embedder(
-                    config.embedder,
-                    engines,
-                    log,
-                    cpu_threads=cpu_threads,
-                    on_change=on_change,
-                )
-                embedder = await stack.enter_async_context(opened)
-            searcher = _open_searcher(config, embedder, log)
-            retrievers[name] = await stack.enter_async_context(searcher)
-        yield retrievers
+            elif embedder:
+                searcher = _open_searcher(config, embedder, log)
+                retrievers[name] = await stack.enter_async_context(searcher)
+        yield Searched(retrievers, embedder)
 
 
 async def check_access(retriever: Retriever) -> None:

@@ -62,10 +62,9 @@ def described() -> Json:
 
     for name, service in services().items():
         for method in service.methods:
-            streams = "stream " if method.server_streaming else ""
             methods[f"{name}/{method.name}"] = [
-                method.input_type.name,
-                f"{streams}{method.output_type.name}",
+                f"{'stream ' * method.client_streaming}{method.input_type.name}",
+                f"{'stream ' * method.server_streaming}{method.output_type.name}",
             ]
             add(method.input_type)
             add(method.output_type)

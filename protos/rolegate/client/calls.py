@@ -7,10 +7,12 @@ for an unknown kind, state, topology or dimension.
 """
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import SEEK_END, BytesIO
 from operator import attrgetter
-from typing import Any, Generic, Unpack
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, Unpack
 
 from google.protobuf.message_factory import GetMessageClass
 
@@ -20,6 +22,7 @@ from rolegate.client.requests import (
     ANSWER_S,
     SHORT_S,
     TABLE_S,
+    UPLOAD_S,
     ExportFilter,
     FeedbackFields,
     IndexOptions,
@@ -33,6 +36,7 @@ from rolegate.client.requests import (
 )
 from rolegate.client.table import Columns, Rows, Table, given_rows, parse_columns
 from rolegate.v1 import answer_service_pb2 as answer_pb
+from rolegate.v1 import document_service_pb2 as document_pb
 from rolegate.v1 import executor_version_service_pb2 as version_pb
 from rolegate.v1 import run_service_pb2 as run_pb
 from rolegate.v1 import table_service_pb2 as table_pb
@@ -42,6 +46,7 @@ from rolegate.v1.retrieval_service_pb2 import SearchRequest
 
 _PAGE = 100
 _ROWS = 1000
+_PIECE_BYTES = 1 << 18
 _VERDICTS = {
     None: run_pb.VERDICT_UNSPECIFIED,
     True: run_pb.VERDICT_ACCEPTED,
@@ -64,18 +69,24 @@ class Call(Generic[Result]):
     """True if the call may be made once more when the connection breaks. Its `request_id` then
     prevents that anything is spent twice.
     """
+    messages: Iterable[Any] = ()
+    """The messages of a streamed request, which are of the type of `request`."""
 
     def begin(self, channel: Any, connection: Connection, timeout_s: float | None) -> Any:
         """Begin the call on `channel`, a channel of `connection`, and return gRPC's call object."""
         (service,) = self.request.DESCRIPTOR.file.services_by_name.values()
         method = service.methods_by_name[self.method]
         make = channel.unary_stream if method.server_streaming else channel.unary_unary
+        sent = self.request
+        if method.client_streaming:
+            make = channel.stream_unary
+            sent = self.messages
         call = make(
             f"/{service.full_name}/{method.name}",
             request_serializer=type(self.request).SerializeToString,
             response_deserializer=GetMessageClass(method.output_type).FromString,
         )
-        return call(self.request, timeout=timeout_s, metadata=connection.metadata)
+        return call(sent, timeout=timeout_s, metadata=connection.metadata)
 
 
 def ask(
@@ -214,6 +225,60 @@ def search(
         lambda response: response.results[0].passages,
         timeout_s,
     )
+
+
+def upload(
+    document: Path | str | bytes, name: str = "", *, wait: bool = False, timeout_s: float = UPLOAD_S
+) -> Call[document_pb.Document]:
+    """Store a document of the caller's tenant, and return it. A document of the same name is
+    replaced.
+
+    `document`: the path of a file, or the content. `name`: name of the document, by default that
+    of the file. `wait`: True to return only when a build has read the document, so that it can be
+    found. Raises `OSError` if the file cannot be opened.
+    """
+
+    def opened() -> BinaryIO:
+        return BytesIO(document) if isinstance(document, bytes) else Path(document).open("rb")
+
+    with opened() as file:
+        size = file.seek(0, SEEK_END)
+    if not isinstance(document, bytes):
+        name = name or Path(document).name
+    first = document_pb.UploadDocumentRequest(name=name, size_bytes=size, wait=wait)
+
+    def messages() -> Iterator[document_pb.UploadDocumentRequest]:
+        with opened() as file:
+            yield first
+            while piece := file.read(_PIECE_BYTES):
+                yield document_pb.UploadDocumentRequest(content=piece)
+
+    return Call(
+        "UploadDocument",
+        first,
+        attrgetter("document"),
+        timeout_s,
+        messages=messages(),
+    )
+
+
+def document_page(page_token: str) -> Call[document_pb.ListDocumentsResponse]:
+    """Return a page of the documents of the caller's tenant, by name. `page_token`: token from the
+    previous page; empty for the first page.
+    """
+    sent = document_pb.ListDocumentsRequest(page_size=_PAGE, page_token=page_token)
+    return Call("ListDocuments", sent)
+
+
+def delete_document(name: str) -> Call[None]:
+    """Delete a document of the caller's tenant."""
+    sent = document_pb.DeleteDocumentRequest(name=name)
+    return Call("DeleteDocument", sent, lambda _: None)
+
+
+def get_build() -> Call[document_pb.GetBuildResponse]:
+    """Return the state of the index of the tenant's documents, and which were not read."""
+    return Call("GetBuild", document_pb.GetBuildRequest())
 
 
 def run(run_id: str, *, trace: bool = False) -> Call[run_pb.GetRunResponse]:

@@ -25,6 +25,7 @@ from rolegate.client.requests import (
 from rolegate.client.table import Table, joined
 from rolegate.v1 import table_service_pb2 as pb
 from rolegate.v1.answer_service_pb2 import AnswerResponse
+from rolegate.v1.document_service_pb2 import Document
 from rolegate.v1.run_service_pb2 import Run
 
 Item = TypeVar("Item")
@@ -119,6 +120,9 @@ class Client:
     stream_table = _streamed(calls.stream_table)
     begin_table = _unary(calls.begin_table)
     search = _unary(calls.search)
+    upload = _unary(calls.upload)
+    delete_document = _unary(calls.delete_document)
+    get_build = _unary(calls.get_build)
     run = _unary(calls.run)
     watch = _streamed(calls.watch)
     cancel = _unary(calls.cancel)
@@ -146,6 +150,14 @@ class Client:
         while token is not None:
             page = self._call(calls.page(token, wanted))
             yield from page.runs
+            token = page.next_page_token or None
+
+    def list_documents(self) -> Iterator[Document]:
+        """Yield the documents of the caller's tenant, by name. They are fetched page by page."""
+        token: str | None = ""
+        while token is not None:
+            page = self._call(calls.document_page(token))
+            yield from page.documents
             token = page.next_page_token or None
 
     def get_table(self, run_id: str) -> Table:

@@ -19,6 +19,8 @@ ANSWER_S = 120.0
 """Default deadline of calls that answer a question, in seconds."""
 TABLE_S = 1800.0
 """Default deadline of calls that fill a table, in seconds."""
+UPLOAD_S = 600.0
+"""Default deadline of an upload, in seconds."""
 SHORT_S = 30.0
 """Default deadline of calls in which no model works, in seconds."""
 TriedState = Literal["registered", "shadow", "canary"]

@@ -41,6 +41,8 @@ WIRE_NAMES = {
     "start_time": "started_at",
     "time_to_first_token": "first_token_s",
     "duration": "duration_s",
+    "upload_time": "uploaded_at",
+    "end_time": "ended_at",
 }
 """Message fields whose attributes in our values have other names, by field name. Our names contain
 the unit of a time, where messages have a type with a unit.

@@ -5,7 +5,7 @@ into gRPC statuses.
 import asyncio
 import inspect
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -19,16 +19,19 @@ from router.background import in_worker
 from router.edge.grpc.convert import status_to_proto
 from router.edge.limits import LARGE, check_sizes
 from router.edge.status import failure_of, logged_failure
-from router.errors import BadRequest, SlowReader
+from router.errors import BadRequest, OutOfTime, SlowReader
 from router.runs import Observer
 from router.trace.identity import KeyScope
 
 _OURS = "/rolegate.v1."
 _ENDING_S = 0.1
 """Max seconds for sending the final status to a client that does not read its stream."""
+_DRAIN_S = 5.0
+"""Max seconds for receiving the rest of a stream whose call has failed."""
 _SCOPES: dict[str, KeyScope] = {
     "AnswerService": "ask",
     "CompletionService": "ask",
+    "DocumentService": "documents",
     "ExecutionService": "ask",
     "ExecutorVersionService": "operate",
     "RetrievalService": "ask",
@@ -78,32 +81,34 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if (wrapped := self._handlers.get(method)) is not None:
             return wrapped
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
+        if handler is None or (handler.request_streaming and handler.response_streaming):
             return handler
 
         async def served(request: Any, context: Any) -> Any:
             try:
                 with self._observed(method, context) if observed else nullcontext():
-                    if isinstance(request, BadRequest):
-                        raise request
-                    if request.ByteSize() > LARGE:
-                        await in_worker(check_sizes, request)
-                    else:
-                        check_sizes(request)
+                    if not handler.request_streaming:
+                        _check_decoded(request)
+                        if request.ByteSize() > LARGE:
+                            await in_worker(check_sizes, request)
+                        else:
+                            check_sizes(request)
                     with await self._admitted(method, context) if admitted else nullcontext():
                         return await self._served(handler, request, context)
             except (grpc.aio.AbortError, asyncio.CancelledError):
                 raise
             except Exception as error:
+                if handler.request_streaming:
+                    await _drain(request)
                 await _abort(context, error)
 
         observed = bool(self._observer) and method.startswith(_OURS)
         admitted = self._access is not None and method.startswith(_OURS)
-        kind = (
-            grpc.unary_stream_rpc_method_handler
-            if handler.response_streaming
-            else grpc.unary_unary_rpc_method_handler
-        )
+        kind = grpc.unary_unary_rpc_method_handler
+        if handler.response_streaming:
+            kind = grpc.unary_stream_rpc_method_handler
+        elif handler.request_streaming:
+            kind = grpc.stream_unary_rpc_method_handler
         wrapped = kind(served, _reading(handler.request_deserializer), handler.response_serializer)
         return self._handlers.setdefault(method, wrapped)
 
@@ -136,6 +141,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return self._access.serving(identity)
 
     async def _served(self, handler: Any, request: Any, context: Any) -> Any:
+        if handler.request_streaming:
+            async with aclosing(self._received(request)) as requests:
+                return await handler.stream_unary(requests, context)
         if not handler.response_streaming:
             return await handler.unary_unary(request, context)
         # A coroutine, such as Watch of the health service, writes its responses itself.
@@ -151,6 +159,31 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                         f"The client read nothing for {self._reading_s:g} s, so the stream ends; "
                         "read faster."
                     ) from None
+
+    async def _received(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+        """Yield the messages of a client's stream. Raises `OutOfTime` if the next one does not
+        arrive in time.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(self._reading_s):
+                    request = await anext(requests)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise OutOfTime(
+                    f"The client sent nothing for {self._reading_s:g} s, so the call ends; send "
+                    "the request again."
+                ) from None
+            _check_decoded(request)
+            check_sizes(request)  # fast, as these messages have few fields
+            yield request
+
+
+def _check_decoded(request: Any) -> None:
+    """Raise the error that `_reading` has returned instead of a message, if any."""
+    if isinstance(request, BadRequest):
+        raise request
 
 
 def _metadata(context: Any) -> dict[str, str]:
@@ -172,6 +205,16 @@ def _reading(deserialize: Any) -> Any:
             )
 
     return read
+
+
+async def _drain(requests: AsyncIterator[Any]) -> None:
+    """Receive and drop the rest of a client's stream. If a call ends while a client in Python with
+    asyncio is sending, gRPC may raise an internal error there instead of the call's status.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_S):
+            async for _ in requests:
+                pass
 
 
 async def _abort(context: Any, error: Exception) -> None:

@@ -84,6 +84,7 @@ class Site:
             for name, content in self._static.items()
         }.__getitem__
         self.routes: list[web.RouteDef] = []
+        self._templates.globals["pages"] = self._paths = set[str]()
         self._route("GET", "/static/{name}", self._asset)
         self._route("GET", "/sign-in", self._sign_in)
         self._route("POST", "/sign-in", self._signed_in)
@@ -185,6 +186,7 @@ class Site:
             with self._access.serving(user) if self._access else nullcontext():
                 return await page(request)
 
+        self._paths.add(path)
         self.routes.append(web.route(method, path, handle))
 
     async def _check_form(self, request: web.Request) -> None:

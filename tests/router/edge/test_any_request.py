@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rolegate.v1 import (
     answer_service_pb2,
     completion_service_pb2,
+    document_service_pb2,
     execution_service_pb2,
     retrieval_service_pb2,
     run_service_pb2,
@@ -27,6 +28,7 @@ from tests.router.retriever import FixedRetriever
 _SERVICES = (
     answer_service_pb2,
     completion_service_pb2,
+    document_service_pb2,
     execution_service_pb2,
     retrieval_service_pb2,
     run_service_pb2,

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import completion_service_pb2 as completion_pb
+from rolegate.v1 import document_service_pb2 as document_pb
 from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
@@ -42,7 +43,16 @@ from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 from tests.router.edge.wire import connected, info_of, next_of
 
-SERVICES = ("Answer", "Completion", "Execution", "ExecutorVersion", "Retrieval", "Run", "Usage")
+SERVICES = (
+    "Answer",
+    "Completion",
+    "Document",
+    "Execution",
+    "ExecutorVersion",
+    "Retrieval",
+    "Run",
+    "Usage",
+)
 ASK = pb.AnswerRequest(question="Who directed Heat?")
 ADDRESSES = ["127.0.0.1:0", "0.0.0.0:0"]
 
@@ -86,7 +96,7 @@ _ASK = (
 
 
 def test_every_method_has_its_scope() -> None:
-    """Methods of operators and trainers are theirs alone. No method streams from the client,
+    """Methods of operators and trainers are theirs alone. No method streams in both directions,
     since the interceptor does not check such calls.
     """
     scopes = {
@@ -97,8 +107,10 @@ def test_every_method_has_its_scope() -> None:
     expected = dict.fromkeys(_ASK, "ask") | dict.fromkeys(
         [*(method.name for method in operators)], "operate"
     )
+    documents = document_pb.DESCRIPTOR.services_by_name["DocumentService"].methods
+    expected |= dict.fromkeys([*(method.name for method in documents)], "documents")
     assert scopes == {**expected, "ExportRuns": "train", "ReconcileUsage": "operate"}
-    assert not any(method.client_streaming for method in methods())
+    assert not any(method.client_streaming and method.server_streaming for method in methods())
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -33,7 +33,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 GATEWAY = [
     f"rolegate.v1.{name}Service"
-    for name in ("Answer", "Completion", "Execution", "Run", "Table", "Usage")
+    for name in ("Answer", "Completion", "Document", "Execution", "Run", "Table", "Usage")
 ]
 RETRIEVAL = "rolegate.v1.RetrievalService"
 

@@ -17,6 +17,7 @@ from router.errors import (
     BadIndex,
     BadRequest,
     BadVersion,
+    NoText,
     Overloaded,
     PriceUnknown,
     QuotaExhausted,
@@ -33,6 +34,7 @@ from tests.router.edge.wire import served
 
 NEEDS: dict[type[RolegateError], dict[str, Any]] = {
     QuotaExhausted: {"retry_after_s": 1.5},
+    NoText: {"reasons": {}},
     Overloaded: {"retry_after_s": 1.5},
     StoreInUse: {"address": "10.0.0.1:50051"},
 }

@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from router.access import Access, new_key
+from router.edge.grpc.document_service import DocumentServicer
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import RunServicer, UsageServicer
 from router.edge.grpc.table_service import TableServicer
@@ -91,6 +92,7 @@ def whole_server(
             Runs(store, live),
             access,
         ),
+        DocumentServicer(None),
         access=access,
         tls=tls,
     )

@@ -77,7 +77,7 @@ def test_an_operator_s_key_has_every_scope_by_default(commands: Commands) -> Non
     """The output says that it is an operator's."""
     commands.run("keys create --tenant acme")
     _, err = commands.run("keys create")
-    assert "of the operator, who sees all tenants; scopes: ask, operate, train." in err
+    assert "of the operator, who sees all tenants; scopes: ask, documents, operate, train." in err
     assert "from now on" not in err
     created = commands.read("keys create --scope train ask")
     assert (created["tenant"], created["scopes"], created["first"]) == (

@@ -17,7 +17,7 @@ from rolegate.v1 import table_service_pb2 as pb
 from rolegate.v1.evidence_pb2 import Citation
 
 from router.errors import BadConfig
-from serving.cli.given_rows import read_given_rows
+from serving.documents.given_rows import read_given_rows
 from tests.conftest import Rolegate
 
 QUESTION = "the cities of Vorland"

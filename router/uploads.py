@@ -1,0 +1,90 @@
+"""Documents that tenants upload: their values, and the Protocol of the store that indexes them."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from router.errors import BadConfig
+
+DocumentState = Literal["waiting", "indexed", "skipped"]
+"""`waiting`: the next build reads it. `indexed`: in the index. `skipped`: could not be read."""
+BuildState = Literal["idle", "building", "failed"]
+
+
+class UploadedDocument(msgspec.Struct, frozen=True):
+    """A stored document of a tenant."""
+
+    name: str
+    size_bytes: int
+    uploaded_at: float
+    """Unix time, seconds."""
+    state: DocumentState = "waiting"
+    passages: int = 0
+    """Number of its passages in the index."""
+    not_read: str = ""
+    """Why it was not read, or which parts of it were not read; empty if all of it was read."""
+
+
+class Build(msgspec.Struct, frozen=True):
+    """State of the index of a tenant, and its last build that did not fail."""
+
+    state: BuildState
+    documents: Sequence[UploadedDocument]
+    """All stored documents, by name."""
+    up_to_date: bool
+    """True if searches find all stored documents, except skipped ones, and no deleted document."""
+    indexed: int = 0
+    """Number of documents in the index."""
+    passages: int = 0
+    """Number of passages in the index."""
+    started_at: float | None = None
+    """Unix time, seconds; None if there was no build."""
+    ended_at: float | None = None
+    error: Exception | None = None
+    """Why the last build failed; None if it did not."""
+
+    @property
+    def skipped(self) -> list[UploadedDocument]:
+        """The documents that could not be read, each with the reason."""
+        return [document for document in self.documents if document.state == "skipped"]
+
+
+class Uploads(Protocol):
+    """Storage of uploaded documents, with an index for each tenant.
+
+    Every method raises `BadRequest` for an unsuitable name, and `StoreFailed` if the disk fails.
+    """
+
+    async def upload(
+        self,
+        tenant: str,
+        name: str,
+        size: int,
+        content: AsyncIterator[bytes],
+        *,
+        wait: bool = False,
+    ) -> UploadedDocument:
+        """Store a document, and return it when it is on disk. It replaces a document of the same
+        name. If `content` raises an error or the task is cancelled before its end, nothing changes.
+
+        `size`: bytes of the whole `content`; if it has more or fewer, `BadRequest` is raised.
+        `wait`: whether to return only when a build has read the document, or has failed. Raises
+        `DocumentTooLarge`, and `UploadsFull` if the tenant's limits are reached.
+        """
+
+    async def delete(self, tenant: str, name: str) -> None:
+        """Delete a document from disk. Raises `NotFound` if there is no document of this name."""
+
+    async def build(self, tenant: str) -> Build:
+        """Return the stored documents and the state of their index."""
+
+
+def accepting(uploads: Uploads | None) -> Uploads:
+    """Return `uploads`. Raises `BadConfig` for None, that is, if the gateway accepts no uploads."""
+    if uploads is None:
+        raise BadConfig(
+            "uploads.folder: this gateway accepts no uploads; set the key to a folder, in which "
+            "uploaded documents and their indexes are then kept."
+        )
+    return uploads

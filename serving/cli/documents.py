@@ -1,0 +1,113 @@
+"""`rolegate documents`: upload documents to a running gateway, and list and delete them."""
+
+from collections.abc import Sequence
+from datetime import UTC
+from typing import Annotated
+
+from rolegate.client import Client
+from rolegate.v1 import document_service_pb2 as pb
+
+from router.errors import BadConfig
+from serving.cli.command import POSITIONAL, Command, run_subcommand
+from serving.cli.grid import counted, new_table
+from serving.cli.options import (
+    ConnectionOptions,
+    File,
+    JSONConnectionOptions,
+    Name,
+    json_of,
+    show_each,
+    with_client,
+)
+from serving.cli.tables import word
+
+_ABOUT = """Upload documents to a running gateway, and list and delete them.
+
+The documents belong to the tenant of the API key, which needs the scope `documents`. Only this
+tenant searches them, as the index `uploads`.
+"""
+
+
+class UploadOptions(JSONConnectionOptions, frozen=True, kw_only=True):
+    """Upload files; a document of the same name is replaced."""
+
+    files: Annotated[tuple[File, ...], POSITIONAL]
+    """Upload these files."""
+    name: Name = ""
+    """Store the file under this name, such as contracts/acme.pdf (default: its own name)."""
+    wait: bool = False
+    """Wait until the documents can be found, and show those that were not read."""
+
+
+class ListOptions(JSONConnectionOptions, frozen=True):
+    """List documents: whether they are in the index, and what of them was not read."""
+
+
+class DeleteOptions(ConnectionOptions, frozen=True, kw_only=True):
+    """Delete documents; they cannot be found after the next build."""
+
+    names: Annotated[tuple[Name, ...], POSITIONAL]
+    """Delete the documents of these names."""
+
+
+class BuildOptions(JSONConnectionOptions, frozen=True):
+    """Show the state of the index, and the documents that were not read."""
+
+
+def documents(arguments: Sequence[str]) -> int:
+    """Run `rolegate documents`; return the exit status."""
+    commands = {
+        "upload": Command(UploadOptions, _upload),
+        "list": Command(ListOptions, _list),
+        "delete": Command(DeleteOptions, _delete),
+        "build": Command(BuildOptions, _build),
+    }
+    return run_subcommand("documents", _ABOUT, commands, arguments, with_client)
+
+
+def _upload(client: Client, options: UploadOptions) -> bool:
+    if options.name and len(options.files) > 1:
+        raise BadConfig("--name: names one document; upload one file at a time.")
+    for number, file in enumerate(options.files, 1):
+        wait = options.wait and number == len(options.files)
+        document = client.upload(file, options.name, wait=wait)
+        print(json_of(document) if options.json else f"{document.name}: stored")
+    return options.wait and _build(client, options)
+
+
+def _list(client: Client, options: ListOptions) -> None:
+    documents = list(client.list_documents())
+    rows = (
+        (
+            document.name,
+            word(pb.DocumentState, document.state),
+            document.not_read,
+            f"{document.upload_time.ToDatetime(UTC):%Y-%m-%d %H:%M}",
+            document.size_bytes,
+            document.passages,
+        )
+        for document in documents
+    )
+    columns = ("document", "state", "not read", "uploaded (UTC)", "bytes", "passages")
+    show_each(documents, lambda: new_table(columns, rows, texts=4), as_json=options.json)
+
+
+def _delete(client: Client, options: DeleteOptions) -> None:
+    for name in options.names:
+        client.delete_document(name)
+        print(f"{name}: deleted")
+
+
+def _build(client: Client, options: JSONConnectionOptions) -> bool:
+    """Print the state of the index. Return whether a document is missing in it."""
+    build = client.get_build()
+    if options.json:
+        print(json_of(build))
+    else:
+        indexed = f"{counted(build.documents, 'document')}, {counted(build.passages, 'passage')}"
+        current = "up to date" if build.up_to_date else "not up to date"
+        print(f"{word(pb.BuildState, build.state)}: {indexed}, {current}")
+        for line in (build.error, *(document.not_read for document in build.skipped)):
+            if line:
+                print(line)
+    return not build.up_to_date or bool(build.skipped)

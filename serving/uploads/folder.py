@@ -1,0 +1,261 @@
+"""The documents of one tenant on disk.
+
+A tenant's folder contains `documents/` (the documents under their names), `index/` (the index of
+these), `arriving/` (uploads that are not complete), and `build.json` (the last build that did not
+fail). A document is complete on disk before it gets its name, so that `documents/` never contains a
+part of one.
+"""
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedWriter
+from operator import attrgetter
+from pathlib import Path
+from typing import Self
+from unicodedata import normalize
+
+import msgspec
+
+from router.errors import (
+    JSON_ERRORS,
+    BadRequest,
+    DocumentTooLarge,
+    NotFound,
+    StoreFailed,
+    UploadsFull,
+)
+from serving.config.config import UploadsConfig
+from serving.documents.document import MAX_BYTES, READ, kind_of
+from serving.documents.source import SourceFile
+from serving.files import flush, write_atomically
+from serving.retrieval.manifest import MANIFEST
+from serving.retrieval.passages import DocumentEntry
+
+_LONGEST_NAME = 512
+_LONGEST_PART = 200
+"""Max bytes of a name, and of each of its parts."""
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class BuildRecord(msgspec.Struct, frozen=True):
+    """A build of the index that did not fail."""
+
+    settings: str = ""
+    """The settings of the build; with other settings, everything is read again."""
+    generation: str = ""
+    """Generation of the index; empty if no document has text, so that there is no index."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    entries: tuple[DocumentEntry, ...] = ()
+    """All documents at the time of the build, by name."""
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a document in Unicode's form NFC. Raises `BadRequest` for a name that is
+    not a safe relative path, or of a kind that cannot be read.
+    """
+    name = normalize("NFC", name)
+    parts = name.split("/")
+    if (
+        not name.isprintable()
+        or "\\" in name
+        or len(name.encode()) > _LONGEST_NAME
+        or any(_is_unsafe(part) for part in parts)
+    ):
+        raise BadRequest(
+            f"name {name[:_LONGEST_NAME]!r}: must be a relative path with slashes, of at most "
+            f"{_LONGEST_NAME} bytes, {_LONGEST_PART} in each part; no part may be empty, begin "
+            "with a dot, or begin or end with a space; control characters and backslashes are not "
+            "allowed."
+        )
+    if kind_of(Path(name)) is None:
+        raise BadRequest(f"name {name!r}: not a kind that can be read; these can: {READ}.")
+    return name
+
+
+def _is_unsafe(part: str) -> bool:
+    return not 0 < len(part.encode()) <= _LONGEST_PART or part[0] == "." or part != part.strip()
+
+
+class TenantFolder:
+    """The documents of one tenant on disk. The methods block. Those that change documents hold a
+    lock, which gateways that share the folder respect, too.
+    """
+
+    def __init__(self, config: UploadsConfig, tenant: str) -> None:
+        """Raises `BadRequest` if the tenant's name cannot be the name of a folder."""
+        if not _TENANT.fullmatch(tenant):
+            raise BadRequest(f"tenant {tenant!r}: a tenant of this name cannot have documents.")
+        self.tenant = tenant
+        # Where the file system ignores case, tenants whose names differ in case must not share it
+        folder = re.sub("[A-Z]", lambda letter: f"={letter[0].lower()}", tenant)
+        self.path = Path(config.folder or "", folder)
+        self.index = self.path / "index"
+        self._documents = self.path / "documents"
+        self._arriving = self.path / "arriving"
+        self._record = self.path / "build.json"
+        self._config = config
+
+    @classmethod
+    def all(cls, config: UploadsConfig) -> list[Self]:
+        """Return the folders of all tenants that have one. Raises `OSError`."""
+        root = Path(config.folder or "")
+        root.mkdir(parents=True, exist_ok=True)
+        folders = [path.name for path in root.iterdir()]
+        names = [re.sub("=(.)", lambda letter: letter[1].upper(), folder) for folder in folders]
+        return [cls(config, name) for name in names if _TENANT.fullmatch(name)]
+
+    def documents(self) -> list[SourceFile]:
+        """Return all documents, by name."""
+        documents = []
+        for folder, _, names in os.walk(self._documents):
+            for path in (f"{folder}/{name}" for name in names):
+                with suppress(FileNotFoundError):  # deleted in the meantime
+                    documents.append(self._source(path))
+        return sorted(documents, key=attrgetter("name"))
+
+    def _source(self, path: str) -> SourceFile:
+        status = Path(path).stat()
+        name = path[len(str(self._documents)) + 1 :]
+        return SourceFile(name, path, status.st_size, status.st_mtime_ns)
+
+    def used_without(self, name: str) -> int:
+        """Return the bytes of all other documents. Raises `BadRequest` if another name differs only
+        in case, and `UploadsFull` if there may be no further document.
+        """
+        others = [document for document in self.documents() if document.name != name]
+        for other in others:
+            if other.name.casefold() == name.casefold():
+                raise BadRequest(
+                    f"name {name!r}: differs from {other.name!r} only in upper and lower case; "
+                    "use that name, or another one."
+                )
+        if len(others) >= self._config.max_documents:
+            raise UploadsFull(
+                f"{name!r} was not stored: {len(others)} documents are stored, at most "
+                f"{self._config.max_documents} may be; delete some, or ask the operator to raise "
+                "uploads.max_documents."
+            )
+        return sum(document.size_bytes for document in others)
+
+    def check_size(self, name: str, size: int, used: int) -> None:
+        """Raise `DocumentTooLarge` if a document may not have `size` bytes, and `UploadsFull` if
+        the tenant's documents would be too large with it. `used`: the bytes of its others.
+        """
+        if not 0 <= size <= MAX_BYTES:
+            raise DocumentTooLarge(
+                f"{name!r} was not stored: a document may have {MAX_BYTES >> 20} MB; split it."
+            )
+        if used + size > self._config.max_mb << 20:
+            raise UploadsFull(
+                f"{name!r} was not stored: other documents take {used:,} bytes, and all together "
+                f"may take {self._config.max_mb << 20:,}; delete some, or ask the operator to "
+                "raise uploads.max_mb."
+            )
+
+    def begin(self) -> BufferedWriter:
+        """Open a new file for an upload. It is locked, so that no other gateway takes it for one
+        that a killed gateway has left.
+        """
+        with _disk_errors():
+            self._arriving.mkdir(parents=True, exist_ok=True)
+            flush(self.path.parent)
+            file = (self._arriving / secrets.token_hex(8)).open("xb")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return file
+
+    def write(self, file: BufferedWriter, piece: bytes) -> None:
+        """Append a piece to the file of an upload."""
+        with _disk_errors():
+            file.write(piece)
+
+    def commit(self, file: BufferedWriter, name: str) -> SourceFile:
+        """Make the file of an upload the document `name`. When this returns, a power failure cannot
+        lose it.
+        """
+        target = self._documents / name
+        with _disk_errors():
+            file.flush()
+            os.fsync(file)
+            with self._locked():
+                self.check_size(name, file.tell(), self.used_without(name))
+                # Tell documents of one name apart, even if they arrived in the same tick
+                now = time.time_ns()
+                os.utime(file.fileno(), ns=(now, now))
+                try:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    Path(file.name).replace(target)
+                except (FileExistsError, IsADirectoryError, NotADirectoryError):
+                    raise BadRequest(
+                        f"name {name!r}: a part of it is both a document and the folder of other "
+                        "documents; use another name."
+                    ) from None
+                for folder in target.relative_to(self.path).parents:
+                    flush(self.path / folder)
+                return self._source(str(target))
+
+    def discard(self, file: BufferedWriter) -> None:
+        """Close the file of an upload, and remove it unless it has become a document."""
+        Path(file.name).unlink(missing_ok=True)
+        with suppress(OSError):  # the disk may be full
+            file.close()
+
+    def remove_leftovers(self) -> None:
+        """Remove the files of uploads that killed gateways have left."""
+        for path in self._arriving.glob("*"):
+            with suppress(OSError), path.open("rb") as file:  # locked by a living gateway
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+
+    def delete(self, name: str) -> None:
+        """Delete a document. When this returns, a power failure cannot bring it back. Raises
+        `NotFound`.
+        """
+        path = self._documents / name
+        with _disk_errors():
+            if not path.is_file():
+                raise NotFound(f"name {name!r}: no such document; ListDocuments lists them.")
+            with self._locked():
+                path.unlink(missing_ok=True)
+                flush(path.parent)
+                for folder in path.relative_to(self._documents).parents:
+                    with suppress(OSError):  # other documents are in it
+                        (self._documents / folder).rmdir()
+
+    def record(self) -> BuildRecord:
+        """Return the last build that did not fail; an empty record if there was none."""
+        try:
+            return msgspec.json.decode(self._record.read_bytes(), type=BuildRecord)
+        except (OSError, *JSON_ERRORS):
+            return BuildRecord()
+
+    def finish(self, record: BuildRecord) -> None:
+        """Store the record of a build. If no document has text, remove the previous index first."""
+        if not record.generation:
+            (self.index / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(self.index, ignore_errors=True)
+        write_atomically(self._record, msgspec.json.encode(record))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.path / ".changing").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Turn an `OSError` into `StoreFailed`."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreFailed(
+            f"The folder of documents cannot be written ({error.strerror}); try again, or tell "
+            "the gateway's operator."
+        ) from error
