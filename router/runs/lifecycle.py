@@ -16,7 +16,14 @@ import structlog
 from msgspec.structs import replace
 from structlog.contextvars import bound_contextvars
 
-from router.errors import BadRequest, NotFound, OutOfTime, RequestIdTaken, StoreFailed
+from router.errors import (
+    BadRequest,
+    NotFound,
+    OutOfTime,
+    RequestIdTaken,
+    RunInterrupted,
+    StoreFailed,
+)
 from router.ledger import Budget, Journal, Ledger, RunStart
 from router.ledger.budget import UNLIMITED, Allowance
 from router.ledger.journal import Admitted
@@ -174,9 +181,10 @@ class RunLifecycle:
         instead, and its events are passed to `on_event`.
 
         Raises `Overloaded` if there is no place for the run, `OutOfTime` after the deadline,
-        `RunCancelled` if the run is cancelled, `RequestIdTaken` if `request_id` belongs to another
-        request, `BudgetExhausted` if the budget or quota is too small, and `StoreFailed` if the run
-        cannot be stored. An exception that the code inside raises is passed on.
+        `RunCancelled` if the run is cancelled, `RunInterrupted` if the gateway stops,
+        `RequestIdTaken` if `request_id` belongs to another request, `BudgetExhausted` if the budget
+        or quota is too small, and `StoreFailed` if the run cannot be stored. An exception that the
+        code inside raises is passed on.
         """
         shadow = request.kind == "shadow"
         if shadow:  # A trial waits until no client waits, and takes no place from clients.
@@ -235,7 +243,7 @@ class RunLifecycle:
             raise BadRequest(
                 f"run_id {run.id!r}: is of kind {run.kind} and {run.status}; only an answer or a "
                 "table that was interrupted at this gateway in the last hour can be resumed, and "
-                "only once. GetRun returns this run's result."
+                f"only once. `rolegate runs show {run.id}` shows what is stored of this run."
             )
         recorded = replace(
             options,
@@ -373,8 +381,8 @@ class RunLifecycle:
                 "deadline."
             )
         except asyncio.CancelledError as cancelled:
-            run.status = "cancelled"
             run.failure = run.live.reason(cancelled)
+            run.status = "interrupted" if isinstance(run.failure, RunInterrupted) else "cancelled"
         except Exception as error:
             run.status = "failed"
             run.failure = error
