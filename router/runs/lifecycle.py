@@ -192,6 +192,11 @@ class RunLifecycle:
         now = asyncio.get_running_loop().time()
         longest = request.timeout_s or self.timeout_s
         time_s = longest if options.time_s is None else min(options.time_s, longest)
+        advice = (
+            "raise server.timeout_s (of a table: table.timeout_s)"
+            if time_s == longest
+            else "pass a longer --timeout"
+        )
         ends_at = now + time_s
         deadline = ends_at - min(_LONGEST_STORING_S, time_s * _STORING_SHARE)
         tenant = options.identity.books_on
@@ -218,7 +223,7 @@ class RunLifecycle:
                     live,
                     deadline,
                 )
-                async with self._stored_at_the_end(run, ends_at):
+                async with self._stored_at_the_end(run, ends_at, advice):
                     yield run
             for event in run.last_events:
                 on_event(event)
@@ -367,9 +372,12 @@ class RunLifecycle:
             return run
 
     @asynccontextmanager
-    async def _stored_at_the_end(self, run: OpenRun, ends_at: float) -> AsyncIterator[None]:
+    async def _stored_at_the_end(
+        self, run: OpenRun, ends_at: float, advice: str
+    ) -> AsyncIterator[None]:
         """Store the run when the context is left, whether its work succeeded or failed. Waits until
         `ends_at` for the store, then raises the failure of the work, if any, or else `OutOfTime`.
+        `advice`: what to do if the deadline passes.
         """
         try:
             async with asyncio.timeout_at(run.context.deadline):
@@ -377,8 +385,7 @@ class RunLifecycle:
         except TimeoutError:
             run.status = "failed"
             run.failure = OutOfTime(
-                f"The deadline passed before run {run.start.id} had an answer; allow a longer "
-                "deadline."
+                f"The deadline passed before run {run.start.id} had an answer; {advice}."
             )
         except asyncio.CancelledError as cancelled:
             run.failure = run.live.reason(cancelled)
@@ -452,5 +459,6 @@ async def _in_time(deadline: float) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise OutOfTime(
-            "The deadline passed before the run could begin; allow a longer deadline."
+            "The deadline passed before the run could begin; pass a longer --timeout, or raise "
+            "server.timeout_s."
         ) from None
