@@ -78,6 +78,11 @@ def is_east_asian(text: str) -> bool:
     return not text.isascii() and _EAST_ASIAN.search(text) is not None
 
 
+def count_east_asian(text: str) -> int:
+    """Return the number of characters of a text for which `is_east_asian` is true."""
+    return 0 if text.isascii() else len(_EAST_ASIAN.findall(text))
+
+
 def terms(folded: str) -> list[str]:
     """Return the search terms of a folded text: its words. A run of characters that count as words
     gives all pairs of neighbouring characters instead.

@@ -41,8 +41,8 @@ from serving.cli.options import (
     CertificateOptions,
     Dollars,
     HostPort,
-    Index,
     Name,
+    Names,
     Properties,
     Seconds,
     Tokens,
@@ -65,8 +65,12 @@ class GatewayOptions(CertificateOptions, frozen=True):
     """Use this running gateway instead of starting one; ROLEGATE_API_KEY holds the API key."""
     timeout: Seconds | None = None
     """End the run after this many seconds (default: the gateway's limit)."""
-    index: Index = ()
+    index: Names = ()
+    """Search these indexes (default: all that the API key may search)."""
     properties: Properties = msgspec.field(default=(), name="filter")
+    """Search only documents with these properties: title=TEXT, author=TEXT, path=PREFIX, tag=TAG,
+    date=2026-11, "date>=2026-11-21".
+    """
 
     @property
     def filter(self) -> DocumentFilter:

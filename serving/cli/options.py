@@ -152,21 +152,8 @@ def document_filter(properties: Iterable[str]) -> DocumentFilter:
     return DocumentFilter(tags=tags, **{field: texts[0] for field, texts in values.items()})
 
 
-Index = Annotated[
-    tuple[str, ...],
-    Meta(
-        description="Search these indexes (default: all that the API key may search).",
-        extra={"metavar": "NAME"},
-    ),
-]
-Properties = Annotated[
-    tuple[str, ...],
-    Meta(
-        description="Search only documents with these properties: title=TEXT, author=TEXT, "
-        'path=PREFIX, tag=TAG, date=2026-11, "date>=2026-11-21".',
-        extra={"metavar": "PROPERTY"},
-    ),
-]
+Names = Annotated[tuple[str, ...], shown_as("NAME")]
+Properties = Annotated[tuple[str, ...], shown_as("PROPERTY")]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

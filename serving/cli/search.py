@@ -13,8 +13,8 @@ from rolegate.client.text import place
 
 from serving.cli.command import POSITIONAL, parse
 from serving.cli.options import (
-    Index,
     JSONConnectionOptions,
+    Names,
     Properties,
     document_filter,
     json_of,
@@ -27,8 +27,12 @@ class SearchOptions(JSONConnectionOptions, frozen=True, kw_only=True):
 
     query: Annotated[str, POSITIONAL]
     """Search for this text."""
-    index: Index = ()
+    index: Names = ()
+    """Search these indexes (default: all that the API key may search)."""
     properties: Properties = msgspec.field(default=(), name="filter")
+    """Search only documents with these properties: title=TEXT, author=TEXT, path=PREFIX, tag=TAG,
+    date=2026-11, "date>=2026-11-21".
+    """
     top_k: Annotated[int, Meta(extra={"metavar": "K"})] = 0
     """Print this many passages; 0 means the gateway's default."""
 

@@ -84,10 +84,13 @@ _MEMORY_BYTES = 1 << 30
 """Max memory of the child; not enforced on macOS."""
 _MAX_CHARS = 256 << 20
 """Max characters of a document."""
-_MAX_ROWS_CHARS = 16 << 20
-"""Max characters of a file of rows, or `_CHARS_PER_BYTE` for each byte of it if that is more."""
+_MIN_UNPACKED_CHARS = 16 << 20
 _CHARS_PER_BYTE = 100
-"""No useful text is compressed better."""
+"""Max characters that a file unpacks to, for each byte of it: no useful text is compressed better.
+A file may unpack to `_MIN_UNPACKED_CHARS` in any case.
+"""
+_PART_CHARS = 100
+"""Characters that are added for each part. Most parts become passages, whose ids stay in memory."""
 _ENVIRONMENT = (
     "PATH",
     "HOME",
@@ -289,6 +292,7 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
     parts = batches(read_parts(path), _chars)
     left = seconds
     chars = 0
+    overhead = 0
     while True:
         signal.setitimer(signal.ITIMER_REAL, left)
         try:
@@ -297,12 +301,14 @@ def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
             left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
         if batch is None:
             return
-        max_chars = _MAX_CHARS
+        max_chars = max(_MIN_UNPACKED_CHARS, _CHARS_PER_BYTE * path.stat().st_size)
         chars += sum(map(_chars, batch))
+        overhead += _PART_CHARS * len(batch)
         if isinstance(batch[-1], CorpusRow):
             left = seconds
-            max_chars = max(_MAX_ROWS_CHARS, _CHARS_PER_BYTE * path.stat().st_size)
-        if chars > max_chars:
+        else:
+            max_chars = min(max_chars, _MAX_CHARS + overhead)
+        if chars + overhead > max_chars:
             raise DocumentTooLarge(
                 f"{path}: unpacks to more than {max_chars >> 20} million characters; split it, or "
                 "leave it out."

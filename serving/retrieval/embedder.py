@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.errors import BadConfig
+from router.folding import count_east_asian
 from router.models.session import upstream_session
 from serving.dependencies import missing_extra
 from serving.files import sha256_of
@@ -34,8 +35,8 @@ texts of similar length, because all texts of a batch are padded to the longest.
 _MAX_BYTES = 32 << 20
 """Max bytes of a response. 64 vectors of 16,384 dimensions fit as JSON."""
 _CHARS_PER_TOKEN = 3
-"""Characters per token for estimates. It is low, so that estimates are too high rather than too
-low.
+"""Characters per token for estimates, of scripts with spaces. A Chinese, Japanese or Korean
+character counts as a token. So estimates are too high rather than too low.
 """
 
 
@@ -249,7 +250,9 @@ class EndpointEmbedder:
         """Return an estimate of the number of tokens of each text, because endpoints do not provide
         their tokenizers.
         """
-        return [-(-len(text) // _CHARS_PER_TOKEN) for text in texts]
+        further = _CHARS_PER_TOKEN - 1
+        chars = [len(text) + further * count_east_asian(text) for text in texts]
+        return [-(-count // _CHARS_PER_TOKEN) for count in chars]
 
     def close(self) -> None:
         """Close the HTTP session. Blocks until it is closed."""

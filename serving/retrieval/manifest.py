@@ -17,8 +17,10 @@ from serving.retrieval.embedder import Embedder
 from serving.retrieval.passages import PASSAGES, PassageStore
 
 MANIFEST = "manifest.json"
-READING = 3
-"""Version of the document readers. A build reads files again that another version has read."""
+READING = 4
+"""Version of the document readers and of the cutting into passages. A build reads files again that
+another version has read.
+"""
 BUILDING = ".building"
 """Name of the folder, inside the index folder, in which a build writes the next generation."""
 _LOCK = ".lock"

@@ -16,7 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from router.errors import BadCorpus, BadDocument, DocumentTooLarge
-from serving.documents.document import CorpusRow, Title
+from serving.documents.document import CorpusRow, Part, Title
 from serving.documents.reader import DocumentReader, read_parts
 from tests.serving.documents.conftest import FILES, pdf
 
@@ -125,6 +125,17 @@ def test_rows_that_unpack_without_end_are_given_up(
     ):
         for _ in reader.read(path):
             pass
+
+
+def test_tiny_rows_without_end_are_given_up(tmp_path: Path, reader: DocumentReader) -> None:
+    """Each row is a passage, whose id the build keeps in memory, however short its text is."""
+    number_of_rows = 400_000
+    with gzip.open(tmp_path / "tiny.csv.gz", "wt") as file:
+        file.write("a,b\n" * number_of_rows)
+    parts: list[Part] = []
+    with pytest.raises(DocumentTooLarge, match=r"unpacks to more than \d+ million characters"):
+        parts.extend(reader.read(tmp_path / "tiny.csv.gz"))
+    assert len(parts) < number_of_rows / 2
 
 
 def test_the_child_has_no_secrets(

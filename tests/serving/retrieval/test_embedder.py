@@ -153,6 +153,15 @@ async def test_queries_and_passages_carry_their_prefixes() -> None:
     ]
 
 
+def test_an_endpoint_s_tokens_are_not_underestimated() -> None:
+    """A character counts as a token in scripts without spaces and in Korean, and for a third of one
+    in others. E5 makes 0.75 to 0.9 tokens of a Chinese or Japanese character.
+    """
+    embedder = EndpointEmbedder("http://127.0.0.1:9/v1", "e5", 384)
+    texts = ["", "beekeepers", "养蜂人的灯塔", "灯台の番人", "등대지기", "E5 灯塔"]
+    assert embedder.count_tokens(texts) == [0, 4, 6, 5, 4, 3]
+
+
 async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
     """The response's `index` decides the order, rows have length 1, and requests do not exceed the
     batch size.
