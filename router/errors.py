@@ -105,10 +105,10 @@ class RunCancelled(RolegateError):
 class RunInterrupted(RolegateError):
     """The gateway stopped before the run had ended. An answer or a table can be resumed."""
 
-    @classmethod
-    def of(cls, run_id: str) -> "RunInterrupted":
+    @staticmethod
+    def of(run_id: str) -> "RunInterrupted":
         """Return the error for a run."""
-        return cls(
+        return RunInterrupted(
             f"Run {run_id} was interrupted, because its gateway stopped; when it runs again, use "
             f"`rolegate runs resume {run_id}`, or send the request again with the same request_id."
         )

@@ -382,10 +382,11 @@ class RunLifecycle:
         try:
             async with asyncio.timeout_at(run.context.deadline):
                 yield
-        except TimeoutError:
+        except (TimeoutError, OutOfTime):
             run.status = "failed"
             run.failure = OutOfTime(
-                f"The deadline passed before run {run.start.id} had an answer; {advice}."
+                f"The deadline passed before run {run.start.id} had an answer; {advice}, or use a "
+                "faster model."
             )
         except asyncio.CancelledError as cancelled:
             run.failure = run.live.reason(cancelled)

@@ -110,8 +110,8 @@ class RunContext:
         """
         if outcome == "time_exhausted":
             raise OutOfTime(
-                "The deadline passed before anything was found; pass a longer --timeout, raise "
-                "server.timeout_s, or use a faster model."
+                "The deadline passed before anything was found; allow a longer deadline, or use a "
+                "faster model."
             )
         if outcome == "budget_exhausted" and self.ledger.refusal is not None:
             raise self.ledger.refusal

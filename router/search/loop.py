@@ -277,8 +277,7 @@ class FactorizedSearch:
                 )
         except TimeoutError:
             raise OutOfTime(
-                "The deadline passed before the answer was written; pass a longer --timeout, or "
-                "raise server.timeout_s."
+                "The deadline passed before the answer was written; allow a longer deadline."
             ) from None
         if not without_thinking(answering.outputs[-1].text).strip():
             context.failures[None] = answerer.role.malformed()

@@ -114,8 +114,7 @@ class Server:
     async def _stop(self, grace_s: float) -> None:
         if self._gateway:
             self._gateway.lifecycle.live.stop(grace_s)
-            grace_s += _ENDING_S
-        await self._server.stop(grace_s)
+        await self._server.stop(grace_s + _ENDING_S)
         if self._gateway:
             await self._gateway.settled()
 

@@ -54,13 +54,12 @@ class HTTPServer:
         self._access = access
         self._tls = tls
         self._limits = limits or Limits()
-        # aiohttp waits for this time twice: for requests, and then for their tasks. With 0, it
-        # would wait without a limit.
-        timeout_s = grace_s / 2 + _ENDING_S
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
-            shutdown_timeout=timeout_s,
+            # aiohttp waits for this time twice: for requests, and then for their tasks. With 0, it
+            # would wait without a limit.
+            shutdown_timeout=grace_s / 2 + _ENDING_S,
             keepalive_timeout=self._limits.opening_s,
             # aiohttp would decompress the rest of a refused request on the event loop, without a
             # limit on its size.
