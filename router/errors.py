@@ -14,6 +14,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── NotFound                   no such run is stored, or it belongs to another tenant
 ├── RequestIdTaken             the tenant has used this request_id for a different request
 ├── RunCancelled               the run was cancelled
+├── RunInterrupted             the gateway stopped before the run had ended
 ├── OutOfTime                  the deadline passed before there was an answer
 ├── BudgetExhausted            the rest of the request's budget is too small for the next call
 │   ├── QuotaExhausted         the tenant's quota for this day or month is used up
@@ -112,6 +113,18 @@ class RequestIdTaken(RolegateError):
 
 class RunCancelled(RolegateError):
     """The run was cancelled by `CancelRun`, or on its page."""
+
+
+class RunInterrupted(RolegateError):
+    """The gateway stopped before the run had ended. An answer or a table can be resumed."""
+
+    @staticmethod
+    def of(run_id: str) -> "RunInterrupted":
+        """Return the error for a run."""
+        return RunInterrupted(
+            f"Run {run_id} was interrupted, because its gateway stopped; when it runs again, use "
+            f"`rolegate runs resume {run_id}`, or send the request again with the same request_id."
+        )
 
 
 class OutOfTime(RolegateError):

@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 from rolegate.client import AsyncClient, GatewayError
-from rolegate.client.requests import TABLE_S
 from rolegate.client.text import csv_text
 from rolegate.v1 import table_service_pb2 as pb
 from rolegate.v1.usage_pb2 import Role
@@ -91,7 +90,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Folder to write the report to."""
     in_flight: Count = 4
     """Tables filled, and responses scored, at the same time."""
-    timeout: Annotated[float, Meta(gt=0)] = TABLE_S
+    timeout: Annotated[float, Meta(gt=0)] = 1800.0
     """Max seconds for a table."""
 
 

@@ -103,16 +103,6 @@ class Detached:
         task.add_done_callback(_log_failure)
         return begun.result()
 
-    async def drain(self, grace_s: float) -> None:
-        """Wait up to `grace_s` seconds for the runs under way, then cancel those that have not
-        ended.
-        """
-        if tasks := set(self._tasks):
-            _, late = await asyncio.wait(tasks, timeout=grace_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
 
 def _log_failure(task: asyncio.Task[Run]) -> None:
     if not task.cancelled() and (error := task.exception()):

@@ -64,6 +64,7 @@ _CODES: dict[int, tuple[type[RolegateError], ...]] = {
     code_pb2.PERMISSION_DENIED: (errors.AccessDenied,),
     code_pb2.UNAUTHENTICATED: (errors.NoKey,),
     code_pb2.UNAVAILABLE: (
+        errors.RunInterrupted,
         errors.StoreFailed,
         UpstreamUnavailable,
         UpstreamProtocolError,
@@ -271,8 +272,7 @@ def failure_of_run(run: Run, identity: Identity) -> Failure:
     if run.status == "cancelled":
         return Failure(code_pb2.CANCELLED, f"Run {run.id} was cancelled.", "RUN_CANCELLED")
     if run.status == "interrupted":
-        text = f"Run {run.id} was interrupted, because its gateway was killed; send it again."
-        return Failure(code_pb2.UNAVAILABLE, text, "RUN_INTERRUPTED")
+        return failure_of(errors.RunInterrupted.of(run.id))
     code, reason = _row_of(run.error)
     wait_s = DEFAULT_RETRY_S if code == code_pb2.UNAVAILABLE else None
     return Failure(

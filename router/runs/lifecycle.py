@@ -16,7 +16,14 @@ import structlog
 from msgspec.structs import replace
 from structlog.contextvars import bound_contextvars
 
-from router.errors import BadRequest, NotFound, OutOfTime, RequestIdTaken, StoreFailed
+from router.errors import (
+    BadRequest,
+    NotFound,
+    OutOfTime,
+    RequestIdTaken,
+    RunInterrupted,
+    StoreFailed,
+)
 from router.ledger import Budget, Journal, Ledger, RunStart
 from router.ledger.budget import UNLIMITED, Allowance
 from router.ledger.journal import Admitted
@@ -174,9 +181,10 @@ class RunLifecycle:
         instead, and its events are passed to `on_event`.
 
         Raises `Overloaded` if there is no place for the run, `OutOfTime` after the deadline,
-        `RunCancelled` if the run is cancelled, `RequestIdTaken` if `request_id` belongs to another
-        request, `BudgetExhausted` if the budget or quota is too small, and `StoreFailed` if the run
-        cannot be stored. An exception that the code inside raises is passed on.
+        `RunCancelled` if the run is cancelled, `RunInterrupted` if the gateway stops,
+        `RequestIdTaken` if `request_id` belongs to another request, `BudgetExhausted` if the budget
+        or quota is too small, and `StoreFailed` if the run cannot be stored. An exception that the
+        code inside raises is passed on.
         """
         shadow = request.kind == "shadow"
         if shadow:  # A trial waits until no client waits, and takes no place from clients.
@@ -184,6 +192,11 @@ class RunLifecycle:
         now = asyncio.get_running_loop().time()
         longest = request.timeout_s or self.timeout_s
         time_s = longest if options.time_s is None else min(options.time_s, longest)
+        advice = (
+            "raise server.timeout_s (of a table: table.timeout_s)"
+            if time_s == longest
+            else "pass a longer --timeout"
+        )
         ends_at = now + time_s
         deadline = ends_at - min(_LONGEST_STORING_S, time_s * _STORING_SHARE)
         tenant = options.identity.books_on
@@ -210,7 +223,7 @@ class RunLifecycle:
                     live,
                     deadline,
                 )
-                async with self._stored_at_the_end(run, ends_at):
+                async with self._stored_at_the_end(run, ends_at, advice):
                     yield run
             for event in run.last_events:
                 on_event(event)
@@ -235,7 +248,7 @@ class RunLifecycle:
             raise BadRequest(
                 f"run_id {run.id!r}: is of kind {run.kind} and {run.status}; only an answer or a "
                 "table that was interrupted at this gateway in the last hour can be resumed, and "
-                "only once. GetRun returns this run's result."
+                f"only once. `rolegate runs show {run.id}` shows what is stored of this run."
             )
         recorded = replace(
             options,
@@ -359,22 +372,25 @@ class RunLifecycle:
             return run
 
     @asynccontextmanager
-    async def _stored_at_the_end(self, run: OpenRun, ends_at: float) -> AsyncIterator[None]:
+    async def _stored_at_the_end(
+        self, run: OpenRun, ends_at: float, advice: str
+    ) -> AsyncIterator[None]:
         """Store the run when the context is left, whether its work succeeded or failed. Waits until
         `ends_at` for the store, then raises the failure of the work, if any, or else `OutOfTime`.
+        `advice`: what to do if the deadline passes.
         """
         try:
             async with asyncio.timeout_at(run.context.deadline):
                 yield
-        except TimeoutError:
+        except (TimeoutError, OutOfTime):
             run.status = "failed"
             run.failure = OutOfTime(
-                f"The deadline passed before run {run.start.id} had an answer; allow a longer "
-                "deadline."
+                f"The deadline passed before run {run.start.id} had an answer; {advice}, or use a "
+                "faster model."
             )
         except asyncio.CancelledError as cancelled:
-            run.status = "cancelled"
             run.failure = run.live.reason(cancelled)
+            run.status = "interrupted" if isinstance(run.failure, RunInterrupted) else "cancelled"
         except Exception as error:
             run.status = "failed"
             run.failure = error
@@ -444,5 +460,6 @@ async def _in_time(deadline: float) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise OutOfTime(
-            "The deadline passed before the run could begin; allow a longer deadline."
+            "The deadline passed before the run could begin; pass a longer --timeout, or raise "
+            "server.timeout_s."
         ) from None

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import structlog
 
 from router.background import free_slowly
-from router.errors import RunCancelled
+from router.errors import RolegateError, RunCancelled, RunInterrupted
 from router.trace import Event, Run
 from router.trace.values import OnEvent
 
@@ -43,7 +43,10 @@ class LiveRun:
         self.ended: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
         """Done when the run has ended: with the stored run, or with None if storing failed."""
         self._task = task
-        self._cancelled = False
+        self._reason: RolegateError | None = None
+        """The error with which the request of a cancelled run ends; None if `cancel` was not
+        called.
+        """
         self._ending: asyncio.Future[Any] | None = None
         self._news: asyncio.Event | None = None
         """Set when the next event arrives or the run ends; None while no request watches the
@@ -64,22 +67,23 @@ class LiveRun:
                 free_slowly(self.events, _USED_S)
         self._wake()
 
-    def cancel(self) -> None:
-        """Cancel the work on the run; the request that started it gets `RunCancelled`. Has no
-        effect if the run was already cancelled, is being stored, or has ended.
+    def cancel(self, reason: RolegateError | None = None) -> None:
+        """Cancel the work on the run; the request that started it gets `reason`, by default
+        `RunCancelled`. Has no effect if the run was already cancelled, is being stored, or has
+        ended.
         """
-        if not self._cancelled and not self.ended.done():
-            self._cancelled = True
+        if self._reason is None and not self.ended.done():
+            self._reason = reason or RunCancelled(f"Run {self.run_id} was cancelled.")
             self._task.cancel()
 
     def reason(self, cancelled: asyncio.CancelledError) -> BaseException:
-        """Return the error with which the request ends whose task got `cancelled`: `RunCancelled`
-        if the run was cancelled by `cancel`, or `cancelled` itself if the client disconnected.
+        """Return the error with which the request ends whose task got `cancelled`: the reason that
+        `cancel` got, or `cancelled` itself if the client disconnected.
         """
-        if not self._cancelled:
+        if self._reason is None:
             return cancelled
         self._task.uncancel()
-        return RunCancelled(f"Run {self.run_id} was cancelled.")
+        return self._reason
 
     async def until_ended(self, ending: Coroutine[Any, Any, Value], until: float) -> Value:
         """Wait for `ending`, the coroutine that stores the run, and return its result. Cancelling
@@ -146,6 +150,7 @@ class LiveRuns:
 
     def __init__(self) -> None:
         self._runs: dict[str, LiveRun] = {}
+        self._stopping = False
 
     @contextmanager
     def running(
@@ -160,6 +165,8 @@ class LiveRuns:
         task = asyncio.current_task()
         assert task is not None
         live = self._runs[run_id] = LiveRun(run_id, tenant, task, on_event)
+        if self._stopping:  # its request was waiting when the others were interrupted
+            live.cancel(RunInterrupted.of(run_id))
         try:
             yield live
         finally:
@@ -177,6 +184,16 @@ class LiveRuns:
         """Cancel a run. Does nothing if it is not under way in this process."""
         if live := self.find(run_id):
             live.cancel()
+
+    def stop(self, grace_s: float) -> None:
+        """Log that the gateway stops. After `grace_s` seconds, interrupt all runs."""
+        _log.info("serve.stopping", runs=len(self._runs), grace_s=grace_s)
+        asyncio.get_running_loop().call_later(grace_s, self._interrupt)
+
+    def _interrupt(self) -> None:
+        self._stopping = True
+        for live in self._runs.values():
+            live.cancel(RunInterrupted.of(live.run_id))
 
     async def ended(self) -> None:
         """Wait until all runs that are now under way have ended."""

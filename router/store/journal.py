@@ -130,16 +130,12 @@ class LogJournal:
                 async with background_tasks(following, journal._keep_watching(), *deleting):
                     yield journal
                 with suppress(RolegateError):
-                    done = (
-                        await journal._follower.finish()
-                        and not journal._runs
-                        and not journal._unfinished
-                    )
+                    done = await journal._follower.finish() and not journal._runs
                     if journal._members:
                         journal._members.done = done
         finally:
             database.caught_up = None
-            log.close(empty=done)
+            log.close(empty=done and not journal._unfinished)
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
         """See `Journal.begin`."""
@@ -290,6 +286,8 @@ class LogJournal:
         except StoreFailed:
             self._lost[run.id] = withheld(run, "failed", "StoreFailed")
             raise
+        if run.status == "interrupted" and recorded.resumable:
+            self._unfinished[run.id] = recorded
         await (self._follower.committed(run.id) if self._commits else self._log.synced())
 
     def calls(self, run_id: str) -> tuple[Call, ...] | None:

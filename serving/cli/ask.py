@@ -63,8 +63,8 @@ class GatewayOptions(CertificateOptions, frozen=True):
     config: Path | None = None
     address: Annotated[HostPort, exclusive("config")] | None = None
     """Use this running gateway instead of starting one; ROLEGATE_API_KEY holds the API key."""
-    timeout: Seconds = ANSWER_S
-    """End the run after this many seconds."""
+    timeout: Seconds | None = None
+    """End the run after this many seconds (default: the gateway's limit)."""
     index: Names = ()
     """Search these indexes (default: all that the API key may search)."""
     properties: Properties = msgspec.field(default=(), name="filter")
@@ -132,7 +132,7 @@ def reached(options: GatewayOptions, progress: Console) -> Iterator[Client]:
                 print_line(progress, text, style="dim")
                 status.update(escape(text))
 
-            deadline = time.monotonic() + options.timeout
+            deadline = time.monotonic() + (options.timeout or ANSWER_S)
             client: Client | None = None
             while client is None:
                 try:

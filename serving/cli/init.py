@@ -175,6 +175,6 @@ def _next_steps(config: Config, out: Path) -> list[str]:
             else ["(put the paths of your documents into retrieval.documents)"]
         ),
         *(f"rolegate {command}{chosen}" for command in ("index build", "check --live", "serve")),
-        f'rolegate ask "…" --address {config.server.address}',
+        f'rolegate ask "…" --address {config.server.address}  # once it prints serve.ready',
     ]
     return [f"{out} is written. Next:", *(f"  {step}" for step in steps)]

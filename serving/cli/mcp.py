@@ -10,7 +10,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, Field
 from rolegate.client import AsyncClient, AsyncStream, Connection, GatewayError
-from rolegate.client.requests import TABLE_S, ChatMessage
+from rolegate.client.requests import ChatMessage
 from rolegate.client.text import place
 from rolegate.v1 import evidence_pb2
 
@@ -56,8 +56,8 @@ class MCPOptions(ConnectionOptions, frozen=True):
     The server speaks MCP on its standard input and output, and logs to the standard error stream.
     """
 
-    timeout: Seconds = 120.0
-    """End a question or a search after this many seconds; a table has at least half an hour."""
+    timeout: Seconds | None = None
+    """End a question or a search after this many seconds (default: the gateway's limit)."""
 
 
 def mcp(arguments: Sequence[str]) -> int:
@@ -67,12 +67,12 @@ def mcp(arguments: Sequence[str]) -> int:
     return 0
 
 
-async def _serve(to: Connection, timeout_s: float) -> None:
+async def _serve(to: Connection, timeout_s: float | None) -> None:
     async with AsyncClient(to) as client:
         await mcp_server(client, timeout_s).run_stdio_async()
 
 
-def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
+def mcp_server(client: AsyncClient, timeout_s: float | None) -> MCPServer:
     """Return an MCP server with the tools `ask`, `table` and `search`, which call the gateway of
     `client`. If the gateway returns an error, the tool's result is that error.
     """
@@ -124,7 +124,6 @@ def mcp_server(client: AsyncClient, timeout_s: float) -> MCPServer:
                 question,
                 columns,
                 rows,
-                max(timeout_s, TABLE_S),
                 closed=closed,
                 index=index,
                 filter=document_filter(filter),

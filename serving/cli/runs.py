@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 from rich.console import Console
 from rolegate.client import Client, Stream
-from rolegate.client.requests import ANSWER_S, TABLE_S, SearchOptions
+from rolegate.client.requests import SearchOptions
 from rolegate.v1 import run_service_pb2 as pb
 
 from router.errors import BadRequest
@@ -85,7 +85,7 @@ class WatchOptions(JSONRunOptions, frozen=True):
 
 
 class ResumeOptions(JSONRunOptions, frozen=True):
-    """Resume an answer or a table whose gateway was killed.
+    """Resume an answer or a table whose gateway stopped or was killed.
 
     The work starts again in a new run, which reuses the turns and searches that were completed. The
     interrupted run must be at most an hour old, and its gateway must be running again. What the
@@ -93,7 +93,7 @@ class ResumeOptions(JSONRunOptions, frozen=True):
     """
 
     timeout: Seconds | None = None
-    """End the run after this many seconds (default: 120, for tables 1800)."""
+    """End the run after this many seconds (default: the gateway's limit)."""
 
 
 class CancelOptions(RunOptions, frozen=True):
@@ -272,16 +272,15 @@ def _resume(client: Client, options: ResumeOptions) -> None:
     resumed = SearchOptions(resume_run_id=options.run_id)
     is_table = _is_table(client, options)
     if is_table:
-        timeout = options.timeout or TABLE_S
         events: Stream[Any] = client.stream_table(
             "",
             (),
             (),
-            timeout,
+            options.timeout,
             **resumed,
         )
     else:
-        events = client.stream("", options.timeout or ANSWER_S, **resumed)
+        events = client.stream("", options.timeout, **resumed)
     _follow(client, events, is_table=is_table, as_json=options.json)
 
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 from rich.text import Text
 from rolegate.client import GatewayError, Table
-from rolegate.client.requests import TABLE_S, TableOptions
+from rolegate.client.requests import TableOptions
 from rolegate.client.table import parse_columns, rival_line
 from rolegate.v1 import table_service_pb2 as pb
 
@@ -21,7 +21,7 @@ from router.errors import BadConfig
 from serving.cli.ask import TermsOptions, reached, terms
 from serving.cli.command import POSITIONAL, parse
 from serving.cli.grid import counted, new_table, print_line
-from serving.cli.options import File, Seconds, check_new_file
+from serving.cli.options import File, check_new_file
 from serving.cli.tables import RunView, usage_table, word
 from serving.documents.given_rows import GivenRows, read_given_rows
 from serving.files import write_atomically
@@ -58,8 +58,6 @@ class FillOptions(TermsOptions, frozen=True, kw_only=True):
     """Also write the table to this file, which ends in .md, .csv, .tsv, .xlsx or .json."""
     sources: bool = False
     """For each column, add a column with the sources of its values to --out."""
-    timeout: Seconds = TABLE_S
-    """End the run after this many seconds."""
 
 
 def table(arguments: Sequence[str]) -> int:

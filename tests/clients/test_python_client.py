@@ -280,7 +280,8 @@ def test_errors_have_code_reason_and_role(
 async def test_an_unreachable_address_is_named(dead: str) -> None:
     """The error says what to do. It has no reason, as it does not come from a gateway."""
     message = (
-        f"no gateway answers at {dead}; start one with `rolegate serve`, or give another address."
+        f"no gateway answers at {dead}; start one with `rolegate serve`, or give another address. "
+        "If it is still starting, wait until it prints serve.ready."
     )
     async with AsyncClient(dead) as client:
         with pytest.raises(GatewayError) as caught:
@@ -290,6 +291,19 @@ async def test_an_unreachable_address_is_named(dead: str) -> None:
         "",
         message,
     )
+
+
+@pytest.mark.parametrize("given", [-1, 0, "a", float("nan")])
+@pytest.mark.parametrize("method", ["ask", "stream", "table", "stream_table", "search", "watch"])
+async def test_a_timeout_that_is_no_positive_number_is_refused(method: str, given: object) -> None:
+    """Both clients refuse it before anything is sent."""
+    columns = ("a*",) if "table" in method else ()
+    message = rf"^timeout_s: must be a number more than 0, got {given!r}\.$"
+    with Client("127.0.0.1:9") as client, pytest.raises(ValueError, match=message):
+        getattr(client, method)("Who?", *columns, timeout_s=given)
+    async with AsyncClient("127.0.0.1:9") as asking:
+        with pytest.raises(ValueError, match=message):
+            await getattr(asking, method)("Who?", *columns, timeout_s=given)
 
 
 def test_a_deadline_includes_connecting() -> None:

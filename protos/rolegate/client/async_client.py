@@ -14,7 +14,6 @@ from rolegate.client.gateway_error import GatewayError, translated
 from rolegate.client.options import P, Result, checked
 from rolegate.client.requests import (
     ADDRESS,
-    ANSWER_S,
     ChatMessage,
     ListFilter,
     RequestOptions,
@@ -40,6 +39,7 @@ class AsyncStream(Generic[Item]):
         self._call = call
         self._address = address
         self._item = item
+        self._run_id = ""
 
     def cancel(self) -> None:
         """Stop the call. Does nothing if the call has ended."""
@@ -47,9 +47,12 @@ class AsyncStream(Generic[Item]):
 
     async def __aiter__(self) -> AsyncIterator[Item]:
         async with self:
-            with translated(self._address):
+            with translated(self._address, lambda: self._run_id):
                 async for response in self._call:
-                    yield self._item(response)
+                    item: Any = self._item(response)
+                    if hasattr(item, "run_started"):
+                        self._run_id = item.run_started.run_id or self._run_id
+                    yield item
 
     async def __aenter__(self) -> Self:
         return self
@@ -197,15 +200,19 @@ class AsyncClient:
                 response = await call.begin(self._channel, connection, call.timeout_s)
                 return call.result(response)
         except GatewayError as error:
-            if not (call.repeatable and call.timeout_s and error.connection_broke):
+            if not (call.repeatable and error.connection_broke):
                 raise
+            broken = error
 
         # A new connection is used, because the channel may not have noticed yet that its connection
         # is broken.
-        rest_s = call.timeout_s - (time.monotonic() - begun)
+        rest_s = call.timeout_s and call.timeout_s - (time.monotonic() - begun)
         async with connection.channel(grpc.aio) as channel:
-            with translated(connection.address):
-                return call.result(await call.begin(channel, connection, rest_s))
+            try:
+                with translated(connection.address):
+                    return call.result(await call.begin(channel, connection, rest_s))
+            except GatewayError as error:
+                raise (broken if error.connection_broke else error) from None
 
 
 class AsyncChat:
@@ -217,7 +224,7 @@ class AsyncChat:
         """The questions and answers so far, oldest first, as many as a request may have."""
 
     async def ask(
-        self, question: str, timeout_s: float = ANSWER_S, **options: Unpack[RequestOptions]
+        self, question: str, timeout_s: float | None = None, **options: Unpack[RequestOptions]
     ) -> AnswerResponse:
         """Answer a question, which may refer to the conversation so far, and add both to
         `history`. The parameters and errors are those of the client's method `ask`.

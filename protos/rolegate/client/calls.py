@@ -3,7 +3,10 @@ from the response.
 
 Both clients, `Client` and `AsyncClient`, have a method for each of these functions, with the same
 name and parameters; the method makes the call and returns its result. A method raises `ValueError`
-for an unknown kind, state, topology or dimension.
+for an unknown kind, state, topology or dimension, and for a `timeout_s` that is not above 0.
+
+Without `timeout_s`, answers and tables have no deadline, so the limit of the gateway applies
+(`server.timeout_s`, for tables `table.timeout_s`).
 """
 
 import uuid
@@ -21,7 +24,6 @@ from rolegate.client.options import Result
 from rolegate.client.requests import (
     ANSWER_S,
     SHORT_S,
-    TABLE_S,
     UPLOAD_S,
     ExportFilter,
     FeedbackFields,
@@ -72,6 +74,11 @@ class Call(Generic[Result]):
     messages: Iterable[Any] = ()
     """The messages of a streamed request, which are of the type of `request`."""
 
+    def __post_init__(self) -> None:
+        given = self.timeout_s
+        if not (given is None or (isinstance(given, int | float) and given > 0)):
+            raise ValueError(f"timeout_s: must be a number more than 0, got {given!r}.")
+
     def begin(self, channel: Any, connection: Connection, timeout_s: float | None) -> Any:
         """Begin the call on `channel`, a channel of `connection`, and return gRPC's call object."""
         (service,) = self.request.DESCRIPTOR.file.services_by_name.values()
@@ -90,7 +97,7 @@ class Call(Generic[Result]):
 
 
 def ask(
-    question: str, timeout_s: float = ANSWER_S, **options: Unpack[RequestOptions]
+    question: str, timeout_s: float | None = None, **options: Unpack[RequestOptions]
 ) -> Call[answer_pb.AnswerResponse]:
     """Answer a question. The result has the answer, its citations and its cost.
 
@@ -103,7 +110,7 @@ def ask(
 
 
 def stream(
-    question: str, timeout_s: float = ANSWER_S, **options: Unpack[RequestOptions]
+    question: str, timeout_s: float | None = None, **options: Unpack[RequestOptions]
 ) -> Call[answer_pb.StreamAnswerResponse]:
     """Answer a question and stream the events of the run. The last event is `done`, with the whole
     answer.
@@ -119,7 +126,7 @@ def table(
     question: str,
     columns: Columns,
     rows: Rows = (),
-    timeout_s: float = TABLE_S,
+    timeout_s: float | None = None,
     **options: Unpack[TableOptions],
 ) -> Call[Table]:
     """Fill a table and return it.
@@ -150,7 +157,7 @@ def stream_table(
     question: str,
     columns: Columns,
     rows: Rows = (),
-    timeout_s: float = TABLE_S,
+    timeout_s: float | None = None,
     **options: Unpack[TableOptions],
 ) -> Call[table_pb.StreamTableResponse]:
     """Fill a table and stream the events of the run. The last event is `done`, with a message that
@@ -213,7 +220,7 @@ def table_page(run_id: str, page_token: str) -> Call[table_pb.GetTableResponse]:
 
 
 def search(
-    query: str, top_k: int = 0, timeout_s: float = SHORT_S, **options: Unpack[IndexOptions]
+    query: str, top_k: int = 0, timeout_s: float | None = SHORT_S, **options: Unpack[IndexOptions]
 ) -> Call[Sequence[Passage]]:
     """Return the passages that match a query best, best first. `top_k`: max number of passages; 0
     for the server's default.

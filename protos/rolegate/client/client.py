@@ -16,7 +16,6 @@ from rolegate.client.gateway_error import GatewayError, translated
 from rolegate.client.options import P, Result, checked
 from rolegate.client.requests import (
     ADDRESS,
-    ANSWER_S,
     ChatMessage,
     ListFilter,
     RequestOptions,
@@ -42,15 +41,19 @@ class Stream(Generic[Item]):
         self._call = call
         self._address = address
         self._item = item
+        self._run_id = ""
 
     def cancel(self) -> None:
         """Stop the call. Does nothing if the call has ended."""
         self._call.cancel()
 
     def __iter__(self) -> Iterator[Item]:
-        with self, translated(self._address):
+        with self, translated(self._address, lambda: self._run_id):
             for response in self._call:
-                yield self._item(response)
+                item: Any = self._item(response)
+                if hasattr(item, "run_started"):
+                    self._run_id = item.run_started.run_id or self._run_id
+                yield item
 
     def __enter__(self) -> Self:
         return self
@@ -196,14 +199,19 @@ class Client:
                 response = call.begin(self._channel, connection, call.timeout_s)
                 return call.result(response)
         except GatewayError as error:
-            if not (call.repeatable and call.timeout_s and error.connection_broke):
+            if not (call.repeatable and error.connection_broke):
                 raise
+            broken = error
 
         # A new connection is used, because the channel may not have noticed yet that its connection
         # is broken.
-        rest_s = call.timeout_s - (time.monotonic() - begun)
-        with connection.channel(grpc) as channel, translated(connection.address):
-            return call.result(call.begin(channel, connection, rest_s))
+        rest_s = call.timeout_s and call.timeout_s - (time.monotonic() - begun)
+        with connection.channel(grpc) as channel:
+            try:
+                with translated(connection.address):
+                    return call.result(call.begin(channel, connection, rest_s))
+            except GatewayError as error:
+                raise (broken if error.connection_broke else error) from None
 
 
 class Chat:
@@ -215,7 +223,7 @@ class Chat:
         """The questions and answers so far, oldest first, as many as a request may have."""
 
     def ask(
-        self, question: str, timeout_s: float = ANSWER_S, **options: Unpack[RequestOptions]
+        self, question: str, timeout_s: float | None = None, **options: Unpack[RequestOptions]
     ) -> AnswerResponse:
         """Answer a question, which may refer to the conversation so far, and add both to
         `history`. The parameters and errors are those of the client's method `ask`.

@@ -14,6 +14,8 @@ API_KEY = "ROLEGATE_API_KEY"
 """Environment variable with the default API key."""
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),  # traces can be long
+    # Calls without a deadline end if the gateway's machine is gone
+    ("grpc.keepalive_time_ms", 60_000),
     ("grpc.use_local_subchannel_pool", 1),  # makes a new channel a new connection
 ]
 

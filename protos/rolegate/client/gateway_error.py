@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -60,15 +60,15 @@ class GatewayError(Exception):
         return self.code is grpc.StatusCode.UNAVAILABLE and not self.reason
 
     @classmethod
-    def of(cls, error: grpc.RpcError, address: str) -> Self:
+    def of(cls, error: grpc.RpcError, address: str, run_id: str = "") -> Self:
         """Return the `GatewayError` for an error that gRPC raised in a call to the gateway at
-        `address`.
+        `address`. `run_id`: the run of the call; empty if it is not known.
         """
         code = error.code()
         details = error.details() or ""
         trailers = error.trailing_metadata() or ()
         info = _error_info(trailers)
-        message = details if info.reason else _message(code, details, address)
+        message = details if info.reason else _message(code, details, address, run_id)
         known = dict(info.metadata)
         wait_s = float(known["retry_after_s"]) if "retry_after_s" in known else None
         return cls(
@@ -81,9 +81,9 @@ class GatewayError(Exception):
 
 
 @contextmanager
-def translated(address: str) -> Iterator[None]:
+def translated(address: str, run_id: Callable[[], str] = str) -> Iterator[None]:
     """Convert errors that gRPC raises inside the context, in calls to the gateway at `address`, to
-    `GatewayError`.
+    `GatewayError`. `run_id`: returns the identifier of the call's run, empty if it is not known.
 
     gRPC also raises `CancelledError` if only the call was cancelled and not the current task. That
     error is converted too, because `CancelledError` should mean that the task is cancelled.
@@ -91,7 +91,7 @@ def translated(address: str) -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise GatewayError.of(error, address) from error
+        raise GatewayError.of(error, address, run_id()) from error
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -99,7 +99,7 @@ def translated(address: str) -> Iterator[None]:
         raise GatewayError("the call was cancelled.", grpc.StatusCode.CANCELLED) from None
 
 
-def _message(code: grpc.StatusCode, details: str, address: str) -> str:
+def _message(code: grpc.StatusCode, details: str, address: str, run_id: str) -> str:
     """Return a message for an error that gRPC itself raised, without a gateway's message."""
     match code:
         case grpc.StatusCode.UNAVAILABLE:
@@ -107,9 +107,16 @@ def _message(code: grpc.StatusCode, details: str, address: str) -> str:
                 return f"no gateway at {address} accepts these certificates: {details}"
             help_text = (
                 f"no gateway answers at {address}; start one with `rolegate serve`, or give "
-                "another address."
+                "another address. If it is still starting, wait until it prints serve.ready."
             )
-            if not re.search("refused|resolving", details):
+            if not re.search("failed to connect|resolving", details):
+                during = f"while run {run_id} was under way" if run_id else "during the call"
+                help_text = (
+                    f"the gateway at {address} ended the connection {during}; when it runs again, "
+                    f"use `rolegate runs resume {run_id or 'RUN'}`, or send the request again with "
+                    "the same request id (`--request-id`)."
+                )
+            elif not re.search("refused|resolving", details):
                 help_text += " If the gateway uses TLS, pass its CA certificate (`--ca`)."
             return help_text
         case grpc.StatusCode.UNIMPLEMENTED:
@@ -118,7 +125,7 @@ def _message(code: grpc.StatusCode, details: str, address: str) -> str:
                 "another version, or a retrieval server."
             )
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return "the deadline passed before the response arrived; use a longer timeout."
+            return "the deadline passed before the response arrived; pass a longer --timeout."
         case grpc.StatusCode.CANCELLED:
             return "the call was cancelled."
         case _:

@@ -16,9 +16,7 @@ M = TypeVar("M", bound=Message)
 ADDRESS = "127.0.0.1:50551"
 """Default address of the gateway."""
 ANSWER_S = 120.0
-"""Default deadline of calls that answer a question, in seconds."""
-TABLE_S = 1800.0
-"""Default deadline of calls that fill a table, in seconds."""
+"""Deadline of calls that change a version of the executor, in seconds."""
 UPLOAD_S = 600.0
 """Default deadline of an upload, in seconds."""
 SHORT_S = 30.0

@@ -19,11 +19,15 @@ from router.edge.grpc.services import (
     CompletionServicer,
     ExecutionServicer,
 )
-from router.edge.grpc.table_service import TableServicer
 from router.edge.limits import Limits
 from router.edge.listening import TLS, before_listening
 from router.errors import BadConfig
 from router.runs import Gateway, Observer
+
+_ENDING_S = 0.5
+"""Seconds for storing the runs that were interrupted and for sending their errors, before their
+calls are cancelled.
+"""
 
 
 class Server:
@@ -53,7 +57,6 @@ class Server:
         self._access = access
         self._tls = tls
         self._gateway = gateway
-        self._detached = [each.detached for each in servicers if isinstance(each, TableServicer)]
         self._health = health.aio.HealthServicer()
         self._readiness = readiness or Readiness()
         self._tasks = AsyncExitStack()
@@ -96,7 +99,8 @@ class Server:
 
     async def drain(self, grace_s: float) -> None:
         """Report NOT_SERVING and refuse new calls. Calls under way may finish within `grace_s`
-        seconds; then they are cancelled. When this returns, every run is stored.
+        seconds. Then their runs are interrupted, and all other calls are cancelled. When this
+        returns, every run is stored.
         """
         await self._health.enter_graceful_shutdown()
         try:
@@ -106,12 +110,13 @@ class Server:
             raise
         finally:
             await self._tasks.aclose()
-            if self._gateway is not None:
-                await self._gateway.settled()
 
     async def _stop(self, grace_s: float) -> None:
-        ending = (detached.drain(grace_s) for detached in self._detached)
-        await asyncio.gather(self._server.stop(grace_s), *ending)
+        if self._gateway:
+            self._gateway.lifecycle.live.stop(grace_s)
+        await self._server.stop(grace_s + _ENDING_S)
+        if self._gateway:
+            await self._gateway.settled()
 
 
 def _add(servicer: Any, server: grpc.aio.Server) -> str:

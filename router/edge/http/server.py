@@ -16,8 +16,10 @@ from router.edge.listening import TLS, before_listening, host_of, is_named
 from router.errors import BadConfig
 from router.runs import Observer
 
-_NO_GRACE_S = 0.01
-"""Shortest time, in seconds, that aiohttp may wait for requests under way when it shuts down."""
+_ENDING_S = 0.25
+"""Seconds for which requests whose runs were interrupted may send their errors. aiohttp waits for
+requests under way for this time twice when it shuts down.
+"""
 _TOO_MANY = (
     b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nRetry-After: 1\r\n"
     b"Content-Type: text/plain\r\n\r\n"
@@ -52,13 +54,12 @@ class HTTPServer:
         self._access = access
         self._tls = tls
         self._limits = limits or Limits()
-        # aiohttp waits for this time twice: for requests, and then for their tasks. With 0, it
-        # would wait without a limit.
-        timeout_s = max(grace_s / 2, _NO_GRACE_S)
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
-            shutdown_timeout=timeout_s,
+            # aiohttp waits for this time twice: for requests, and then for their tasks. With 0, it
+            # would wait without a limit.
+            shutdown_timeout=grace_s / 2 + _ENDING_S,
             keepalive_timeout=self._limits.opening_s,
             # aiohttp would decompress the rest of a refused request on the event loop, without a
             # limit on its size.
@@ -104,7 +105,7 @@ class HTTPServer:
             await self._runner.cleanup()
         except asyncio.CancelledError:  # `drain` itself was cancelled
             if self._runner.server is not None:
-                await self._runner.server.shutdown(_NO_GRACE_S)
+                await self._runner.server.shutdown(_ENDING_S)
             raise
 
     @web.middleware

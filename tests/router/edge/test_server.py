@@ -178,8 +178,22 @@ async def test_a_drain_lets_a_running_call_finish() -> None:
     assert [run.status for run in store.runs] == ["finished"]
 
 
-async def test_a_drain_cancels_a_call_that_does_not_end_in_time() -> None:
-    """Its run is stored before the drain ends."""
+async def test_a_client_s_cancellation_during_a_drain_cancels_its_run() -> None:
+    """The run is not stored as interrupted."""
+    store = Kept()
+    model = HeldModel(ScriptedModel([]))
+    server = whole_server(Deployment(model), store)
+    async with connected(await server.start("127.0.0.1:0")) as channel:
+        call = answers_of(channel).Answer(pb.AnswerRequest(question="why?"))
+        await ended(model.called.wait())
+        drain = asyncio.create_task(server.drain(30))
+        call.cancel()
+        await ended(drain)
+    assert [run.status for run in store.runs] == ["cancelled"]
+
+
+async def test_a_drain_interrupts_a_run_that_does_not_end_in_time() -> None:
+    """The run is stored before the drain ends."""
     store = Kept()
     model = HeldModel(ScriptedModel([]))
     server = whole_server(Deployment(model), store)
@@ -191,6 +205,6 @@ async def test_a_drain_cancels_a_call_that_does_not_end_in_time() -> None:
         await ended(store.asked.wait())
         asyncio.get_running_loop().call_later(0.1, store.let.set)  # a slow disk
         await ended(drain)
-        assert [(run.status, len(run.calls)) for run in store.runs] == [("cancelled", 1)]
+        assert [(run.status, len(run.calls)) for run in store.runs] == [("interrupted", 1)]
         with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
             await ended(running_call)

@@ -28,7 +28,7 @@ from router.trace import Call
 from router.trace.table import Ask, Column, Schema
 from router.trace.values import Planned, Reported, SubQueryDispatched, TableRun
 from tests.router.clock import ended
-from tests.router.deployment import Kept
+from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import refusal, served
 from tests.router.scripted_tables import SCRIPT, ScriptedTables
 from tests.router.store.stored import call, run
@@ -67,7 +67,8 @@ class Wired:
         live = LiveRuns()
         self.script = ScriptedTables(RunLifecycle(self.store, self.store, live, {}, 60.0))
         runs = Runs(self.store, live)
-        self.server = Server(None, None, RunServicer(runs), TableServicer(self.script, runs))
+        gateway = Deployment().gateway(self.store, live=live)
+        self.server = Server(gateway, RunServicer(runs), TableServicer(self.script, runs))
 
 
 @asynccontextmanager
@@ -255,7 +256,7 @@ async def ended_call(
     yield await services.tables.FillTable(request, timeout=5)
 
 
-async def test_a_detached_table_is_cancelled_when_the_gateway_stops() -> None:
+async def test_a_detached_table_is_interrupted_when_the_gateway_stops() -> None:
     """The run is stored before the server is closed."""
     async with wired() as services:
         services.script.let.clear()
@@ -263,7 +264,7 @@ async def test_a_detached_table_is_cancelled_when_the_gateway_stops() -> None:
         response = await services.tables.FillTable(request)
         await ended(services.script.waiting.wait())
     (stored,) = services.store.runs
-    assert (stored.id, stored.status) == (response.run_id, "cancelled")
+    assert (stored.id, stored.status) == (response.run_id, "interrupted")
 
 
 async def test_a_detached_table_can_be_cancelled() -> None:

@@ -5,12 +5,17 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import grpc
 import msgspec
 import pytest
+from rolegate.v1 import answer_service_pb2 as pb
+from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from structlog.testing import capture_logs
 
 from router.access import Tenant
+from router.edge.grpc.server import Server
 from router.errors import BadRequest, BudgetExhausted, NotFound, StoreFailed
 from router.ledger import Budget
 from router.models import Prompt, ScriptedModel
@@ -26,8 +31,12 @@ from router.trace.redaction import redacted
 from router.trace.run import RoleSetting
 from router.trace.values import RunStarted, ToolCall, Trajectory
 from tests.router.deployment import PASSAGE, STOP, HeldModel, block, finds, report, role
+from tests.router.edge.wire import connected
 from tests.router.retriever import FixedRetriever
 from tests.router.tools import FixedTools
+
+if TYPE_CHECKING:
+    from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub
 
 QUESTION = "Who directed Heat, and when was he born?"
 SUB_QUERIES = "Who directed Heat?", "When was he born?"
@@ -175,6 +184,52 @@ async def test_on_postgresql_the_gateway_that_takes_the_log_resumes_its_runs(
         assert (await archive.load(run_id)).status == "interrupted"
         assert await archive.load(run.id) == run
         assert (await second.answer(QUESTION, asked)).id == run.id
+    assert (run.status, run.resumed_from, run.request_id) == ("finished", run_id, "mine")
+    assert {name: len(prompts) for name, prompts in anew.prompts.items()} == {
+        "delegation": 1,
+        "execution": 1,
+        "answer": 1,
+    }
+    assert run.result == await whole(tmp_path)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_a_run_that_outlives_the_grace_of_a_shutdown_is_resumed(
+    url: str, tmp_path: Path, signals: int, way: str
+) -> None:
+    """Its client learns how. A second signal ends the grace. No completed turn is repeated."""
+    grace_s = 0.01 if signals == 1 else 60
+    models = Models("execution", 3)
+    async with gateway(url, models) as (first, archive, _):
+        server = Server(first, None)
+        async with connected(await server.start("127.0.0.1:0")) as channel:
+            stub: AnswerServiceAsyncStub = AnswerServiceStub(channel)
+            call = stub.Answer(pb.AnswerRequest(question=QUESTION, request_id="mine"))
+            await asyncio.wait_for(models.models["execution"].called.wait(), 10)
+            run_id = (await archive.list(ALL, 1)).runs[0].id
+            with capture_logs() as log:
+                drain = asyncio.create_task(server.drain(grace_s))
+                logged = list[Any]()
+                while not logged:
+                    await asyncio.sleep(0)
+                    logged = [entry for entry in log if entry["event"] == "serve.stopping"]
+            if signals == 2:
+                drain.cancel()
+            await asyncio.wait([drain], timeout=10)
+            with pytest.raises(grpc.aio.AioRpcError, match="gateway stopped") as caught:
+                await call
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert f"`rolegate runs resume {run_id}`" in str(caught.value.details())
+    assert [(entry["runs"], entry["grace_s"]) for entry in logged] == [(1, grace_s)]
+    anew = Models()
+    async with gateway(url, anew) as (second, archive, _):
+        interrupted = await archive.load(run_id)
+        options = RequestOptions(request_id="mine")
+        if way == WAYS[1]:
+            options = RequestOptions(resume=run_id)
+        run = await second.answer("" if options.resume else QUESTION, options)
+    assert (interrupted.status, interrupted.error) == ("interrupted", "")
     assert (run.status, run.resumed_from, run.request_id) == ("finished", run_id, "mine")
     assert {name: len(prompts) for name, prompts in anew.prompts.items()} == {
         "delegation": 1,

@@ -34,6 +34,32 @@ COLUMNS = [
 WORLD = World(10, unstated=1, renamed=1)
 
 
+async def test_a_detached_table_that_outlives_the_grace_of_a_shutdown_is_resumed(
+    url: str, tmp_path: Path
+) -> None:
+    """The client repeats its request at the next gateway."""
+    held: Any = HeldModel(Reader(), 12)
+    asked = pb.FillTableRequest(question=QUESTION, columns=COLUMNS, request_id="mine")
+    detached = pb.FillTableRequest(
+        question=QUESTION, columns=COLUMNS, request_id="mine", detached=True
+    )
+    async with gateway(url, WORLD, held, lead(WORLD, 2), limits=LIMITS) as (first, archive):
+        server = Server(first, None, TableServicer(first, Runs(archive, LiveRuns())))
+        async with connected(await server.start("127.0.0.1:0")) as channel:
+            stub: TableServiceAsyncStub = TableServiceStub(channel)
+            run_id = (await stub.FillTable(detached)).run_id
+            await asyncio.wait_for(held.called.wait(), 10)
+            await asyncio.wait_for(server.drain(0.01), 10)
+    async with gateway(url, WORLD, limits=LIMITS, delegator=lead(WORLD, 2)) as (second, archive):
+        tables = TableServicer(second, Runs(archive, LiveRuns()))
+        async with served(Server(second, None, tables)) as channel:
+            stub = TableServiceStub(channel)
+            table = (await stub.FillTable(asked)).table
+        assert (await archive.load(run_id)).status == "interrupted"
+        assert (await archive.load(table.run_id)).resumed_from == run_id
+    assert table.markdown == (await whole(tmp_path)).markdown
+
+
 class _Killed(Exception):
     pass
 

@@ -347,7 +347,7 @@ def test_a_dead_address_is_reported_in_one_line(
     assert shown.err.splitlines() == [
         (
             f"rolegate: no gateway answers at {dead}; start one with `rolegate serve`, or "
-            "give another address."
+            "give another address. If it is still starting, wait until it prints serve.ready."
         )
     ]
 

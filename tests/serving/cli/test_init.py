@@ -65,7 +65,7 @@ def test_without_a_terminal_the_defaults_are_taken(tmp_path: Path) -> None:
         "rolegate index build",
         "rolegate check --live",
         "rolegate serve",
-        'rolegate ask "…" --address 127.0.0.1:50551',
+        'rolegate ask "…" --address 127.0.0.1:50551  # once it prints serve.ready',
     ]
 
 

@@ -1,16 +1,21 @@
 """Start and end of `rolegate serve`."""
 
+import json
 import re
 import signal
 import socket
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from rolegate.client import Client
 from rolegate.v1.answer_service_pb2 import AnswerRequest
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
@@ -54,12 +59,67 @@ def test_a_second_signal_ends_the_gateway_immediately(
             server.process.send_signal(signal.SIGTERM)
             assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
             server.process.send_signal(signal.SIGTERM)
-            assert answer.exception(timeout=20) is not None
+            error: Any = answer.exception(timeout=20)
+            assert "its gateway stopped" in error.details()
             connection.close()
         log = server.rest()
     assert server.process.returncode == 0
+    assert re.search(r"serve\.stopping +grace_s=30\.0 +runs=1", re.sub(r"\x1b\[\d*m", "", log))
     assert "serve.stopped" in log
     assert "Traceback" not in log
+
+
+def test_a_run_over_http_that_outlives_the_grace_is_interrupted(
+    tmp_path: Path, upstream: socket.socket, rolegate: Rolegate
+) -> None:
+    """Its client gets the advice to resume it. The next gateway shows it."""
+    options = config_at(upstream, tmp_path, "127.0.0.1:9")
+    config = Path(options[1])
+    config.write_text(config.read_text().replace("[server]", "[server]\ngrace_s = 1"))
+    with service("serve", *options, "--http", "127.0.0.1:0", cwd=tmp_path) as server:
+        server.ready()
+        door = re.findall(r"server is at (http://\S+/v1)", server.seen)[0]
+        body = json.dumps(
+            {"model": "rolegate", "messages": [{"role": "user", "content": "why?"}]}
+        ).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{door}/chat/completions", body, headers)
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(urllib.request.urlopen, request, timeout=60)
+            connection, _ = upstream.accept()
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(HTTPError) as caught:
+                asking.result(timeout=60)
+            connection.close()
+        server.rest()
+    assert caught.value.code == 503
+    assert "`rolegate runs resume run-" in json.load(caught.value)["error"]["message"]
+    with service("serve", *options, cwd=tmp_path) as server:
+        listing = ("runs", "list", "--address", server.ready(), "--status", "interrupted")
+        assert "why?" in rolegate(*listing).out
+
+
+def test_a_client_says_that_its_gateway_ended_the_connection(
+    tmp_path: Path, upstream: socket.socket, rolegate: Rolegate
+) -> None:
+    """It names the run, if it knows it, and how to continue."""
+    with service("serve", *config_at(upstream, tmp_path), cwd=tmp_path) as server:
+        address = server.ready()
+        with ThreadPoolExecutor(2) as pool, Client(address) as client:
+            command = pool.submit(rolegate, "ask", "why?", "--address", address)
+            call = pool.submit(client.ask, "how?")
+            connections = [upstream.accept()[0] for _ in range(2)]
+            server.process.kill()
+            shown = command.result(timeout=60)
+            error = call.exception(timeout=60)
+            for connection in connections:
+                connection.close()
+    lost = f"the gateway at {address} ended the connection"
+    known = re.search(rf"{lost} while run (run-\w+) was under way; ", shown.err)
+    assert known
+    assert (shown.status, f"`rolegate runs resume {known[1]}`" in shown.err) == (1, True)
+    assert f"{lost} during the call; " in str(error)
+    assert "(`--request-id`)" in str(error)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])

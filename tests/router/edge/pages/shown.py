@@ -62,13 +62,13 @@ async def shown(
     tables = ScriptedTables(RunLifecycle(store, store, live, {}, 60.0))
     run_service = Runs(store, live)
     site = Site(access)
-    detached = Detached(access)
     add_runs(site, run_service)
-    add_asking(site, gateway, detached, tables, runs=run_service)
+    add_asking(site, gateway, Detached(access), tables, runs=run_service)
     RunPages(site, run_service, retriever, files_not_read=lambda: files_not_read)
     server = HTTPServer(openai_app(gateway, access, pages=site), 0.0, access=access)
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(detached.drain, 0)
+        stack.push_async_callback(gateway.settled)
+        stack.callback(live.stop, 0)
         stack.push_async_callback(server.drain)
         address = await server.start("127.0.0.1:0", "server.http")
         keys = {tenant: key_text for tenant, (key_text, _) in new_keys.items()}
