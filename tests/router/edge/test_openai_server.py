@@ -141,17 +141,22 @@ async def test_no_cache_is_set_only_if_the_request_asks_for_it(
     execute = gateway.execute
 
     async def answering(
-        asked: AnswerRequest, terms: RequestOptions, on_event: OnEvent, *, streamed: bool
+        _gateway: Gateway,
+        asked: AnswerRequest,
+        terms: RequestOptions,
+        on_event: OnEvent,
+        *,
+        streamed: bool,
     ) -> Run:
         options_received.append(terms)
         return await answer(asked, terms, on_event, streamed=streamed)
 
-    async def executing(sub_query: str, terms: RequestOptions) -> Run:
+    async def executing(_gateway: Gateway, sub_query: str, terms: RequestOptions) -> Run:
         options_received.append(terms)
         return await execute(sub_query, terms)
 
-    monkeypatch.setattr(gateway, "answer", answering)
-    monkeypatch.setattr(gateway, "execute", executing)
+    monkeypatch.setattr(Gateway, "answer", answering)
+    monkeypatch.setattr(Gateway, "execute", executing)
     async with served(gateway) as session:
         for model in ("rolegate", "rolegate-executor"):
             assert (await posted(session, model=model, **body))[0] == 200
