@@ -31,6 +31,8 @@ class JsonlFile(Generic[_Line]):
         self._file = path.open("a+b", buffering=0)
         self._kind = kind
         self._advice = advice
+        # The file may exist already, and be readable for all users
+        os.fchmod(self._file.fileno(), 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

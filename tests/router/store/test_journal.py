@@ -87,7 +87,9 @@ async def test_a_repeated_request_returns_its_run_and_counts_once(
 async def test_the_name_of_a_failed_or_old_request_passes_to_the_new_run(
     database: Database, journal: LogJournal, status: RunStatus, where: str
 ) -> None:
-    """The run before failed, or began more than a day ago."""
+    """The run before failed, or began more than a day ago. The new run resumes it if it was
+    interrupted at this gateway.
+    """
     before = run("run-1", NOW, request_id="mine", status=status)
     if where == "here":
         await journal.begin(start("run-1", request_id="mine"))
@@ -96,9 +98,9 @@ async def test_the_name_of_a_failed_or_old_request_passes_to_the_new_run(
         await put(database, before)
     later = 86400 if status == "finished" else 1
 
-    assert (
-        await journal.begin(start("run-2", request_id="mine", started_at=NOW + later)) == Admitted()
-    )
+    admitted = await journal.begin(start("run-2", request_id="mine", started_at=NOW + later))
+    assert isinstance(admitted, Admitted)
+    assert bool(admitted.resumed) == (where == "here" and status == "interrupted")
     assert await journal.begin(start("run-3", "acme", request_id="mine")) == Admitted()
 
     assert await rows(database, "SELECT run_id, request_id FROM runs ORDER BY run_id") == [
