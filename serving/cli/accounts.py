@@ -149,7 +149,7 @@ async def _list_keys(accounts: Accounts, options: JSONConfigOptions) -> None:
         for key in keys
     ]
     columns = ("key", "tenant", "scopes", "label", "made", "revoked")
-    Console(highlight=False).print(new_table(columns, rows, texts=len(columns)))
+    Console(highlight=False).print(new_table(columns, rows, texts=6))
 
 
 async def _revoke(accounts: Accounts, options: RevokeKeyOptions) -> None:
@@ -184,7 +184,7 @@ def _count(text: str) -> int | None:
         return None
     if not text.isdecimal() or int(text) > MAX_LIMIT:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: give a whole number of at most {MAX_LIMIT}, or none"
+            f"must be a whole number from 0 to {MAX_LIMIT}, or none, got {text!r}"
         )
     return int(text)
 
@@ -198,7 +198,9 @@ def _nano(text: str) -> int | None:
     except InvalidOperation:
         nano = Decimal("nan")
     if not nano.is_finite() or not 0 <= nano <= MAX_LIMIT or nano != int(nano):
-        raise argparse.ArgumentTypeError(f"{text!r}: give dollars, such as 2.50, or none")
+        raise argparse.ArgumentTypeError(
+            f"must be dollars, 0 or more, such as 2.50, or none, got {text!r}"
+        )
     return int(nano)
 
 
@@ -336,7 +338,7 @@ async def _show_tenant(accounts: Accounts, options: NamedTenantOptions) -> None:
     console = Console(highlight=False)
     console.print(_table([tenant]))
     rows = [(entry.period, entry.requests, entry.tokens, _usd(entry.nano_usd)) for entry in spent]
-    console.print(new_table(("spent", "requests", "tokens", "USD"), rows))
+    console.print(new_table(("spent", "requests", "tokens", "USD, as far as known"), rows))
 
 
 def _limits(tenant: Tenant) -> Iterator[str]:

@@ -289,6 +289,8 @@ def chat(arguments: Sequence[str]) -> int:
                         last = view.follow(
                             client.stream(line, options.timeout, history=history, **scope)
                         )
+                        if last.question not in ("", line):
+                            say(f"searched as: {last.question}")
                         view.show(last)
                         history = extended(history, line, last.answer)
                         usage.extend(last.usage)

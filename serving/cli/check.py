@@ -181,8 +181,9 @@ def _show(console: Console, live: LiveCheck) -> None:
     advice.pop("", None)
     for text, names in advice.items():
         console.print(f"[bold]{', '.join(names)}:[/bold] {escape(text)}", highlight=False)
-    console.print(_costs(live.roles))
-    console.print(f"[dim]{TYPICAL}[/dim]", highlight=False)
+    if any("protocol" in results for results in live.probes.values()):
+        console.print(_costs(live.roles))
+        console.print(f"[dim]{TYPICAL}[/dim]", highlight=False)
 
 
 def _costs(roles: Mapping[RoleName, RoleCheck]) -> Table:

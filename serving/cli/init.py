@@ -48,7 +48,7 @@ class InitOptions(Options, frozen=True):
     embedder_url: Value | None = None
     """Base URL of the embedder: an OpenAI-compatible address that ends in /v1."""
     embedder_dimension: Value | None = None
-    """Length of the embedder's vectors; its model card says it."""
+    """Length of the embedder's vectors; see its model card."""
     documents: Annotated[tuple[str, ...], shown_as("VALUE")] = ()
     """Files and folders that questions are answered from."""
     out: File = CONFIG
@@ -115,7 +115,9 @@ def _write(options: InitOptions, *, asking: bool) -> Config:
     text = f"{tomlkit.dumps(document).rstrip()}\n".encode()
     config = parse_config(text, options.out)
     for problem in problems(config):
-        raise BadConfig(f"{options.out} is not written: {problem}")
+        raise BadConfig(
+            f"{options.out} is not written: {re.sub('roles.*base_url', '--base-url', problem)}"
+        )
     write_atomically(options.out, text)
     return config
 

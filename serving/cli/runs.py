@@ -230,7 +230,9 @@ def _show_execution(
 
     result = execution.outcome.replace("_", " ") if execution.failed else report.answer
     manager = f" ({execution.manager})" if execution.manager else ""
-    print_line(console, f"{number}. {execution.sub_query} → {result}{manager}", 2, "bold")
+    print_line(
+        console, f"{number}. {' '.join(execution.sub_query.split())} → {result}{manager}", 2, "bold"
+    )
     workers = execution.work.executions if execution.work else ()
     for worker_number, worker in enumerate(workers, 1):
         _show_execution(console, worker, f"{number}.{worker_number}", prompts=prompts)
@@ -265,7 +267,7 @@ def _show_call(console: Console, conversation: Conversation, indent: int) -> Non
 
 def _watch(client: Client, options: WatchOptions) -> None:
     events = client.watch(options.run_id, options.after)
-    _follow(client, events, is_table=_is_table(client, options), as_json=options.json)
+    _follow(client, events, options, is_table=_is_table(client, options))
 
 
 def _resume(client: Client, options: ResumeOptions) -> None:
@@ -281,7 +283,7 @@ def _resume(client: Client, options: ResumeOptions) -> None:
         )
     else:
         events = client.stream("", options.timeout, **resumed)
-    _follow(client, events, is_table=is_table, as_json=options.json)
+    _follow(client, events, options, is_table=is_table)
 
 
 def _is_table(client: Client, options: RunOptions) -> bool:
@@ -291,15 +293,15 @@ def _is_table(client: Client, options: RunOptions) -> bool:
 def _follow(
     client: Client,
     events: Stream[Any],
+    options: JSONRunOptions,
     *,
     is_table: bool,
-    as_json: bool,
 ) -> None:
     """Show the events of a run until it ends, then its result."""
     out = Console()
-    progress = Console(stderr=True, quiet=as_json)
+    progress = Console(stderr=True, quiet=options.json)
     kind = TableView if is_table else AnswerView
-    view = kind(out, progress, stream=True, as_json=as_json)
+    view = kind(out, progress, stream=True, as_json=options.json)
     result = view.follow(events)
     view.show(client.with_all_rows(result) if is_table else result)
 

@@ -207,7 +207,7 @@ class ExportOptions(ConfigOptions, frozen=True, kw_only=True):
     """Write runs with their traces into a file that `datasets.load_dataset` can read."""
 
     out: File
-    """Write to this file, which ends in .jsonl or .parquet."""
+    """Write to this file, which ends in .jsonl or .parquet (needs the extra `datasets`)."""
     purpose: Literal["rl"] | None = msgspec.field(default=None, name="for")
     """Form of the rows. rl: one row per agent of each answer, with the run's reward, in JSON lines;
     implies --training.

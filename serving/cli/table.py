@@ -1,7 +1,7 @@
 """`rolegate table`: fill a table by a gateway, show the progress, and print or write the table."""
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
@@ -20,7 +20,7 @@ from rolegate.v1 import table_service_pb2 as pb
 from router.errors import BadConfig
 from serving.cli.ask import TermsOptions, reached, terms
 from serving.cli.command import POSITIONAL, parse
-from serving.cli.grid import counted, new_table, print_line
+from serving.cli.grid import counted, new_table, print_line, print_lines
 from serving.cli.options import File, check_new_file
 from serving.cli.tables import RunView, usage_table, word
 from serving.documents.given_rows import GivenRows, read_given_rows
@@ -30,6 +30,9 @@ from serving.terminal import complain
 
 _FILES = (".md", ".csv", ".tsv", ".xlsx", ".json")
 _ABSENT = {pb.CELL_STATE_MISSING: "·", pb.CELL_STATE_NOT_FOUND: "not found"}
+_NOTHING = " (no lookup found a value: see `rolegate runs show RUN`)"
+_MAX_NAMED = 20
+"""Max cells that a line names."""
 _EVERY_S = 10.0
 """Seconds between two progress lines if the output is not a terminal."""
 
@@ -88,6 +91,7 @@ def table(arguments: Sequence[str]) -> int:
     if options.out:
         content = filled.to_file(options.out.suffix, sources=options.sources, others=rows.others)
         write_atomically(options.out, content)
+        print_lines(progress, [f"{options.out} is written"])
     return 0
 
 
@@ -162,14 +166,17 @@ class TableView(RunView):
         if message.usage:
             self.progress.print(usage_table(message.usage))
         completeness = message.completeness
-        seconds = message.duration.seconds + message.duration.nanos / 1e9
+        seconds = message.duration.ToTimedelta().total_seconds()
         estimated = ""
         if completeness.estimated_rows > completeness.rows:
             estimated = f", about {completeness.estimated_rows} in all"
-        filled = f", {completeness.fill_rate:.0%} filled" if completeness.rows else ""
-        summary = f"{counted(completeness.rows, 'row')}{estimated}{filled}"
+        filled = ""
+        if completeness.rows:
+            hint = _NOTHING * (not completeness.fill_rate)
+            filled = f", {completeness.fill_rate:.0%} filled{hint}"
         outcome = word(pb.TableOutcome, message.outcome)
-        line = f"{outcome}: {summary}; {message.run_id}, {seconds:.1f} s"
+        rows = counted(completeness.rows, "row")
+        line = f"{outcome}: {rows}{estimated}{filled}; {message.run_id}, {seconds:.1f} s"
         print_line(self.progress, line, style="dim")
 
 
@@ -204,22 +211,25 @@ def _not_stated(cell: pb.Cell) -> bool:
 
 def _to_check(table: pb.Table) -> Sequence[str]:
     """Return lines on what should be checked: one for each cell whose sources disagree, and for
-    each other kind of doubt one with the number of cells.
+    each other kind of doubt one with the number of cells, and the row and column of the first.
     """
     lines = []
-    doubts = Counter[str]()
+    doubts = defaultdict[str, list[str]](list)
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
-            doubts["stated by no passage about the row"] += _not_stated(cell)
-            doubts["not of the column's type"] += cell.mistyped
+            name = f"{row.cells[0].value}, {column.name}"
+            if _not_stated(cell):
+                doubts["stated by no passage about the row"].append(name)
+            if cell.mistyped:
+                doubts["not of the column's type"].append(name)
             if rival := rival_line(cell):
                 given = "as given, but" if cell.contradicted else "or"
-                lines.append(f"{row.cells[0].value}, {column.name}: {cell.value}, {given} {rival}")
+                lines.append(f"{name}: {cell.value}, {given} {rival}")
     return [
         *lines,
         *(
-            f"{counted(number, 'value')} to check: {doubt}"
-            for doubt, number in doubts.items()
-            if number
+            f"{counted(len(names), 'value')} to check: {doubt}: "
+            f"{'; '.join(names[:_MAX_NAMED])}{'; …' * (len(names) > _MAX_NAMED)}"
+            for doubt, names in doubts.items()
         ),
     ]

@@ -57,7 +57,7 @@ def usage_table(usage: Iterable[RoleUsage]) -> Table:
     """
     rows = [UsageRow(usage=row) for row in usage]
     managed = any(row.usage.manager for row in rows)
-    return grouped_table(rows, ("role", "model", "manager") if managed else ("role", "model"))
+    return grouped_table(rows, ("role", "model", *["manager"] * managed))
 
 
 def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | None = None) -> Table:
@@ -70,15 +70,14 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
     texts: list[Column | str] = [*by]
     if bucket:
         texts.insert(0, Column(bucket, no_wrap=True))
-    figures = ["calls", "prompt", "cached", "written", *(["wasted"] if wasted else []), "cost"]
+    figures = ["calls", "prompt", "cached", "written", *["wasted"] * wasted, "cost"]
     table = new_table([*texts, *figures], texts=len(texts))
     for row in rows:
         starts = [row.bucket_start_time.ToDatetime(UTC).strftime(TIMES[bucket])] if bucket else []
         groups = [escape(labels(row)[name]) or "–" for name in by]
         table.add_row(*starts, *groups, *_figures(row.usage, wasted=wasted))
     table.add_section()
-    blanks = [""] * (len(texts) - 1)
-    table.add_row("all", *blanks, *_figures(total(sums), wasted=wasted))
+    table.add_row("all", *[""] * (len(texts) - 1), *_figures(total(sums), wasted=wasted))
     return table
 
 
@@ -87,13 +86,13 @@ def labels(row: UsageRow) -> dict[str, str]:
     by the names that options and tables use. Values that the row is not grouped by are empty.
     """
     role = word(Role, row.usage.role) if row.usage.role else ""
-    known = {
+    return {
         "tenant": row.tenant,
         "role": role,
         "model": row.usage.model,
         "version": row.executor_version,
+        "manager": row.usage.manager,
     }
-    return known | {"manager": row.usage.manager}
 
 
 def total(usage: Iterable[RoleUsage]) -> RoleUsage:
@@ -106,13 +105,13 @@ def total(usage: Iterable[RoleUsage]) -> RoleUsage:
     return sums
 
 
-def cost(nano_usd: int | None, attempts: int, unknown: int) -> str:
-    """Return the cost of a number of attempts as dollars. `nano_usd`: billionths of a dollar, None
-    if no cost is known. `unknown`: number of attempts without a known cost.
+def _cost(calls: RoleUsage | UpstreamCall, attempts: int, unknown: int) -> str:
+    """Return the cost of a number of attempts as dollars. `unknown`: number of attempts without a
+    known cost.
     """
-    if nano_usd is None:
+    if not calls.HasField("cost_nano_usd"):
         return "unknown" if attempts else "$0"
-    dollars = nano_usd / 1e9
+    dollars = calls.cost_nano_usd / 1e9
     shown = f"${dollars:,.4f}" if dollars >= 1 else f"${dollars:.6f}"
     return f"{shown} ({unknown} unknown)" if unknown else shown
 
@@ -123,8 +122,11 @@ def uncounted(row: RoleUsage) -> bool:
 
 
 def _figures(row: RoleUsage, *, wasted: bool) -> list[str]:
-    unknown = f" ({row.attempts_without_usage} unknown)" if row.attempts_without_usage else ""
-    nano_usd = row.cost_nano_usd if row.HasField("cost_nano_usd") else None
+    unknown = (
+        f" ({row.attempts_without_usage} without token counts)"
+        if row.attempts_without_usage
+        else ""
+    )
     cached = "unknown"
     if row.HasField("cached_tokens"):
         cached = f"{row.cached_tokens / max(row.prompt_tokens, 1):.0%}"
@@ -137,8 +139,8 @@ def _figures(row: RoleUsage, *, wasted: bool) -> list[str]:
         prompt,
         cached,
         written,
-        *([wasted_tokens] if wasted else []),
-        cost(nano_usd, row.attempts, row.attempts_without_cost),
+        *[wasted_tokens] * wasted,
+        _cost(row, row.attempts, row.attempts_without_cost),
     ]
 
 
@@ -196,12 +198,12 @@ def calls_table(calls: Sequence[UpstreamCall]) -> Table:
                 call.outcome,
                 prompt,
                 written,
-                cost(call.cost_nano_usd if call.HasField("cost_nano_usd") else None, 1, 0),
+                _cost(call, 1, 0),
                 f"{call.duration.ToTimedelta().total_seconds():.2f}",
             )
         )
-    texts = ("#", "role", "model", "why", "outcome")
-    return new_table((*texts, "prompt", "written", "cost", "s"), rows, texts=len(texts))
+    names = ("#", "role", "model", "why", "outcome", "prompt", "written", "cost", "s")
+    return new_table(names, rows, texts=5)
 
 
 def feedback_line(feedback: Feedback) -> str:
@@ -232,7 +234,7 @@ _CAPTION = "version/active version: both on the same runs; tokens per run"
 def versions_table(versions: Sequence[ExecutorVersion]) -> Table:
     """Return a table with a row for each version: its state, and the figures of its trial."""
     texts = [Column(name, no_wrap=True) for name in ("version", "state", "since (UTC)")]
-    table = new_table([*texts, "runs", "right", "failed", "tokens"], texts=len(texts))
+    table = new_table([*texts, "runs", "right", "failed", "tokens"], texts=3)
     for version in versions:
         figures = _trial_figures(version.figures) if version.HasField("figures") else ()
         since = _time(version.state_time)
@@ -259,7 +261,7 @@ def decisions_table(decisions: Iterable[ExecutorVersionDecision]) -> Table:
         )
         for decision in decisions
     ]
-    return new_table([*fixed, "why"], rows, texts=len(fixed) + 1)
+    return new_table([*fixed, "why"], rows, texts=6)
 
 
 def state_of(version: ExecutorVersion) -> str:
@@ -381,7 +383,7 @@ class AnswerView(RunView):
                 self._show_point(point)
         if answer.usage:
             self.out.print(usage_table(answer.usage))
-        seconds = answer.duration.seconds + answer.duration.nanos / 1e9
+        seconds = answer.duration.ToTimedelta().total_seconds()
         print_line(self.out, f"{answer.run_id}, {seconds:.1f} s", style="dim")
 
     def _show_point(self, point: evidence_pb2.EvidencePoint) -> None:

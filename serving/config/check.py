@@ -106,8 +106,8 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "url": (
         lambda url: re.fullmatch("https?://[^?#]+", url),
         (
-            "is not a URL such as http://127.0.0.1:8000/v1, without a query string; an API key "
-            "belongs into api_key_env."
+            "is not a URL such as http://127.0.0.1:8000/v1; after the path, nothing may follow "
+            "(no ? or #)."
         ),
     ),
     "variable": (

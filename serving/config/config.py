@@ -395,10 +395,11 @@ class GateConfig(Section, frozen=True):
     enabled: bool = True
     """False: only operators promote and roll back."""
     margin: Share = 0.1
-    """How much worse than the active version a promoted candidate may be. It is measured on the
-    runs that exactly one of the two versions answers correctly: (runs that the active version wins
-    - runs that the candidate wins) / all these runs. With 0.1, the candidate may lose about 4, 5 or
-    3 percentage points of accuracy if 30, 50 or 80 % of answers are right.
+    """How much worse than the active version a candidate may be and still be promoted. Only runs
+    that exactly one of the two versions answers correctly count. Of these, the share that only the
+    active version answers correctly, minus the share that only the candidate does, must be below
+    `margin`. 0.1 allows a loss of about 4, 5 or 3 percentage points of accuracy if 30, 50 or 80 %
+    of the answers are right.
     """
     min_right: Annotated[float, Meta(ge=0, lt=1)] = 0.1
     """Min share of right answers that a candidate needs, both among its judged answers and among

@@ -11,7 +11,7 @@ from openpyxl.utils.exceptions import InvalidFileException
 from rolegate.client.text import inert
 from rolegate.v1 import table_service_pb2 as pb
 
-from router.errors import BadConfig
+from router.errors import BadConfig, BadDocument
 from router.table.schema import normal_name
 from serving.documents.cells import Rows, delimited, shown
 from serving.documents.text import decode
@@ -60,6 +60,8 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
             others[tuple(rows[-1][column.name] for column in columns if column.key)] = row
     except (OSError, ValueError, KeyError, InvalidFileException) as error:
         raise BadConfig(f"--rows {file}: {getattr(error, 'strerror', None) or error}") from error
+    except BadDocument:
+        raise BadConfig(f"--rows {file}: is not text; name a .csv or .xlsx file.") from None
     if not rows:
         raise BadConfig(
             f"--rows {file}: no row was found; the first line must name some of the columns."

@@ -12,9 +12,10 @@ from serving.config.config import Config, SearchConfig
 
 TYPICAL = (
     "Typical: two rounds of two sub-queries, then a stop; one search per sub-query, reports of 60 "
-    "tokens, and turns as long as in the probe. At most: all rounds, sub-queries, turns and "
-    "max_tokens are used up, and every decision is corrected once; without retries. For endpoints "
-    "that report no token counts, 4 characters are taken as one token."
+    "tokens, and turns as long as in the probe. At most: the run uses all rounds, sub-queries, "
+    "turns and max_tokens, and asks the delegator to correct each decision once; retries of calls "
+    "are not counted. For endpoints that report no token counts, 4 characters are taken as one "
+    "token."
 )
 """Explanation of the estimates, for people."""
 _QUESTION = 30

@@ -39,7 +39,7 @@ def checked_top_k(queries: Sequence[str], top_k: int, default: int) -> int:
         raise BadRequest(f"queries: must be 1 to {MAX_QUERIES} queries, got {len(queries)}.")
     for number, query in enumerate(queries):
         if not query.strip():
-            raise BadRequest(f"queries[{number}]: is empty; write a query, or leave it out.")
+            raise BadRequest(f"queries[{number}]: is empty; write a query.")
         if len(query) > MAX_QUERY_CHARS:
             raise BadRequest(
                 f"queries[{number}]: must have at most {MAX_QUERY_CHARS} characters, got "

@@ -154,6 +154,14 @@ async def test_an_unknown_option_is_refused_with_the_nearest_one(
             await getattr(asking, method)(*options, **{unknown: 10})
 
 
+def test_all_options_are_listed_if_none_is_similar() -> None:
+    with (
+        Client("127.0.0.1:9") as client,
+        pytest.raises(TypeError, match=r"bogus; the options are: .*filter, .*no_cache, .*\.$"),
+    ):
+        client.ask("Who?", bogus=1)  # type: ignore[call-arg]
+
+
 def test_options_in_a_dictionary_are_refused() -> None:
     """They would be ignored under the name of the signature's keyword arguments."""
     with Client("127.0.0.1:9") as client, pytest.raises(TypeError, match="unknown option options"):

@@ -254,6 +254,8 @@ async def test_rolegate_chat(
     for talk in TALKS:
         assert talk.answer in chat.out
         assert talk.reply in chat.out
+        assert f"searched as: {talk.in_full}" in chat.err or not talk.in_full
+    assert "searched as: \n" not in chat.err
 
 
 async def test_the_ask_page(http: Shown) -> None:

@@ -30,7 +30,7 @@ def checked(call: Callable[P, Result]) -> Callable[P, Result]:
     """Wrap `call` so that it raises `TypeError` for an unknown keyword argument.
 
     Known are the parameters of `call`, and the keys of the `TypedDict` that it unpacks as keyword
-    arguments. The message suggests the most similar name.
+    arguments. The message suggests a similar name, or lists all options if none is similar.
     """
     known = set(call.__annotations__)
     for parameter, kind in call.__annotations__.items():
@@ -40,8 +40,10 @@ def checked(call: Callable[P, Result]) -> Callable[P, Result]:
     @wraps(call)
     def checking(*args: P.args, **options: P.kwargs) -> Result:
         for name in options.keys() - known:
-            near = get_close_matches(name, known, 1) or sorted(known - {"return"})
-            raise TypeError(f"unknown option {name}; did you mean {', '.join(near)}?")
+            hint = f"the options are: {', '.join(sorted(known - {'return'}))}."
+            if near := get_close_matches(name, known, 1):
+                hint = f"did you mean {near[0]}?"
+            raise TypeError(f"unknown option {name}; {hint}")
         return call(*args, **options)
 
     return checking

@@ -27,7 +27,7 @@ def parse_columns(columns: Columns) -> list[pb.Column]:
 
     In a text, a column is `NAME`, `NAME:TYPE` or, for a choice of values, `NAME:ONE|OTHER`. A `*`
     after the name marks a key column. Example: "city*, founded:integer, size:small|large". Raises
-    `ValueError` for an unknown type.
+    `ValueError` for an unknown type, and for the type `choice` without choices.
     """
     listed = columns.split(",") if isinstance(columns, str) else columns
     return [column if isinstance(column, pb.Column) else _column(column) for column in listed]
@@ -44,6 +44,8 @@ def _column(text: str) -> pb.Column:
     choices = [choice.strip() for choice in kind.split("|")] if "|" in kind else []
     if choices:
         kind = "choice"
+    elif kind == "choice":
+        raise ValueError(f"column {name!r}: write the choices: `{name}:small|large`.")
     option = f"the type of column {text.strip()!r}"
     column_type: Any = enum_number(pb.ColumnType.DESCRIPTOR, option, kind)
     return pb.Column(

@@ -3,7 +3,7 @@ the same value, a `ChatRequest`.
 """
 
 import re
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec.structs import replace
@@ -34,6 +34,7 @@ OPTIONS = ("no_cache", "rolegate")
 _TEXTS = ("text", "input_text", "output_text")
 """Types of the parts that are texts."""
 _NULL = msgspec.Raw(b"null")
+MaxTokens = Annotated[int, msgspec.Meta(ge=0)] | None
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -107,8 +108,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     n: int | None = None
     tool_choice: msgspec.Raw = _NULL
     """Raw JSON. It is not decoded, because decoding an object of a megabyte would take long."""
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: MaxTokens = None
+    max_completion_tokens: MaxTokens = None
     no_cache: bool | None = None
     """True if executors must work on every sub-query again, without taking over reports of other
     runs, as with the gRPC field of this name. Not part of OpenAI's API.
@@ -247,7 +248,7 @@ class ResponsesRequest(ChatRequest, frozen=True, kw_only=True):
     messages: tuple[ChatMessage, ...] = ()
     input: str | tuple[ChatMessage, ...] = ()
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: MaxTokens = None
     text: msgspec.Raw = _TEXT
     """`TextOptions` as JSON, which the response repeats."""
     tools: msgspec.Raw = _NULL

@@ -195,9 +195,9 @@ async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) 
         for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
             if name not in OPTIONS and OPTION.match(name):
                 raise BadRequest(
-                    f"{name} is not an option of this API; did you mean no_cache? To choose "
-                    'indexes or documents, write "rolegate": {"index": […], "filter": {…}}. For '
-                    "other options, use gRPC or the Python client."
+                    f"{name} is not an option of this API. Its own options are no_cache, and "
+                    '"rolegate": {"index": […], "filter": {…}}, which chooses indexes and '
+                    "documents. For other options, use gRPC or the Python client."
                 )
         return msgspec.json.decode(body, type=kind).as_chat()
     except TimeoutError:

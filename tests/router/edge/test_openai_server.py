@@ -187,7 +187,15 @@ async def test_an_unknown_option_of_ours_is_refused(name: str) -> None:
         400,
         True,
     )
+    assert "did you mean" not in reply["error"]["message"]
     assert not delegator.prompts
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_a_negative_limit_is_refused_by_the_name_that_was_sent(name: str) -> None:
+    async with served(Deployment().gateway()) as session:
+        status, reply = await posted(session, **{name: -4})
+    assert (status, f"$.{name}`" in reply["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,13 @@ from router.errors import BadRequest, NotFound, StoreFailed
 from router.models import Message, Usage
 from router.runs import RunFilter
 from router.runs.archive import RunSummary
-from router.store import Database, SQLArchive
+from router.store import Database, LogJournal, SQLArchive
 from router.store.database import Value, engine_of
 from router.store.schema import FEEDBACK, RUNS
 from router.trace import Conversation, Run
 from router.trace.run import Feedback
-from router.trace.values import Reported
+from router.trace.values import Condensing, Reported
+from tests.router.store.entries import NOW, start
 from tests.router.store.query_plan import explained
 from tests.router.store.stored import ANSWER, EXECUTIONS, call, put, run
 
@@ -177,6 +178,25 @@ async def test_pages_list_each_run_once_newest_first(
         assert [run_id for page in pages for run_id in page] == newest_first
         assert [len(page) for page in pages[:-1]] == [size] * (len(pages) - 1)
         assert pages[-1]
+
+
+async def test_a_follow_up_is_listed_and_found_as_it_was_searched(
+    journal: LogJournal, archive: SQLArchive
+) -> None:
+    """The text that was asked comes after it. A question that was asked back is listed as asked."""
+    asked = "And where was he born?"
+    for run_id, searched in (("run-1", "Where was Mann born?"), ("run-2", "")):
+        await journal.begin(msgspec.structs.replace(start(run_id), request=asked))
+        result = msgspec.structs.replace(ANSWER, condensing=Condensing((), searched))
+        await journal.finish(run(run_id, NOW, request=asked, result=result))
+
+    pages = [await archive.list(RunFilter(text=text), 5) for text in ("where was he", "mann born")]
+
+    assert [{listed.id: listed.request for listed in page.runs} for page in pages] == [
+        {"run-1": f"Where was Mann born? (asked: {asked})", "run-2": asked},
+        {"run-1": f"Where was Mann born? (asked: {asked})"},
+    ]
+    assert (await archive.load("run-1")).request == asked
 
 
 async def test_unknown_fields_of_a_listed_run_are_none_or_empty(

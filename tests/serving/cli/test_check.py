@@ -233,6 +233,18 @@ async def test_a_good_endpoint_passes(live: Live) -> None:
     assert output["live"]["roles"]["answer"]["dollars"][0] == pytest.approx(dollars)
 
 
+async def test_no_cost_is_estimated_without_a_probe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No server is at the address."""
+    file = written(tmp_path, "http://127.0.0.1:9/v1")
+    assert await asyncio.to_thread(main, ["check", "--live", "--config", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "reachable" in out
+    assert "one question" not in out
+    assert "Typical" not in out
+
+
 async def test_a_reranker_is_probed(live: Live) -> None:
     """Its cell says whether it orders passages, and otherwise why not."""
     await live.built()

@@ -158,7 +158,7 @@ def test_an_engine_has_the_model_of_its_role(tmp_path: Path) -> None:
             ["--key-env", "gsk_abc123"],
             "must name an environment variable, in capitals, never the key itself.",
         ),
-        (["--base-url", "localhost"], "roles.delegation.base_url: is not a URL"),
+        (["--base-url", "localhost"], "not written: --base-url: is not a URL"),
     ],
 )
 def test_impossible_answers_are_refused_and_nothing_is_written(

@@ -216,6 +216,7 @@ def test_limits_are_shown_next_to_the_usage(commands: Commands, tmp_path: Path) 
     shown, _ = commands.run("tenants show acme")
     assert "1,234.50" in shown
     assert "1,000,000" in shown
+    assert "USD, as far as known" in shown
     assert f"{day} 2 12,345 1.25" in " ".join(shown.split())
     spent = commands.read("tenants show acme")["spent"]
     assert [(entry["period"], entry["tokens"]) for entry in spent] == [(day, 12345), (month, 0)]

@@ -31,7 +31,7 @@ def test_a_table_is_printed_as_markdown_in_a_pipe(rolegate: Rolegate, gateway: s
     status, out, err = rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway)
     assert (status, out.splitlines()) == (0, MARKDOWN)
     assert err.startswith("0 rows, 0 sub-queries under way\n")
-    assert "1 value to check: stated by no passage about the row" in err
+    assert "1 value to check: stated by no passage about the row: Bel, founder" in err
     assert "done: 2 rows, 100% filled; run-" in err
 
 
@@ -55,6 +55,31 @@ def test_the_suffix_of_a_file_chooses_its_form(
         == 0
     )
     assert out.read_text("utf-8").startswith(first)
+
+
+def test_a_file_that_is_written_is_named(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
+    """The line is on standard error, so that a pipe has only the table."""
+    out = tmp_path / "cities.md"
+    filled = rolegate("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--out", out)
+    assert filled.err.splitlines()[-1].endswith("cities.md is written")
+    assert filled.out.splitlines() == MARKDOWN
+
+
+@pytest.mark.parametrize(("rate", "hinted"), [(0.0, True), (0.5, False)])
+def test_a_table_without_values_says_where_to_look(rate: float, hinted: bool) -> None:
+    out, progress = (Console(file=StringIO(), width=200) for _ in range(2))
+    known = pb.Completeness(rows=2, fill_rate=rate)
+    view = TableView(out, progress, stream=False, as_json=False)
+    view.show(Table(pb.Table(run_id="run-1", completeness=known)))
+    file: Any = progress.file
+    assert ("no lookup found a value: see `rolegate runs show RUN`" in file.getvalue()) == hinted
+
+
+def test_choices_must_be_written(rolegate: Rolegate) -> None:
+    """The error shows how, before a gateway is needed."""
+    ended = rolegate("table", QUESTION, "--columns", "city*, size:choice")
+    assert ended.status == 1
+    assert "column 'size': write the choices: `size:small|large`" in ended.err
 
 
 def test_known_rows_are_read_from_a_file(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
@@ -163,8 +188,8 @@ def test_progress_counts_rows_and_ends_with_disagreements() -> None:
     shown, on_the_way = (file.getvalue() for file in files)
     assert "1 row, 1 sub-query under way: Bel, 900" in on_the_way
     assert "Bel, founded: 900, or 901 (Annals: “Bel was founded in 901.”)" in on_the_way
-    assert "1 value to check: stated by no passage about the row" in on_the_way
-    assert "1 value to check: not of the column's type" in on_the_way
+    assert "1 value to check: stated by no passage about the row: Tal, founded" in on_the_way
+    assert "1 value to check: not of the column's type: Tal, founded" in on_the_way
     assert [line.split() for line in shown.splitlines() if "Bel" in line] == [["Bel", "900"]]
 
 

@@ -186,6 +186,16 @@ def test_a_given_value_that_a_source_contradicts_is_kept_and_marked(
     assert marked == [False, False, True, False, False, False]
 
 
+def test_a_file_that_is_no_text_is_no_file_of_rows(rolegate: Rolegate, tmp_path: Path) -> None:
+    (tmp_path / "known.docx").write_bytes(bytes(1000))
+    given = ("--columns", COLUMNS, "--rows", tmp_path / "known.docx")
+    ended = rolegate("table", QUESTION, *given)
+    assert (ended.status, "known.docx: is not text; name a .csv or .xlsx file." in ended.err) == (
+        1,
+        True,
+    )
+
+
 def test_other_columns_of_given_rows_are_kept(
     rolegate: Rolegate, gateway: str, tmp_path: Path
 ) -> None:

@@ -40,6 +40,9 @@ async def test_cells_have_their_states_as_words() -> None:
         ("single", "Tarn", "1 report"), ("missing", "", "–"), ("missing", "", "–"),
     ]  # fmt: skip
     assert "4 rows" in text
+    legend = re.sub("<[^>]*>", "", text.partition("filled. ")[2].partition("</p>")[0])
+    assert "one report: " in legend
+    assert re.fullmatch(r"\S+( \S+)*: \d+( · \S+( \S+)*: \d+)*", legend.strip()), legend
 
 
 async def test_a_cell_shows_its_sources_and_rivals() -> None:
