@@ -68,8 +68,10 @@ def test_stream_prints_each_event(client: Path, gateway: str) -> None:
     status, events = called(client, gateway, QUESTION, "stream")
 
     one_round = ["round_started", "sub_query_dispatched", "search_done", "reported"]
-    kinds = [event["event"] for event in events]
+    kinds = [event["event"] for event in events if event["event"] != "answer_delta"]
+    written = [event["answer_delta"]["text"] for event in events if "answer_delta" in event]
     assert status == 0
+    assert "".join(written) == "in 1943"
     assert kinds == [
         "run_started",
         *one_round,
