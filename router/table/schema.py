@@ -12,7 +12,7 @@ from router.table.plain_text import folded
 from router.trace.table import Column, RowKey, Schema
 
 MAX_COLUMNS = 64
-_MAX_CHOICES = 1024
+MAX_CHOICES = 1024
 """Max choices of all columns together. It limits the time of reading a value, as each choice is
 searched for.
 """
@@ -46,9 +46,9 @@ def checked_schema(columns: Iterable[Column]) -> Schema:
     """Return the schema with these columns. Raises `BadRequest` for the first defect."""
     schema = Schema(tuple(columns))
     check_number(schema.columns)
-    if (choices := sum(len(column.choices) for column in schema.columns)) > _MAX_CHOICES:
+    if (choices := sum(len(column.choices) for column in schema.columns)) > MAX_CHOICES:
         raise BadRequest(
-            f"columns: {choices} choices given in all columns together, at most {_MAX_CHOICES} are "
+            f"columns: {choices} choices given in all columns together, at most {MAX_CHOICES} are "
             "allowed; use the type text for columns with many choices."
         )
     if not schema.keys:

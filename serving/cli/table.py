@@ -172,7 +172,7 @@ class TableView(RunView):
             estimated = f", about {completeness.estimated_rows} in all"
         filled = ""
         if completeness.rows:
-            hint = _NOTHING * (not completeness.fill_rate)
+            hint = "" if completeness.fill_rate else _NOTHING
             filled = f", {completeness.fill_rate:.0%} filled{hint}"
         outcome = word(pb.TableOutcome, message.outcome)
         rows = counted(completeness.rows, "row")
@@ -229,7 +229,7 @@ def _to_check(table: pb.Table) -> Sequence[str]:
         *lines,
         *(
             f"{counted(len(names), 'value')} to check: {doubt}: "
-            f"{'; '.join(names[:_MAX_NAMED])}{'; …' * (len(names) > _MAX_NAMED)}"
+            f"{'; '.join(names[:_MAX_NAMED])}{'; …' if len(names) > _MAX_NAMED else ''}"
             for doubt, names in doubts.items()
         ),
     ]

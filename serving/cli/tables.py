@@ -57,7 +57,7 @@ def usage_table(usage: Iterable[RoleUsage]) -> Table:
     """
     rows = [UsageRow(usage=row) for row in usage]
     managed = any(row.usage.manager for row in rows)
-    return grouped_table(rows, ("role", "model", *["manager"] * managed))
+    return grouped_table(rows, ("role", "model", *(["manager"] if managed else [])))
 
 
 def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | None = None) -> Table:
@@ -70,7 +70,7 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
     texts: list[Column | str] = [*by]
     if bucket:
         texts.insert(0, Column(bucket, no_wrap=True))
-    figures = ["calls", "prompt", "cached", "written", *["wasted"] * wasted, "cost"]
+    figures = ["calls", "prompt", "cached", "written", *(["wasted"] if wasted else []), "cost"]
     table = new_table([*texts, *figures], texts=len(texts))
     for row in rows:
         starts = [row.bucket_start_time.ToDatetime(UTC).strftime(TIMES[bucket])] if bucket else []
@@ -139,7 +139,7 @@ def _figures(row: RoleUsage, *, wasted: bool) -> list[str]:
         prompt,
         cached,
         written,
-        *[wasted_tokens] * wasted,
+        *([wasted_tokens] if wasted else []),
         _cost(row, row.attempts, row.attempts_without_cost),
     ]
 

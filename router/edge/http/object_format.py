@@ -8,7 +8,7 @@ column `SUBJECT`, which is not in the object: the thing that the question is abo
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -17,7 +17,7 @@ from router.edge.http.openai_reply import Written
 from router.errors import JSON_ERRORS, BadRequest
 from router.table import Table, TableRequest
 from router.table.cell_value import canonical, is_mistyped
-from router.table.schema import check_number, normal_name
+from router.table.schema import MAX_CHOICES, check_number, normal_name
 from router.trace.table import Cell, Column
 
 SUBJECT = Column(
@@ -25,6 +25,8 @@ SUBJECT = Column(
 )
 _MAX_BYTES = 1 << 16
 _MAX_NAME_CHARS = 100
+_MAX_VARIANTS = 8
+"""Max parts of an `anyOf`. Each may refer to the same long list of choices."""
 _TYPES: dict[tuple[str, str], Any] = {
     ("string", ""): "text",
     ("string", "date"): "date",
@@ -49,9 +51,9 @@ class _Node(
 
     type: str | tuple[str, ...] = ()
     format: str = ""
-    enum: tuple[str | None, ...] = ()
+    enum: Annotated[tuple[str | None, ...], msgspec.Meta(max_length=MAX_CHOICES)] = ()
     const: str | None = None
-    anyOf: tuple["_Node", ...] = ()
+    anyOf: Annotated[tuple["_Node", ...], msgspec.Meta(max_length=_MAX_VARIANTS)] = ()
     ref: str = ""
     properties: dict[str, "_Node"] = {}
     required: tuple[str, ...] = ()

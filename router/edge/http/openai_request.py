@@ -208,7 +208,9 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise BadRequest(
                 f"The format {wanted.type!r} is not supported; use text, json_schema or table."
             )
-        return bytes((wanted.json_schema or wanted).schema) * (wanted.type == "json_schema")
+        if wanted.type != "json_schema":
+            return b""
+        return bytes((wanted.json_schema or wanted).schema)
 
     @property
     def wants_table(self) -> bool:

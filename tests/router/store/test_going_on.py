@@ -141,8 +141,8 @@ async def test_only_calls_in_flight_are_repeated(
     models = Models(held, free)
     (tmp_path / "first").mkdir()
     left, run_id = await killed(tmp_path, models, held, RequestOptions(request_id="mine"))
-    anew = Models()
-    async with gateway(left, anew) as (second, archive, _):
+    second_models = Models()
+    async with gateway(left, second_models) as (second, archive, _):
         interrupted = await archive.load(run_id)
         assert interrupted.status == "interrupted"
         if way == WAYS[0]:
@@ -150,7 +150,7 @@ async def test_only_calls_in_flight_are_repeated(
         else:
             run = await second.answer("", RequestOptions(resume=run_id))
         stored = await archive.load(run.id)
-        assert {name: len(prompts) for name, prompts in anew.prompts.items()} == again
+        assert {name: len(prompts) for name, prompts in second_models.prompts.items()} == again
         assert (await second.answer(QUESTION, RequestOptions(request_id="mine"))).id == run.id
     assert (run.status, run.resumed_from, run.request_id) == ("finished", run_id, "mine")
     assert (stored, run.result) == (run, await whole(tmp_path))
@@ -177,15 +177,15 @@ async def test_on_postgresql_the_gateway_that_takes_the_log_resumes_its_runs(
     models.models["execution"].let.set()
     with pytest.raises(StoreFailed):
         await asking
-    anew = Models()
-    async with gateway(url, anew) as (second, archive, _), gateway(url, Models()):
+    second_models = Models()
+    async with gateway(url, second_models) as (second, archive, _), gateway(url, Models()):
         options = asked if way == WAYS[0] else RequestOptions(resume=run_id)
         run = await second.answer(QUESTION if way == WAYS[0] else "", options)
         assert (await archive.load(run_id)).status == "interrupted"
         assert await archive.load(run.id) == run
         assert (await second.answer(QUESTION, asked)).id == run.id
     assert (run.status, run.resumed_from, run.request_id) == ("finished", run_id, "mine")
-    assert {name: len(prompts) for name, prompts in anew.prompts.items()} == {
+    assert {name: len(prompts) for name, prompts in second_models.prompts.items()} == {
         "delegation": 1,
         "execution": 1,
         "answer": 1,
@@ -222,8 +222,8 @@ async def test_a_run_that_outlives_the_grace_of_a_shutdown_is_resumed(
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
     assert f"`rolegate runs resume {run_id}`" in str(caught.value.details())
     assert [(entry["runs"], entry["grace_s"]) for entry in logged] == [(1, grace_s)]
-    anew = Models()
-    async with gateway(url, anew) as (second, archive, _):
+    second_models = Models()
+    async with gateway(url, second_models) as (second, archive, _):
         interrupted = await archive.load(run_id)
         options = RequestOptions(request_id="mine")
         if way == WAYS[1]:
@@ -231,7 +231,7 @@ async def test_a_run_that_outlives_the_grace_of_a_shutdown_is_resumed(
         run = await second.answer("" if options.resume else QUESTION, options)
     assert (interrupted.status, interrupted.error) == ("interrupted", "")
     assert (run.status, run.resumed_from, run.request_id) == ("finished", run_id, "mine")
-    assert {name: len(prompts) for name, prompts in anew.prompts.items()} == {
+    assert {name: len(prompts) for name, prompts in second_models.prompts.items()} == {
         "delegation": 1,
         "execution": 1,
         "answer": 1,
@@ -263,12 +263,12 @@ async def test_no_completed_or_failed_tool_call_is_repeated(tmp_path: Path) -> N
     page = ToolOutput(f"It is so: {SUB_QUERIES[0]}", "Page", "http://mini/1")
     before, after = (FixedTools([fetch], {SUB_QUERIES[0]: page}) for _ in range(2))
     models = Models()
-    anew = Models()
+    second_models = Models()
     models.models["execution"] = HeldModel(ScriptedModel(_calls, "execution"), 3)
-    anew.models["execution"] = again = ScriptedModel(_calls, "execution")
+    second_models.models["execution"] = again = ScriptedModel(_calls, "execution")
     (tmp_path / "first").mkdir()
     left, run_id = await killed(tmp_path, models, "execution", RequestOptions(), before)
-    async with gateway(left, anew, tools=after) as (second, archive, _):
+    async with gateway(left, second_models, tools=after) as (second, archive, _):
         run = await second.answer("", RequestOptions(resume=run_id))
         stored = await archive.load(run.id)
     assert (len(before.called), after.called, len(again.prompts)) == (2, [], 1)
@@ -298,11 +298,11 @@ async def test_a_run_is_resumed_after_a_second_kill(tmp_path: Path) -> None:
         (tmp_path / "again" / "runs.db.log" / "owner").unlink()
         models.models["answer"].let.set()
         await asking
-    anew = Models()
-    async with gateway(tmp_path / "again", anew) as (third, _, journal):
+    second_models = Models()
+    async with gateway(tmp_path / "again", second_models) as (third, _, journal):
         assert journal.unfinished(run_id) is None
         run = await third.answer("", RequestOptions(resume=second_id))
-    assert {name: len(prompts) for name, prompts in anew.prompts.items() if prompts} == {
+    assert {name: len(prompts) for name, prompts in second_models.prompts.items() if prompts} == {
         "answer": 1
     }
     assert run.result == await whole(tmp_path)
@@ -329,8 +329,8 @@ async def test_kills_before_any_turn_was_taken_over_cost_nothing(tmp_path: Path)
         left = kept
     (tmp_path / "tight").mkdir()
     shutil.copytree(left, tmp_path / "tight" / "store")
-    anew = Models()
-    async with gateway(left, anew) as (last, archive, _):
+    second_models = Models()
+    async with gateway(left, second_models) as (last, archive, _):
         run = await last.answer(QUESTION, RequestOptions(request_id="mine"))
         spent = sum(call.charged.tokens for call in (await archive.load(run_id)).calls)
         chain = [
@@ -338,7 +338,7 @@ async def test_kills_before_any_turn_was_taken_over_cost_nothing(tmp_path: Path)
             *[(await archive.load(id_of_run)).resumed_from for id_of_run in reversed(run_ids)],
         ]
     assert chain == [*reversed(run_ids), ""]
-    assert {name: len(prompts) for name, prompts in anew.prompts.items() if prompts} == {
+    assert {name: len(prompts) for name, prompts in second_models.prompts.items() if prompts} == {
         "answer": 1
     }
     assert run.result == await whole(tmp_path)
@@ -374,8 +374,12 @@ async def test_a_run_that_cannot_be_resumed_is_refused_with_the_reason(
     left, run_id = await killed(
         tmp_path, Models("answer"), "answer", RequestOptions(request_id="mine")
     )
-    anew = Models()
-    async with gateway(left, anew, "another" if what == "index" else "one") as (second, _, _):
+    second_models = Models()
+    async with gateway(left, second_models, "another" if what == "index" else "one") as (
+        second,
+        _,
+        _,
+    ):
         tried = "run-0" if what == "unknown" else run_id
         if what in ("turned over", "finished"):
             run = await second.answer("", RequestOptions(resume=run_id))
@@ -391,7 +395,7 @@ async def test_a_run_that_cannot_be_resumed_is_refused_with_the_reason(
             await second.answer("", RequestOptions(resume=tried))
         if what in ("index", "redacted"):
             run = await second.answer(QUESTION, RequestOptions(request_id="mine"))
-            assert (run.resumed_from, len(anew.prompts["execution"])) == ("", 4)
+            assert (run.resumed_from, len(second_models.prompts["execution"])) == ("", 4)
 
 
 async def test_a_run_is_not_resumed_in_an_index_that_its_tenant_has_lost(tmp_path: Path) -> None:
@@ -400,8 +404,8 @@ async def test_a_run_is_not_resumed_in_an_index_that_its_tenant_has_lost(tmp_pat
     acme = Identity("acme", SCOPES)
     left, run_id = await killed(tmp_path, Models("answer"), "answer", RequestOptions(acme))
     moved = msgspec.structs.replace(acme, indexes=("other",))
-    anew = Models()
-    async with gateway(left, anew) as (second, _, _):
+    second_models = Models()
+    async with gateway(left, second_models) as (second, _, _):
         with pytest.raises(NotFound, match="'default': there is no such index"):
             await second.answer("", RequestOptions(moved, resume=run_id))
-    assert not any(anew.prompts.values())
+    assert not any(second_models.prompts.values())
