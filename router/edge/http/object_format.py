@@ -25,7 +25,7 @@ SUBJECT = Column(
 )
 _MAX_BYTES = 1 << 16
 _MAX_NAME_CHARS = 100
-_MAX_VARIANTS = 8
+_MAX_VARIANTS = 4
 """Max parts of an `anyOf`. Each may refer to the same long list of choices."""
 _TYPES: dict[tuple[str, str], Any] = {
     ("string", ""): "text",
@@ -51,7 +51,7 @@ class _Node(
 
     type: str | tuple[str, ...] = ()
     format: str = ""
-    enum: Annotated[tuple[str | None, ...], msgspec.Meta(max_length=MAX_CHOICES)] = ()
+    enum: Annotated[tuple[str | None, ...], msgspec.Meta(max_length=2 * MAX_CHOICES)] = ()
     const: str | None = None
     anyOf: Annotated[tuple["_Node", ...], msgspec.Meta(max_length=_MAX_VARIANTS)] = ()
     ref: str = ""
