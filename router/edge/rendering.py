@@ -11,12 +11,12 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2
 from rolegate.v1 import table_service_pb2 as table_pb
 
-from router.background import in_viewer, in_worker
+from router.background import in_viewer
 from router.edge.grpc.convert_request import from_proto
 from router.edge.run_table import run_table
 from router.errors import UpstreamUnavailable
 from router.protocol.tags import without_thinking
-from router.runs.support import AnswerSentence, answer_sentences, grounds_of
+from router.runs.support import AnswerSentence, answer_sentences, grounds_of, unblocked
 from router.table.table_text import to_markdown
 from router.trace import Conversation, Execution, Run, Trajectory
 from router.trace.citation import Citation
@@ -198,11 +198,7 @@ def _words(outcome: str) -> str:
 
 
 async def cited_answer(run: Run) -> CitedAnswer:
-    """Return the result of a finished run (answer, report, table or completion) with its sources.
-
-    The search for cited sentences runs in a worker thread, because it takes milliseconds for each
-    execution with long passages.
-    """
+    """Return the result of a finished run (answer, report, table, completion) with its sources."""
     result = run.result
     if isinstance(result, TableRun):
         return await in_viewer(_cited_table, run, result)
@@ -214,20 +210,20 @@ async def cited_answer(run: Run) -> CitedAnswer:
             (),
             (),
         )
-    if isinstance(result, Trajectory):
-        executions = result.executions
-        answer = result.answer
-    else:
-        assert isinstance(result, Execution)
-        executions = (result,)
-        answer = result.report.answer
-    cited = [
-        await in_worker(execution.citations, execution.report.evidence) for execution in executions
-    ]
+    assert isinstance(result, Trajectory | Execution)
+    return await unblocked(result, _cited_answer, run, result)
+
+
+def _cited_answer(run: Run, result: Trajectory | Execution) -> CitedAnswer:
+    executions = result.executions if isinstance(result, Trajectory) else (result,)
+    cited = [execution.citations(execution.report.evidence) for execution in executions]
     grounds = grounds_of(executions, cited)
     sentences = list[AnswerSentence]()
     if isinstance(result, Trajectory):
-        sentences = await in_worker(answer_sentences, run.question, result, grounds)
+        answer = result.answer
+        sentences = answer_sentences(run.question, result, grounds)
+    else:
+        answer = result.report.answer
     return CitedAnswer(
         run.id,
         result.outcome,

@@ -177,7 +177,7 @@ class Thoughts:
     def _end_of_marks(self, window: str) -> int:
         """Return the position in `window` from which brackets are no longer read as marks."""
         left = max(0, _MAX_BRACKETS - self._brackets)
-        if _brackets(window) <= left:
+        if len(window) <= left or _brackets(window) <= left:
             return len(window)
         return next(islice(_BRACKET.finditer(window), left, None)).start()
 
@@ -266,4 +266,4 @@ class Thoughts:
 
 
 def _brackets(text: str) -> int:
-    return sum(map(text.count, "<[◁"))
+    return text.count("<") + text.count("[") + text.count("◁")

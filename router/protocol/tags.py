@@ -9,7 +9,7 @@ import html
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from router.models.model import encodable
@@ -47,8 +47,9 @@ def unescape(text: str) -> str:
     """Undo `escape`. Also replace entities for quotes, which models add. Other entities are kept,
     as they may be ordinary text, such as `&copy=` in a URL.
     """
-    for entity in _ENTITIES:
-        text = text.replace(entity, html.unescape(entity))
+    if "&" in text:
+        for entity in _ENTITIES:
+            text = text.replace(entity, html.unescape(entity))
     return text
 
 
@@ -62,6 +63,7 @@ def one_line(text: str) -> str:
     return " ".join(readable(text).split())
 
 
+@lru_cache(64)  # a turn is read several times: its thought, its requests, what is shown of it
 def without_thinking(text: str) -> str:
     """Return `text` without reasoning. Reasoning without a closing tag continues to the end."""
     thoughts = Thoughts()

@@ -2,7 +2,6 @@
 passes it to the search loop, an executor or a role.
 """
 
-import asyncio
 import dataclasses
 from collections.abc import (
     Callable,
@@ -30,7 +29,7 @@ from router.models import Delta, Message
 from router.protocol import Vocabulary
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.runs.lifecycle import RequestOptions, RunLifecycle, RunRequest
-from router.runs.support import is_supported
+from router.runs.support import is_supported, unblocked
 from router.search import RunContext, Topology
 from router.search.condenser import Condenser
 from router.search.context import Draft
@@ -60,10 +59,6 @@ _REPORTING_SHARE = 0.05
 """Share of an execution's time that is kept for reporting that the time for searching ran out."""
 _FOLDING_SHARE = 0.1
 """Share of a table's time that is kept for building the table from the reports."""
-_SHORT = 4_000
-"""Size, by `_read_chars`, up to which `is_supported` is called on the event loop: below this size,
-the check takes less time than starting a thread.
-"""
 MAX_HISTORY = 40
 """Max messages before a question."""
 MAX_HISTORY_CHARS = 32_000
@@ -249,10 +244,7 @@ class Gateway:
         style = None if context.style == DEFAULT_STYLE else context.style
         trajectory = replace(await topology.loop.run(question, context), style=style)
         draft.result = trajectory
-        if _read_chars(trajectory) <= _SHORT:
-            supported = is_supported(question, trajectory)
-        else:
-            supported = await asyncio.to_thread(is_supported, question, trajectory)
+        supported = await unblocked(trajectory, is_supported, question, trajectory)
         draft.result = trajectory = replace(trajectory, unsupported=not supported)
         if error := _answer_failure(trajectory, context):
             draft.result = replace(trajectory, answer="")
@@ -458,13 +450,3 @@ def _most_lasting(errors: Iterable[UpstreamError]) -> UpstreamError | None:
 
 def _out_of_scope(outside: Sequence[str]) -> str:
     return OUT_OF_SCOPE.format(words=", ".join(f'"{word}"' for word in outside[:5]))
-
-
-def _read_chars(trajectory: Trajectory) -> int:
-    """Return the size of the texts that `is_supported` reads, in characters: the passages that the
-    executors were shown, and four times the answer.
-    """
-    searches = [search for execution in trajectory.executions for search in execution.every_search]
-    shown = sum(len(passage.text) for search in searches for passage in search.shown)
-    # The check looks up each word of the answer, which takes several times as long per character.
-    return shown + 4 * len(trajectory.answer)

@@ -3,17 +3,25 @@ retrieved passages contain, and in which of them each sentence's do.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any, TypeVar
 
 import msgspec
 
+from router.background import in_worker
 from router.folding import apart, fold, terms
 from router.table.cell_value import values_in
 from router.trace import Execution, Trajectory
 from router.trace.citation import MAX_CITED, Citation, sentence_spans
 from router.trace.table import Column
+from router.trace.values import by_executors
 
+T = TypeVar("T")
+_SHORT = 4_000
+"""Size, by `_read_chars`, of a result that is checked within some milliseconds. Handing it to a
+worker thread and back takes longer than the check of an ordinary answer.
+"""
 _SHORT_WORDS = 4
 """In an answer of at most this many words, every word is checked. In a longer answer, only names,
 numbers, and words of scripts without spaces are checked.
@@ -34,16 +42,15 @@ _NOTHING_KNOWN = re.compile(
     r"|无法|不足|未知|未提及|没有提到|找不到|不明",
     re.IGNORECASE,
 )
-_PLAIN = (
+_PLAIN_WORDS = frozenset(
     " yes no both neither none all same equal true false former latter"
     " 是 的 否 不 对 都 没 有 相 同"
     " 在 和 与 了 为 于 由 他 她 它 年 月 日 it in on at by"
     " of for from and or as to a he she they his her its their"
     " this that these those there according based since while because however therefore "
-    "thus so when where which what "
+    "thus so when where which what ".split()
 )
 """Words that need no support: verdicts such as "yes", and function words."""
-_PLAIN_WORDS = frozenset(_PLAIN.split())
 _PLAIN_CHARACTERS = frozenset(word for word in _PLAIN_WORDS if not word.isascii())
 MAX_CITATIONS = 500
 """Max citations of a run to which its sentences refer."""
@@ -64,6 +71,31 @@ class AnswerSentence(msgspec.Struct, frozen=True):
     """Positions of the citations that contain its names and numbers, among the run's first
     `MAX_CITATIONS` distinct ones.
     """
+
+
+async def unblocked(result: Trajectory | Execution, work: Callable[..., T], *arguments: Any) -> T:
+    """Return `work(*arguments)`, which searches the passages of `result` for sentences, without
+    blocking the event loop: in a worker thread, unless the texts are short.
+    """
+    if _read_chars(result) <= _SHORT:
+        return work(*arguments)
+    return await in_worker(work, *arguments)
+
+
+def _read_chars(result: Trajectory | Execution) -> int:
+    """Return the size of the texts that are compared, in characters: the passages that the
+    executors were shown, and four times the answer and the evidence.
+    """
+    answer = result.answer if isinstance(result, Trajectory) else result.report.answer
+    executions = result.executions if isinstance(result, Trajectory) else (result,)
+    shown = 0
+    claimed = len(answer)
+    for execution in by_executors(executions):
+        claimed += sum(map(len, execution.report.evidence))
+        for search in execution.every_search:
+            shown += sum(len(passage.text) for passage in search.shown)
+    # Each word of a claim is looked up, which takes several times as long per character.
+    return shown + 4 * claimed
 
 
 def grounds_of(
@@ -133,18 +165,9 @@ class _Evidence:
     def __init__(self, question: str, grounds: Iterable[Iterable[str]]) -> None:
         """`grounds`: the texts of each citation."""
         texts = [" ".join(ground) for ground in grounds]
-        everything = " ".join([_PLAIN, question, *texts])
         self._texts = texts
-        self._known = set(fold(everything).split())
-
-        # Numbers and dates may be written in another way.
-        dates = values_in(_DATE, everything)
-        self._figures = {
-            *values_in(_NUMBER, everything),
-            *dates,
-            *(date[:7] for date in dates),
-            *(date[:4] for date in dates),
-        }
+        self._everything = " ".join([question, *texts])
+        self._known = _PLAIN_WORDS.union(fold(self._everything).split())
 
     def supports(self, claim: str) -> bool:
         """Return whether a text says that nothing is known, or its words, numbers and dates occur
@@ -154,9 +177,10 @@ class _Evidence:
             return True
         words = apart(claim).split()
         unsupported = [word for word in words if not self._known.issuperset(fold(word).split())]
-        claimed = values_in(_DATE, claim) or values_in(_NUMBER, claim)
-        if claimed and self._figures.issuperset(claimed):
-            unsupported = [word for word in unsupported if not _FIGURE.search(word)]
+        if any(map(_FIGURE.search, unsupported)):
+            claimed = values_in(_DATE, claim) or values_in(_NUMBER, claim)
+            if claimed and self._figures.issuperset(claimed):
+                unsupported = [word for word in unsupported if not _FIGURE.search(word)]
 
         if not self._texts or any(
             word != word.lower() or re.search(r"\d", word) for word in unsupported
@@ -165,6 +189,17 @@ class _Evidence:
         if len(words) > _SHORT_WORDS:
             unsupported = [word for word in unsupported if not word.isascii()]
         return not unsupported or len(unsupported) < _STRANGE_SHARE * len(words)
+
+    @cached_property
+    def _figures(self) -> set[str]:
+        """Numbers and dates in canonical form: a claim may write them in another way."""
+        dates = values_in(_DATE, self._everything)
+        return {
+            *values_in(_NUMBER, self._everything),
+            *dates,
+            *(date[:7] for date in dates),
+            *(date[:4] for date in dates),
+        }
 
     def citations(self, claim: str) -> tuple[int, ...]:
         """Return the positions of the few citations that together contain the names and numbers of

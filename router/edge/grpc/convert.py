@@ -18,12 +18,11 @@ from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import evidence_pb2, run_service_pb2, usage_pb2, usage_service_pb2
 from rolegate.v1 import executor_version_service_pb2 as version_pb
 
-from router.background import in_worker
 from router.edge.status import Failure, message_of, reason_of
 from router.ledger import UsageReport
 from router.ledger.reconciliation import Reconciliation
 from router.runs.archive import RunSummary, shortened
-from router.runs.support import MAX_CITATIONS, answer_sentences, grounds_of
+from router.runs.support import MAX_CITATIONS, answer_sentences, grounds_of, unblocked
 from router.trace import Call, Event, Execution, Run, Trajectory
 from router.trace.call import totals
 from router.trace.citation import Citation
@@ -153,31 +152,33 @@ def _within(result: evidence_pb2.SubQueryResult, max_bytes: int) -> evidence_pb2
 
 
 async def answer_to_proto(run: Run) -> pb.AnswerResponse:
-    """Convert the answer of a finished run. The search for cited sentences runs in a worker thread,
-    because passages may be long.
-    """
+    """Convert the answer of a finished run."""
     assert isinstance(run.result, Trajectory)
-    executions = run.result.executions
+    return await unblocked(run.result, _answer_to_proto, run, run.result)
+
+
+def _answer_to_proto(run: Run, result: Trajectory) -> pb.AnswerResponse:
+    executions = result.executions
     results = list[evidence_pb2.SubQueryResult]()
     cited = list[list[list[Citation]]]()
     bytes_left = _MAX_BYTES
     for execution in executions:
-        citations = await in_worker(execution.citations, execution.report.evidence)
-        result = _within(await in_worker(execution_to_proto, execution, citations), bytes_left)
-        bytes_left -= result.ByteSize()
-        results.append(result)
+        citations = execution.citations(execution.report.evidence)
+        converted = _within(execution_to_proto(execution, citations), bytes_left)
+        bytes_left -= converted.ByteSize()
+        results.append(converted)
         cited.append(citations)
     grounds = grounds_of(executions, cited)
     return to_proto(
         pb.AnswerResponse,
-        run.result,
+        result,
         run_id=run.id,
         results=results,
         usage=usage_to_proto(run.calls),
         question=run.question,
         duration=run.duration_s,
         citations=islice(grounds, MAX_CITATIONS),
-        sentences=await in_worker(answer_sentences, run.question, run.result, grounds),
+        sentences=answer_sentences(run.question, result, grounds),
     )
 
 

@@ -9,7 +9,7 @@ from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import table_service_pb2 as pb
 
 from router.amount import Amount
-from router.background import in_viewer, in_worker
+from router.background import in_viewer
 from router.edge.grpc.convert import (
     answer_to_proto,
     event_to_proto,
@@ -20,6 +20,7 @@ from router.edge.grpc.convert import (
 from router.edge.grpc.convert_request import from_proto
 from router.edge.run_table import TableEvents, is_contradicted, is_of, run_table
 from router.runs.archive import shortened
+from router.runs.support import unblocked
 from router.table import TableRequest, table_cost
 from router.table.cell_value import is_mistyped
 from router.trace import Event, Run
@@ -59,11 +60,9 @@ class EventsToProto:
         self._state = TableEvents(earlier)
 
     async def one(self, number: int, event: Event) -> Any:
-        """Return the message for the event with this number. A report is converted in a worker
-        thread, because the search for cited sentences takes time.
-        """
-        if isinstance(event, Reported):
-            return await in_worker(self._to_proto, number, event)
+        """Return the message for the event with this number."""
+        if isinstance(event, Reported) and event.execution:
+            return await unblocked(event.execution, self._to_proto, number, event)
         return self._to_proto(number, event)
 
     async def last(self, number: int, run: Run) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1 import usage_service_pb2_grpc as usage_pb_grpc
 
 from router.access import caller
-from router.background import in_viewer, in_worker
+from router.background import in_viewer
 from router.edge.grpc import convert
 from router.edge.grpc import convert_request as parse
 from router.edge.grpc.convert_table import EventsToProto
@@ -31,6 +31,7 @@ from router.ledger.usage import Usages
 from router.models import Completion, Delta
 from router.runs import Gateway, Runs
 from router.runs.archive import ExportedRun
+from router.runs.support import unblocked
 from router.trace import Conversation, Event, Execution, Run
 from router.trace.export import output_of, trace_json
 from router.trace.identity import Identity
@@ -159,7 +160,7 @@ class ExecutionServicer(execution_pb_grpc.ExecutionServiceServicer):
             request.sub_query, parse.options_from_proto(request, context)
         )
         assert isinstance(run.result, Execution)
-        result = await in_worker(convert.execution_to_proto, run.result)
+        result = await unblocked(run.result, convert.execution_to_proto, run.result)
         return execution_pb.ExecuteResponse(
             run_id=run.id, result=result, usage=convert.usage_to_proto(run.calls)
         )
