@@ -54,8 +54,6 @@ class OpenAIServer:
         """JSON bodies of all requests."""
         self.headers: list[dict[str, str]] = []
         """Headers of all requests."""
-        self.request_ids: list[str | None] = []
-        """The header `X-Request-Id` of all requests."""
         self.connections: set[object] = set()
         """All connections over which a request arrived."""
         self.received = asyncio.Event()
@@ -71,26 +69,19 @@ class OpenAIServer:
         self.counted: list[dict[str, Any]] = []
         """JSON bodies of all requests to `POST /tokenize`."""
         self._started_at = time.time()
-        self._disconnected = asyncio.Event()
+        self.disconnected = asyncio.Event()
+        """Set once a client has disconnected before its answer was complete."""
         self._behaviours: list[Behaviour] = [says("hello")]
 
     def plays(self, *behaviours: Behaviour) -> None:
         """Answer further requests with these behaviours, one per request. The last is repeated."""
         self._behaviours = list(behaviours)
 
-    async def sees_disconnect(self) -> None:
-        """Wait until a client disconnects before its answer is complete. Raises `TimeoutError`
-        after 10 seconds.
-        """
-        async with asyncio.timeout(10):
-            await self._disconnected.wait()
-
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Record a request if `recording` is true, and answer it with the next behaviour."""
         if self.recording:
             self.bodies.append(await request.json())
             self.headers.append(dict(request.headers))
-            self.request_ids.append(request.headers.get(REQUEST_ID))
             self.connections.add(request.transport)
             self.received.set()
             if (model := self.bodies[-1]["model"]) != MODEL:
@@ -99,7 +90,7 @@ class OpenAIServer:
         try:
             return await play(request)
         except (asyncio.CancelledError, ConnectionError):
-            self._disconnected.set()
+            self.disconnected.set()
             raise
         finally:
             self.tokens.update(request.get(_TOKENS, {}))
@@ -189,7 +180,7 @@ def says(
     if reasoning:
         deltas.append(reasoning)
     deltas += [{"content": text} for text in texts]
-    chunks = [*(_chunk({"delta": delta}) for delta in deltas), _chunk({"delta": {}, **end})]
+    chunks = [*(chunk_of({"delta": delta}) for delta in deltas), chunk_of({"delta": {}, **end})]
     if usage:
         chunks.append({"choices": [], "usage": usage})
 
@@ -199,7 +190,7 @@ def says(
         content = None if None in texts else "".join(text for text in texts if text)
         message = {"role": "assistant", "content": content, **(reasoning or {})}
         return web.json_response(
-            {**_chunk({"message": message, **end}), **({"usage": usage} if usage else {})}
+            {**chunk_of({"message": message, **end}), **({"usage": usage} if usage else {})}
         )
 
     return play
@@ -328,25 +319,6 @@ def streams(
     return play
 
 
-def replies(
-    body: bytes,
-    content_type: str = "application/json",
-    status: int = 200,
-    headers: Mapping[str, str] = {},
-) -> Behaviour:
-    """Return a behaviour that sends these bytes as the body of the response."""
-
-    async def play(_request: web.Request) -> web.StreamResponse:
-        return web.Response(
-            body=body,
-            content_type=content_type,
-            status=status,
-            headers=headers,
-        )
-
-    return play
-
-
 def fails(
     status: int,
     message: str,
@@ -388,18 +360,8 @@ def event(chunk: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % msgspec.json.encode(chunk)
 
 
-def text_event(text: str, usage: dict[str, Any] | None = None) -> bytes:
-    """Return the event for a piece of text. `usage`: the usage so far; None to leave it out."""
-    chunk = _chunk({"delta": {"content": text}})
-    return event({**chunk, "usage": usage} if usage else chunk)
-
-
-def end_event(finish_reason: str = "stop", stop_reason: str | int | None = None) -> bytes:
-    """Return the event that carries the finish reason."""
-    return event(_chunk({"delta": {}, "finish_reason": finish_reason, "stop_reason": stop_reason}))
-
-
-def _chunk(choice: dict[str, Any]) -> dict[str, Any]:
+def chunk_of(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return a chunk of a stream, or a whole reply, that has this choice."""
     kind = "chat.completion.chunk" if "delta" in choice else "chat.completion"
     return {
         "id": "c",

@@ -24,23 +24,14 @@ from router.edge.grpc.server import Server
 from router.models import Message
 from router.protocol import Passage
 from router.store import SQLAccounts, opened
-from router.testing.openai_server import (
-    DONE,
-    MODEL,
-    end_event,
-    event,
-    hang,
-    says,
-    serving,
-    streams,
-    text_event,
-)
+from router.testing.openai_server import DONE, MODEL, event, hang, says, serving, streams
 from router.trace import Price
 from serving.composition import running_gateway
 from serving.config.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
 from serving.config.file import preset, read_config
 from serving.retrieval.services import RetrievalServicer
 from tests import reading_model
+from tests.openai_behaviours import disconnects, end_event, text_event
 from tests.router.retriever import one_index
 
 BOUND = prompt_bound([Message("user", "hi")])
@@ -188,7 +179,7 @@ async def test_an_engine_that_ignores_max_tokens_is_stopped(tmp_path: Path, coun
     ):
         server.plays(streams(*pieces, then=hang))
         reply, call = await gateway.complete()
-        await server.sees_disconnect()
+        await disconnects(server)
         spent = await gateway.spent()
     assert reply.finish_reason == "length"
     assert len(reply.text) < 2000 if counts else len(reply.text) == 64 * 32 + 256

@@ -20,13 +20,12 @@ from router.testing.openai_server import (
     OpenAIServer,
     fails,
     hang,
-    replies,
     reset,
     says,
     serving,
     streams,
-    text_event,
 )
+from tests.openai_behaviours import disconnects, replies, text_event
 
 ASKED = (Message("system", "answer"), Message("user", "hi"))
 SOON = Timeouts(first_token_s=0.3, call_s=0.6)
@@ -161,7 +160,7 @@ async def test_a_call_that_exceeds_a_timeout_is_stopped_and_not_repeated(
     asked_role = role(replica(pool, openai_server), timeouts=SOON, streams=streamed)
     with pytest.raises(UpstreamUnavailable, match=message):
         await asked_role.ask(ASKED, (), Ledger())
-    await openai_server.sees_disconnect()
+    await disconnects(openai_server)
     assert len(openai_server.bodies) == 1
 
 

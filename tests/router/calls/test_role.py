@@ -22,18 +22,10 @@ from router.ledger.journal import NoJournal
 from router.models import Completion, Delta, Message, ScriptedModel, Usage
 from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
-from router.testing.openai_server import (
-    MODEL,
-    Behaviour,
-    OpenAIServer,
-    fails,
-    hang,
-    says,
-    streams,
-    text_event,
-)
+from router.testing.openai_server import MODEL, Behaviour, OpenAIServer, fails, hang, says, streams
 from router.trace import Price
 from router.trace.call import OpenedCall
+from tests.openai_behaviours import disconnects, text_event
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import HeldModel, role
 
@@ -234,7 +226,7 @@ async def test_a_reader_that_leaves_stops_the_engine(
     await first_delta.wait()
     call_task.cancel()
     await asyncio.gather(call_task, return_exceptions=True)
-    await openai_server.sees_disconnect()
+    await disconnects(openai_server)
     (call,) = ledger.calls
     assert (call.outcome, call.usage) == ("cancelled", Usage(11, 2, lower_bound=True))
 

@@ -31,8 +31,9 @@ from router.models import Prompt, ScriptedModel
 from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
-from router.testing.openai_server import MODEL, OpenAIServer, replies, serving
+from router.testing.openai_server import MODEL, OpenAIServer, serving
 from router.testing.openai_server import streams as event_stream
+from tests.openai_behaviours import replies
 from tests.router.deployment import STOP, Deployment, Kept, block, report
 from tests.router.edge.wire import connected, info_of, served, whole_server
 from tests.router.pathological import HOSTILE

@@ -32,9 +32,10 @@ from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
 from router.runs import RequestOptions
 from router.testing import openai_server
-from router.testing.openai_server import MODEL, Behaviour, fails, replies, says
+from router.testing.openai_server import MODEL, Behaviour, fails, says
 from router.trace import Trajectory
 from router.trace.values import NOT_FOUND
+from tests.openai_behaviours import replies
 from tests.router.deployment import STOP, Deployment, Kept, block, finds, report
 from tests.router.edge.wire import info_of, served
 from tests.router.retriever import FixedRetriever

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
+from multidict import CIMultiDict
 
 from router.errors import (
     ContextTooLong,
@@ -19,6 +20,7 @@ from router.errors import (
 from router.models import Completion, Message, Prompt, Sampling, Usage
 from router.models.failures import Upstream
 from router.models.litellm_client import LiteLLMModel, close_clients
+from router.models.openai_wire import REQUEST_ID
 from router.testing.openai_server import (
     DONE,
     MODEL,
@@ -28,12 +30,11 @@ from router.testing.openai_server import (
     event,
     fails,
     hang,
-    replies,
     reset,
     says,
     streams,
-    text_event,
 )
+from tests.openai_behaviours import disconnects, replies, text_event
 from tests.router.models.reading import left, streamed
 
 PROMPT = Prompt((Message("user", "hi"),), Sampling(), stop=("</x>",))
@@ -75,7 +76,7 @@ async def test_a_stream_that_overruns_a_stop_string_is_left(
     """The provider is left immediately."""
     openai_server.plays(streams(text_event("a</"), text_event("x>b"), then=hang))
     assert await streamed(model, PROMPT) == Completion("a</x>", "stop", overran=True)
-    await openai_server.sees_disconnect()
+    await disconnects(openai_server)
     openai_server.plays(says("a</x>b"))
     assert (await model.complete(PROMPT)).text == "a</x>"
 
@@ -123,7 +124,8 @@ async def test_a_call_s_request_id_is_sent(
     await model.complete(msgspec.structs.replace(PROMPT, request_id="run-1-0"))
     await streamed(model, msgspec.structs.replace(PROMPT, request_id="run-1-1"))
     await model.complete(PROMPT)
-    assert openai_server.request_ids == ["run-1-0", "run-1-1", None]
+    request_ids = [CIMultiDict(headers).get(REQUEST_ID) for headers in openai_server.headers]
+    assert request_ids == ["run-1-0", "run-1-1", None]
 
 
 async def test_only_openai_s_models_are_counted() -> None:
@@ -293,7 +295,7 @@ async def test_leaving_a_stream_stops_the_work_upstream(
 ) -> None:
     openai_server.plays(streams(text_event("a"), then=hang))
     assert [delta.text for delta in await left(model, PROMPT)] == ["a"]
-    await openai_server.sees_disconnect()
+    await disconnects(openai_server)
 
 
 def in_a_fresh_python(code: str) -> str:

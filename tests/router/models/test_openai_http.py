@@ -7,6 +7,7 @@ import socket
 import msgspec
 import pytest
 from aiohttp import web
+from multidict import CIMultiDict
 
 from router.errors import (
     ContextTooLong,
@@ -19,21 +20,20 @@ from router.models import Completion, Delta, Message, Prompt, Sampling, Usage
 from router.models.connection_pool import ConnectionPool
 from router.models.model import TokenIds
 from router.models.openai_client import OpenAIHTTP
+from router.models.openai_wire import REQUEST_ID
 from router.testing.openai_server import (
     DONE,
     MODEL,
     Behaviour,
     OpenAIServer,
-    end_event,
     event,
     fails,
     hang,
-    replies,
     reset,
     says,
     streams,
-    text_event,
 )
+from tests.openai_behaviours import disconnects, end_event, replies, text_event
 from tests.router.models.reading import left, streamed
 
 PROMPT = Prompt((Message("user", "hi"),), Sampling(), stop=("</x>", "</y>"))
@@ -117,7 +117,8 @@ async def test_a_call_s_request_id_is_sent(model: OpenAIHTTP, openai_server: Ope
     await model.complete(msgspec.structs.replace(PROMPT, request_id="run-1-0"))
     await streamed(model, msgspec.structs.replace(PROMPT, request_id="run-1-1"))
     await model.complete(PROMPT)
-    assert openai_server.request_ids == ["run-1-0", "run-1-1", None]
+    request_ids = [CIMultiDict(headers).get(REQUEST_ID) for headers in openai_server.headers]
+    assert request_ids == ["run-1-0", "run-1-1", None]
 
 
 async def test_token_ids_come_with_whole_replies(
@@ -511,7 +512,7 @@ async def test_a_stream_that_overruns_a_stop_string_is_left(
     assert await streamed(model, PROMPT) == Completion(
         "a</x>", "stop", usage=Usage(11, 2, lower_bound=True), overran=True
     )
-    await openai_server.sees_disconnect()
+    await disconnects(openai_server)
 
 
 @pytest.mark.parametrize(
@@ -533,7 +534,7 @@ async def test_a_stream_that_overruns_its_token_limit_is_left(
     """Without a count, the limit is the most text that so many tokens can hold."""
     openai_server.plays(streams(*pieces, then=hang))
     assert await streamed(model, msgspec.structs.replace(PROMPT, sampling=Sampling(2))) == expected
-    await openai_server.sees_disconnect()
+    await disconnects(openai_server)
 
 
 async def test_a_stream_without_a_reader_may_send_several_tokens_at_a_time(
@@ -564,7 +565,7 @@ async def test_leaving_a_stream_stops_the_work_upstream(
 ) -> None:
     openai_server.plays(streams(HEAD, then=hang))
     assert await left(model, PROMPT) == [Delta("a")]
-    await openai_server.sees_disconnect()
+    await disconnects(openai_server)
 
 
 async def test_an_error_of_the_reader_is_passed_on_unchanged(model: OpenAIHTTP) -> None:

@@ -25,15 +25,13 @@ from router.testing.openai_server import (
     MODEL,
     Behaviour,
     OpenAIServer,
-    end_event,
     event,
     fails,
-    replies,
     says,
     serving,
     streams,
-    text_event,
 )
+from tests.openai_behaviours import end_event, replies, text_event
 from tests.router.models.reading import streamed
 
 PROMPT = Prompt((Message("user", "hi"),), Sampling(), stop=("</x>",))

@@ -9,6 +9,7 @@ from router.models import Message, Prompt, Sampling, Usage
 from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.testing.openai_server import ChatRequest, Reply, serving, writes
+from tests.openai_behaviours import disconnects
 
 PROMPT = Prompt(
     (Message("system", "Be short."), Message("user", "Who wrote it?")),
@@ -64,7 +65,7 @@ async def test_a_cut_reply_counts_the_tokens_written_so_far() -> None:
         asked = {"model": "any", "messages": [], "stream": True}
         async with session.post(f"{server.base_url}/chat/completions", json=asked) as reply:
             await reply.content.readany()
-        await server.sees_disconnect()
+        await disconnects(server)
     assert 0 < server.tokens["generation"] < 800
 
 

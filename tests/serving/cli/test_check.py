@@ -15,16 +15,7 @@ from aiohttp import web
 
 from router.edge.grpc.server import Server
 from router.testing import openai_server
-from router.testing.openai_server import (
-    MODEL,
-    USAGE,
-    Behaviour,
-    OpenAIServer,
-    fails,
-    hang,
-    replies,
-    says,
-)
+from router.testing.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, says
 from router.trace import RoleName
 from serving.cli.main import main
 from serving.config.file import load_config
@@ -34,6 +25,7 @@ from serving.retrieval.build import build_index
 from serving.retrieval.embedder import EndpointEmbedder
 from serving.retrieval.services import RetrievalServicer
 from tests.conftest import Rolegate
+from tests.openai_behaviours import replies
 from tests.router.retriever import FixedRetriever
 from tests.scripted_gateway import environment
 from tests.serving.retrieval import scripted_reranker
