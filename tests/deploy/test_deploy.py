@@ -1,0 +1,186 @@
+"""The files in deploy/ name what is there: configs load, ports and paths agree, manifests are valid
+by Kubernetes' schemas, and the programs that read the files accept them, where installed.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import tomlkit
+import yaml
+
+from serving.config.check import problems
+from serving.config.file import read_config
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+PROJECT = tomlkit.parse((ROOT / "pyproject.toml").read_text())["project"]
+CONFIGS = [DEPLOY / "compose/rolegate.toml", DEPLOY / "kubernetes/rolegate.toml"]
+KUSTOMIZATION = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text())
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+
+
+def manifests() -> list[dict[str, Any]]:
+    """Return all objects that kustomize would apply, and the Job that creates the first key."""
+    files = [*KUSTOMIZATION["resources"], "first-key.yaml"]
+    texts = [(DEPLOY / "kubernetes" / name).read_text() for name in files]
+    return [found for text in texts for found in yaml.safe_load_all(text)]
+
+
+def pods() -> Iterator[dict[str, Any]]:
+    """Yield the specification of each pod."""
+    for found in manifests():
+        spec = found.get("spec", {})
+        spec = spec.get("jobTemplate", {}).get("spec", spec)
+        if "template" in spec:
+            yield spec["template"]["spec"]
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment variables that the configs name."""
+    for name in ("OPENAI_API_KEY", "PGPASSWORD"):
+        monkeypatch.setenv(name, "secret")
+
+
+@pytest.mark.usefixtures("keys")
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.parent.name)
+def test_a_config_loads_and_listens_where_the_files_look(path: Path) -> None:
+    config = read_config(path)
+    (mounted,) = config.retrieval.documents
+    missing = f"retrieval.documents: there is no file or folder {mounted}."
+    assert [str(problem) for problem in problems(config)] == [missing]
+    assert config.server.address == "0.0.0.0:50551"
+    assert config.server.http == "0.0.0.0:50580"
+    assert config.telemetry.metrics == "0.0.0.0:9464"
+    assert config.server.store.startswith("postgresql://")
+    assert str(config.server.log) == "/data/log"
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.vllm"])
+def test_an_image_copies_what_is_there_and_installs_extras_that_exist(name: str) -> None:
+    lines = re.sub(r"\\\n", " ", (DEPLOY / name).read_text()).splitlines()
+    for line in lines:
+        if line.startswith("COPY ") and "--from" not in line:
+            for source in line.split()[1:-1]:
+                assert (ROOT / source).exists(), line
+    (extras,) = re.findall(r"^ARG EXTRAS=(\S+)$", "\n".join(lines), re.MULTILINE)
+    assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+    copied = {word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]}
+    assert {"pyproject.toml", "protos", "router", "serving"} <= copied
+
+
+def test_compose_names_services_files_and_volumes_that_are_there() -> None:
+    volumes = set(COMPOSE["volumes"])
+    for name, service in COMPOSE["services"].items():
+        assert set(service.get("depends_on", ())) <= set(COMPOSE["services"]), name
+        for mounted in service.get("volumes", ()):
+            source = mounted.split(":")[0]
+            if source == "./documents":  # the user's
+                continue
+            assert source in volumes or (DEPLOY / source).exists(), mounted
+    gateways = [service for service in COMPOSE["services"].values() if "hostname" in service]
+    logs = [
+        volume for service in gateways for volume in service["volumes"] if "/data/log" in volume
+    ]
+    assert len(set(logs)) == len(gateways) == 2, "each gateway has a log of its own"
+
+
+def test_a_gateway_has_time_to_finish_before_it_is_killed() -> None:
+    grace_s = read_config(CONFIGS[0]).server.grace_s
+    stops = [service["stop_grace_period"] for service in COMPOSE["services"].values()
+             if "stop_grace_period" in service]  # fmt: skip
+    unit = (DEPLOY / "systemd/rolegate.service").read_text()
+    (unit_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
+    (pod_s,) = [
+        pod["terminationGracePeriodSeconds"]
+        for pod in pods()
+        if "terminationGracePeriodSeconds" in pod
+    ]
+    for limit in (*(int(stop.removesuffix("s")) for stop in stops), int(unit_s), pod_s):
+        assert limit > grace_s
+
+
+@pytest.mark.parametrize("found", manifests(), ids=lambda found: found["kind"])
+def test_a_manifest_is_valid_by_the_schemas_of_kubernetes(found: dict[str, Any]) -> None:
+    version = kubernetes_validate.latest_version()
+    kubernetes_validate.validate(found, version, strict=True)
+
+
+def test_pods_use_ports_volumes_and_configs_that_are_declared() -> None:
+    generated = {
+        *(config["name"] for config in KUSTOMIZATION["configMapGenerator"]),
+        *(secret["name"] for secret in KUSTOMIZATION["secretGenerator"]),
+    }
+    images = {image["name"] for image in KUSTOMIZATION["images"]}
+    claims = {found["metadata"]["name"] for found in manifests() if "Claim" in found["kind"]}
+    for pod in pods():
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        for volume in volumes.values():
+            if "configMap" in volume:
+                assert volume["configMap"]["name"] in generated
+            if "persistentVolumeClaim" in volume:
+                assert volume["persistentVolumeClaim"]["claimName"] in claims
+        for container in pod["containers"]:
+            assert container["image"] in images or "registry.example" in container["image"]
+            mounts = {mount["name"] for mount in container["volumeMounts"]}
+            assert mounts <= {*volumes, "data"}
+            for source in container["envFrom"]:
+                assert source["secretRef"]["name"] in generated
+    for name in KUSTOMIZATION["resources"]:
+        assert (DEPLOY / "kubernetes" / name).is_file()
+
+
+def test_pods_run_without_privileges() -> None:
+    for pod in pods():
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert not pod["automountServiceAccountToken"]
+        for container in pod["containers"]:
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert not container["securityContext"]["allowPrivilegeEscalation"]
+
+
+def test_haproxy_accepts_its_file() -> None:
+    program = shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin")
+    if program is None:
+        pytest.skip("HAProxy is not installed (Debian: apt-get install haproxy)")
+    checked = subprocess.run(
+        [program, "-c", "-f", DEPLOY / "proxies/haproxy.cfg"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_the_proxies_lead_to_the_gateways_of_compose() -> None:
+    haproxy = (DEPLOY / "proxies/haproxy.cfg").read_text()
+    envoy = yaml.safe_load((DEPLOY / "proxies/envoy.yaml").read_text())
+    gateways = {name for name in COMPOSE["services"] if name.startswith("gateway")}
+    assert set(re.findall(r"^\s+server (\S+) ", haproxy, re.MULTILINE)) == gateways
+    assert gateways <= set(re.findall(r"gateway-\d", str(envoy)))
+
+
+def test_systemd_accepts_the_unit_and_finds_it_hardened(tmp_path: Path) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd is not installed")
+    unit = tmp_path / "rolegate.service"
+    text = (DEPLOY / "systemd/rolegate.service").read_text()
+    unit.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE))
+    verified = subprocess.run(
+        [program, "verify", unit], capture_output=True, text=True, check=False
+    )
+    assert "rolegate.service" not in verified.stderr, verified.stderr
+    judged = subprocess.run(
+        [program, "security", "--offline=yes", "--threshold=20", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert judged.returncode == 0, judged.stdout[-300:]  # exposure of at most 2.0
