@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import tomlkit
 
 from router.testing.openai_server import MODEL, OpenAIServer, says, serving
 
@@ -36,23 +37,56 @@ index = "index"
 """
 
 
+ONLY = """
+import importlib.abc
+import sys
+
+ALLOWED = {*sys.stdlib_module_names, "rolegate", "grpc", "google", "typing_extensions"}
+
+class Only(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.split(".")[0] not in ALLOWED:
+            raise ImportError(f"{name} is no dependency of the client")
+
+sys.meta_path.insert(0, Only())
+from rolegate.client import Client, GatewayError
+
+try:
+    with Client("127.0.0.1:1") as client:
+        client.ask("Who?", timeout_s=5)
+except GatewayError as error:
+    print(error.code.name)
+"""
+"""A program that asks a gateway that is not there, with the client's dependencies alone."""
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the unpacked wheel, built from a copy without ignored files."""
-    source, wheels, target = (
-        tmp_path_factory.mktemp(name) for name in ("source", "wheels", "target")
-    )
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository without ignored files."""
+    copy = tmp_path_factory.mktemp("source")
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
     for name in tracked:
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, source / name)
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+def install(source: Path, target: Path) -> Path:
+    """Build the wheel of a folder, unpack it below `target`, and return the folder with it."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", wheels, source], check=True)
-    (wheel,) = wheels.glob("*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", target, wheel], check=True)
-    return target
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", target, source], check=True)
+    (wheel,) = target.glob("*.whl")
+    unpacked = target / "unpacked"
+    subprocess.run([*pip, "install", "--no-deps", "--target", unpacked, wheel], check=True)
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the unpacked wheel of the gateway."""
+    return install(source, tmp_path_factory.mktemp("gateway"))
 
 
 @pytest_asyncio.fixture
@@ -93,6 +127,20 @@ async def test_the_wheel_answers_among_foreign_modules(
     answer = json.loads(answered)
     assert answer["answer"] == "Ilmen"
     assert answer["results"][0]["evidence"][0]["citations"][0]["title"] == "Ilmen"
+
+
+@pytest.mark.slow
+async def test_the_client_s_wheel_needs_no_gateway(source: Path, tmp_path: Path) -> None:
+    """It has the version of the gateway, and works with gRPC and protobuf alone."""
+    installed = install(source / "protos", tmp_path)
+    versions = [
+        tomlkit.parse((source / folder / "pyproject.toml").read_text())["project"]["version"]
+        for folder in (".", "protos")
+    ]
+    assert versions[0] == versions[1]
+    (tmp_path / "asks.py").write_text(ONLY)
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    assert await _run([sys.executable, "asks.py"], tmp_path, environment) == "UNAVAILABLE\n"
 
 
 async def _run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
