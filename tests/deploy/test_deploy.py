@@ -13,6 +13,8 @@ import kubernetes_validate
 import pytest
 import tomlkit
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from serving.config.check import problems
 from serving.config.file import read_config
@@ -69,6 +71,7 @@ def test_an_image_copies_what_is_there_and_installs_extras_that_exist(name: str)
         if line.startswith("COPY ") and "--from" not in line:
             for source in line.split()[1:-1]:
                 assert (ROOT / source).exists(), line
+                assert f"!{source}" in (ROOT / ".dockerignore").read_text().splitlines(), line
     (extras,) = re.findall(r"^ARG EXTRAS=(\S+)$", "\n".join(lines), re.MULTILINE)
     assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
     copied = {word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]}
@@ -184,3 +187,25 @@ def test_systemd_accepts_the_unit_and_finds_it_hardened(tmp_path: Path) -> None:
         check=False,
     )
     assert judged.returncode == 0, judged.stdout[-300:]  # exposure of at most 2.0
+
+
+def test_the_lock_holds_a_fitting_version_of_each_dependency_of_the_image() -> None:
+    """After a change of pyproject.toml, `sh scripts/lock.sh` brings it up to date."""
+    locked = re.findall(
+        r"^([a-z0-9-]+)==([^ ;]+)", (DEPLOY / "requirements.lock").read_text(), re.MULTILINE
+    )
+    versions = dict(locked)
+    wanted = list(PROJECT["dependencies"])
+    extras = ["hosted", "postgres", "otlp", "mcp"]
+    while extras:
+        for text in PROJECT["optional-dependencies"][extras.pop()]:
+            requirement = Requirement(text)
+            if requirement.name == "rolegate":
+                extras += requirement.extras
+            else:
+                wanted.append(text)
+    assert len(wanted) > 40
+    for requirement in map(Requirement, wanted):
+        version = versions.get(canonicalize_name(requirement.name))
+        assert version is not None, requirement
+        assert requirement.specifier.contains(version), requirement

@@ -1,0 +1,8 @@
+#!/bin/sh
+# Write deploy/requirements.lock: the versions and hashes of all packages that the image installs, for every platform and
+# Python version that rolegate supports. Needs uv (pip install uv). Further arguments go to uv, such as --upgrade.
+set -eu
+cd "$(dirname "$0")/.."
+uv pip compile pyproject.toml --extra hosted --extra postgres --extra otlp --extra mcp \
+    --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+    --custom-compile-command "sh scripts/lock.sh" --output-file deploy/requirements.lock "$@" >/dev/null
