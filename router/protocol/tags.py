@@ -63,7 +63,7 @@ def one_line(text: str) -> str:
     return " ".join(readable(text).split())
 
 
-@lru_cache(64)  # a turn is read several times: its thought, its requests, what is shown of it
+@lru_cache(64)  # the same output is parsed, and then shown in the next prompt
 def without_thinking(text: str) -> str:
     """Return `text` without reasoning. Reasoning without a closing tag continues to the end."""
     thoughts = Thoughts()

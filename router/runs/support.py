@@ -15,7 +15,6 @@ from router.table.cell_value import values_in
 from router.trace import Execution, Trajectory
 from router.trace.citation import MAX_CITED, Citation, sentence_spans
 from router.trace.table import Column
-from router.trace.values import by_executors
 
 T = TypeVar("T")
 _SHORT = 4_000
@@ -84,16 +83,15 @@ async def unblocked(result: Trajectory | Execution, work: Callable[..., T], *arg
 
 def _read_chars(result: Trajectory | Execution) -> int:
     """Return the size of the texts that are compared, in characters: the passages that the
-    executors were shown, and four times the answer and the evidence.
+    executors were shown, and four times the answer and the evidence, those of managers included.
     """
-    answer = result.answer if isinstance(result, Trajectory) else result.report.answer
-    executions = result.executions if isinstance(result, Trajectory) else (result,)
-    read = 4 * len(answer)  # looking up a word takes several times as long as reading it
-    for execution in by_executors(executions):
-        read += 4 * sum(map(len, execution.report.evidence))
-        for search in execution.every_search:
-            read += sum(len(passage.text) for passage in search.shown)
-    return read
+    if isinstance(result, Trajectory):
+        return 4 * len(result.answer) + sum(map(_read_chars, result.executions))
+    shown = sum(len(passage.text) for search in result.every_search for passage in search.shown)
+    # Looking up a word of the evidence takes several times as long as reading it.
+    claimed = 4 * sum(map(len, result.report.evidence))
+    workers = result.work.executions if result.work else ()
+    return shown + claimed + sum(map(_read_chars, workers))
 
 
 def grounds_of(
