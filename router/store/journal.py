@@ -312,7 +312,7 @@ class LogJournal:
     async def quotas_left(self) -> dict[tuple[str, str], float]:
         """Return the share of each quota that is not spent in the current day or month, from 0 to
         1, by tenant and name of the quota, such as `tokens_per_day`. With several gateways, the
-        spending of all of them counts. Raises `StoreFailed`.
+        spending of all of them counts. A quota of 0 has no share. Raises `StoreFailed`.
         """
         spent = await self._database.read(_spent)
         left: dict[tuple[str, str], float] = {}
@@ -321,9 +321,9 @@ class LogJournal:
             quota = f"{of}_per_{unit}"
             for tenant in self._quotas.tenants.values():
                 limit: int | None = getattr(tenant, quota)
-                if limit is not None:
+                if limit:
                     used: int = getattr(spent.get((tenant.name, period), Tally()), of)
-                    left[tenant.name, quota] = max(0.0, 1 - used / limit) if limit else 0.0
+                    left[tenant.name, quota] = max(0.0, 1 - used / limit)
         return left
 
     def _running(self, run_id: str) -> RecordedRun:

@@ -130,7 +130,7 @@ async def test_what_is_left_of_quotas_is_measured(tmp_path: Path) -> None:
     """Each limit of a tenant has its share, as far as runs are stored."""
     url = f"sqlite:///{tmp_path}/runs.db"
     database = await Database.open(url)
-    tenant = Tenant("default", tokens_per_month=10**9, nano_usd_per_day=0, requests_per_day=4)
+    tenant = Tenant("default", tokens_per_month=10**9, nano_usd_per_day=5, requests_per_day=4)
     await SQLAccounts(database).set_tenant(tenant)
     await database.close()
 
@@ -140,7 +140,7 @@ async def test_what_is_left_of_quotas_is_measured(tmp_path: Path) -> None:
             samples = await scraped(gateway.listens("metrics"))
     shares = samples["rolegate_quota_left_ratio"].items()
     left = {dict(labels)["quota"]: share for labels, share in shares}
-    assert left == {"requests_per_day": 1, "tokens_per_month": 1, "usd_per_day": 0}
+    assert left == {"requests_per_day": 1, "tokens_per_month": 1, "usd_per_day": 1}
 
 
 async def test_the_event_loop_s_lag_is_measured(tmp_path: Path) -> None:
