@@ -2,7 +2,6 @@
 `--check`, write nothing; exit with status 1 if a file is out of date.
 """
 
-import ast
 import inspect
 import subprocess
 import sys
@@ -18,9 +17,15 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorSet,
 )
 from google.rpc import code_pb2
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
 
 from router import errors
+from router.calls import Readiness, Upstreams
 from router.edge.status import HTTP_STATUS, STATUS
+from router.runs import Admission
+from router.search.report_cache import ReportCounts
+from serving.telemetry.metrics import Gauges, Metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 REMEDIES: dict[type[errors.RolegateError], str] = {
@@ -57,15 +62,6 @@ REMEDIES: dict[type[errors.RolegateError], str] = {
     errors.MalformedOutput: "Use a model that follows the role's prompt, or set `structured`.",
 }
 """Remedy of each error: the sentence in the column `remedy` of docs/errors.md."""
-_METRICS = ("serving/telemetry/metrics.py",)
-_KINDS = {
-    "counter": "counter",
-    "histogram": "histogram",
-    "gauge": "gauge",
-    "Gauge": "gauge",
-    "_family": "gauge",
-}
-"""Kind of a metric by the name of the function that creates it."""
 _SECTIONS = {"message": 4, "enum": 5, "service": 6, "field": 2, "value": 2, "method": 2}
 """Field numbers in protobuf's descriptor messages. The path of a comment is made of them."""
 
@@ -102,35 +98,22 @@ def metrics_page() -> str:
         "| name | kind | labels | |",
         "|---|---|---|---|",
     ]
-    for file in _METRICS:
-        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        lines += sorted(filter(None, map(_metric, ast.walk(tree))))
-    return "\n".join([*lines, ""])
+    gauges = Gauges(Admission(), Upstreams(), ReportCounts(), Readiness(), lambda: 0.0)
+    metrics = [*gauges.collect(), *vars(Metrics()).values()]
+    rows = [row for metric in metrics for row in _rows(metric)]
+    return "\n".join([*lines, *sorted(rows), ""])
 
 
-def _metric(node: ast.AST) -> str | None:
-    """Return the row for a metric if `node` is a call that creates one, else None."""
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-        return None
-    texts = [str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)]
-    labels = texts[2:]
-    for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
-        if isinstance(argument, ast.Tuple | ast.List):
-            labels += [str(item.value) for item in argument.elts if isinstance(item, ast.Constant)]
-        elif isinstance(argument, ast.Name) and argument.id == "at":
-            labels.insert(0, "deployment")
-    kind = _KINDS.get(node.func.id)
-    if kind and isinstance(node.args[0], ast.Name):
-        kind = node.args[0].id
-    if kind is None or len(texts) < 2:
-        return None
-    name = texts[0] if texts[0].startswith("rolegate_") else f"rolegate_{texts[0]}"
-    if kind == "counter":
-        name += "_total"
-    if kind == "histogram":
-        name += "_seconds"
-    shown = ", ".join(f"`{label}`" for label in labels)
-    return f"| `{name}` | {kind} | {shown} | {_sentence(texts[1])} |"
+def _rows(metric: object) -> Iterator[str]:
+    """Yield the row for a metric; none for an object that is no metric."""
+    if not isinstance(metric, Metric | MetricWrapperBase):
+        return
+    labels = ", ".join(f"`{label}`" for label in getattr(metric, "_labelnames", ()))
+    families = [metric] if isinstance(metric, Metric) else metric.describe()
+    for family in families:
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        text = _sentence(family.documentation)
+        yield f"| `{name}` | {family.type} | {labels} | {text} |"
 
 
 def rpc_page() -> str:

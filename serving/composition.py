@@ -280,7 +280,6 @@ async def _open_runs(
     """
     admission = Admission(config.admission)
     reports = ReportCounts() if _shares_reports(config) else None
-    watched = Watched(admission, upstream.endpoints, upstream.deployments, reports)
     live = LiveRuns()
     async with (
         LogJournal.writing(
@@ -290,7 +289,19 @@ async def _open_runs(
             keep_days=config.server.keep_days,
             on_health=partial(upstream.readiness.report, "store", ["store"]),
         ) as journal,
-        open_observers(config.telemetry, log, watched, config.server.http_hosts) as observers,
+        open_observers(
+            config.telemetry,
+            log,
+            Watched(
+                admission,
+                upstream.endpoints,
+                upstream.deployments,
+                reports,
+                upstream.readiness,
+                journal,
+            ),
+            config.server.http_hosts,
+        ) as observers,
     ):
         archive = SQLArchive(database, journal.calls)
 

@@ -17,12 +17,12 @@ Need = Literal[RoleName, "retrieval", "store"]
 
 
 class Readiness:
-    """Registry of components that are down. Watchers report whether a component is up; the health
-    service reads which dependencies are not available.
+    """Registry of components. Watchers report whether a component is up; the health service reads
+    which dependencies are not available.
     """
 
     def __init__(self) -> None:
-        self._down: dict[str, tuple[list[Need], str]] = {}
+        self._parts: dict[str, tuple[list[Need], str | None]] = {}
         self._news = asyncio.Event()
 
     def report(self, source: str, needs: Collection[Need], why: str | None) -> None:
@@ -32,9 +32,8 @@ class Readiness:
         are not available while the component is down. `why`: the reason why it is down; None if it
         is up.
         """
-        before = self._down.pop(source, None)
-        if why is not None:
-            self._down[source] = list(needs), why
+        before = self._parts.get(source)
+        self._parts[source] = list(needs), why
         if (before and before[1]) == why:
             return
         if why is None:
@@ -49,11 +48,7 @@ class Readiness:
         them are.
         """
         return next(
-            (
-                f"{source}: {why}"
-                for source, (of, why) in self._down.items()
-                if set(of) & set(needs)
-            ),
+            (f"{source}: {why}" for source, (of, why) in self.all.items() if set(of) & set(needs)),
             None,
         )
 
@@ -62,7 +57,14 @@ class Readiness:
         """All components that are down, by name: the dependencies that are not available because of
         it, and the reason why it is down.
         """
-        return dict(self._down)
+        return {
+            source: (needs, why) for source, (needs, why) in self._parts.items() if why is not None
+        }
+
+    @property
+    def parts(self) -> dict[str, bool]:
+        """Return by name of each component that was reported so far: True if it is up."""
+        return {source: why is None for source, (_, why) in self._parts.items()}
 
     async def changes(self) -> AsyncIterator[None]:
         """Yield once immediately, and again after every change. Several changes in quick succession

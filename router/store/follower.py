@@ -3,6 +3,7 @@ log is opened again after the gateway has ended.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -86,6 +87,7 @@ class Follower:
                 forgotten,
                 self._log.end,
                 run.segment,
+                time.monotonic(),
             )
         )
         self._news.set()
@@ -93,6 +95,13 @@ class Follower:
     def has(self, place: Position) -> bool:
         """Return whether the database has everything before a position in the log."""
         return not self._changes or self._changes[0].position > place
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds for which the oldest queued change has waited; 0 if the database has all."""
+        if not self._changes:
+            return 0.0
+        return time.monotonic() - self._changes[0].queued_at
 
     @property
     def behind(self) -> bool:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
-from itertools import count
+from itertools import count, product
 
 import structlog
 from msgspec.structs import replace
@@ -303,6 +303,28 @@ class LogJournal:
             ended += run.calls
             opened += run.open.values()
         return ended, opened
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds for which the oldest change has waited to be written to the database."""
+        return self._follower.lag_s
+
+    async def quotas_left(self) -> dict[tuple[str, str], float]:
+        """Return the share of each quota that is not spent in the current day or month, from 0 to
+        1, by tenant and name of the quota, such as `tokens_per_day`. With several gateways, the
+        spending of all of them counts. A quota of 0 has no share. Raises `StoreFailed`.
+        """
+        spent = await self._database.read(_spent)
+        left: dict[tuple[str, str], float] = {}
+        units = zip(periods(time.time()), ("day", "month"), strict=True)
+        for (period, unit), of in product(units, ("requests", *LIMITED)):
+            quota = f"{of}_per_{unit}"
+            for tenant in self._quotas.tenants.values():
+                limit: int | None = getattr(tenant, quota)
+                if limit:
+                    used: int = getattr(spent.get((tenant.name, period), Tally()), of)
+                    left[tenant.name, quota] = max(0.0, 1 - used / limit)
+        return left
 
     def _running(self, run_id: str) -> RecordedRun:
         if (run := self._runs.get(run_id)) is None:

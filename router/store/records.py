@@ -222,6 +222,8 @@ class Change(NamedTuple):
     """Position in the log after the record of the change."""
     segment: int = 0
     """Number of the segment in which the run began."""
+    queued_at: float = 0.0
+    """Time at which the change was queued, in seconds of the monotonic clock."""
 
 
 class Fold:

@@ -1,20 +1,31 @@
 """Metrics for Prometheus: counters and histograms of finished work, and gauges of current state.
 
-Names and help texts are listed in `docs/metrics.md`.
+Names and help texts are listed in `docs/metrics.md`. The label `tenant` has at most `_MAX_TENANTS`
+values; the tenants that come later are summed up as `other`.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.calls import Upstreams
+from router.calls import Readiness, Upstreams
 from router.calls.replicas import BreakerState
+from router.edge.status import STATUS
+from router.errors import StoreFailed
 from router.runs import Admission
 from router.search.report_cache import ReportCounts
 from router.trace import Call, Run
@@ -23,6 +34,13 @@ from router.trace.export import outcome_of
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _LAG_INTERVAL_S = 0.25
+_QUOTAS_INTERVAL_S = 10.0
+_MAX_TENANTS = 50
+_OTHER = "other"
+_REASONS = {kind.__name__: reason for kind, (_, reason) in STATUS.items()}
+"""Reasons of failed runs, by the name of the error class. They are those of docs/errors.md."""
+QuotasLeft = Callable[[], Awaitable[Mapping[tuple[str, str], float]]]
+"""Returns the unspent share of each quota, by tenant and name of the quota."""
 
 
 class Metrics:
@@ -30,6 +48,9 @@ class Metrics:
 
     def __init__(self, *collectors: Collector) -> None:
         """`collectors`: further collectors to register, such as `Gauges`."""
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._tenants: set[str] = set()
+        """Tenants that have their own value of the label."""
         self.registry = registry = CollectorRegistry()
         ProcessCollector(namespace="rolegate", registry=registry)
         for collector in collectors:
@@ -66,6 +87,20 @@ class Metrics:
             "kind",
             "status",
             "outcome",
+            "tenant",
+        )
+        self._failures = counter(
+            "run_failures",
+            "Runs that failed or were interrupted. The reasons are those of docs/errors.md",
+            "reason",
+            "tenant",
+        )
+        self._quota_left = Gauge(
+            "rolegate_quota_left_ratio",
+            "Part of a tenant's quota that is not spent, from 0 to 1. For the tenant other, it is "
+            "the smallest part of all further tenants",
+            ("tenant", "quota"),
+            registry=registry,
         )
         self._run_s = histogram("run", "Duration of runs", "kind")
         self._calls = counter(
@@ -84,13 +119,14 @@ class Metrics:
             "the reasoning ones",
             "role",
             "kind",
+            "tenant",
         )
         self._wasted = counter(
             "wasted_tokens", "Tokens of attempts whose output was discarded", "role"
         )
         self._unknown = counter("uncounted_calls", "Attempts with unknown token counts", "role")
         self._dollars = counter(
-            "cost_usd", "Cost in US dollars of calls with a known price", "role"
+            "cost_usd", "Cost in US dollars of calls with a known price", "role", "tenant"
         )
         self._searches = counter(
             "searches", "Finished searches. The label error is empty on success", "error"
@@ -115,8 +151,14 @@ class Metrics:
 
     def run_ended(self, run: Run, *, private: bool) -> None:
         """Count a finished run and its calls."""
-        self._runs.labels(run.kind, run.status, outcome_of(run) or "").inc()
+        tenant = self._label(run.tenant)
+        self._runs.labels(run.kind, run.status, outcome_of(run) or "", tenant).inc()
         self._run_s.labels(run.kind).observe(run.duration_s)
+        if run.status == "failed":
+            kind = run.error.partition(":")[0]
+            self._failures.labels(_REASONS.get(kind, "INTERNAL"), tenant).inc()
+        if run.status == "interrupted":
+            self._failures.labels("RUN_INTERRUPTED", tenant).inc()
         for call in run.calls:
             self._count(call)
 
@@ -139,13 +181,36 @@ class Metrics:
             await asyncio.sleep(_LAG_INTERVAL_S)
             self._lag_s.observe(max(0.0, clock() - due))
 
+    async def watch_quotas(self, quotas_left: QuotasLeft) -> None:
+        """Regularly read what is left of the tenants' quotas, until cancelled."""
+        while True:
+            with suppress(StoreFailed):  # readiness reports the failure
+                left = await quotas_left()
+                smallest: dict[tuple[str, str], float] = {}
+                for (tenant, quota), share in left.items():
+                    label = self._label(tenant), quota.removeprefix("nano_")
+                    smallest[label] = min(share, smallest.get(label, 1.0))
+                self._quota_left.clear()  # limits may have been removed
+                for labels, share in smallest.items():
+                    self._quota_left.labels(*labels).set(share)
+            await asyncio.sleep(_QUOTAS_INTERVAL_S)
+
+    def _label(self, tenant: str) -> str:
+        """Return the value of the label for a tenant."""
+        if tenant not in self._tenants:
+            if len(self._tenants) >= _MAX_TENANTS:
+                return _OTHER
+            self._tenants.add(tenant)
+        return tenant
+
     def _count(self, call: Call) -> None:
+        tenant = self._label(call.tenant)
         self._calls.labels(call.role, call.model, call.purpose, call.outcome).inc()
         self._call_s.labels(call.role).observe(call.duration_s)
         if call.first_token_s is not None:
             self._first_token_s.labels(call.role).observe(call.first_token_s)
         if call.nano_usd is not None:
-            self._dollars.labels(call.role).inc(call.nano_usd / 1e9)
+            self._dollars.labels(call.role, tenant).inc(call.nano_usd / 1e9)
         if call.usage is None:
             self._unknown.labels(call.role).inc()
             return
@@ -153,7 +218,7 @@ class Metrics:
         for kind in ("prompt", "completion", "cached", "reasoning"):
             tokens: int | None = getattr(call.usage, f"{kind}_tokens")
             if tokens is not None:
-                self._tokens.labels(call.role, kind).inc(tokens)
+                self._tokens.labels(call.role, kind, tenant).inc(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +228,9 @@ class Gauges(Collector):
     admission: Admission
     upstreams: Upstreams
     reports: ReportCounts | None
+    readiness: Readiness
+    lag_s: Callable[[], float]
+    """Returns the seconds by which the database is behind the log."""
 
     def collect(self) -> Iterator[Metric]:
         """Yield all gauges."""
@@ -174,6 +242,18 @@ class Gauges(Collector):
         admission = self.admission
         yield gauge("rolegate_runs_in_flight", "Runs that are running", value=admission.running)
         yield gauge("rolegate_runs_queued", "Runs that wait to start", value=admission.waiting)
+        yield gauge(
+            "rolegate_store_lag_seconds",
+            "Age of the oldest change of a run that is in the log and not in the database",
+            value=self.lag_s(),
+        )
+        yield _family(
+            gauge,
+            "ready",
+            "Readiness of each part of the gateway: 1 if it is up, 0 if it is down",
+            self.readiness.parts.items(),
+            "part",
+        )
         attempts = [(name, role.in_flight) for name, role in roles]
         yield _family(
             gauge,

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from router.background import background_tasks
-from router.calls import Upstreams
+from router.calls import Readiness, Upstreams
 from router.edge.http.server import HTTPServer
 from router.runs import Admission, Observer
 from router.runs.observers import Observers
 from router.search.report_cache import ReportCounts
+from router.store import LogJournal
 from serving.config.config import TelemetryConfig
 from serving.engines.engine import Log
 
@@ -29,6 +30,8 @@ class Watched:
     """Base URLs by deployment."""
     reports: ReportCounts | None
     """Counts of the report cache; None without a cache."""
+    readiness: Readiness
+    journal: LogJournal
 
 
 @asynccontextmanager
@@ -66,13 +69,22 @@ async def _metrics(
 
     from serving.telemetry.metrics import Gauges, Metrics
 
-    metrics = Metrics(Gauges(watched.admission, watched.upstreams, watched.reports))
+    journal = watched.journal
+    gauges = Gauges(
+        watched.admission,
+        watched.upstreams,
+        watched.reports,
+        watched.readiness,
+        lambda: journal.lag_s,
+    )
+    metrics = Metrics(gauges)
     app = web.Application()
     app.router.add_get("/metrics", make_aiohttp_handler(metrics.registry))
     server = HTTPServer(app, 0.0, hosts=hosts)
     log(f"metrics are at http://{await server.start(address, 'telemetry.metrics')}/metrics")
     try:
-        async with background_tasks(metrics.watch_event_loop()):
+        quotas = metrics.watch_quotas(journal.quotas_left)
+        async with background_tasks(metrics.watch_event_loop(), quotas):
             yield metrics
     finally:
         await server.drain()

@@ -1,7 +1,7 @@
 """The OpenAI-compatible server, for chat tools and agents.
 
 It serves `POST /v1/chat/completions`, `POST /v1/responses`, `GET /v1/models`, `GET /v1/models/{id}`
-and `GET /health`.
+and the probes `GET /healthz`, `GET /readyz` and `GET /health`, which is another name of `/readyz`.
 
 There are three models. `rolegate` answers questions. `rolegate-table` fills a table; the question
 names its columns (see `asked_table.py`). `rolegate-executor` works on one sub-query and reports.
@@ -11,15 +11,16 @@ schema, the answer is an object that is read from a table (see `object_format.py
 The question is the text of the last user message. The messages of the user and the assistant before
 it are its history, as many as a request may have. System messages are instructions for the
 answerer. Only answers use both.
-API keys are the same as for gRPC and are sent as `Authorization: Bearer`. Only `GET /health` needs
-no key.
+API keys are the same as for gRPC and are sent as `Authorization: Bearer`. Only the probes need no
+key.
 """
 
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, get_args
+from functools import partial
+from typing import Any
 
 import msgspec
 from aiohttp import ClientConnectionResetError, web
@@ -29,7 +30,7 @@ from rolegate.client.text import markdown
 
 from router.access import CALLER, Access, caller, check_scope
 from router.background import in_viewer
-from router.calls import Need, Readiness
+from router.calls import Readiness
 from router.edge.asked_table import asked_table
 from router.edge.http.chat_tasks import ChatTasks
 from router.edge.http.object_format import ObjectFormat, object_format
@@ -69,6 +70,7 @@ from router.trace.scope import DEFAULT_INDEX
 from router.trace.values import AnswerDelta, OnEvent
 
 MAX_BODY_BYTES = 1 << 20
+_PROBES = ("/health", "/healthz", "/readyz")
 _TASK_TOKENS = 512
 """Max tokens of the output for a background task of a chat tool, such as a title."""
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
@@ -94,8 +96,8 @@ def openai_app(
     pages of other hosts are refused.
 
     `access`: None admits every caller. `readiness`: state of the dependencies; if one is down,
-    `GET /health` returns 503. `limits`: None for the default limits. `pages`: the web pages, which
-    get all paths except `/v1/` and `/health`, and check keys themselves. `chat_tasks`: how to
+    `GET /readyz` returns 503. `limits`: None for the default limits. `pages`: the web pages, which
+    get all paths except `/v1/` and the probes, and check keys themselves. `chat_tasks`: how to
     handle background tasks of chat tools, such as titles: `answer` them by one call of the
     answerer's model, `refuse` them, or `search` for them like for questions. `indexes`: names of
     all indexes, of which `GET /v1/models` lists those that the caller may search.
@@ -166,10 +168,6 @@ def openai_app(
         name = request.match_info["name"]
         return _json(200, _model(name)) if name in listed() else _unknown(name)
 
-    async def health(_request: web.Request) -> web.Response:
-        down = readiness is not None and readiness.down(get_args(Need))
-        return _json(503, {"status": "unavailable"}) if down else _json(200, {"status": "ok"})
-
     watched = [observing(observer)] if observer else []
     app = web.Application(
         middlewares=[*watched, _guarding(access, pages)], client_max_size=MAX_BODY_BYTES
@@ -178,11 +176,32 @@ def openai_app(
     app.router.add_post("/v1/responses", respond)
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{name}", model)
-    app.router.add_get("/health", health)
+    app.router.add_get("/healthz", _alive)
+    for path in ("/readyz", "/health"):
+        app.router.add_get(path, partial(_ready, readiness or Readiness()))
     if pages:
         app.router.add_routes(pages.routes)
         app.on_response_prepare.append(pages.protect)
     return app
+
+
+async def _alive(_request: web.Request) -> web.Response:
+    return _json(200, {"status": "ok"})
+
+
+async def _ready(readiness: Readiness, _request: web.Request) -> web.Response:
+    """Return 503 with the parts that are down, or 200. The reasons may contain addresses, and the
+    probe needs no key, so only the log has them.
+    """
+    advice = "search the gateway's log for readiness.down"
+    down = {
+        part: f"{part} is down, so {' and '.join(needs)} cannot work; {advice}."
+        for part, (needs, _) in readiness.all.items()
+        if needs
+    }
+    if down:
+        return _json(503, {"status": "unavailable", "down": down})
+    return _json(200, {"status": "ok"})
 
 
 async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) -> Any:
@@ -297,11 +316,12 @@ def _guarding(access: Access | None, pages: Site | None) -> Middleware:
 
     @web.middleware
     async def guarding(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if pages and request.path != "/health" and not request.path.startswith("/v1/"):
+        probes = request.path in _PROBES
+        if pages and not probes and not request.path.startswith("/v1/"):
             return await pages.guard(request, handler)
         try:
             _check_origin(request.headers.get("Origin", ""))
-            if access and request.path != "/health":
+            if access and not probes:
                 # aiohttp serves each request in its own context, so only this one sees the value.
                 CALLER.set(await access.identify(request.headers.get("Authorization")))
                 check_scope(caller(), "ask")

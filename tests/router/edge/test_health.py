@@ -101,20 +101,28 @@ async def test_a_draining_server_stays_down() -> None:
         await ended(drain)
 
 
-async def test_health_of_the_openai_server_gives_no_reason() -> None:
-    """Health needs no key, so it must not reveal details."""
+async def test_probes_name_the_part_that_is_down_without_its_reason() -> None:
+    """They need no key, so they must not reveal details. The gateway stays alive meanwhile."""
     readiness = Readiness()
     http = HTTPServer(openai_app(Deployment().gateway(), readiness=readiness), 0.0)
     async with aiohttp.ClientSession(
         f"http://{await http.start('127.0.0.1:0', 'http')}"
     ) as session:
-        for why, status, status_text in (
-            ("ended with code -9", 503, "unavailable"),
-            (None, 200, "ok"),
+        readiness.report("tools.calendar", [], "cannot be reached")  # nothing needs it
+        down = {
+            "engines.small": "engines.small is down, so retrieval and answer cannot work; search "
+            "the gateway's log for readiness.down."
+        }
+        for why, status, body in (
+            ("ended with code -9", 503, {"status": "unavailable", "down": down}),
+            (None, 200, {"status": "ok"}),
         ):
-            readiness.report("engines.small", ["retrieval"], why)
-            async with session.get("/health") as response:
-                assert (response.status, await response.json()) == (status, {"status": status_text})
+            readiness.report("engines.small", ["retrieval", "answer"], why)
+            for path in ("/readyz", "/health"):
+                async with session.get(path) as response:
+                    assert (response.status, await response.json()) == (status, body)
+            async with session.get("/healthz") as response:
+                assert (response.status, await response.json()) == (200, {"status": "ok"})
     await http.drain()
 
 

@@ -384,7 +384,8 @@ async def test_the_openai_server_accepts_the_same_keys() -> None:
         status, _, reply = await posted(session, train_text)
         assert (status, reply["error"]["code"]) == (403, "ACCESS_DENIED")
         assert (await session.get("/v1/models")).status == 401
-        assert (await session.get("/health")).status == 200
+        for probe in ("/health", "/healthz", "/readyz"):
+            assert (await session.get(probe)).status == 200
         assert store.starts == {}
         assert (await posted(session, ask_text))[0] == 200
     assert [(start.tenant, start.key_id) for start in store.starts.values()] == [

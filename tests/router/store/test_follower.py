@@ -106,6 +106,21 @@ async def test_a_repeatedly_failing_change_does_not_repeat_the_ones_before(
         assert (await check(counted)).problems == []
 
 
+async def test_the_lag_is_the_age_of_the_oldest_change_that_waits(counted: Counted) -> None:
+    may = threading.Event()
+    async with LogJournal.writing(counted) as journal:
+        assert journal.lag_s == 0
+        held = asyncio.create_task(counted.write(lambda _connection: may.wait(10), behind=True))
+        begun = time.monotonic()
+        await journal.begin(start("run-1"))
+        assert 0 < journal.lag_s <= time.monotonic() - begun
+        may.set()
+        await held
+        await counted.read(lambda _connection: None)  # waits until nothing is left in the log
+        assert journal.lag_s == 0
+        journal.forget("run-1")
+
+
 async def test_the_log_position_never_falls_behind_the_written_records(counted: Counted) -> None:
     """So nothing counts twice after a kill."""
     may = threading.Event()

@@ -287,3 +287,20 @@ async def test_spending_of_the_day_and_month_is_known_after_a_restart(database: 
         await journal.finish(run("run-1", now, [call], tenant="acme"))
     async with LogJournal.writing(database) as journal:
         await left(journal, 11, now)
+
+
+async def test_what_is_left_of_each_quota_can_be_read(database: Database) -> None:
+    """Shares count what is spent and stored. Tenants without limits, and limits of 0, have none."""
+    now = time.time()
+    limited = Tenant("acme", tokens_per_month=20, nano_usd_per_day=10, requests_per_day=2)
+    call = ended("run-1", 0, WORST, tenant="acme", usage=Usage(4, 1), nano_usd=10, started_at=now)
+    async with journal_for(database, limited, Tenant("free"), Tenant("z", tokens_per_day=0)) as log:
+        before = await log.quotas_left()
+        await log.begin(start("run-1", "acme", started_at=now))
+        await log.open(opened(call))
+        await log.finish(run("run-1", now, [call], tenant="acme"))
+        after = await log.quotas_left()
+    quotas = [("acme", name) for name in ("tokens_per_month", "nano_usd_per_day")]
+    quotas += [("acme", "requests_per_day")]
+    assert before == dict(zip(quotas, (1.0, 1.0, 1.0), strict=True))
+    assert after == dict(zip(quotas, (0.75, 0.0, 0.5), strict=True))
