@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from router.errors import BadConfig, StoreFailed
 from router.store.log import identity
-from router.store.schema import METADATA, SCHEMA, SCHEMA_NUMBER
+from router.store.migration import THIS, Release, Step, expansions, prepare, steps
 
 _log = structlog.get_logger("store")
 WRITES: dict[str, Any] = {"writes": True}
@@ -50,6 +50,8 @@ in the database at the time of the copy.
 _ON_DISK = "PRAGMA synchronous=FULL"
 _NOTED = "PRAGMA synchronous=NORMAL"
 _SETTINGS = (f"PRAGMA busy_timeout={_WAIT_S * 1000:.0f}", _ON_DISK, "PRAGMA foreign_keys=ON")
+
+_UNCHECKED = "PRAGMA foreign_keys=OFF"
 
 
 def engine_of(url: str) -> Engine:
@@ -191,47 +193,12 @@ def store_problem(url: str) -> str | None:
     engine = engine_of(url)
     try:
         with engine.connect() as connection:
-            _has_tables(connection)
+            expansions(steps(connection) or [])
     except (BadConfig, SQLAlchemyError) as error:
         return str(_cannot_open(url, error))
     finally:
         engine.dispose()
     return None
-
-
-_LOCK = "SELECT pg_advisory_xact_lock(1919118444, 0)"
-
-
-def _create_tables(connection: Connection) -> None:
-    """Create the tables in an empty database. A lock prevents that two processes do so. Raises
-    `BadConfig` if the database has the tables of another release or program.
-    """
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(_LOCK)
-    if not _has_tables(connection):
-        METADATA.create_all(connection)
-        connection.execute(SCHEMA.insert().values(number=SCHEMA_NUMBER))
-
-
-def _has_tables(connection: Connection) -> bool:
-    """Return True if the database has the tables of this release, and False if it has no tables.
-    Raises `BadConfig` if it has the tables of another release or program.
-    """
-    names = inspect(connection).get_table_names()
-    if not names:
-        return False
-
-    contents = f"the tables {', '.join(sorted(names)[:3])}, but no schema number"
-    if SCHEMA.name in names:
-        number = connection.execute(select(SCHEMA.c.number)).scalar()
-        if number == SCHEMA_NUMBER:
-            return True
-        contents = f"schema {number}"
-    raise BadConfig(
-        f"it has {contents}, and this release of rolegate needs schema {SCHEMA_NUMBER}, so "
-        "another release or another program wrote it. Nothing was changed; name another file or "
-        "an empty database."
-    )
 
 
 _READERS = 4
@@ -267,11 +234,12 @@ class Database:
         """
 
     @classmethod
-    async def open(cls, url: str) -> "Database":
-        """Connect to a database, and create the tables if it is empty. Raises `BadConfig` if it
-        cannot be opened, or belongs to another release or program.
+    async def open(cls, url: str, release: Release = THIS) -> "Database":
+        """Connect to a database, and create the tables if it is empty. If it is that of an earlier
+        release, expand it. Raises `BadConfig` if it cannot be opened, belongs to another program,
+        or to a release that does not fit to this one.
         """
-        return cls(await asyncio.to_thread(_opened, url))
+        return cls(await asyncio.to_thread(_opened, url, release))
 
     @property
     def shared(self) -> bool:
@@ -418,13 +386,13 @@ def _driver_errors(engine: Engine) -> Iterator[None]:
         ) from error
 
 
-def _opened(url: str) -> Engine:
+def _opened(url: str, release: Release) -> Engine:
     engine = None
     try:
         engine = engine_of(url)
         with engine.execution_options(**WRITES).connect() as connection:
             with connection.begin():
-                _create_tables(connection)
+                prepare(connection, release)
             _keep_journal(connection)
         for file in _files_of(engine):
             try:
@@ -438,6 +406,26 @@ def _opened(url: str) -> Engine:
             engine.dispose()
         raise _cannot_open(url, error) from error
     return engine
+
+
+def upgrade(url: str, release: Release = THIS, *, check: bool = False) -> list[Step]:
+    """Apply all revisions that a database lacks, also those that contract its schema. Return them.
+
+    `check`: True to change nothing. Blocks. Raises `BadConfig`.
+    """
+    engine = engine_of(url)
+    if engine.dialect.name == "sqlite":  # else SQLite deletes the rows that refer to a copied table
+        event.listen(engine, "connect", lambda driver, _: driver.execute(_UNCHECKED))
+    try:
+        if check:
+            with engine.connect() as connection:
+                return steps(connection, release) or []
+        with engine.execution_options(**WRITES).begin() as connection:
+            return prepare(connection, release, contracts=True)
+    except (BadConfig, SQLAlchemyError) as error:
+        raise _cannot_open(url, error) from error
+    finally:
+        engine.dispose()
 
 
 def unwritable(error: BaseException) -> bool:

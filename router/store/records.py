@@ -72,8 +72,34 @@ class RunEnded(msgspec.Struct, frozen=True, array_like=True, tag=15):
 Record = (
     Begun | Opened | Settled | Reserved | Forgotten | RunEnded | Turn | Searched | Decided | Asked
 )
-encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(Record).decode
+VERSION = 1
+"""Version of the records that this release writes. A record begins with a byte for its version.
+Records of version 0 have no such byte: they begin with the first byte of an array in MessagePack,
+which is larger than every version. A new field at the end of a record, with a default, needs no new
+version.
+"""
+_LAST_VERSION = 0x7F
+_encode = msgspec.msgpack.Encoder().encode
+_READERS = dict.fromkeys((0, VERSION), msgspec.msgpack.Decoder(Record).decode)
+"""Functions that read records, by version."""
+
+
+def encode(record: Record) -> bytes:
+    """Return a record as bytes, with its version."""
+    return bytes((VERSION,)) + _encode(record)
+
+
+def decode(payload: bytes) -> Record:
+    """Return the record in the bytes of any version. Raises `msgspec.DecodeError`, also for a
+    version that a later release wrote.
+    """
+    version = payload[0] if payload and payload[0] <= _LAST_VERSION else 0
+    if version not in _READERS:
+        raise msgspec.DecodeError(
+            f"a record has version {version}, and this release reads up to {VERSION}"
+        )
+    record: Record = _READERS[version](payload[1:] if version else payload)
+    return record
 
 
 def run_key(run_id: str) -> int:

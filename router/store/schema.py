@@ -77,9 +77,14 @@ def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
 
 METADATA = MetaData()
 SCHEMA_NUMBER = 8
-"""Number of this schema. Increment it with every change of the schema, also in the name of the
-demo's database file (`serving/presets/mini.toml`).
+"""Number of the schema. A release works with a database of its number, also if a later release has
+added tables and columns to it. Only a revision that contracts the schema changes the number.
 """
+REVISION = "0001"
+"""Revision of this schema: the last script in `migrations/versions`."""
+REVISIONS = Table(  # Alembic's table, which has the revision of the database
+    "alembic_version", MetaData(), Column("version_num", String(32), primary_key=True)
+)
 SCHEMA = Table(
     "rolegate_schema", METADATA, Column("number", Integer, primary_key=True, autoincrement=False)
 )

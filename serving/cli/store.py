@@ -17,7 +17,8 @@ from router.errors import BadConfig, BadRequest
 from router.runs import RunFilter
 from router.store import Database, SQLArchive, opened
 from router.store.check import Checked, Problem, check
-from router.store.database import sqlite_file
+from router.store.database import sqlite_file, upgrade
+from router.store.migration import THIS, Release, Step
 from router.trace.export import ExportRow, agent_trajectories, export_row
 from router.trace.run import RunKind, right_answers
 from serving.cli.command import POSITIONAL, Command, parse, run_subcommand
@@ -51,11 +52,8 @@ async def opened_store(
     called with the numbers of missing segments of the log.
     """
     url = read_config(config).server.store
-    if not make and (file := sqlite_file(url)) and not (file.exists() and file.stat().st_size):
-        raise BadConfig(
-            f"server.store: {file} {'is empty' if file.exists() else 'does not exist'}; "
-            "`rolegate serve` creates it."
-        )
+    if not make:
+        _see_file(url)
     async with opened(url, on_missing) as database:
         yield database
 
@@ -80,13 +78,56 @@ class BackupOptions(ConfigOptions, frozen=True, kw_only=True):
     """Write the copy to this file, which must not exist yet."""
 
 
-def store(arguments: Sequence[str]) -> int:
-    """Run `rolegate store`; return the exit status, which is 1 if the check found a problem."""
+class UpgradeOptions(JSONConfigOptions, frozen=True):
+    """Move the schema of the store forward to that of this release.
+
+    Make a backup first, and stop the gateways of earlier releases if a revision shuts them out.
+    """
+
+    check: bool = False
+    """Only show what would be done; the exit status is 1 if there is something to do."""
+
+
+class Upgraded(msgspec.Struct, frozen=True):
+    """The revisions that an upgrade has applied, or that it would apply."""
+
+    steps: list[Step]
+
+
+def store(arguments: Sequence[str], release: Release = THIS) -> int:
+    """Run `rolegate store`; return the exit status, which is 1 if the check found a problem.
+    `release`: the schema to upgrade to.
+    """
     commands = {
+        "upgrade": Command(UpgradeOptions, lambda options: _upgrade(options, release)),
         "check": Command(CheckStoreOptions, _check),
         "backup": Command(BackupOptions, lambda options: asyncio.run(_back_up(options))),
     }
-    return run_subcommand("store", "Check or back up the store.", commands, arguments)
+    return run_subcommand("store", "Check, upgrade or back up the store.", commands, arguments)
+
+
+def _upgrade(options: UpgradeOptions, release: Release) -> int:
+    url = read_config(options.config).server.store
+    _see_file(url)
+    steps = upgrade(url, release, check=options.check)
+    if options.json:
+        print(json_of(Upgraded(steps)))
+    else:
+        for step in steps:
+            kind = "shuts out earlier releases" if step.number else "earlier releases go on working"
+            print(f"{step.revision} {step.about} ({kind})")
+        done = "to do" if options.check else "done"
+        print(f"{counted(len(steps), 'revision')} {done}")
+    return int(options.check and bool(steps))
+
+
+def _see_file(url: str) -> None:
+    """Raise `BadConfig` if `url` is that of a SQLite file that is empty or does not exist."""
+    if (file := sqlite_file(url)) and not (file.exists() and file.stat().st_size):
+        raise BadConfig(
+            f"server.store: {file} {'is empty' if file.exists() else 'does not exist'}; "
+            "`rolegate serve` creates it."
+        )
 
 
 def _check(options: CheckStoreOptions) -> int:

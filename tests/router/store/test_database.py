@@ -59,9 +59,9 @@ async def test_a_file_that_is_no_database_is_left_unchanged(tmp_path: Path) -> N
         (
             [
                 "CREATE TABLE rolegate_schema (number INTEGER)",
-                "INSERT INTO rolegate_schema VALUES (77)",
+                "INSERT INTO rolegate_schema VALUES (7)",
             ],
-            "schema 77",
+            "schema 7",
         ),
     ],
 )
@@ -81,7 +81,7 @@ async def test_tables_of_another_release_or_program_are_refused(
 
 
 def test_the_demo_s_file_has_the_number_of_the_schema_in_its_name() -> None:
-    """After a change of the tables the demo begins a new file without a config change."""
+    """The demo begins a new file when its old one shuts out this release."""
     preset = tomllib.loads(
         Path(serving.__file__).with_name("presets").joinpath("mini.toml").read_text("utf-8")
     )

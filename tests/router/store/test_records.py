@@ -1,10 +1,12 @@
 """Records of the log: what is written is read back."""
 
+import msgspec
+import pytest
 from msgspec.structs import asdict, fields
 
 from router.amount import Amount
 from router.models import Usage
-from router.store.records import Begun, Opened, RecordedRun, Settled, decode, encode
+from router.store.records import Begun, Opened, RecordedRun, Reserved, Settled, decode, encode
 from router.trace import Call
 from router.trace.call import OpenedCall
 from tests.router.store.entries import NOW, opened, start
@@ -56,3 +58,19 @@ def test_a_field_of_a_call_is_in_one_of_its_two_records() -> None:
     """The record of the end follows from the fields of `Call`, number aside."""
     ends = set(asdict(Settled.of(CALL)))
     assert ends - {"number"} == set(Call.__struct_fields__) - set(OpenedCall.__struct_fields__)
+
+
+def test_a_record_from_before_versions_is_read() -> None:
+    record = bytes.fromhex("920d82a6746f6b656e7305a86e616e6f5f75736409")
+    assert decode(record) == Reserved(Amount(5, 9))
+
+
+def test_a_record_of_version_1_is_read() -> None:
+    record = bytes.fromhex("01920d82a6746f6b656e7305a86e616e6f5f75736409")
+    assert decode(record) == Reserved(Amount(5, 9)) and encode(decode(record)) == record
+
+
+def test_a_record_of_a_later_release_is_refused() -> None:
+    """The error names both versions."""
+    with pytest.raises(msgspec.DecodeError, match="version 2, and this release reads up to 1"):
+        decode(b"\x02" + encode(Reserved(Amount(5, 9)))[1:])

@@ -1,0 +1,188 @@
+"""Migrations: they move the tables of a database forward, from the schema of an earlier release to
+that of this release.
+
+Each change of the schema is a revision, a script of Alembic in `migrations/versions`. A revision
+*expands* the schema if the releases before it can go on using the database: it adds a table, an
+index, or a column that may be null or has a default. All other revisions *contract* the schema, and
+their scripts have a `NUMBER`, the number of the schema from then on.
+
+When a database is opened, revisions that expand are applied. A revision that contracts is only
+applied by `rolegate store upgrade`, as it shuts out gateways of earlier releases. Until then, the
+release that has the revision works without it. So a database has the revisions of the newest
+release that has opened it, but gateways of the release before work with it, because it still has
+their number.
+
+All revisions are applied in one transaction, under a lock, so that only one process applies them,
+and none is applied in part.
+"""
+
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import structlog
+from sqlalchemy import Connection, inspect, select
+
+from router.errors import BadConfig
+from router.store.schema import METADATA, REVISION, REVISIONS, SCHEMA, SCHEMA_NUMBER
+
+_log = structlog.get_logger("store")
+_BASELINE = "0001"
+_BASELINE_NUMBER = 8
+"""Number of the schema of databases that have no revision."""
+_LOCK = "SELECT pg_advisory_xact_lock(1919118444, 0)"
+_PATIENCE = "SET LOCAL lock_timeout = '10s'"
+"""While a change of a table waits for readers of the table, all later readers wait for it."""
+
+
+class Release(NamedTuple):
+    """The schema that a release needs."""
+
+    number: int = SCHEMA_NUMBER
+    revision: str = REVISION
+    scripts: Path = Path(__file__).with_name("migrations")
+    """Folder of the scripts that lead to the revision."""
+
+
+THIS = Release()
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A revision that a database lacks."""
+
+    revision: str
+    about: str
+    """First line of the script's docstring."""
+    number: int | None
+    """Number of the schema that the revision contracts to; None if it expands the schema."""
+
+
+def lock(connection: Connection) -> None:
+    """Let no other process create, upgrade or fill the database until the transaction ends. A
+    transaction of SQLite that writes is alone anyway.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(_LOCK)
+
+
+def prepare(
+    connection: Connection, release: Release = THIS, *, contracts: bool = False
+) -> list[Step]:
+    """Create the tables in an empty database, or apply the revisions that it lacks; return these.
+
+    `contracts`: True to apply also revisions that contract the schema. Raises `BadConfig` if the
+    release cannot work with the database; then nothing was changed.
+    """
+    lock(connection)
+    missing = steps(connection, release)
+    if missing is None:
+        METADATA.create_all(connection)
+        connection.execute(SCHEMA.insert().values(number=release.number))
+        _stamp(connection, release.revision)
+        return []
+
+    _stamp(connection, _BASELINE)
+    applied = missing if contracts else expansions(missing)
+    if applied:
+        _apply(connection, applied, release)
+    if len(applied) < len(missing):
+        advice = "if no gateway of an earlier release runs, run `rolegate store upgrade`"
+        _log.warning("store.upgrade_waits", revision=missing[-1].revision, advice=advice)
+    return applied
+
+
+def expansions(missing: Sequence[Step]) -> list[Step]:
+    """Return the revisions that may be applied while gateways of earlier releases run. Raises
+    `BadConfig` if the release cannot work without the others.
+    """
+    first = list(takewhile(lambda step: step.number is None, missing))
+    if any(step.number is None for step in missing[len(first) :]):
+        raise BadConfig(
+            "its schema is too old for this release of rolegate. Stop all gateways of earlier "
+            "releases, make a backup, and run `rolegate store upgrade`."
+        )
+    return first
+
+
+def steps(connection: Connection, release: Release = THIS) -> list[Step] | None:
+    """Return the revisions that a database lacks, in their order; None if it has no tables. Changes
+    nothing. Raises `BadConfig` if the database has the tables of another program or of a release
+    that this one cannot follow.
+    """
+    names = inspect(connection).get_table_names()
+    if not names:
+        return None
+
+    contents = f"the tables {', '.join(sorted(names)[:3])}, but no schema number"
+    number = None
+    if SCHEMA.name in names:
+        number = connection.scalar(select(SCHEMA.c.number))
+        contents = f"schema {number}"
+    if number is not None and number > release.number:
+        raise BadConfig(
+            f"a later release of rolegate has changed it to {contents}, and this release needs "
+            f"schema {release.number}. Nothing was changed; install that release again, or restore "
+            "a backup from before `rolegate store upgrade`."
+        )
+
+    missing = None
+    if number is not None and number >= _BASELINE_NUMBER:
+        missing = _since(revision_of(connection), release)
+        if missing is None and number == release.number:
+            return []  # a later release has expanded the schema
+    if missing is None:
+        raise BadConfig(
+            f"it has {contents}, and this release of rolegate needs schema {release.number}, so "
+            "another release or another program wrote it. Nothing was changed; name another file "
+            "or an empty database."
+        )
+    return missing
+
+
+def revision_of(connection: Connection) -> str:
+    """Return the revision of a database that has tables."""
+    if not inspect(connection).has_table(REVISIONS.name):
+        return _BASELINE
+    return connection.scalar(select(REVISIONS.c.version_num)) or _BASELINE
+
+
+def _since(revision: str, release: Release) -> list[Step] | None:
+    """Return the revisions after `revision`; None if the release does not know it."""
+    if revision == release.revision:
+        return []
+    from alembic.script import ScriptDirectory
+    from alembic.script.revision import RevisionError
+    from alembic.util import CommandError
+
+    scripts = ScriptDirectory(str(release.scripts))
+    try:
+        newest_first = list(scripts.iterate_revisions(release.revision, revision))
+    except (CommandError, RevisionError):
+        return None
+    return [
+        Step(script.revision, script.doc, getattr(script.module, "NUMBER", None))
+        for script in reversed(newest_first)
+    ]
+
+
+def _stamp(connection: Connection, revision: str) -> None:
+    """Write the revision of a database that has none yet."""
+    REVISIONS.create(connection, checkfirst=True)
+    if connection.scalar(select(REVISIONS.c.version_num)) is None:
+        connection.execute(REVISIONS.insert().values(version_num=revision))
+
+
+def _apply(connection: Connection, missing: Sequence[Step], release: Release) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(_PATIENCE)
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(release.scripts).replace("%", "%%"))
+    command.upgrade(config, missing[-1].revision)
+    numbers = [step.number for step in missing if step.number]
+    if numbers:
+        connection.execute(SCHEMA.update().values(number=numbers[-1]))
