@@ -10,7 +10,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -84,7 +84,14 @@ class Key(msgspec.Struct, frozen=True):
     created_at: float
     """Unix time, seconds."""
     revoked_at: float | None = None
-    """Unix time; None while the key is valid."""
+    """Unix time from which the key is refused; in the future for a key that will expire. None for a
+    key that does not expire.
+    """
+
+    @property
+    def ended(self) -> bool:
+        """True if the key was revoked or has expired."""
+        return self.revoked_at is not None and self.revoked_at <= time.time()
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -110,13 +117,25 @@ class Accounts(Protocol):
         """
 
     async def revoke_key(self, key_id: str) -> Key | None:
-        """Revoke a key and return it; None if there is no such key."""
+        """Revoke a key and return it; None if there is no such key. A key that has ended keeps its
+        time of revocation.
+        """
+
+    async def expire_key(
+        self, key_id: str, at: float | None, successor: Key | None = None
+    ) -> Key | None:
+        """Let a key that has not ended end at a Unix time, or never, and return it. In the same
+        transaction, store the key `successor`. Return None, and change nothing, if the key has
+        ended or does not exist.
+        """
 
     async def tenants(self) -> list[Tenant]:
         """Return all tenants, sorted by name."""
 
-    async def set_tenant(self, tenant: Tenant) -> None:
-        """Store a tenant's settings. They replace the tenant's earlier settings, if any."""
+    async def set_tenant(self, tenant: Tenant, only: Collection[str] | None = None) -> None:
+        """Store a tenant's settings. They replace the tenant's earlier settings, if any. `only`:
+        names of the settings to replace if the tenant is stored already; None for all.
+        """
 
     async def spending(self, tenant: str) -> list[Spent]:
         """Return one entry for each day and one for each month in which the tenant sent requests,
@@ -197,7 +216,7 @@ class Access:
         if not authorization:
             raise NoKey(_ABSENT)
         sent = _SENT.fullmatch(authorization)
-        key = self._keys.get(sent[1].lower()) if sent else None
+        key = self._valid(sent[1].lower()) if sent else None
         if not sent or not key or not hmac.compare_digest(_sha256(sent[2]), key.secret_sha256):
             raise NoKey(_UNKNOWN)
         return self._identity(key.tenant, key.scopes, key.key_id)
@@ -207,9 +226,13 @@ class Access:
         the key has been revoked since, and `StoreFailed` if the keys cannot be read.
         """
         await self.required()
-        if (key := self._keys.get(known.key_id)) is None:
+        if (key := self._valid(known.key_id)) is None:
             raise NoKey(_UNKNOWN)
         return self._identity(key.tenant, key.scopes, key.key_id)
+
+    def _valid(self, key_id: str) -> Key | None:
+        key = self._keys.get(key_id)
+        return None if key is None or key.ended else key
 
     def _identity(
         self, tenant: str | None, scopes: frozenset[KeyScope], key_id: str = ""
@@ -219,6 +242,10 @@ class Access:
         if self._uploads:
             indexes = (*sorted((*indexes, uploads_of(owner))),)
         return Identity(tenant, scopes, key_id, indexes)
+
+    def outdate(self) -> None:
+        """Read the keys again before the next request, because a key has changed."""
+        self._read_at = None
 
     async def required(self) -> bool:
         """Return whether callers need a key. They do from the creation of the first key on, even
@@ -272,7 +299,7 @@ class Access:
         stored = await self._accounts.keys()
         tenants = await self._accounts.tenants()
         self._indexes = {tenant.name: tenant.indexes for tenant in tenants}
-        good = (key for key in (*stored, *self._extra) if key.revoked_at is None)
+        good = (key for key in (*stored, *self._extra) if not key.ended)
         self._keys = {key.key_id: key for key in good}
         self._required |= bool(stored)
         self._read_at = now

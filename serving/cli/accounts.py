@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from router.access import Accounts, Key, Spent, Tenant, new_key
+from router.administration import MAX_LIMIT
 from router.errors import BadRequest
 from router.store import SQLAccounts
-from router.store.quotas import MAX_LIMIT
 from router.trace.identity import DEFAULT_TENANT, SCOPES, KeyScope
 from serving.cli.command import POSITIONAL, Command, reads, run_subcommand
 from serving.cli.grid import new_table
