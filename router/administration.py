@@ -35,6 +35,8 @@ fit into the integers of the database.
 """
 NANO = 1_000_000_000
 _LONGEST_LABEL = 200
+_LONGEST_LIMIT = 40
+"""Max characters of the text of a limit; the rest is ignored."""
 _LONGEST_GRACE_S = 366 * 24 * 3600.0
 _LAST_TIME = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
@@ -143,7 +145,7 @@ class Administration:
             old.key_id,
             self._expired(old.key_id, ends_at, key),
             new_key=key.key_id,
-            valid_until=_iso(ends_at),
+            ends_at=ends_at,
         )
         return CreatedKey(text, key, replaced=replaced)
 
@@ -154,12 +156,11 @@ class Administration:
         if at is not None and not time.time() < at <= _LAST_TIME:
             raise BadRequest("expire_time: must be in the future, and before the year 9999 ends.")
         key = await self._known(key_id)
-        valid_until = None if at is None else _iso(at)
         return await self._act(
             "expire_key",
             key.key_id,
             self._expired(key.key_id, at),
-            valid_until=valid_until,
+            ends_at=at,
         )
 
     async def revoke_key(self, key_id: str) -> tuple[Key, bool]:
@@ -257,19 +258,16 @@ def limit_from_text(text: str, *, in_dollars: bool) -> int | None:
     """
     if text == "none":
         return None
-    if not in_dollars:
-        if not (text.isascii() and text.isdecimal()) or len(text) > 17 or int(text) > MAX_LIMIT:
-            raise BadRequest(
-                f"must be a whole number from 0 to {MAX_LIMIT}, or none, got {text[:40]!r}"
-            )
-        return int(text)
+    must = f"a whole number from 0 to {MAX_LIMIT}"
+    if in_dollars:
+        must = "dollars, 0 or more, such as 2.50"
     try:
-        nano = Decimal(text) * NANO
+        amount = Decimal(text[:_LONGEST_LIMIT]) * (NANO if in_dollars else 1)
     except InvalidOperation:
-        nano = Decimal("nan")
-    if not nano.is_finite() or not 0 <= nano <= MAX_LIMIT or nano != int(nano):
-        raise BadRequest(f"must be dollars, 0 or more, such as 2.50, or none, got {text[:40]!r}")
-    return int(nano)
+        amount = Decimal("nan")
+    if not amount.is_finite() or not 0 <= amount <= MAX_LIMIT or amount != int(amount):
+        raise BadRequest(f"must be {must}, or none, got {text[:_LONGEST_LIMIT]!r}")
+    return int(amount)
 
 
 def dollars(nano: int) -> str:
@@ -283,7 +281,3 @@ def _check_name(name: str) -> None:
         raise BadRequest(
             f"tenant {name[:80]!r}: use at most 64 letters, digits, dots, underscores and hyphens."
         )
-
-
-def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")

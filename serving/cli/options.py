@@ -17,6 +17,7 @@ from rolegate.client import Client, Connection, GatewayError
 from rolegate.client.requests import ADDRESS
 from rolegate.v1.document_filter_pb2 import DocumentFilter
 
+from router.administration import TENANT_NAME
 from router.edge.listening import is_address
 from router.errors import BadConfig
 from serving.cli.command import reads, shown_as
@@ -50,7 +51,7 @@ def tenant_name(text: str) -> str:
 
     Only characters are allowed that need no quotes in shells, URLs and labels of metrics.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
+    if not TENANT_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(
             f"{text!r}: use at most 64 letters, digits, dots, underscores and hyphens"
         )
@@ -85,8 +86,18 @@ def time_argument(text: str) -> datetime:
         raise BadConfig(f"{text!r} is not a time; write {FORMATS}.") from None
 
 
+def span_argument(text: str) -> float:
+    """Return the seconds in a number of days (`7d`) or hours (`12h`). Raises
+    `argparse.ArgumentTypeError`.
+    """
+    if not (span := re.fullmatch(r"(\d{1,6})([dh])", text, re.ASCII)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write 12h or 30d")
+    return int(span[1]) * {"d": 86_400.0, "h": 3_600.0}[span[2]]
+
+
 HostPort = Annotated[str, reads(host_port, "HOST:PORT")]
 TenantName = Annotated[str, reads(tenant_name, "NAME")]
+Span = Annotated[float, reads(span_argument, "TIME")]
 Time = Annotated[datetime, reads(time_argument, "TIME")]
 File = Annotated[Path, shown_as("FILE")]
 Folder = Annotated[Path, shown_as("DIR")]

@@ -166,7 +166,7 @@ class AsyncClient:
         return self._pages(calls.key_page, "keys")
 
     def tenants(self) -> AsyncIterator[Tenant]:
-        """Yield all tenants, by name. They are fetched page by page."""
+        """Yield all tenants: `default`, then the others by name. They are fetched page by page."""
         return self._pages(calls.tenant_page, "tenants")
 
     async def _pages(self, make: Callable[[str], Call[Any]], items: str) -> AsyncIterator[Any]:

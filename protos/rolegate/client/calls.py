@@ -462,8 +462,8 @@ def tenant(name: str) -> Call[admin_pb.GetTenantResponse]:
 
 
 def tenant_page(page_token: str) -> Call[admin_pb.ListTenantsResponse]:
-    """Return a page of the tenants, by name. `page_token`: token from the previous page; empty for
-    the first page.
+    """Return a page of the tenants: `default`, then the others by name. `page_token`: token from
+    the previous page; empty for the first page.
     """
     sent = admin_pb.ListTenantsRequest(page_size=_PAGE, page_token=page_token)
     return Call("ListTenants", sent)

@@ -167,7 +167,7 @@ class Client:
         return self._pages(calls.key_page, "keys")
 
     def tenants(self) -> Iterator[Tenant]:
-        """Yield all tenants, by name. They are fetched page by page."""
+        """Yield all tenants: `default`, then the others by name. They are fetched page by page."""
         return self._pages(calls.tenant_page, "tenants")
 
     def _pages(self, make: Callable[[str], Call[Any]], items: str) -> Iterator[Any]:

@@ -130,7 +130,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTenants(self, request, context):
-        """Returns a page of the tenants, by name. The tenant `default` always exists.
+        """Returns a page of the tenants: `default`, which always exists, then the others by name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,7 +48,7 @@ class AdminServiceStub:
     GetTenant: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetTenantRequest, _admin_service_pb2.GetTenantResponse]
     """Returns a tenant, with what it has spent."""
     ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListTenantsRequest, _admin_service_pb2.ListTenantsResponse]
-    """Returns a page of the tenants, by name. The tenant `default` always exists."""
+    """Returns a page of the tenants: `default`, which always exists, then the others by name."""
     CreateTenant: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.CreateTenantRequest, _admin_service_pb2.CreateTenantResponse]
     """Creates a tenant."""
     UpdateTenant: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateTenantRequest, _admin_service_pb2.UpdateTenantResponse]
@@ -74,7 +74,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetTenant: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetTenantRequest, _admin_service_pb2.GetTenantResponse]  # type: ignore[assignment]
     """Returns a tenant, with what it has spent."""
     ListTenants: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListTenantsRequest, _admin_service_pb2.ListTenantsResponse]  # type: ignore[assignment]
-    """Returns a page of the tenants, by name. The tenant `default` always exists."""
+    """Returns a page of the tenants: `default`, which always exists, then the others by name."""
     CreateTenant: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.CreateTenantRequest, _admin_service_pb2.CreateTenantResponse]  # type: ignore[assignment]
     """Creates a tenant."""
     UpdateTenant: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateTenantRequest, _admin_service_pb2.UpdateTenantResponse]  # type: ignore[assignment]
@@ -139,7 +139,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListTenantsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListTenantsResponse, _abc.Awaitable[_admin_service_pb2.ListTenantsResponse]]:
-        """Returns a page of the tenants, by name. The tenant `default` always exists."""
+        """Returns a page of the tenants: `default`, which always exists, then the others by name."""
 
     @_abc_1.abstractmethod
     def CreateTenant(

@@ -70,8 +70,8 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
     async def ListTenants(
         self, request: pb.ListTenantsRequest, _context: Any
     ) -> pb.ListTenantsResponse:
-        """Return a page of the tenants, by name."""
-        tenants = sorted(await self._administration.tenants(), key=lambda tenant: tenant.name)
+        """Return a page of the tenants, by name after `default`."""
+        tenants = await self._administration.tenants()
         page, token = _page(tenants, lambda tenant: tenant.name, request)
         return pb.ListTenantsResponse(
             tenants=[to_proto(pb.Tenant, tenant) for tenant in page], next_page_token=token
