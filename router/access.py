@@ -216,7 +216,7 @@ class Access:
         if not authorization:
             raise NoKey(_ABSENT)
         sent = _SENT.fullmatch(authorization)
-        key = self._valid(sent[1].lower()) if sent else None
+        key = self._keys.get(sent[1].lower()) if sent else None
         if not sent or not key or not hmac.compare_digest(_sha256(sent[2]), key.secret_sha256):
             raise NoKey(_UNKNOWN)
         return self._identity(key.tenant, key.scopes, key.key_id)
@@ -226,13 +226,9 @@ class Access:
         the key has been revoked since, and `StoreFailed` if the keys cannot be read.
         """
         await self.required()
-        if (key := self._valid(known.key_id)) is None:
+        if (key := self._keys.get(known.key_id)) is None:
             raise NoKey(_UNKNOWN)
         return self._identity(key.tenant, key.scopes, key.key_id)
-
-    def _valid(self, key_id: str) -> Key | None:
-        key = self._keys.get(key_id)
-        return None if key is None or key.ended else key
 
     def _identity(
         self, tenant: str | None, scopes: frozenset[KeyScope], key_id: str = ""

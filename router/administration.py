@@ -117,7 +117,7 @@ class Administration:
             )
         if len(label) > _LONGEST_LABEL or not label.isprintable():
             raise BadRequest(f"label: must be at most {_LONGEST_LABEL} printable characters.")
-        text, key = new_key(tenant, [scope for scope in SCOPES if scope in chosen], label)
+        text, key = new_key(tenant, SCOPES.intersection(chosen), label)
         first = await self._act(
             "create_key",
             key.key_id,
@@ -190,21 +190,19 @@ class Administration:
         ]
 
     async def update_tenant(
-        self, name: str, changes: Mapping[str, Any], *, exists: bool | None = None
+        self, name: str, changes: Mapping[str, Any], *, create: bool = True
     ) -> tuple[Tenant, Sequence[str]]:
-        """Change settings of a tenant, and create it if it does not exist. Return it. If it has a
+        """Change settings of a tenant, or create it, and return it. If it has a
         limit in dollars after a change of one, also return the models without a known price.
 
-        `exists`: whether the tenant must or must not exist; None if both is fine. Raises
-        `NotFound` or `BadRequest` if that is not so, and `BadRequest` for an invalid value.
+        `create`: False to raise `NotFound` for a tenant that does not exist. Raises `BadRequest`
+        for an invalid value.
         """
         _check_name(name)
         self._check_settings(changes)
         known = {tenant.name: tenant for tenant in await self.tenants()}
-        if exists and name not in known:
+        if not create and name not in known:
             raise NotFound(f"no tenant {name!r}; create it first.")
-        if exists is False and name in known:
-            raise BadRequest(f"tenant {name!r}: exists already; update it, or choose another name.")
         tenant = msgspec.structs.replace(known.get(name, Tenant(name)), **changes)
         await self._act(
             "update_tenant", name, self._accounts.set_tenant(tenant, list(changes)), **changes

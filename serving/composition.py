@@ -29,6 +29,7 @@ from router.edge.listening import check_listening
 from router.edge.pages import Site
 from router.edge.pages.asking import add_asking
 from router.edge.pages.documents import add_documents
+from router.edge.pages.keys import add_keys
 from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
 from router.edge.pages.usage import add_usage
@@ -589,6 +590,7 @@ async def _listening(
     add_runs(pages, runs.stored)
     add_usage(pages, runs.usages, accounts)
     add_versions(pages, executors.versions)
+    add_keys(pages, administered(door="page"))
     indexes = sorted(config.all_indexes)
     if upstream.uploads:
         add_documents(pages, upstream.uploads)

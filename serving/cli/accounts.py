@@ -17,7 +17,7 @@ from rolegate.client.calls import Call
 from rolegate.client.options import Result
 from rolegate.v1 import admin_service_pb2 as pb
 
-from router.access import Key, Spent, Tenant
+from router.access import Spent, Tenant
 from router.administration import SETTINGS, Administration, dollars, limit_from_text
 from router.edge.grpc.admin_service import AdminServicer
 from router.edge.grpc.convert_request import from_proto, time_field
@@ -182,23 +182,23 @@ def _run(work: Callable[[AsyncClient, Any], Any], options: AccountOptions) -> in
 
 async def _create(client: AsyncClient, options: CreateKeyOptions) -> None:
     created = await client.create_key(options.tenant, options.scope, options.label)
-    _show_created(created.key_text, _key(created.key), options, first=created.first)
+    _show_created(created.key_text, created.key, options, first=created.first)
 
 
 async def _rotate(client: AsyncClient, options: RotateKeyOptions) -> None:
     rotated = await client.rotate_key(options.key_id, options.grace)
-    _show_created(rotated.key_text, _key(rotated.key), options, first=False)
+    _show_created(rotated.key_text, rotated.key, options, first=False)
     if not options.json:
-        complain(f"It replaces the key {_until(_key(rotated.replaced))}.")
+        complain(f"It replaces a key. {_until(rotated.replaced)}")
 
 
-def _show_created(text: str, key: Key, options: AccountOptions, *, first: bool) -> None:
+def _show_created(text: str, key: pb.Key, options: AccountOptions, *, first: bool) -> None:
     if options.json:
         print(json_of({"key": text, **_public(key), "first": first}))
         return
 
-    owner = "the operator, who sees all tenants" if key.tenant is None else f"tenant {key.tenant}"
-    complain(f"A key of {owner}; scopes: {', '.join(sorted(key.scopes))}. It is shown only once:")
+    owner = f"tenant {key.tenant}" if key.tenant else "the operator, who sees all tenants"
+    complain(f"A key of {owner}; scopes: {', '.join(key.scopes)}. It is shown only once:")
     print(text, flush=True)
     if first:
         complain(
@@ -208,7 +208,7 @@ def _show_created(text: str, key: Key, options: AccountOptions, *, first: bool) 
 
 async def _list_keys(client: AsyncClient, options: AccountOptions) -> None:
     listed = client.keys()
-    keys = [_key(message) async for message in listed]
+    keys = [key async for key in listed]
     if options.json:
         print(json_of([_public(key) for key in keys]))
         return
@@ -222,10 +222,10 @@ async def _list_keys(client: AsyncClient, options: AccountOptions) -> None:
         (
             key.key_id,
             key.tenant or "(operator)",
-            sorted(key.scopes),
+            key.scopes,
             key.label,
-            _minute(key.created_at),
-            _minute(key.revoked_at),
+            _minute(key, "create_time"),
+            _minute(key, "revoke_time"),
         )
         for key in keys
     ]
@@ -239,13 +239,13 @@ async def _expire(client: AsyncClient, options: ExpireKeyOptions) -> None:
     at = None
     if options.after is not None:
         at = datetime.now(UTC) + timedelta(seconds=options.after)
-    key = _key(await client.expire_key(options.key_id, at))
-    print(json_of(_public(key)) if options.json else f"Key {_until(key)}.")
+    key = await client.expire_key(options.key_id, at)
+    print(json_of(_public(key)) if options.json else _until(key))
 
 
 async def _revoke(client: AsyncClient, options: RevokeKeyOptions) -> None:
     revoked = await client.revoke_key(options.key_id)
-    key = _key(revoked.key)
+    key = revoked.key
     if options.json:
         print(json_of(_public(key)))
         return
@@ -257,33 +257,24 @@ async def _revoke(client: AsyncClient, options: RevokeKeyOptions) -> None:
         )
 
 
-def _key(message: pb.Key) -> Key:
-    """Convert a key. The hash of its secret is not in the message."""
-    return from_proto(
-        Key,
-        message,
-        tenant=message.tenant or None,
-        scopes=frozenset(message.scopes),
-        secret_sha256="",
-        created_at=time_field(message, "create_time"),
-        revoked_at=time_field(message, "revoke_time"),
-    )
+def _public(key: pb.Key) -> dict[str, object]:
+    return {
+        "key_id": key.key_id,
+        "tenant": key.tenant or None,
+        "scopes": [*key.scopes],
+        "label": key.label,
+        "created_at": time_field(key, "create_time"),
+        "revoked_at": time_field(key, "revoke_time"),
+    }
 
 
-def _public(key: Key) -> dict[str, object]:
-    fields = msgspec.structs.asdict(key)
-    del fields["secret_sha256"]
-    return {**fields, "scopes": sorted(key.scopes)}
+def _until(key: pb.Key) -> str:
+    return f"Key {key.key_id} is valid until (UTC): {_minute(key, 'revoke_time') or 'revoked'}"
 
 
-def _until(key: Key) -> str:
-    if key.revoked_at is None:
-        return f"{key.key_id}, which does not expire"
-    return f"{key.key_id}, which is valid until {_minute(key.revoked_at)} UTC"
-
-
-def _minute(seconds: float | None) -> str:
-    return "" if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+def _minute(key: pb.Key, field: str) -> str:
+    at = time_field(key, field)
+    return "" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}"
 
 
 def _limit(text: str, *, in_dollars: bool = False) -> int | None:

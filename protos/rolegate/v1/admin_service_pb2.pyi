@@ -177,20 +177,6 @@ class ListTenantsResponse(_message.Message):
     next_page_token: str
     def __init__(self, tenants: _Optional[_Iterable[_Union[Tenant, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
-class CreateTenantRequest(_message.Message):
-    __slots__ = ("tenant",)
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    tenant: Tenant
-    def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ...) -> None: ...
-
-class CreateTenantResponse(_message.Message):
-    __slots__ = ("tenant", "unpriced_models")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    UNPRICED_MODELS_FIELD_NUMBER: _ClassVar[int]
-    tenant: Tenant
-    unpriced_models: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ..., unpriced_models: _Optional[_Iterable[str]] = ...) -> None: ...
-
 class UpdateTenantRequest(_message.Message):
     __slots__ = ("tenant", "update_mask", "allow_missing")
     TENANT_FIELD_NUMBER: _ClassVar[int]

@@ -70,11 +70,6 @@ class AdminServiceStub:
                 request_serializer=rolegate_dot_v1_dot_admin__service__pb2.ListTenantsRequest.SerializeToString,
                 response_deserializer=rolegate_dot_v1_dot_admin__service__pb2.ListTenantsResponse.FromString,
                 _registered_method=True)
-        self.CreateTenant = channel.unary_unary(
-                '/rolegate.v1.AdminService/CreateTenant',
-                request_serializer=rolegate_dot_v1_dot_admin__service__pb2.CreateTenantRequest.SerializeToString,
-                response_deserializer=rolegate_dot_v1_dot_admin__service__pb2.CreateTenantResponse.FromString,
-                _registered_method=True)
         self.UpdateTenant = channel.unary_unary(
                 '/rolegate.v1.AdminService/UpdateTenant',
                 request_serializer=rolegate_dot_v1_dot_admin__service__pb2.UpdateTenantRequest.SerializeToString,
@@ -136,15 +131,8 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CreateTenant(self, request, context):
-        """Creates a tenant.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def UpdateTenant(self, request, context):
-        """Changes settings of a tenant.
+        """Changes settings of a tenant, or creates a tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,11 +175,6 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListTenants,
                     request_deserializer=rolegate_dot_v1_dot_admin__service__pb2.ListTenantsRequest.FromString,
                     response_serializer=rolegate_dot_v1_dot_admin__service__pb2.ListTenantsResponse.SerializeToString,
-            ),
-            'CreateTenant': grpc.unary_unary_rpc_method_handler(
-                    servicer.CreateTenant,
-                    request_deserializer=rolegate_dot_v1_dot_admin__service__pb2.CreateTenantRequest.FromString,
-                    response_serializer=rolegate_dot_v1_dot_admin__service__pb2.CreateTenantResponse.SerializeToString,
             ),
             'UpdateTenant': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateTenant,
@@ -389,33 +372,6 @@ class AdminService:
             '/rolegate.v1.AdminService/ListTenants',
             rolegate_dot_v1_dot_admin__service__pb2.ListTenantsRequest.SerializeToString,
             rolegate_dot_v1_dot_admin__service__pb2.ListTenantsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CreateTenant(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rolegate.v1.AdminService/CreateTenant',
-            rolegate_dot_v1_dot_admin__service__pb2.CreateTenantRequest.SerializeToString,
-            rolegate_dot_v1_dot_admin__service__pb2.CreateTenantResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,10 +49,8 @@ class AdminServiceStub:
     """Returns a tenant, with what it has spent."""
     ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListTenantsRequest, _admin_service_pb2.ListTenantsResponse]
     """Returns a page of the tenants: `default`, which always exists, then the others by name."""
-    CreateTenant: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.CreateTenantRequest, _admin_service_pb2.CreateTenantResponse]
-    """Creates a tenant."""
     UpdateTenant: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateTenantRequest, _admin_service_pb2.UpdateTenantResponse]
-    """Changes settings of a tenant."""
+    """Changes settings of a tenant, or creates a tenant."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -75,10 +73,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Returns a tenant, with what it has spent."""
     ListTenants: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListTenantsRequest, _admin_service_pb2.ListTenantsResponse]  # type: ignore[assignment]
     """Returns a page of the tenants: `default`, which always exists, then the others by name."""
-    CreateTenant: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.CreateTenantRequest, _admin_service_pb2.CreateTenantResponse]  # type: ignore[assignment]
-    """Creates a tenant."""
     UpdateTenant: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateTenantRequest, _admin_service_pb2.UpdateTenantResponse]  # type: ignore[assignment]
-    """Changes settings of a tenant."""
+    """Changes settings of a tenant, or creates a tenant."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Manages API keys and tenants. Only operators may use it. Every change is in the gateway's log, as an event `admin.…`."""
@@ -142,19 +138,11 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns a page of the tenants: `default`, which always exists, then the others by name."""
 
     @_abc_1.abstractmethod
-    def CreateTenant(
-        self,
-        request: _admin_service_pb2.CreateTenantRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_admin_service_pb2.CreateTenantResponse, _abc.Awaitable[_admin_service_pb2.CreateTenantResponse]]:
-        """Creates a tenant."""
-
-    @_abc_1.abstractmethod
     def UpdateTenant(
         self,
         request: _admin_service_pb2.UpdateTenantRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.UpdateTenantResponse, _abc.Awaitable[_admin_service_pb2.UpdateTenantResponse]]:
-        """Changes settings of a tenant."""
+        """Changes settings of a tenant, or creates a tenant."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

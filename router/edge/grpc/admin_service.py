@@ -1,9 +1,8 @@
 """The gRPC service for keys and tenants."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-from google.protobuf.field_mask_pb2 import FieldMask
 from rolegate.v1 import admin_service_pb2 as pb
 from rolegate.v1 import admin_service_pb2_grpc as pb_grpc
 
@@ -15,7 +14,6 @@ from router.errors import BadRequest
 from router.trace.scope import DEFAULT_INDEX
 
 _PAGE = 100
-T = TypeVar("T")
 
 
 class AdminServicer(pb_grpc.AdminServiceServicer):
@@ -34,7 +32,7 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
 
     async def ListKeys(self, request: pb.ListKeysRequest, _context: Any) -> pb.ListKeysResponse:
         """Return a page of the keys, oldest first."""
-        keys, token = _page(await self._administration.keys(), lambda key: key.key_id, request)
+        keys, token = _page(await self._administration.keys(), "key_id", request)
         return pb.ListKeysResponse(keys=map(_key_to_proto, keys), next_page_token=token)
 
     async def RotateKey(self, request: pb.RotateKeyRequest, _context: Any) -> pb.RotateKeyResponse:
@@ -71,20 +69,10 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
         self, request: pb.ListTenantsRequest, _context: Any
     ) -> pb.ListTenantsResponse:
         """Return a page of the tenants, by name after `default`."""
-        tenants = await self._administration.tenants()
-        page, token = _page(tenants, lambda tenant: tenant.name, request)
+        page, token = _page(await self._administration.tenants(), "name", request)
         return pb.ListTenantsResponse(
             tenants=[to_proto(pb.Tenant, tenant) for tenant in page], next_page_token=token
         )
-
-    async def CreateTenant(
-        self, request: pb.CreateTenantRequest, _context: Any
-    ) -> pb.CreateTenantResponse:
-        """Create a tenant."""
-        tenant, unpriced = await self._administration.update_tenant(
-            request.tenant.name, _changes(request.tenant, SETTINGS), exists=False
-        )
-        return pb.CreateTenantResponse(tenant=to_proto(pb.Tenant, tenant), unpriced_models=unpriced)
 
     async def UpdateTenant(
         self, request: pb.UpdateTenantRequest, _context: Any
@@ -92,46 +80,43 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
         """Change settings of a tenant."""
         tenant, unpriced = await self._administration.update_tenant(
             request.tenant.name,
-            _changes(request.tenant, _paths(request.update_mask)),
-            exists=None if request.allow_missing else True,
+            _changes(request.tenant, request.update_mask.paths),
+            create=request.allow_missing,
         )
         return pb.UpdateTenantResponse(tenant=to_proto(pb.Tenant, tenant), unpriced_models=unpriced)
 
 
 def _page(
-    items: Sequence[T],
-    name: Callable[[T], str],
+    items: Sequence[Any],
+    name: str,
     request: pb.ListKeysRequest | pb.ListTenantsRequest,
-) -> tuple[Sequence[T], str]:
-    """Return the items of a page, and the token of the next page: the name of the page's last item.
-    Raises `BadRequest` for an unknown token.
+) -> tuple[Sequence[Any], str]:
+    """Return the items of a page, and the token of the next page: the attribute `name` of the
+    page's last item. Raises `BadRequest` for an unknown token.
     """
-    size = page_size(request.page_size, _PAGE)
     start = 0
     if request.page_token:
-        names = [name(item) for item in items]
+        names = [getattr(item, name) for item in items]
         if request.page_token not in names:
             raise BadRequest("page_token: is unknown; send the token of the previous page.")
         start = names.index(request.page_token) + 1
-    page = items[start : start + size]
-    return page, name(page[-1]) if start + size < len(items) else ""
+    end = start + page_size(request.page_size, _PAGE)
+    return items[start:end], getattr(items[end - 1], name) if end < len(items) else ""
 
 
 def _key_to_proto(key: Key) -> pb.Key:
     return to_proto(pb.Key, key, scopes=sorted(key.scopes))
 
 
-def _paths(mask: FieldMask) -> Sequence[str]:
-    for path in mask.paths:
-        if path not in SETTINGS:
-            raise BadRequest(
-                f"update_mask: {path[:80]!r} is no setting; the settings are {', '.join(SETTINGS)}."
-            )
-    return mask.paths
-
-
 def _changes(message: pb.Tenant, names: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of a message that have these names. Absent ones have their defaults."""
+    """Return the settings of a message that have these names. Absent ones have their defaults.
+    Raises `BadRequest` for a name that is no setting.
+    """
     indexes = tuple(sorted({*message.indexes})) or (DEFAULT_INDEX,)
     tenant = from_proto(Tenant, message, indexes=indexes)
+    if unknown := [name for name in names if name not in SETTINGS]:
+        raise BadRequest(
+            f"update_mask: {unknown[0][:80]!r} is no setting; the settings are "
+            f"{', '.join(SETTINGS)}."
+        )
     return {name: getattr(tenant, name) for name in names}

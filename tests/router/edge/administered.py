@@ -1,6 +1,6 @@
 """Gateways on a real store whose keys and tenants are administered over the wire."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from router.edge.grpc.services import RunServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.pages import Site
+from router.edge.pages.keys import add_keys
 from router.edge.pages.runs import add_runs
 from router.runs import Runs
 from router.runs.live import LiveRuns
@@ -40,9 +41,6 @@ class Gateway:
     channel: grpc.aio.Channel
     http: str
     """Address of the HTTP server, host:port."""
-    site: Site
-    administered: Callable[..., Administration]
-    """Returns the administration of keys and tenants at a door."""
 
 
 @asynccontextmanager
@@ -71,11 +69,12 @@ async def gateway(url: str) -> AsyncIterator[Gateway]:
         stack.push_async_callback(server.drain, 0)
         site = Site(access)
         add_runs(site, runs)
+        add_keys(site, administered(door="page"))
         pages = HTTPServer(openai_app(asked, access, pages=site), 0.0, access=access)
         http = await pages.start("127.0.0.1:0", "server.http")
         stack.push_async_callback(pages.drain)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
-        yield Gateway(address, channel, http, site, administered)
+        yield Gateway(address, channel, http)
 
 
 async def stored_key(url: str, tenant: str | None = None, *scopes: Any) -> tuple[str, Key]:

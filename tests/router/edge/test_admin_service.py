@@ -35,6 +35,11 @@ def bearer(text: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {text}"),)
 
 
+def made(tenant: pb.Tenant, *settings: str) -> dict[str, Any]:
+    """Return the fields of a request that creates a tenant with these settings."""
+    return {"tenant": tenant, "update_mask": FieldMask(paths=settings), "allow_missing": True}
+
+
 class Operator:
     """The methods of a gateway, called with a key."""
 
@@ -227,20 +232,19 @@ async def test_an_expired_key_is_refused_by_every_gateway(operator: Operator, ur
         ("RotateKey", {"grace": timedelta(seconds=-1)}, "grace: must be from 0"),
         ("RotateKey", {"grace": timedelta(days=367)}, "grace: must be from 0"),
         *(
-            ("CreateTenant", {"tenant": pb.Tenant(name=name)}, "tenant ")
+            ("UpdateTenant", {"tenant": pb.Tenant(name=name), "allow_missing": True}, "tenant ")
             for name in HOSTILE
             if name != "shadow"
         ),
-        ("CreateTenant", {"tenant": pb.Tenant(name="default")}, "exists already"),
-        ("CreateTenant", {}, "tenant ''"),
+        ("UpdateTenant", {}, "tenant ''"),
         (
-            "CreateTenant",
-            {"tenant": pb.Tenant(name="a", tokens_per_day=-1)},
+            "UpdateTenant",
+            made(pb.Tenant(name="a", tokens_per_day=-1), "tokens_per_day"),
             "tokens_per_day: must be from 0 to 20000000000000000, got -1",
         ),
         (
-            "CreateTenant",
-            {"tenant": pb.Tenant(name="a", indexes=["uploads/b"])},
+            "UpdateTenant",
+            made(pb.Tenant(name="a", indexes=["uploads/b"]), "indexes"),
             "index 'uploads/b': the config's indexes are default, shared.",
         ),
         (
@@ -295,7 +299,9 @@ async def test_the_secret_of_a_key_is_never_in_a_message(tmp_path: Path) -> None
 async def test_a_tenant_is_created_and_changed(operator: Operator) -> None:
     """Settings that the mask does not name are kept; a limit is removed by its absence."""
     wanted = pb.Tenant(name="acme", tokens_per_day=1000, nano_usd_per_month=7, redact=True)
-    created = await operator.CreateTenant(tenant=wanted)
+    created = await operator.UpdateTenant(
+        **made(wanted, "tokens_per_day", "nano_usd_per_month", "redact")
+    )
     assert created.unpriced_models == ["m"]
     wanted.training = True
     wanted.indexes.append("default")
@@ -311,8 +317,8 @@ async def test_a_tenant_is_created_and_changed(operator: Operator) -> None:
     assert shown.tenant == changes
     now = datetime.now(UTC)
     assert [spent.period for spent in shown.spent] == [f"{now:%Y-%m-%d}", f"{now:%Y-%m}"]
-    made = await operator.UpdateTenant(tenant=pb.Tenant(name="other"), allow_missing=True)
-    assert made.tenant == pb.Tenant(name="other", training=True, indexes=["default"])
+    bare = await operator.UpdateTenant(tenant=pb.Tenant(name="other"), allow_missing=True)
+    assert bare.tenant == pb.Tenant(name="other", training=True, indexes=["default"])
 
 
 async def test_changes_of_different_settings_on_two_gateways_are_both_kept(
@@ -320,7 +326,7 @@ async def test_changes_of_different_settings_on_two_gateways_are_both_kept(
 ) -> None:
     async with gateway(url) as where:
         other = Operator(where, operator.key)
-        await operator.CreateTenant(tenant=pb.Tenant(name="acme"))
+        await operator.UpdateTenant(**made(pb.Tenant(name="acme")))
         calls = []
         for number in range(1, 6):
             for caller, name in ((operator, "tokens_per_day"), (other, "requests_per_day")):
@@ -360,8 +366,9 @@ async def test_every_act_is_in_the_log(operator: Operator) -> None:
         await operator.ExpireKey(key_id=key_id, expire_time=end)
         rotated = await operator.RotateKey(key_id=key_id, grace=timedelta(hours=1))
         await operator.RevokeKey(key_id=key_id)
-        await operator.CreateTenant(tenant=pb.Tenant(name="other", tokens_per_day=5))
-        await refusal(operator.CreateTenant(tenant=pb.Tenant(name="other")))
+        other = pb.Tenant(name="other", tokens_per_day=5)
+        await operator.UpdateTenant(**made(other, "tokens_per_day"))
+        await refusal(operator.UpdateTenant(tenant=pb.Tenant(name="absent")))
         await refusal(operator.ExpireKey(key_id=key_id))
         await operator.ListKeys()
     acts = [entry for entry in logged if entry["event"].startswith("admin.")]
