@@ -32,6 +32,10 @@ def caller() -> Identity:
     return CALLER.get()
 
 
+CLOCK_SKEW_S = 10.0
+"""Max seconds by which the clocks of gateways on one store may differ."""
+
+
 class Tenant(msgspec.Struct, frozen=True):
     """Settings of a tenant, that is a customer or a team with its own keys and quotas.
 
@@ -90,8 +94,10 @@ class Key(msgspec.Struct, frozen=True):
 
     @property
     def ended(self) -> bool:
-        """True if the key was revoked or has expired."""
-        return self.revoked_at is not None and self.revoked_at <= time.time()
+        """True if the key was revoked or has expired. A key expires `CLOCK_SKEW_S` early, so that a
+        gateway whose clock is behind refuses a key that another gateway has revoked.
+        """
+        return self.revoked_at is not None and self.revoked_at <= time.time() + CLOCK_SKEW_S
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -114,11 +120,6 @@ class Accounts(Protocol):
     async def add_key(self, key: Key) -> bool:
         """Store a key, and also its tenant if no such tenant is stored yet. Return True if this is
         the first key in the store.
-        """
-
-    async def revoke_key(self, key_id: str) -> Key | None:
-        """Revoke a key and return it; None if there is no such key. A key that has ended keeps its
-        time of revocation.
         """
 
     async def expire_key(

@@ -9,8 +9,8 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from decimal import Decimal
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 import structlog
@@ -18,11 +18,10 @@ import structlog
 from router.access import Accounts, Key, Spent, Tenant, caller, new_key
 from router.errors import BadRequest, NotFound
 from router.trace.identity import DEFAULT_TENANT, SCOPES, KeyScope
+from router.trace.scope import DEFAULT_INDEX
 
 _log = structlog.get_logger("admin")
 T = TypeVar("T")
-Door = Literal["command", "grpc", "page"]
-"""The way by which an operator reaches the gateway or its store."""
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Names of tenants. They need no quotes in shells, URLs and labels of metrics."""
 SETTINGS = Tenant.__struct_fields__[1:]
@@ -35,10 +34,10 @@ fit into the integers of the database.
 """
 NANO = 1_000_000_000
 _LONGEST_LABEL = 200
-_LONGEST_LIMIT = 40
-"""Max characters of the text of a limit; the rest is ignored."""
+_AMOUNT = re.compile(r"(?=.)\d{0,17}(\.\d{1,9})?", re.ASCII)
 _LONGEST_GRACE_S = 366 * 24 * 3600.0
-_LAST_TIME = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+_LAST_TIME = 253_370_764_800.0
+"""The last day of the year 9999, as Unix time."""
 
 
 class CreatedKey(NamedTuple):
@@ -53,7 +52,7 @@ class CreatedKey(NamedTuple):
 
 
 async def audited(
-    door: Door,
+    door: str,
     act: str,
     target: str,
     work: Awaitable[T],
@@ -78,16 +77,17 @@ class Administration:
     def __init__(
         self,
         accounts: Accounts,
-        door: Door,
+        door: str,
         indexes: Collection[str],
         unpriced: Callable[[], Awaitable[Iterable[str]]],
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`indexes`: names of the indexes of the config. `unpriced`: returns the models of the
-        config without a known price. `on_change`: called after each change of keys or tenants.
+        """`door`: how the operator reaches the gateway or its store, for the log: `command`, `grpc`
+        or `page`. `indexes`: names of the indexes of the config. `unpriced`: returns the models of
+        the config without a known price. `on_change`: called after each change of keys or tenants.
         """
         self._accounts = accounts
-        self._door: Door = door
+        self._door = door
         self._indexes = indexes
         self._unpriced = unpriced
         self._on_change = on_change
@@ -154,7 +154,7 @@ class Administration:
         unknown key, and `BadRequest` for a key that has ended or a time that is not in the future.
         """
         if at is not None and not time.time() < at <= _LAST_TIME:
-            raise BadRequest("expire_time: must be in the future, and before the year 9999 ends.")
+            raise BadRequest("expire_time: must be in the future, and before the year 10000.")
         key = await self._known(key_id)
         return await self._act(
             "expire_key",
@@ -164,21 +164,29 @@ class Administration:
         )
 
     async def revoke_key(self, key_id: str) -> tuple[Key, bool]:
-        """Revoke a key. Return it, and whether no valid key is left. Raises `NotFound` for an
-        unknown key.
+        """Revoke a key, unless it has ended. Return it, and whether no valid key is left. Raises
+        `NotFound` for an unknown key.
         """
         known = await self._known(key_id)
-        key = await self._act("revoke_key", known.key_id, self._accounts.revoke_key(known.key_id))
-        return key or known, all(other.ended for other in await self._accounts.keys())
+        revoked = await self._act(
+            "revoke_key",
+            known.key_id,
+            self._accounts.expire_key(known.key_id, time.time()),
+        )
+        keys = await self._accounts.keys()
+        return revoked or known, all(key.ended for key in keys)
 
     async def tenants(self) -> list[Tenant]:
         """Return all tenants by name, after the tenant `default`, which always exists."""
-        stored = {tenant.name: tenant for tenant in await self._accounts.tenants()}
-        return list({DEFAULT_TENANT: Tenant(DEFAULT_TENANT), **stored}.values())
+        return list((await self._tenants()).values())
+
+    async def _tenants(self) -> dict[str, Tenant]:
+        default = Tenant(DEFAULT_TENANT)
+        return {tenant.name: tenant for tenant in (default, *await self._accounts.tenants())}
 
     async def tenant(self, name: str) -> tuple[Tenant, list[Spent]]:
         """Return a tenant, and what it has spent this day and this month. Raises `NotFound`."""
-        tenants = {tenant.name: tenant for tenant in await self.tenants()}
+        tenants = await self._tenants()
         if (tenant := tenants.get(name)) is None:
             raise NotFound(
                 f"no tenant {name[:80]!r}; the tenants are: {', '.join([*tenants][:10])}."
@@ -195,19 +203,23 @@ class Administration:
         """Change settings of a tenant, or create it, and return it. If it has a
         limit in dollars after a change of one, also return the models without a known price.
 
-        `create`: False to raise `NotFound` for a tenant that does not exist. Raises `BadRequest`
+        `changes`: values by the name of the setting; no indexes means the default one. `create`:
+        False to raise `NotFound` for a tenant that does not exist. Raises `BadRequest`
         for an invalid value.
         """
         _check_name(name)
         self._check_settings(changes)
-        known = {tenant.name: tenant for tenant in await self.tenants()}
+        changes = dict(changes)
+        if "indexes" in changes:
+            changes["indexes"] = tuple(sorted({*changes["indexes"]})) or (DEFAULT_INDEX,)
+        known = await self._tenants()
         if not create and name not in known:
             raise NotFound(f"no tenant {name!r}; create it first.")
         tenant = msgspec.structs.replace(known.get(name, Tenant(name)), **changes)
         await self._act(
             "update_tenant", name, self._accounts.set_tenant(tenant, list(changes)), **changes
         )
-        limited = any(changes[limit] is not None for limit in changes if "usd" in limit)
+        limited = any("usd" in setting and changes[setting] for setting in changes)
         return (await self.tenant(name))[0], [*await self._unpriced()] if limited else []
 
     def _check_settings(self, changes: Mapping[str, Any]) -> None:
@@ -259,12 +271,11 @@ def limit_from_text(text: str, *, in_dollars: bool) -> int | None:
     must = f"a whole number from 0 to {MAX_LIMIT}"
     if in_dollars:
         must = "dollars, 0 or more, such as 2.50"
-    try:
-        amount = Decimal(text[:_LONGEST_LIMIT]) * (NANO if in_dollars else 1)
-    except InvalidOperation:
-        amount = Decimal("nan")
-    if not amount.is_finite() or not 0 <= amount <= MAX_LIMIT or amount != int(amount):
-        raise BadRequest(f"must be {must}, or none, got {text[:_LONGEST_LIMIT]!r}")
+    amount = Decimal(MAX_LIMIT + 1)
+    if _AMOUNT.fullmatch(text):
+        amount = Decimal(text) * (NANO if in_dollars else 1)
+    if amount > MAX_LIMIT or amount != int(amount):
+        raise BadRequest(f"must be {must}, or none, got {text[:40]!r}")
     return int(amount)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 import msgspec
 from sqlalchemy import Connection, func, select
 
-from router.access import Key, Spent, Tenant
+from router.access import CLOCK_SKEW_S, Key, Spent, Tenant
 from router.store.database import Database
 from router.store.projection import put
 from router.store.schema import KEYS, SPENDING, TENANTS, struct_of, structs
@@ -35,26 +35,19 @@ class SQLAccounts:
 
         return await self._database.write(add)
 
-    async def revoke_key(self, key_id: str) -> Key | None:
-        """See `Accounts.revoke_key`."""
-
-        def revoke(connection: Connection) -> Key | None:
-            _end(connection, key_id, time.time())
-            return _key(connection, key_id)
-
-        return await self._database.write(revoke)
-
     async def expire_key(
         self, key_id: str, at: float | None, successor: Key | None = None
     ) -> Key | None:
         """See `Accounts.expire_key`."""
+        valid = KEYS.c.revoked_at.is_(None) | (KEYS.c.revoked_at > time.time() + CLOCK_SKEW_S)
+        expired = KEYS.update().where(KEYS.c.key_id == key_id, valid).values(revoked_at=at)
 
         def expire(connection: Connection) -> Key | None:
-            if not _end(connection, key_id, at):
+            if not connection.execute(expired).rowcount:
                 return None
             if successor:
                 _insert(connection, successor)
-            return _key(connection, key_id)
+            return next(key for key in _keys(connection) if key.key_id == key_id)
 
         return await self._database.write(expire)
 
@@ -98,19 +91,6 @@ def _row(tenant: Tenant) -> dict[str, object]:
 def _insert(connection: Connection, key: Key) -> None:
     row = {**msgspec.structs.asdict(key), "scopes": ",".join(sorted(key.scopes))}
     connection.execute(KEYS.insert().values(row))
-
-
-def _end(connection: Connection, key_id: str, at: float | None) -> bool:
-    """Let a key end at a Unix time, or never. Return False, and change nothing, if it has ended or
-    does not exist.
-    """
-    valid = KEYS.c.revoked_at.is_(None) | (KEYS.c.revoked_at > time.time())
-    of_key = KEYS.update().where(KEYS.c.key_id == key_id, valid)
-    return bool(connection.execute(of_key.values(revoked_at=at)).rowcount)
-
-
-def _key(connection: Connection, key_id: str) -> Key | None:
-    return next((key for key in _keys(connection) if key.key_id == key_id), None)
 
 
 def _keys(connection: Connection) -> list[Key]:

@@ -5,14 +5,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 from rich.console import Console
 from rich.table import Table
-from rolegate.client import AsyncClient, GatewayError
+from rolegate.client import AsyncClient
 from rolegate.client.calls import Call
 from rolegate.client.options import Result
 from rolegate.v1 import admin_service_pb2 as pb
@@ -27,13 +26,13 @@ from router.trace.identity import KeyScope
 from serving.cli.command import POSITIONAL, Command, exclusive, reads, run_subcommand
 from serving.cli.grid import new_table
 from serving.cli.options import (
-    CertificateOptions,
     Name,
     Span,
+    StoreOptions,
     TenantName,
     connection,
-    host_port,
     json_of,
+    status_of,
     tenant_name,
 )
 from serving.cli.store import opened_store
@@ -66,15 +65,9 @@ class StoreClient(AsyncClient):
         return call.result(await getattr(self._servicer, call.method)(call.request, None))
 
 
-class AccountOptions(CertificateOptions, frozen=True, kw_only=True):
+class AccountOptions(StoreOptions, frozen=True):
     """Options of commands that open the store of a config, or call a running gateway."""
 
-    config: Path | None = None
-    address: (
-        Annotated[str, Meta(extra={"type": host_port, "metavar": "HOST:PORT", "group": "config"})]
-        | None
-    ) = None
-    """Call the gateway at this address, instead of opening the store of a config."""
     json: bool = False
     """Print JSON."""
 
@@ -172,34 +165,33 @@ def _run(work: Callable[[AsyncClient, Any], Any], options: AccountOptions) -> in
             )
             await work(StoreClient(AdminServicer(administration)), options)
 
-    try:
-        asyncio.run(run())
-    except GatewayError as error:
-        complain(f"rolegate: {error}")
-        return 1
-    return 0
+    return status_of(lambda: asyncio.run(run()))
 
 
 async def _create(client: AsyncClient, options: CreateKeyOptions) -> None:
     created = await client.create_key(options.tenant, options.scope, options.label)
-    _show_created(created.key_text, created.key, options, first=created.first)
+    _show_created(created, options)
 
 
 async def _rotate(client: AsyncClient, options: RotateKeyOptions) -> None:
     rotated = await client.rotate_key(options.key_id, options.grace)
-    _show_created(rotated.key_text, rotated.key, options, first=False)
+    _show_created(rotated, options)
     if not options.json:
         complain(f"It replaces a key. {_until(rotated.replaced)}")
 
 
-def _show_created(text: str, key: pb.Key, options: AccountOptions, *, first: bool) -> None:
+def _show_created(
+    created: pb.CreateKeyResponse | pb.RotateKeyResponse, options: AccountOptions
+) -> None:
+    key = created.key
+    first = getattr(created, "first", False)
     if options.json:
-        print(json_of({"key": text, **_public(key), "first": first}))
+        print(json_of({"key": created.key_text, **_public(key), "first": first}))
         return
 
     owner = f"tenant {key.tenant}" if key.tenant else "the operator, who sees all tenants"
     complain(f"A key of {owner}; scopes: {', '.join(key.scopes)}. It is shown only once:")
-    print(text, flush=True)
+    print(created.key_text, flush=True)
     if first:
         complain(
             "This is the first key: from now on every caller of this store's gateways needs one."
@@ -353,8 +345,6 @@ def tenants(arguments: Sequence[str]) -> int:
 
 async def _set_tenant(client: AsyncClient, options: SetTenantOptions) -> None:
     changes = {name: value for name in SETTINGS if (value := getattr(options, name)) is not UNSET}
-    if options.indexes is not UNSET:
-        changes["indexes"] = tuple(sorted(set(options.indexes)))
     wanted = pb.Tenant(name=options.name, **changes)
     changed = await client.update_tenant(wanted, list(changes), allow_missing=True)
     for model in changed.unpriced_models:

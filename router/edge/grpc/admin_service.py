@@ -11,7 +11,6 @@ from router.administration import SETTINGS, Administration
 from router.edge.grpc.convert import to_proto
 from router.edge.grpc.convert_request import from_proto, page_size, time_field
 from router.errors import BadRequest
-from router.trace.scope import DEFAULT_INDEX
 
 _PAGE = 100
 
@@ -112,8 +111,7 @@ def _changes(message: pb.Tenant, names: Sequence[str]) -> dict[str, Any]:
     """Return the settings of a message that have these names. Absent ones have their defaults.
     Raises `BadRequest` for a name that is no setting.
     """
-    indexes = tuple(sorted({*message.indexes})) or (DEFAULT_INDEX,)
-    tenant = from_proto(Tenant, message, indexes=indexes)
+    tenant = from_proto(Tenant, message)
     if unknown := [name for name in names if name not in SETTINGS]:
         raise BadRequest(
             f"update_mask: {unknown[0][:80]!r} is no setting; the settings are "

@@ -191,9 +191,12 @@ def filter_from_proto(request: _Listing) -> RunFilter:
     )
 
 
-def feedback_from_proto(request: run_service_pb2.SubmitFeedbackRequest) -> Feedback:
-    """Convert a request that submits feedback on a run."""
-    return from_proto(Feedback, request, accepted=_VERDICTS[enum_field(request, "verdict")])
+def feedback_from_proto(
+    message: run_service_pb2.SubmitFeedbackRequest | run_service_pb2.Feedback, **given: str
+) -> Feedback:
+    """Convert feedback on a run. `given`: attributes that the message does not have."""
+    verdict = _VERDICTS[enum_field(message, "verdict")]
+    return from_proto(Feedback, message, accepted=verdict, **given)
 
 
 def usage_query_from_proto(

@@ -14,7 +14,6 @@ from router.administration import (
 from router.edge.pages.site import Site, field, redirect
 from router.errors import BadRequest
 from router.trace.identity import SCOPES
-from router.trace.scope import DEFAULT_INDEX
 
 _HOUR_S = 3600.0
 
@@ -58,11 +57,10 @@ def add_keys(site: Site, administration: Administration) -> None:
         return redirect("/keys")
 
     async def update(request: web.Request) -> web.Response:
-        indexes = tuple(sorted({*field(request, "indexes").replace(",", " ").split()}))
         changes = {
             **{limit: _number(request, limit) for limit in LIMITS},
             **{name: bool(field(request, name)) for name in ("redact", "training")},
-            "indexes": indexes or (DEFAULT_INDEX,),
+            "indexes": field(request, "indexes").replace(",", " ").split(),
         }
         await administration.update_tenant(field(request, "name"), changes)
         return redirect("/keys")

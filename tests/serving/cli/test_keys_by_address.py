@@ -1,8 +1,10 @@
-"""`rolegate keys` and `rolegate tenants` with --address, on a running gateway."""
+"""`rolegate keys`, `rolegate tenants` and `runs export` with --address, on a running gateway."""
 
 import asyncio
 import json
+import os
 import re
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,15 @@ from typing import Any
 import pytest
 import structlog
 
-from router.access import Key
+from router.access import Key, Tenant
+from router.store import Database, SQLArchive
+from router.trace.run import Feedback
 from serving.cli.main import main
 from serving.logs import errors_only
 from tests.router.edge.administered import Gateway, gateway, stored_key
+from tests.router.store.stored import put
 from tests.serving.cli.test_keys import CONFIG, ROLE
+from tests.serving.cli.test_runs_export import RUNS
 
 Command = Callable[..., Awaitable[tuple[str, str]]]
 
@@ -135,3 +141,57 @@ def test_an_impossible_command_line_is_refused(line: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(line.split())
     assert ended.value.code == 2
+
+
+async def exported(*arguments: str) -> tuple[int, str]:
+    """Run `rolegate runs export` in a process, because it handles signals; return its status and
+    its output.
+    """
+    main_of = "import sys; from serving.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-c", main_of, "runs", "export", *arguments),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+async def test_runs_are_exported_from_a_gateway(where: Gateway, tmp_path: Path) -> None:
+    """The rows are those of an export from the store, with feedback and filters."""
+    database = await Database.open(f"sqlite:///{tmp_path}/runs.db")
+    await put(database, *RUNS, tenants=[Tenant("shy", training=False)])
+    for opinion in (
+        Feedback("run-01", accepted=False, score=0.25, right_answer="1943", tenant="default"),
+        Feedback("run-01", comment="why?"),
+    ):
+        await SQLArchive(database).add_feedback(opinion)
+    await database.close()
+    config = tmp_path / "my.toml"
+    roles = (ROLE.format(name=name) for name in ("delegation", "execution", "answer"))
+    config.write_text(CONFIG.replace("runs.db", f"{tmp_path}/runs.db") + "".join(roles))
+    by_address = tmp_path / "a.jsonl"
+    stored = tmp_path / "b.jsonl"
+    for options in ([], ["--training", "--since", "1970-01-01"], ["--tenant", "acme"]):
+        status, output = await exported(
+            *options, "--force", "--out", str(by_address), "--address", where.address
+        )
+        assert status == 0, output
+        from_store = await exported(
+            *options, "--force", "--out", str(stored), "--config", str(config)
+        )
+        assert from_store == (0, output.replace("a.jsonl", "b.jsonl"))
+        assert by_address.read_bytes() == stored.read_bytes()
+
+
+async def test_an_export_that_a_gateway_refuses_leaves_no_file(
+    where: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLEGATE_API_KEY", "rg_00_x")
+    file = tmp_path / "runs.jsonl"
+    status, output = await exported("--out", str(file), "--address", where.address)
+    assert status == 1 and "unknown or revoked" in output
+    assert not list(tmp_path.glob("*.jsonl*"))
