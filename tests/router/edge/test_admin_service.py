@@ -18,7 +18,8 @@ from rolegate.v1.run_service_pb2 import ListRunsRequest
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from structlog.testing import capture_logs
 
-from router.access import CLOCK_SKEW_S
+from router.access import CLOCK_SKEW_S, Key, Tenant
+from router.edge.grpc.convert import WIRE_NAMES
 from tests.router.edge.administered import Gateway, gateway, stored_key
 from tests.router.edge.pages.world import browsing
 from tests.router.edge.wire import refusal
@@ -398,3 +399,10 @@ async def test_no_file_of_the_store_has_a_secret(tmp_path: Path) -> None:
     files = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
     for key in (created.key_text, rotated.key_text):
         assert not any(key.split("_", 2)[2].encode() in content for content in files)
+
+
+def test_the_wire_has_every_setting_of_a_tenant() -> None:
+    """And every field of a key except the hash of its secret."""
+    assert set(pb.Tenant.DESCRIPTOR.fields_by_name) == set(Tenant.__struct_fields__)
+    names = {WIRE_NAMES.get(name, name) for name in pb.Key.DESCRIPTOR.fields_by_name}
+    assert names == {*Key.__struct_fields__} - {"secret_sha256"}
