@@ -10,7 +10,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -30,6 +30,10 @@ key.
 def caller() -> Identity:
     """Return the identity of the caller of the current request."""
     return CALLER.get()
+
+
+CLOCK_SKEW_S = 10.0
+"""Max seconds by which the clocks of gateways on one store may differ."""
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -84,7 +88,16 @@ class Key(msgspec.Struct, frozen=True):
     created_at: float
     """Unix time, seconds."""
     revoked_at: float | None = None
-    """Unix time; None while the key is valid."""
+    """Unix time from which the key is refused; in the future for a key that will expire. None for a
+    key that does not expire.
+    """
+
+    @property
+    def ended(self) -> bool:
+        """True if the key was revoked or has expired. A key expires `CLOCK_SKEW_S` early, so that a
+        gateway whose clock is behind refuses a key that another gateway has revoked.
+        """
+        return self.revoked_at is not None and self.revoked_at <= time.time() + CLOCK_SKEW_S
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -109,14 +122,21 @@ class Accounts(Protocol):
         the first key in the store.
         """
 
-    async def revoke_key(self, key_id: str) -> Key | None:
-        """Revoke a key and return it; None if there is no such key."""
+    async def expire_key(
+        self, key_id: str, at: float | None, successor: Key | None = None
+    ) -> Key | None:
+        """Let a key that has not ended end at a Unix time, or never, and return it. In the same
+        transaction, store the key `successor`. Return None, and change nothing, if the key has
+        ended or does not exist.
+        """
 
     async def tenants(self) -> list[Tenant]:
         """Return all tenants, sorted by name."""
 
-    async def set_tenant(self, tenant: Tenant) -> None:
-        """Store a tenant's settings. They replace the tenant's earlier settings, if any."""
+    async def set_tenant(self, tenant: Tenant, only: Collection[str] | None = None) -> None:
+        """Store a tenant's settings. They replace the tenant's earlier settings, if any. `only`:
+        names of the settings to replace if the tenant is stored already; None for all.
+        """
 
     async def spending(self, tenant: str) -> list[Spent]:
         """Return one entry for each day and one for each month in which the tenant sent requests,
@@ -220,6 +240,10 @@ class Access:
             indexes = (*sorted((*indexes, uploads_of(owner))),)
         return Identity(tenant, scopes, key_id, indexes)
 
+    def outdate(self) -> None:
+        """Read the keys again before the next request, because a key has changed."""
+        self._read_at = None
+
     async def required(self) -> bool:
         """Return whether callers need a key. They do from the creation of the first key on, even
         if all keys have been revoked since. Raises `StoreFailed` if the keys cannot be read.
@@ -272,7 +296,7 @@ class Access:
         stored = await self._accounts.keys()
         tenants = await self._accounts.tenants()
         self._indexes = {tenant.name: tenant.indexes for tenant in tenants}
-        good = (key for key in (*stored, *self._extra) if key.revoked_at is None)
+        good = (key for key in (*stored, *self._extra) if not key.ended)
         self._keys = {key.key_id: key for key in good}
         self._required |= bool(stored)
         self._read_at = now

@@ -12,10 +12,12 @@ import aiohttp
 import msgspec
 
 from router.access import Access, Accounts, Key
+from router.administration import Administration
 from router.background import background_tasks
 from router.calls import Readiness, Role, Upstreams
 from router.calls.health import watch_role
 from router.calls.replicas import Breaker
+from router.edge.grpc.admin_service import AdminServicer
 from router.edge.grpc.document_service import DocumentServicer
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer, RunServicer, UsageServicer
@@ -27,6 +29,7 @@ from router.edge.listening import check_listening
 from router.edge.pages import Site
 from router.edge.pages.asking import add_asking
 from router.edge.pages.documents import add_documents
+from router.edge.pages.keys import add_keys
 from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
 from router.edge.pages.usage import add_usage
@@ -56,6 +59,7 @@ from router.trace.values import TopologyName
 from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
 from router.versions.book import Traffic, VersionBook
 from serving.config.config import Config, RoleConfig, place_of
+from serving.config.prices import unpriced
 from serving.config.secrets import missing
 from serving.engines.engine import Log
 from serving.engines.loading import Loading
@@ -574,10 +578,19 @@ async def _listening(
     executors = runs.executors
     tls = config.server.tls
     tables = TableServicer(gateway, runs.stored, access)
+
+    administered = partial(
+        Administration,
+        accounts,
+        indexes=sorted(config.all_indexes),
+        unpriced=partial(unpriced, config),
+        on_change=access.outdate,
+    )
     server = Server(
         gateway,
         *runs.services,
         tables,
+        AdminServicer(administered(door="grpc")),
         DocumentServicer(upstream.uploads),
         access=access,
         tls=tls,
@@ -588,6 +601,7 @@ async def _listening(
     add_runs(pages, runs.stored)
     add_usage(pages, runs.usages, accounts)
     add_versions(pages, executors.versions)
+    add_keys(pages, administered(door="page"))
     indexes = sorted(config.all_indexes)
     if upstream.uploads:
         add_documents(pages, upstream.uploads)

@@ -1,11 +1,12 @@
 """Storage of tenants and keys in a database."""
 
 import time
+from collections.abc import Collection
 
 import msgspec
 from sqlalchemy import Connection, func, select
 
-from router.access import Key, Spent, Tenant
+from router.access import CLOCK_SKEW_S, Key, Spent, Tenant
 from router.store.database import Database
 from router.store.projection import put
 from router.store.schema import KEYS, SPENDING, TENANTS, struct_of, structs
@@ -29,21 +30,26 @@ class SQLAccounts:
             known = connection.scalars(select(TENANTS.c.name)).all()
             if key.tenant is not None and key.tenant not in known:
                 connection.execute(TENANTS.insert().values(_row(Tenant(key.tenant))))
-            row = {**msgspec.structs.asdict(key), "scopes": ",".join(sorted(key.scopes))}
-            connection.execute(KEYS.insert().values(row))
+            _insert(connection, key)
             return first
 
         return await self._database.write(add)
 
-    async def revoke_key(self, key_id: str) -> Key | None:
-        """See `Accounts.revoke_key`. A key that was revoked before keeps its time of revocation."""
+    async def expire_key(
+        self, key_id: str, at: float | None, successor: Key | None = None
+    ) -> Key | None:
+        """See `Accounts.expire_key`."""
+        valid = KEYS.c.revoked_at.is_(None) | (KEYS.c.revoked_at > time.time() + CLOCK_SKEW_S)
+        expired = KEYS.update().where(KEYS.c.key_id == key_id, valid).values(revoked_at=at)
 
-        def revoke(connection: Connection) -> Key | None:
-            valid = (KEYS.c.key_id == key_id) & KEYS.c.revoked_at.is_(None)
-            connection.execute(KEYS.update().where(valid).values(revoked_at=time.time()))
-            return next((key for key in _keys(connection) if key.key_id == key_id), None)
+        def expire(connection: Connection) -> Key | None:
+            if not connection.execute(expired).rowcount:
+                return None
+            if successor:
+                _insert(connection, successor)
+            return next(key for key in _keys(connection) if key.key_id == key_id)
 
-        return await self._database.write(revoke)
+        return await self._database.write(expire)
 
     async def tenants(self) -> list[Tenant]:
         """See `Accounts.tenants`."""
@@ -55,9 +61,20 @@ class SQLAccounts:
 
         return await self._database.read(read, behind=True)
 
-    async def set_tenant(self, tenant: Tenant) -> None:
+    async def set_tenant(self, tenant: Tenant, only: Collection[str] | None = None) -> None:
         """See `Accounts.set_tenant`."""
-        await self._database.write(lambda connection: put(connection, TENANTS, [_row(tenant)]))
+        row = _row(tenant)
+
+        def write(connection: Connection) -> None:
+            if only is not None:
+                # The name is written too, so that the statement is valid if nothing changes.
+                changed = {name: row[name] for name in ("name", *only)}
+                stored = TENANTS.update().where(TENANTS.c.name == tenant.name)
+                if connection.execute(stored.values(changed)).rowcount:
+                    return
+            put(connection, TENANTS, [row])
+
+        await self._database.write(write)
 
     async def spending(self, tenant: str) -> list[Spent]:
         """See `Accounts.spending`."""
@@ -69,6 +86,11 @@ class SQLAccounts:
 
 def _row(tenant: Tenant) -> dict[str, object]:
     return {**msgspec.structs.asdict(tenant), "indexes": ",".join(tenant.indexes)}
+
+
+def _insert(connection: Connection, key: Key) -> None:
+    row = {**msgspec.structs.asdict(key), "scopes": ",".join(sorted(key.scopes))}
+    connection.execute(KEYS.insert().values(row))
 
 
 def _keys(connection: Connection) -> list[Key]:

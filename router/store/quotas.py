@@ -36,10 +36,6 @@ Period = tuple[str, str]
 """A tenant, and a day such as 2026-11-21 or a month such as 2026-11."""
 Unit = Literal["day", "month"]
 LIMITED: tuple[Literal["tokens", "nano_usd"], ...] = ("tokens", "nano_usd")
-MAX_LIMIT = 2 * 10**16
-"""Max value of a limit on tokens or on money, for which it is twenty million dollars. Sums up to it
-fit into the integers of the database.
-"""
 
 
 class Tally(msgspec.Struct):

@@ -3,44 +3,76 @@
 import argparse
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from rich.console import Console
 from rich.table import Table
+from rolegate.client import AsyncClient
+from rolegate.client.calls import Call
+from rolegate.client.options import Result
+from rolegate.v1 import admin_service_pb2 as pb
 
-from router.access import Accounts, Key, Spent, Tenant, new_key
+from router.access import Spent, Tenant
+from router.administration import SETTINGS, Administration, dollars, limit_from_text
+from router.edge.grpc.admin_service import AdminServicer
+from router.edge.grpc.convert_request import from_proto, time_field
 from router.errors import BadRequest
 from router.store import SQLAccounts
-from router.store.quotas import MAX_LIMIT
-from router.trace.identity import DEFAULT_TENANT, SCOPES, KeyScope
-from serving.cli.command import POSITIONAL, Command, reads, run_subcommand
+from router.trace.identity import KeyScope
+from serving.cli.command import POSITIONAL, Command, exclusive, reads, run_subcommand
 from serving.cli.grid import new_table
-from serving.cli.options import JSONConfigOptions, Name, TenantName, json_of, tenant_name
+from serving.cli.options import (
+    Name,
+    Span,
+    StoreOptions,
+    TenantName,
+    connection,
+    json_of,
+    status_of,
+    tenant_name,
+)
 from serving.cli.store import opened_store
-from serving.config.config import Config
 from serving.config.file import read_config
-from serving.config.prices import prices_of
+from serving.config.prices import unpriced
 from serving.logs import errors_only
 from serving.terminal import complain
 
 _KEYS = """Manage the API keys of a gateway.
 
 A key determines which tenant a request belongs to and what the request may do. Keys are stored in
-the store that the config names. A running gateway applies changes within a second.
+the store that the config names. A running gateway applies changes within a second. With --address,
+the gateway itself makes the change, for an operator's key in ROLEGATE_API_KEY.
 """
 _TENANTS = """Manage what each tenant may spend, and what is stored of its runs.
 
 Tenants are stored in the store that the config names. Requests without a key, or with an operator's
-key, are booked to the tenant `default`. Limits per day and month use days and months in UTC.
+key, are booked to the tenant `default`. Limits per day and month use days and months in UTC. With
+--address, the gateway itself makes the change, for an operator's key in ROLEGATE_API_KEY.
 """
-_NANO = 1_000_000_000
 
 
-class CreateKeyOptions(JSONConfigOptions, frozen=True):
+class StoreClient(AsyncClient):
+    """Client of keys and tenants that opens no connection: it calls a servicer in this process."""
+
+    def __init__(self, servicer: AdminServicer) -> None:
+        self._servicer = servicer
+
+    async def _call(self, call: Call[Result]) -> Result:
+        return call.result(await getattr(self._servicer, call.method)(call.request, None))
+
+
+class AccountOptions(StoreOptions, frozen=True):
+    """Options of commands that open the store of a config, or call a running gateway."""
+
+    json: bool = False
+    """Print JSON."""
+
+
+class CreateKeyOptions(AccountOptions, frozen=True):
     """Create a key, and print it once.
 
     Only the key's hash is stored. Clients send the key as `authorization: Bearer rg_…`.
@@ -64,14 +96,34 @@ class CreateKeyOptions(JSONConfigOptions, frozen=True):
     """Show this note next to the key in `keys list`."""
 
 
-class RevokeKeyOptions(JSONConfigOptions, frozen=True, kw_only=True):
-    """Revoke a key permanently; runs that were made with the key are kept."""
+class KeyOptions(AccountOptions, frozen=True, kw_only=True):
+    """Options of commands on one key."""
 
     key_id: Annotated[str, POSITIONAL]
     """Identifier of the key, as in `keys list`: its part between `rg_` and the next `_`."""
 
 
-class ListKeysOptions(JSONConfigOptions, frozen=True):
+class RotateKeyOptions(KeyOptions, frozen=True):
+    """Replace a key by a new one with the same tenant, scopes, label and expiry; print it once."""
+
+    grace: Span = 0.0
+    """Let the old key stay valid for this time, such as 12h or 7d."""
+
+
+class ExpireKeyOptions(KeyOptions, frozen=True):
+    """Let a key expire, or remove its expiry."""
+
+    after: Annotated[Span, exclusive("expiry")] | None = None
+    """Let the key expire after this time, such as 12h or 30d."""
+    never: Annotated[bool, exclusive("expiry")] = False
+    """Let the key never expire."""
+
+
+class RevokeKeyOptions(KeyOptions, frozen=True):
+    """Revoke a key permanently; runs that were made with the key are kept."""
+
+
+class ListKeysOptions(AccountOptions, frozen=True):
     """Show all keys, without their secrets."""
 
 
@@ -80,6 +132,8 @@ def keys(arguments: Sequence[str]) -> int:
     commands = {
         "create": Command(CreateKeyOptions, _create),
         "list": Command(ListKeysOptions, _list_keys),
+        "rotate": Command(RotateKeyOptions, _rotate),
+        "expire": Command(ExpireKeyOptions, _expire),
         "revoke": Command(RevokeKeyOptions, _revoke),
     }
     return run_subcommand(
@@ -91,43 +145,62 @@ def keys(arguments: Sequence[str]) -> int:
     )
 
 
-def _run(work: Callable[[Accounts, Any], Any], options: JSONConfigOptions) -> None:
-    """Run the coroutine function `work` with the accounts (keys and tenants) of the config's store,
-    and with `options`. Create the store if it does not exist.
+def _run(work: Callable[[AsyncClient, Any], Any], options: AccountOptions) -> int:
+    """Run the coroutine function `work` with a client of a gateway or of the config's store, and
+    with `options`; return the exit status. Create the store if it does not exist.
     """
     errors_only()
 
     async def run() -> None:
+        if options.address is not None:
+            async with AsyncClient(connection(options, options.address)) as client:
+                await work(client, options)
+            return
+        assert options.config is not None
+        config = read_config(options.config)
         async with opened_store(options.config, make=True) as database:
-            await work(SQLAccounts(database), options)
+            prices = partial(unpriced, config)
+            administration = Administration(
+                SQLAccounts(database), "command", config.all_indexes, prices
+            )
+            await work(StoreClient(AdminServicer(administration)), options)
 
-    asyncio.run(run())
+    return status_of(lambda: asyncio.run(run()))
 
 
-async def _create(accounts: Accounts, options: CreateKeyOptions) -> None:
-    default = SCOPES if options.tenant is None else frozenset[KeyScope](["ask"])
-    scopes = frozenset(options.scope) or default
-    if options.tenant is not None and "operate" in scopes:
-        raise BadRequest(
-            "--scope operate: allowed for operators' keys only; leave out --tenant, or this scope."
-        )
-    text, key = new_key(options.tenant, scopes, options.label)
-    first = await accounts.add_key(key)
+async def _create(client: AsyncClient, options: CreateKeyOptions) -> None:
+    created = await client.create_key(options.tenant, options.scope, options.label)
+    _show_created(created, options)
+
+
+async def _rotate(client: AsyncClient, options: RotateKeyOptions) -> None:
+    rotated = await client.rotate_key(options.key_id, options.grace)
+    _show_created(rotated, options)
+    if not options.json:
+        complain(f"It replaces a key. {_until(rotated.replaced)}")
+
+
+def _show_created(
+    created: pb.CreateKeyResponse | pb.RotateKeyResponse, options: AccountOptions
+) -> None:
+    key = created.key
+    first = getattr(created, "first", False)
     if options.json:
-        print(json_of({"key": text, **_public(key), "first": first}))
+        print(json_of({"key": created.key_text, **_public(key), "first": first}))
         return
 
-    owner = "the operator, who sees all tenants" if key.tenant is None else f"tenant {key.tenant}"
-    complain(f"A key of {owner}; scopes: {', '.join(sorted(scopes))}. It is shown only once:")
-    print(text, flush=True)
+    owner = f"tenant {key.tenant}" if key.tenant else "the operator, who sees all tenants"
+    complain(f"A key of {owner}; scopes: {', '.join(key.scopes)}. It is shown only once:")
+    print(created.key_text, flush=True)
     if first:
         complain(
             "This is the first key: from now on every caller of this store's gateways needs one."
         )
 
 
-async def _list_keys(accounts: Accounts, options: JSONConfigOptions) -> None:
-    keys = await accounts.keys()
+async def _list_keys(client: AsyncClient, options: AccountOptions) -> None:
+    listed = client.keys()
+    keys = [key async for key in listed]
     if options.json:
         print(json_of([_public(key) for key in keys]))
         return
@@ -141,74 +214,73 @@ async def _list_keys(accounts: Accounts, options: JSONConfigOptions) -> None:
         (
             key.key_id,
             key.tenant or "(operator)",
-            sorted(key.scopes),
+            key.scopes,
             key.label,
-            _minute(key.created_at),
-            _minute(key.revoked_at),
+            _minute(key, "create_time"),
+            _minute(key, "revoke_time"),
         )
         for key in keys
     ]
-    columns = ("key", "tenant", "scopes", "label", "made", "revoked")
+    columns = ("key", "tenant", "scopes", "label", "made", "ends")
     Console(highlight=False).print(new_table(columns, rows, texts=6))
 
 
-async def _revoke(accounts: Accounts, options: RevokeKeyOptions) -> None:
-    # Accept a whole key too, but keep its secret out of messages
-    key_id = options.key_id.removeprefix("rg_").partition("_")[0]
-    key = await accounts.revoke_key(key_id)
-    if key is None:
-        raise BadRequest(f"{key_id!r}: there is no such key; `rolegate keys list` shows all keys.")
+async def _expire(client: AsyncClient, options: ExpireKeyOptions) -> None:
+    if options.after is None and not options.never:
+        raise BadRequest("keys expire: give --after or --never.")
+    at = None
+    if options.after is not None:
+        at = datetime.now(UTC) + timedelta(seconds=options.after)
+    key = await client.expire_key(options.key_id, at)
+    print(json_of(_public(key)) if options.json else _until(key))
+
+
+async def _revoke(client: AsyncClient, options: RevokeKeyOptions) -> None:
+    revoked = await client.revoke_key(options.key_id)
+    key = revoked.key
     if options.json:
         print(json_of(_public(key)))
         return
     print(f"Key {key.key_id} is revoked; running gateways refuse it within a second.")
-    if all(other.revoked_at for other in await accounts.keys()):
+    if revoked.last:
         print(
             "It was the last valid key: all callers are refused until you create another key with "
             "`rolegate keys create`, which itself needs no key."
         )
 
 
-def _public(key: Key) -> dict[str, object]:
-    fields = msgspec.structs.asdict(key)
-    del fields["secret_sha256"]
-    return {**fields, "scopes": sorted(key.scopes)}
+def _public(key: pb.Key) -> dict[str, object]:
+    return {
+        "key_id": key.key_id,
+        "tenant": key.tenant or None,
+        "scopes": [*key.scopes],
+        "label": key.label,
+        "created_at": time_field(key, "create_time"),
+        "revoked_at": time_field(key, "revoke_time"),
+    }
 
 
-def _minute(seconds: float | None) -> str:
-    return "" if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+def _until(key: pb.Key) -> str:
+    return f"Key {key.key_id} is valid until (UTC): {_minute(key, 'revoke_time') or 'revoked'}"
 
 
-def _count(text: str) -> int | None:
-    if text == "none":
-        return None
-    if not text.isdecimal() or int(text) > MAX_LIMIT:
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number from 0 to {MAX_LIMIT}, or none, got {text!r}"
-        )
-    return int(text)
+def _minute(key: pb.Key, field: str) -> str:
+    at = time_field(key, field)
+    return "" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}"
 
 
-def _nano(text: str) -> int | None:
-    """Return an amount in dollars as billionths of a dollar; None for "none"."""
-    if text == "none":
-        return None
+def _limit(text: str, *, in_dollars: bool = False) -> int | None:
     try:
-        nano = Decimal(text) * _NANO
-    except InvalidOperation:
-        nano = Decimal("nan")
-    if not nano.is_finite() or not 0 <= nano <= MAX_LIMIT or nano != int(nano):
-        raise argparse.ArgumentTypeError(
-            f"must be dollars, 0 or more, such as 2.50, or none, got {text!r}"
-        )
-    return int(nano)
+        return limit_from_text(text, in_dollars=in_dollars)
+    except BadRequest as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
-Limit = Annotated[int, reads(_count, "N")] | None | UnsetType
-USDLimit = Annotated[int, reads(_nano, "USD")] | None | UnsetType
+Limit = Annotated[int, reads(_limit, "N")] | None | UnsetType
+USDLimit = Annotated[int, reads(partial(_limit, in_dollars=True), "USD")] | None | UnsetType
 
 
-class NamedTenantOptions(JSONConfigOptions, frozen=True, kw_only=True):
+class NamedTenantOptions(AccountOptions, frozen=True, kw_only=True):
     """Options of commands on one tenant."""
 
     name: Annotated[str, POSITIONAL, reads(tenant_name, "NAME")]
@@ -219,7 +291,7 @@ class ShowTenantOptions(NamedTenantOptions, frozen=True):
     """Show a tenant's limits, and what it has spent today and this month."""
 
 
-class ListTenantsOptions(JSONConfigOptions, frozen=True):
+class ListTenantsOptions(AccountOptions, frozen=True):
     """Show all tenants with their limits."""
 
 
@@ -271,44 +343,20 @@ def tenants(arguments: Sequence[str]) -> int:
     )
 
 
-async def _tenants(accounts: Accounts) -> dict[str, Tenant]:
-    """Return all tenants by name, including the tenant `default`, which always exists."""
-    return {tenant.name: tenant for tenant in (Tenant(DEFAULT_TENANT), *await accounts.tenants())}
+async def _set_tenant(client: AsyncClient, options: SetTenantOptions) -> None:
+    changes = {name: value for name in SETTINGS if (value := getattr(options, name)) is not UNSET}
+    wanted = pb.Tenant(name=options.name, **changes)
+    changed = await client.update_tenant(wanted, list(changes), allow_missing=True)
+    for model in changed.unpriced_models:
+        complain(
+            f"no price is known for {model}: calls of this model for tenant {options.name} are "
+            f'refused until the config has [prices."{model}"]'
+        )
+    await _show_tenant(client, options)
 
 
-async def _set_tenant(accounts: Accounts, options: SetTenantOptions) -> None:
-    tenant = (await _tenants(accounts)).get(options.name, Tenant(options.name))
-    changes = {
-        field: value
-        for field in Tenant.__struct_fields__[1:]
-        if (value := getattr(options, field)) is not UNSET
-    }
-    if options.indexes is not UNSET:
-        changes["indexes"] = tuple(sorted(set(options.indexes)))
-        known = read_config(options.config).all_indexes
-        if unknown := [name for name in options.indexes if name not in known]:
-            raise BadRequest(f"--index {unknown[0]}: the config's indexes are {', '.join(known)}.")
-    await accounts.set_tenant(msgspec.structs.replace(tenant, **changes))
-    if any(limit is not None for name, limit in changes.items() if "usd" in name):
-        for model in await _unpriced(read_config(options.config)):
-            complain(
-                f"no price is known for {model}: calls of this model for tenant {options.name} are "
-                f'refused until the config has [prices."{model}"]'
-            )
-    await _show_tenant(accounts, options)
-
-
-async def _unpriced(config: Config) -> Iterable[str]:
-    """Return the models of the config that have no known price. Their calls are refused for tenants
-    with a limit in dollars.
-    """
-    roles = config.roles.by_name
-    prices = await prices_of(roles, config.prices)
-    return {roles[name].model: None for name, price in prices.items() if price is None}
-
-
-async def _list_tenants(accounts: Accounts, options: JSONConfigOptions) -> None:
-    tenants = list((await _tenants(accounts)).values())
+async def _list_tenants(client: AsyncClient, options: AccountOptions) -> None:
+    tenants = [from_proto(Tenant, message) async for message in client.tenants()]
     if options.json:
         print(json_of(tenants))
         return
@@ -323,21 +371,20 @@ def _table(tenants: Iterable[Tenant]) -> Table:
     return new_table(("tenant", "indexes", "limits", "redact", "training"), rows, texts=5)
 
 
-async def _show_tenant(accounts: Accounts, options: NamedTenantOptions) -> None:
+async def _show_tenant(client: AsyncClient, options: NamedTenantOptions) -> None:
     """Print a tenant's limits, and the sums that it has spent this day and this month."""
-    tenants = await _tenants(accounts)
-    if (tenant := tenants.get(options.name)) is None:
-        raise BadRequest(f"no tenant {options.name!r}; the tenants are: {', '.join(tenants)}.")
-    now = datetime.now(UTC)
-    sums = {entry.period: entry for entry in await accounts.spending(options.name)}
-    spent = [sums.get(period, Spent(period)) for period in (f"{now:%Y-%m-%d}", f"{now:%Y-%m}")]
+    shown = await client.tenant(options.name)
+    tenant = from_proto(Tenant, shown.tenant)
+    spent = [from_proto(Spent, message) for message in shown.spent]
     if options.json:
         print(json_of({**msgspec.structs.asdict(tenant), "spent": spent}))
         return
 
     console = Console(highlight=False)
     console.print(_table([tenant]))
-    rows = [(entry.period, entry.requests, entry.tokens, _usd(entry.nano_usd)) for entry in spent]
+    rows = [
+        (entry.period, entry.requests, entry.tokens, dollars(entry.nano_usd)) for entry in spent
+    ]
     console.print(new_table(("spent", "requests", "tokens", "USD, as far as known"), rows))
 
 
@@ -345,11 +392,5 @@ def _limits(tenant: Tenant) -> Iterator[str]:
     """Yield each limit that is set, after its option's name: "tokens-per-day 2,000,000"."""
     for name, limit in msgspec.structs.asdict(tenant).items():
         if isinstance(limit, int) and not isinstance(limit, bool):
-            shown = _usd(limit) if "usd" in name else f"{limit:,}"
+            shown = dollars(limit) if "usd" in name else f"{limit:,}"
             yield f"{name.removeprefix('nano_').replace('_', '-')} {shown}"
-
-
-def _usd(nano: int) -> str:
-    """Return billionths of a dollar as exact dollars, with at least two decimals."""
-    dollars, _, rest = f"{Decimal(nano) / _NANO:.9f}".partition(".")
-    return f"{int(dollars):,}.{rest.rstrip('0'):0<2}"

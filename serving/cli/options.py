@@ -17,9 +17,10 @@ from rolegate.client import Client, Connection, GatewayError
 from rolegate.client.requests import ADDRESS
 from rolegate.v1.document_filter_pb2 import DocumentFilter
 
+from router.administration import TENANT_NAME
 from router.edge.listening import is_address
 from router.errors import BadConfig
-from serving.cli.command import reads, shown_as
+from serving.cli.command import exclusive, reads, shown_as
 from serving.terminal import complain
 
 
@@ -50,7 +51,7 @@ def tenant_name(text: str) -> str:
 
     Only characters are allowed that need no quotes in shells, URLs and labels of metrics.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
+    if not TENANT_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(
             f"{text!r}: use at most 64 letters, digits, dots, underscores and hyphens"
         )
@@ -76,17 +77,34 @@ def time_argument(text: str) -> datetime:
     hours (`12h`) before now. Raises `BadConfig`.
     """
     try:
-        if ago := re.fullmatch(r"(\d+)([dh])", text):
-            unit = {"d": "days", "h": "hours"}[ago[2]]
-            return datetime.now(UTC) - timedelta(**{unit: int(ago[1])})
+        if (span := _span(text)) is not None:
+            return datetime.now(UTC) - span
         moment = datetime.fromisoformat(text)
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
         raise BadConfig(f"{text!r} is not a time; write {FORMATS}.") from None
 
 
+def span_argument(text: str) -> float:
+    """Return the seconds in a number of days (`7d`) or hours (`12h`). Raises
+    `argparse.ArgumentTypeError`.
+    """
+    if not (span := _span(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write 12h or 30d")
+    return span.total_seconds()
+
+
+def _span(text: str) -> timedelta | None:
+    """Return a number of days or hours; None if the text is of another form."""
+    if not (span := re.fullmatch(r"(\d{1,6})([dh])", text)):
+        return None
+    unit = {"d": "days", "h": "hours"}[span[2]]
+    return timedelta(**{unit: int(span[1])})
+
+
 HostPort = Annotated[str, reads(host_port, "HOST:PORT")]
 TenantName = Annotated[str, reads(tenant_name, "NAME")]
+Span = Annotated[float, reads(span_argument, "TIME")]
 Time = Annotated[datetime, reads(time_argument, "TIME")]
 File = Annotated[Path, shown_as("FILE")]
 Folder = Annotated[Path, shown_as("DIR")]
@@ -184,6 +202,14 @@ class CertificateOptions(Options, frozen=True):
     """Private key that belongs to --certificate (PEM)."""
 
 
+class StoreOptions(CertificateOptions, frozen=True):
+    """Options of commands that open the store of a config, or call a running gateway."""
+
+    config: Path | None = None
+    address: Annotated[HostPort, exclusive("config")] | None = None
+    """Call the gateway at this address, instead of opening the store of a config."""
+
+
 class ConnectionOptions(CertificateOptions, frozen=True):
     """Options of commands that call a running gateway."""
 
@@ -227,11 +253,22 @@ def connection(options: CertificateOptions, address: str) -> Connection:
 
 def with_client(work: Callable[[Client, Any], object], options: ConnectionOptions) -> int:
     """Call `work` with a client of the gateway and with `options`; return the exit status. It is 1
-    if `work` returns a true value. It is also 1 if the gateway returns an error, which is printed.
+    if `work` returns a true value, or if the gateway returns an error.
+    """
+
+    def call() -> object:
+        with Client(connection(options, options.address)) as client:
+            return work(client, options)
+
+    return status_of(call)
+
+
+def status_of(work: Callable[[], object]) -> int:
+    """Call `work`, and return the exit status. It is 1 if `work` returns a true value. It is also 1
+    if a gateway returns an error, which is printed.
     """
     try:
-        with Client(connection(options, options.address)) as client:
-            return int(bool(work(client, options)))
+        return int(bool(work()))
     except GatewayError as error:
         complain(f"rolegate: {error}")
         return 1

@@ -128,7 +128,7 @@ def runs(arguments: Sequence[str]) -> int:
         "resume": Command(ResumeOptions, _resume),
         "cancel": Command(CancelOptions, _cancel),
         "feedback": Command(FeedbackOptions, _feedback),
-        "export": "write runs with their traces into a file, from the config's store",
+        "export": "write runs with their traces into a file, from a gateway or the config's store",
     }
     return run_subcommand(
         "runs",

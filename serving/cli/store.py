@@ -3,8 +3,8 @@
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any, Literal
@@ -12,13 +12,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from rich.console import Console
 from rich.progress import SpinnerColumn, TextColumn
+from rolegate.client import AsyncClient
 
+from router.edge.grpc.convert_request import feedback_from_proto
 from router.errors import BadConfig, BadRequest
 from router.runs import RunFilter
+from router.runs.archive import ExportedRun
 from router.store import Database, SQLArchive, opened
 from router.store.check import Checked, Problem, check
 from router.store.database import sqlite_file, upgrade
 from router.store.migration import THIS, Release, Step
+from router.trace import Run
 from router.trace.export import ExportRow, agent_trajectories, export_row
 from router.trace.run import RunKind, right_answers
 from serving.cli.command import POSITIONAL, Command, parse, run_subcommand
@@ -27,9 +31,12 @@ from serving.cli.options import (
     ConfigOptions,
     File,
     JSONConfigOptions,
+    StoreOptions,
     Time,
     check_new_file,
+    connection,
     json_of,
+    status_of,
 )
 from serving.config.file import read_config
 from serving.files import replacing
@@ -244,7 +251,7 @@ EXPORTS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
 """Functions that open a new file for writing rows, by the suffix of the file."""
 
 
-class ExportOptions(ConfigOptions, frozen=True, kw_only=True):
+class ExportOptions(StoreOptions, frozen=True, kw_only=True):
     """Write runs with their traces into a file that `datasets.load_dataset` can read."""
 
     out: File
@@ -277,19 +284,17 @@ def export(arguments: Sequence[str]) -> int:
     # On SIGTERM, exit by an exception, so that the unfinished file is removed
     before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
-        runs = asyncio.run(_export(options))
+        return status_of(lambda: asyncio.run(_export(options)))
     except OSError as error:
         raise BadConfig(
             f"--out {options.out}: cannot be written: {error.strerror or error}."
         ) from error
     finally:
         signal.signal(signal.SIGTERM, before)
-    print(f"{options.out}: {counted(runs, 'run')}")
-    return 0
 
 
-async def _export(options: ExportOptions) -> int:
-    """Write the file; return the number of runs in it. Raises `BadRequest` if no run matches."""
+async def _export(options: ExportOptions) -> None:
+    """Write the file, and print the number of runs in it. Raises `BadRequest` if no run matches."""
     run_filter = RunFilter(
         tenant=options.tenant,
         kind="answer" if options.purpose else options.kind,
@@ -299,14 +304,14 @@ async def _export(options: ExportOptions) -> int:
     )
     columns = SpinnerColumn(), TextColumn("exporting: {task.completed} runs")
     runs = 0
-    async with opened_store(options.config) as database:
+    async with aclosing(_records(options, run_filter)) as records:
         with (
             replacing(options.out) as unfinished,
             progress_bar(*columns) as bar,
             EXPORTS[options.out.suffix](unfinished) as write,
         ):
             task = bar.add_task("", total=None)
-            async for record in SQLArchive(database).export(run_filter):
+            async for record in records:
                 rows: list[msgspec.Struct] = [export_row(record.run, record.feedback)]
                 if options.purpose:
                     rows[:] = agent_trajectories(record.run, right_answers(record.feedback))
@@ -316,4 +321,26 @@ async def _export(options: ExportOptions) -> int:
                 bar.update(task, completed=runs)
             if not runs:  # `load_dataset` fails on a file without rows
                 raise BadRequest(f"--out {options.out}: not written, because no run matches.")
-    return runs
+    print(f"{options.out}: {counted(runs, 'run')}")
+
+
+async def _records(options: ExportOptions, wanted: RunFilter) -> AsyncGenerator[ExportedRun, None]:
+    """Yield the runs to export, from a gateway or from the config's store."""
+    if options.address is None:
+        assert options.config is not None
+        async with opened_store(options.config) as database:
+            async for record in SQLArchive(database).export(wanted):
+                yield record
+        return
+    async with AsyncClient(connection(options, options.address)) as client:
+        exported = client.export(
+            tenant=wanted.tenant or "",
+            kind=wanted.kind,
+            start=options.since,
+            end=options.until,
+            for_training=wanted.training,
+        )
+        async for message in exported:
+            run = msgspec.json.decode(message.trace_json, type=Run)
+            feedback = [feedback_from_proto(each, run_id=run.id) for each in message.feedback]
+            yield ExportedRun(run, tuple(feedback))

@@ -2,14 +2,14 @@
 
 import asyncio
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from router.edge.listening import is_loopback
 from router.models.litellm_client import load_litellm
 from router.trace import Price
-from serving.config.config import RoleConfig
+from serving.config.config import Config, RoleConfig
 
 Name = TypeVar("Name", bound=str)
 
@@ -25,6 +25,15 @@ async def prices_of(
     return await asyncio.to_thread(
         lambda: {name: price_of(role, prices) for name, role in roles.items()}
     )
+
+
+async def unpriced(config: Config) -> Iterable[str]:
+    """Return the models of the config that have no known price. Their calls are refused for tenants
+    with a limit in dollars.
+    """
+    roles = config.roles.by_name
+    prices = await prices_of(roles, config.prices)
+    return {roles[name].model: None for name, price in prices.items() if price is None}
 
 
 def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:

@@ -95,6 +95,8 @@ def outputs(contract: Contract, tmp_path_factory: pytest.TempPathFactory) -> dic
     copied = ("--config", str(write_config(folder, config_of("main", contract.upstream))))
     made = run("keys create", "--tenant", "acme", *copied)
     run("keys list", *copied)
+    run("keys expire", made[0]["key_id"], "--after", "1d", *copied)
+    run("keys rotate", made[0]["key_id"], "--grace", "12h", *copied)
     run("keys revoke", made[0]["key_id"], *copied)
     (folder / "facts.md").write_text("# Facts\n\nFact a is 1.\n")
     embedder = (

@@ -1,5 +1,7 @@
 """Tenants and keys in memory."""
 
+from collections.abc import Collection
+
 import msgspec
 
 from router.access import Key, Spent, Tenant
@@ -26,10 +28,15 @@ class KeptAccounts:
             self._keys[key_id] = msgspec.structs.replace(self._keys[key_id], revoked_at=1.0)
         return self._keys.get(key_id)
 
+    async def expire_key(
+        self, key_id: str, at: float | None, successor: Key | None = None
+    ) -> Key | None:
+        raise NotImplementedError
+
     async def tenants(self) -> list[Tenant]:
         return []
 
-    async def set_tenant(self, tenant: Tenant) -> None:
+    async def set_tenant(self, tenant: Tenant, only: Collection[str] | None = None) -> None:
         raise NotImplementedError
 
     async def spending(self, tenant: str) -> list[Spent]:

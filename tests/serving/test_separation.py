@@ -64,8 +64,10 @@ SERVICES = (
     "Table",
     "Usage",
 )
-ELSEWHERE = ("Document",)
-"""Services whose cases are in `tests/serving/uploads/test_upload_separation.py`."""
+ELSEWHERE = ("Admin", "Document")
+"""Services whose cases are in `tests/router/edge/test_admin_service.py` and
+`tests/serving/uploads/test_upload_separation.py`.
+"""
 MARK = "Rumpelstiltskin"
 """Text that is in all requests of the first tenant, and in nothing else."""
 MARKED = f"Who directed {MARK}?"

@@ -21,6 +21,7 @@ from rolegate.client.requests import (
 )
 from rolegate.client.table import Table, joined
 from rolegate.v1 import table_service_pb2 as pb
+from rolegate.v1.admin_service_pb2 import Key, Tenant
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 from rolegate.v1.document_service_pb2 import Document
 from rolegate.v1.run_service_pb2 import Run
@@ -138,30 +139,45 @@ class AsyncClient:
     promote_version = _unary(calls.promote_version)
     roll_back_version = _unary(calls.roll_back_version)
     version_decisions = _unary(calls.version_decisions)
+    create_key = _unary(calls.create_key)
+    rotate_key = _unary(calls.rotate_key)
+    expire_key = _unary(calls.expire_key)
+    revoke_key = _unary(calls.revoke_key)
+    tenant = _unary(calls.tenant)
+    update_tenant = _unary(calls.update_tenant)
 
     def chat(self) -> "AsyncChat":
         """Begin a conversation, in which each question may refer to the ones before it."""
         return AsyncChat(self)
 
     @checked
-    async def runs(self, **wanted: Unpack[ListFilter]) -> AsyncIterator[Run]:
+    def runs(self, **wanted: Unpack[ListFilter]) -> AsyncIterator[Run]:
         """Yield the runs that match the filter `wanted`, newest first. They are fetched page by
         page.
         """
-        token: str | None = ""
-        while token is not None:
-            page = await self._call(calls.page(token, wanted))
-            for run in page.runs:
-                yield run
-            token = page.next_page_token or None
+        return self._pages(lambda token: calls.page(token, wanted), "runs")
 
-    async def list_documents(self) -> AsyncIterator[Document]:
+    def list_documents(self) -> AsyncIterator[Document]:
         """Yield the documents of the caller's tenant, by name. They are fetched page by page."""
+        return self._pages(calls.document_page, "documents")
+
+    def keys(self) -> AsyncIterator[Key]:
+        """Yield all keys, oldest first. They are fetched page by page."""
+        return self._pages(calls.key_page, "keys")
+
+    def tenants(self) -> AsyncIterator[Tenant]:
+        """Yield all tenants: `default`, then the others by name. They are fetched page by page."""
+        return self._pages(calls.tenant_page, "tenants")
+
+    async def _pages(self, make: Callable[[str], Call[Any]], items: str) -> AsyncIterator[Any]:
+        """Yield the items of all pages. `make`: returns the call for the page of a token. `items`:
+        name of the field with the items of a page.
+        """
         token: str | None = ""
         while token is not None:
-            page = await self._call(calls.document_page(token))
-            for document in page.documents:
-                yield document
+            page = await self._call(make(token))
+            for item in getattr(page, items):
+                yield item
             token = page.next_page_token or None
 
     async def get_table(self, run_id: str) -> Table:

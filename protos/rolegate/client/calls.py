@@ -12,11 +12,13 @@ Without `timeout_s`, answers and tables have no deadline, so the limit of the ga
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from io import SEEK_END, BytesIO
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Unpack
 
+from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message_factory import GetMessageClass
 
 from rolegate.client.connection import Connection
@@ -37,6 +39,7 @@ from rolegate.client.requests import (
     request,
 )
 from rolegate.client.table import Columns, Rows, Table, given_rows, parse_columns
+from rolegate.v1 import admin_service_pb2 as admin_pb
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import document_service_pb2 as document_pb
 from rolegate.v1 import executor_version_service_pb2 as version_pb
@@ -413,3 +416,66 @@ def version_decisions(
     """
     sent = version_pb.ListExecutorVersionDecisionsRequest(version=version, after_number=after)
     return Call("ListExecutorVersionDecisions", sent, attrgetter("decisions"))
+
+
+def create_key(
+    tenant: str | None = None, scopes: Sequence[str] = (), label: str = ""
+) -> Call[admin_pb.CreateKeyResponse]:
+    """Create a key of a tenant, or an operator's key for None. Its text is only in the result.
+    `scopes`: `ask`, `documents`, `operate` and `train`; by default `ask`, and all for an operator's
+    key. `label`: note for people.
+    """
+    sent = admin_pb.CreateKeyRequest(tenant=tenant, scopes=scopes, label=label)
+    return Call("CreateKey", sent)
+
+
+def key_page(page_token: str) -> Call[admin_pb.ListKeysResponse]:
+    """Return a page of the keys, oldest first. `page_token`: token from the previous page; empty
+    for the first page.
+    """
+    sent = admin_pb.ListKeysRequest(page_size=_PAGE, page_token=page_token)
+    return Call("ListKeys", sent)
+
+
+def rotate_key(key_id: str, grace_s: float = 0.0) -> Call[admin_pb.RotateKeyResponse]:
+    """Replace a key by a new one, whose text is only in the result. The old key stays valid for
+    `grace_s` seconds.
+    """
+    sent = admin_pb.RotateKeyRequest(key_id=key_id, grace=timedelta(seconds=grace_s))
+    return Call("RotateKey", sent)
+
+
+def expire_key(key_id: str, at: datetime | None) -> Call[admin_pb.Key]:
+    """Let a key expire at a time, or never, and return it."""
+    sent = request(admin_pb.ExpireKeyRequest, {"expire_time": at}, key_id=key_id)
+    return Call("ExpireKey", sent, attrgetter("key"))
+
+
+def revoke_key(key_id: str) -> Call[admin_pb.RevokeKeyResponse]:
+    """Revoke a key permanently. The result also says whether no valid key is left."""
+    return Call("RevokeKey", admin_pb.RevokeKeyRequest(key_id=key_id))
+
+
+def tenant(name: str) -> Call[admin_pb.GetTenantResponse]:
+    """Return a tenant, with what it has spent this day and this month."""
+    return Call("GetTenant", admin_pb.GetTenantRequest(name=name))
+
+
+def tenant_page(page_token: str) -> Call[admin_pb.ListTenantsResponse]:
+    """Return a page of the tenants: `default`, then the others by name. `page_token`: token from
+    the previous page; empty for the first page.
+    """
+    sent = admin_pb.ListTenantsRequest(page_size=_PAGE, page_token=page_token)
+    return Call("ListTenants", sent)
+
+
+def update_tenant(
+    tenant: admin_pb.Tenant, settings: Sequence[str], *, allow_missing: bool = False
+) -> Call[admin_pb.UpdateTenantResponse]:
+    """Change settings of a tenant. `settings`: names of the fields of `tenant` to change.
+    `allow_missing`: True to create the tenant if it does not exist.
+    """
+    sent = admin_pb.UpdateTenantRequest(
+        tenant=tenant, update_mask=FieldMask(paths=settings), allow_missing=allow_missing
+    )
+    return Call("UpdateTenant", sent)

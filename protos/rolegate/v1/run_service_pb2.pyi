@@ -206,16 +206,18 @@ class CancelRunResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Feedback(_message.Message):
-    __slots__ = ("verdict", "score", "right_answer", "comment")
+    __slots__ = ("verdict", "score", "right_answer", "comment", "tenant")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     RIGHT_ANSWER_FIELD_NUMBER: _ClassVar[int]
     COMMENT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     verdict: Verdict
     score: float
     right_answer: str
     comment: str
-    def __init__(self, verdict: _Optional[_Union[Verdict, str]] = ..., score: _Optional[float] = ..., right_answer: _Optional[str] = ..., comment: _Optional[str] = ...) -> None: ...
+    tenant: str
+    def __init__(self, verdict: _Optional[_Union[Verdict, str]] = ..., score: _Optional[float] = ..., right_answer: _Optional[str] = ..., comment: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class SubmitFeedbackRequest(_message.Message):
     __slots__ = ("run_id", "verdict", "score", "right_answer", "comment")

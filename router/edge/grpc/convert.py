@@ -42,6 +42,8 @@ WIRE_NAMES = {
     "duration": "duration_s",
     "upload_time": "uploaded_at",
     "end_time": "ended_at",
+    "create_time": "created_at",
+    "revoke_time": "revoked_at",
 }
 """Message fields whose attributes in our values have other names, by field name. Our names contain
 the unit of a time, where messages have a type with a unit.

@@ -191,9 +191,12 @@ def filter_from_proto(request: _Listing) -> RunFilter:
     )
 
 
-def feedback_from_proto(request: run_service_pb2.SubmitFeedbackRequest) -> Feedback:
-    """Convert a request that submits feedback on a run."""
-    return from_proto(Feedback, request, accepted=_VERDICTS[enum_field(request, "verdict")])
+def feedback_from_proto(
+    message: run_service_pb2.SubmitFeedbackRequest | run_service_pb2.Feedback, **given: str
+) -> Feedback:
+    """Convert feedback on a run. `given`: attributes that the message does not have."""
+    verdict = _VERDICTS[enum_field(message, "verdict")]
+    return from_proto(Feedback, message, accepted=verdict, **given)
 
 
 def usage_query_from_proto(
@@ -221,7 +224,7 @@ def _span(
     request: _Listing | usage_service_pb2.GetUsageRequest,
 ) -> tuple[float | None, float | None]:
     """Return the start and the end of the requested time as Unix times; None for no bound."""
-    start, end = (_time(request, field) for field in ("start_time", "end_time"))
+    start, end = (time_field(request, field) for field in ("start_time", "end_time"))
     if start is not None and end is not None and start >= end:
         raise BadRequest(
             "start_time must be before end_time; leave one of them out, or exchange them."
@@ -229,7 +232,8 @@ def _span(
     return start, end
 
 
-def _time(request: Any, field: str) -> float | None:
+def time_field(request: Any, field: str) -> float | None:
+    """Return a field of a message as Unix time, or as seconds for a duration; None if absent."""
     try:
         return getattr(request, field).ToNanoseconds() / 1e9 if request.HasField(field) else None
     except ValueError as error:

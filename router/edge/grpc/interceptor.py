@@ -29,6 +29,7 @@ _ENDING_S = 0.1
 _DRAIN_S = 5.0
 """Max seconds for receiving the rest of a stream whose call has failed."""
 _SCOPES: dict[str, KeyScope] = {
+    "AdminService": "operate",
     "AnswerService": "ask",
     "CompletionService": "ask",
     "DocumentService": "documents",

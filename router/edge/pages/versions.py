@@ -4,6 +4,7 @@ which an operator changes the active version.
 
 from aiohttp import web
 
+from router.administration import audited
 from router.edge.pages.site import Site, field, redirect
 from router.versions import VersionDecision, Versions
 
@@ -25,11 +26,13 @@ def add_versions(site: Site, versions: Versions) -> None:
         )
 
     async def promote(request: web.Request) -> web.Response:
-        await versions.promote(field(request, "version"))
+        version = field(request, "version")
+        await audited("page", "promote_version", version, versions.promote(version))
         return redirect("/versions")
 
     async def roll_back(request: web.Request) -> web.Response:
-        await versions.roll_back(field(request, "version"))
+        version = field(request, "version")
+        await audited("page", "roll_back_version", version, versions.roll_back(version))
         return redirect("/versions")
 
     site.get("/versions", shown, scope="operate")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rolegate.v1 import executor_version_service_pb2 as pb
 from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
+from structlog.testing import capture_logs
 
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer
@@ -180,3 +181,28 @@ async def test_refusals_distinguish_bad_requests_from_bad_versions(tmp_path: Pat
         for state in (0, pb.EXECUTOR_VERSION_STATE_ACTIVE, 99):
             request = pb.SetExecutorVersionTrafficRequest(version=BASE, state=state)  # type: ignore[arg-type]
             assert await refusal(stub.SetExecutorVersionTraffic(request)) == bad
+
+
+async def test_every_change_of_a_version_is_in_the_log(tmp_path: Path) -> None:
+    """A refused change is not logged as done."""
+    async with stub_over(tmp_path) as (stub, _):
+        with capture_logs() as logged:
+            await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=FIRST))
+            await stub.SetExecutorVersionTraffic(
+                pb.SetExecutorVersionTrafficRequest(
+                    version=FIRST, state=pb.EXECUTOR_VERSION_STATE_SHADOW
+                )
+            )
+            await stub.PromoteExecutorVersion(pb.PromoteExecutorVersionRequest(version=FIRST))
+            await stub.RollBackExecutorVersion(pb.RollBackExecutorVersionRequest(version=FIRST))
+            await refusal(
+                stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version="other"))
+            )
+    acts = [entry for entry in logged if entry["event"].startswith("admin.")]
+    assert [act["event"].removeprefix("admin.") for act in acts] == [
+        "register_version",
+        "set_version_traffic",
+        "promote_version",
+        "roll_back_version",
+    ]
+    assert {(act["target"], act["door"], act["by"]) for act in acts} == {(FIRST, "grpc", "")}

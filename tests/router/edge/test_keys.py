@@ -44,6 +44,7 @@ from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 from tests.router.edge.wire import connected, info_of, next_of
 
 SERVICES = (
+    "Admin",
     "Answer",
     "Completion",
     "Document",
@@ -103,10 +104,12 @@ def test_every_method_has_its_scope() -> None:
         method.name: needed_scope(f"/{method.containing_service.full_name}/{method.name}")
         for method in methods()
     }
-    operators = Default().FindServiceByName("rolegate.v1.ExecutorVersionService").methods
-    expected = dict.fromkeys(_ASK, "ask") | dict.fromkeys(
-        [*(method.name for method in operators)], "operate"
-    )
+    operators = [
+        method.name
+        for service in ("Admin", "ExecutorVersion")
+        for method in Default().FindServiceByName(f"rolegate.v1.{service}Service").methods
+    ]
+    expected = dict.fromkeys(_ASK, "ask") | dict.fromkeys(operators, "operate")
     documents = document_pb.DESCRIPTOR.services_by_name["DocumentService"].methods
     expected |= dict.fromkeys([*(method.name for method in documents)], "documents")
     assert scopes == {**expected, "ExportRuns": "train", "ReconcileUsage": "operate"}

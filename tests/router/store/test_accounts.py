@@ -1,5 +1,6 @@
 """Tenants and keys in a real database of each kind."""
 
+import msgspec
 from sqlalchemy import insert
 
 from router.access import Spent, Tenant, new_key
@@ -23,16 +24,42 @@ async def test_keys_are_read_back_oldest_first(database: Database) -> None:
 
 
 async def test_a_revoked_key_stays_revoked(database: Database) -> None:
-    """The first time of revocation stays. An unknown key is not revoked."""
+    """The first time of revocation stays, and no successor is stored. An unknown key is not
+    revoked.
+    """
     accounts = SQLAccounts(database)
     _, key = new_key("acme", ["ask"])
     await accounts.add_key(key)
-    revoked = await accounts.revoke_key(key.key_id)
+    revoked = await accounts.expire_key(key.key_id, 1.0)
     assert revoked is not None
-    assert revoked.revoked_at is not None
-    assert await accounts.revoke_key(key.key_id) == revoked
+    assert revoked.revoked_at == 1.0
+    successor = new_key("acme", ["ask"])[1]
+    assert await accounts.expire_key(key.key_id, None, successor) is None
     assert await accounts.keys() == [revoked]
-    assert await accounts.revoke_key("nothing") is None
+    assert await accounts.expire_key("nothing", 1.0, successor) is None
+
+
+async def test_a_replaced_key_and_its_successor_are_stored_together(database: Database) -> None:
+    accounts = SQLAccounts(database)
+    _, key = new_key("acme", ["ask"])
+    _, successor = new_key("acme", ["ask", "train"])
+    await accounts.add_key(key)
+    end = successor.created_at + 3600
+    replaced = await accounts.expire_key(key.key_id, end, successor)
+    assert replaced == msgspec.structs.replace(key, revoked_at=end)
+    assert await accounts.keys() == [replaced, successor]
+    unlimited = await accounts.expire_key(key.key_id, None)
+    assert unlimited == key
+
+
+async def test_only_the_named_settings_of_a_tenant_are_replaced(database: Database) -> None:
+    """A tenant that is not stored yet is stored whole."""
+    accounts = SQLAccounts(database)
+    await accounts.set_tenant(Tenant("acme", 1, 2, redact=True), ["redact"])
+    await accounts.set_tenant(Tenant("acme", 3, 4), ["tokens_per_day"])
+    assert await accounts.tenants() == [Tenant("acme", 3, 2, redact=True)]
+    await accounts.set_tenant(Tenant("acme"), [])
+    assert await accounts.tenants() == [Tenant("acme", 3, 2, redact=True)]
 
 
 async def test_settings_replace_all_earlier_ones_of_the_tenant(database: Database) -> None:

@@ -102,6 +102,20 @@ def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
     assert commands.read(f"keys revoke {created['key_id']}") == listed
 
 
+def test_a_key_is_rotated_and_expires(commands: Commands) -> None:
+    """The replaced key stays valid for its grace, and the new one is printed once."""
+    old = commands.read("keys create --tenant acme")
+    new = commands.read(f"keys rotate {old['key_id']} --grace 7d")
+    assert (new["tenant"], new["scopes"], new["revoked_at"]) == ("acme", ["ask"], None)
+    replaced, _ = commands.read("keys list")
+    assert replaced["revoked_at"] == pytest.approx(new["created_at"] + 7 * 86400, abs=60)
+    expiring = commands.read(f"keys expire {new['key_id']} --after 1d")
+    assert expiring["revoked_at"] == pytest.approx(new["created_at"] + 86400, abs=60)
+    assert commands.read(f"keys expire {new['key_id']} --never")["revoked_at"] is None
+    _, err = commands.run(f"keys expire {new['key_id']}", status=1)
+    assert err == "rolegate: keys expire: give --after or --never.\n"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -111,7 +125,7 @@ def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
         ),
         (
             "keys create --tenant acme --scope operate",
-            "--scope operate: allowed for operators' keys only",
+            "scope operate: allowed for operators' keys only",
         ),
         ("tenants show nobody", "no tenant 'nobody'; the tenants are: default."),
     ],
@@ -172,7 +186,7 @@ def test_a_tenant_is_given_indexes_of_the_config(commands: Commands, config: Pat
     assert commands.read("tenants set acme --redact")["indexes"] == ["acme", "shared"]
     assert "acme, shared" in commands.run("tenants list")[0]
     _, err = commands.run("tenants set acme --index other", status=1)
-    assert "--index other: the config's indexes are default, acme, shared." in err
+    assert "index 'other': the config's indexes are default, acme, shared." in err
     assert commands.read("tenants show acme")["indexes"] == ["acme", "shared"]
 
 

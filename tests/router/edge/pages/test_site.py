@@ -2,6 +2,7 @@
 
 import asyncio
 import html
+import time
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,8 @@ async def test_sessions_end_with_their_key_and_by_signing_out(tmp_path: Path) ->
                 assert response.url.path == "/sign-in"
             async with operator_session.get("/runs", cookies=cookies) as response:
                 assert response.url.path == "/sign-in"
-        await SQLAccounts(world.database).revoke_key(world.keys["acme"].split("_")[1])
+        key_id = world.keys["acme"].split("_")[1]
+        await SQLAccounts(world.database).expire_key(key_id, time.time())
         async with asyncio.timeout(10):
             while response.status != 401:
                 async with session.get("/runs", headers={"HX-Request": "true"}) as response:

@@ -1,0 +1,292 @@
+"""Changes of keys and tenants by an operator, and the log of all administrative acts.
+
+Commands, the gRPC service and the pages all make their changes here, so that the rules and the log
+are the same for each of them.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, NamedTuple, TypeVar, get_args
+
+import msgspec
+import structlog
+
+from router.access import Accounts, Key, Spent, Tenant, caller, new_key
+from router.errors import BadRequest, NotFound
+from router.trace.identity import DEFAULT_TENANT, SCOPES, KeyScope
+from router.trace.scope import DEFAULT_INDEX
+
+_log = structlog.get_logger("admin")
+T = TypeVar("T")
+TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Names of tenants. They need no quotes in shells, URLs and labels of metrics."""
+SETTINGS = Tenant.__struct_fields__[1:]
+"""Names of the settings of a tenant."""
+LIMITS = tuple(name for name in SETTINGS if name not in ("redact", "training", "indexes"))
+"""Names of the settings that are limits."""
+MAX_LIMIT = 2 * 10**16
+"""Max value of a limit on tokens or on money, for which it is twenty million dollars. Sums up to it
+fit into the integers of the database.
+"""
+NANO = 1_000_000_000
+_LONGEST_LABEL = 200
+_AMOUNT = re.compile(r"(?=.)\d{0,17}(\.\d{1,9})?", re.ASCII)
+_LONGEST_GRACE_S = 366 * 24 * 3600.0
+_LAST_TIME = 253_370_764_800.0
+"""The last day of the year 9999, as Unix time."""
+
+
+class CreatedKey(NamedTuple):
+    """A new key with its text, which cannot be read again."""
+
+    text: str
+    key: Key
+    first: bool = False
+    """True for the first key of the store."""
+    replaced: Key | None = None
+    """The key that the new key replaces; None if it replaces none."""
+
+
+async def audited(
+    door: str,
+    act: str,
+    target: str,
+    work: Awaitable[T],
+    **known: object,
+) -> T:
+    """Do the work of an administrative act on `target`, log it as `admin.ACT` with the key of the
+    caller, and return its result. Both happen even if the request is cancelled meanwhile, for
+    instance because it revokes its own key. An act that fails is not logged.
+    """
+
+    async def logged() -> T:
+        result = await work
+        _log.info(f"admin.{act}", by=caller().key_id, door=door, target=target, **known)
+        return result
+
+    return await asyncio.shield(asyncio.create_task(logged()))
+
+
+class Administration:
+    """Manages keys and tenants. Every method raises `StoreFailed` if the store fails."""
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        door: str,
+        indexes: Collection[str],
+        unpriced: Callable[[], Awaitable[Iterable[str]]],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`door`: how the operator reaches the gateway or its store, for the log: `command`, `grpc`
+        or `page`. `indexes`: names of the indexes of the config. `unpriced`: returns the models of
+        the config without a known price. `on_change`: called after each change of keys or tenants.
+        """
+        self._accounts = accounts
+        self._door = door
+        self._indexes = indexes
+        self._unpriced = unpriced
+        self._on_change = on_change
+
+    async def keys(self) -> list[Key]:
+        """Return all keys, oldest first."""
+        return await self._accounts.keys()
+
+    async def create_key(
+        self, tenant: str | None, scopes: Iterable[str] = (), label: str = ""
+    ) -> CreatedKey:
+        """Create a key of a tenant, or an operator's key for None. Raises `BadRequest` for an
+        invalid name, scope or label.
+        """
+        if tenant is not None:
+            _check_name(tenant)
+        default = SCOPES if tenant is None else frozenset[KeyScope](["ask"])
+        chosen = frozenset(scopes) or default
+        if unknown := sorted(chosen - SCOPES):
+            raise BadRequest(
+                f"scope {unknown[0][:40]!r}: must be one of {', '.join(get_args(KeyScope))}."
+            )
+        if tenant is not None and "operate" in chosen:
+            raise BadRequest(
+                "scope operate: allowed for operators' keys only; leave out the tenant, or this "
+                "scope."
+            )
+        if len(label) > _LONGEST_LABEL or not label.isprintable():
+            raise BadRequest(f"label: must be at most {_LONGEST_LABEL} printable characters.")
+        text, key = new_key(tenant, SCOPES.intersection(chosen), label)
+        first = await self._act(
+            "create_key",
+            key.key_id,
+            self._accounts.add_key(key),
+            tenant=tenant,
+            scopes=sorted(key.scopes),
+        )
+        return CreatedKey(text, key, first)
+
+    async def rotate_key(self, key_id: str, grace_s: float) -> CreatedKey:
+        """Replace a key by a new one, which has the same tenant, scopes, label and expiry. The old
+        key stays valid for `grace_s` seconds, but never for longer than before. Raises `NotFound`
+        for an unknown key, and `BadRequest` for a key that has ended or a grace out of range.
+        """
+        if not 0 <= grace_s <= _LONGEST_GRACE_S:
+            raise BadRequest(f"grace: must be from 0 to {_LONGEST_GRACE_S:.0f} seconds.")
+        old = await self._known(key_id)
+        text, made = new_key(old.tenant, old.scopes, old.label)
+        key = msgspec.structs.replace(made, revoked_at=old.revoked_at)
+        ends_at = time.time() + grace_s
+        if old.revoked_at is not None:
+            ends_at = min(ends_at, old.revoked_at)
+        replaced = await self._act(
+            "rotate_key",
+            old.key_id,
+            self._expired(old.key_id, ends_at, key),
+            new_key=key.key_id,
+            ends_at=ends_at,
+        )
+        return CreatedKey(text, key, replaced=replaced)
+
+    async def expire_key(self, key_id: str, at: float | None) -> Key:
+        """Let a key expire at a Unix time, or never, and return it. Raises `NotFound` for an
+        unknown key, and `BadRequest` for a key that has ended or a time that is not in the future.
+        """
+        if at is not None and not time.time() < at <= _LAST_TIME:
+            raise BadRequest("expire_time: must be in the future, and before the year 10000.")
+        key = await self._known(key_id)
+        return await self._act(
+            "expire_key",
+            key.key_id,
+            self._expired(key.key_id, at),
+            ends_at=at,
+        )
+
+    async def revoke_key(self, key_id: str) -> tuple[Key, bool]:
+        """Revoke a key, unless it has ended. Return it, and whether no valid key is left. Raises
+        `NotFound` for an unknown key.
+        """
+        known = await self._known(key_id)
+        revoked = await self._act(
+            "revoke_key",
+            known.key_id,
+            self._accounts.expire_key(known.key_id, time.time()),
+        )
+        keys = await self._accounts.keys()
+        return revoked or known, all(key.ended for key in keys)
+
+    async def tenants(self) -> list[Tenant]:
+        """Return all tenants by name, after the tenant `default`, which always exists."""
+        return list((await self._tenants()).values())
+
+    async def _tenants(self) -> dict[str, Tenant]:
+        default = Tenant(DEFAULT_TENANT)
+        return {tenant.name: tenant for tenant in (default, *await self._accounts.tenants())}
+
+    async def tenant(self, name: str) -> tuple[Tenant, list[Spent]]:
+        """Return a tenant, and what it has spent this day and this month. Raises `NotFound`."""
+        tenants = await self._tenants()
+        if (tenant := tenants.get(name)) is None:
+            raise NotFound(
+                f"no tenant {name[:80]!r}; the tenants are: {', '.join([*tenants][:10])}."
+            )
+        now = datetime.now(UTC)
+        sums = {entry.period: entry for entry in await self._accounts.spending(name)}
+        return tenant, [
+            sums.get(period, Spent(period)) for period in (f"{now:%Y-%m-%d}", f"{now:%Y-%m}")
+        ]
+
+    async def update_tenant(
+        self, name: str, changes: Mapping[str, Any], *, create: bool = True
+    ) -> tuple[Tenant, Sequence[str]]:
+        """Change settings of a tenant, or create it, and return it. If it has a
+        limit in dollars after a change of one, also return the models without a known price.
+
+        `changes`: values by the name of the setting; no indexes means the default one. `create`:
+        False to raise `NotFound` for a tenant that does not exist. Raises `BadRequest`
+        for an invalid value.
+        """
+        _check_name(name)
+        self._check_settings(changes)
+        changes = dict(changes)
+        if "indexes" in changes:
+            changes["indexes"] = tuple(sorted({*changes["indexes"]})) or (DEFAULT_INDEX,)
+        known = await self._tenants()
+        if not create and name not in known:
+            raise NotFound(f"no tenant {name!r}; create it first.")
+        tenant = msgspec.structs.replace(known.get(name, Tenant(name)), **changes)
+        await self._act(
+            "update_tenant", name, self._accounts.set_tenant(tenant, list(changes)), **changes
+        )
+        limited = any("usd" in setting and changes[setting] for setting in changes)
+        return (await self.tenant(name))[0], [*await self._unpriced()] if limited else []
+
+    def _check_settings(self, changes: Mapping[str, Any]) -> None:
+        """Raise `BadRequest` for a limit out of range or an index that is not in the config."""
+        for name in LIMITS:
+            limit = changes.get(name)
+            if limit is not None and not 0 <= limit <= MAX_LIMIT:
+                raise BadRequest(f"{name}: must be from 0 to {MAX_LIMIT}, got {limit}.")
+        if unknown := sorted({*changes.get("indexes", ())} - {*self._indexes}):
+            known = ", ".join(self._indexes)
+            raise BadRequest(f"index {unknown[0][:80]!r}: the config's indexes are {known}.")
+
+    async def _act(
+        self,
+        act: str,
+        target: str,
+        work: Awaitable[T],
+        **known: object,
+    ) -> T:
+        result = await audited(self._door, act, target, work, **known)
+        self._on_change()
+        return result
+
+    async def _known(self, key_id: str) -> Key:
+        """Return a key by its identifier. A whole key is accepted too, but its secret is kept out
+        of messages.
+        """
+        key_id = key_id.removeprefix("rg_").partition("_")[0]
+        keys = await self._accounts.keys()
+        if (key := next((key for key in keys if key.key_id == key_id), None)) is None:
+            raise NotFound(
+                f"{key_id[:40]!r}: there is no such key; `rolegate keys list` shows all keys."
+            )
+        return key
+
+    async def _expired(self, key_id: str, at: float | None, successor: Key | None = None) -> Key:
+        key = await self._accounts.expire_key(key_id, at, successor)
+        if key is None:
+            raise BadRequest(f"key {key_id}: was revoked or has expired; create another key.")
+        return key
+
+
+def limit_from_text(text: str, *, in_dollars: bool) -> int | None:
+    """Return the limit that a text names: a whole number, or dollars as billionths of a dollar.
+    None for "none". Raises `BadRequest`.
+    """
+    if text == "none":
+        return None
+    must = f"a whole number from 0 to {MAX_LIMIT}"
+    if in_dollars:
+        must = "dollars, 0 or more, such as 2.50"
+    amount = Decimal(MAX_LIMIT + 1)
+    if _AMOUNT.fullmatch(text):
+        amount = Decimal(text) * (NANO if in_dollars else 1)
+    if amount > MAX_LIMIT or amount != int(amount):
+        raise BadRequest(f"must be {must}, or none, got {text[:40]!r}")
+    return int(amount)
+
+
+def dollars(nano: int) -> str:
+    """Return billionths of a dollar as exact dollars, with at least two decimals."""
+    whole, _, rest = f"{Decimal(nano) / NANO:.9f}".partition(".")
+    return f"{int(whole):,}.{rest.rstrip('0'):0<2}"
+
+
+def _check_name(name: str) -> None:
+    if not TENANT_NAME.fullmatch(name):
+        raise BadRequest(
+            f"tenant {name[:80]!r}: use at most 64 letters, digits, dots, underscores and hyphens."
+        )

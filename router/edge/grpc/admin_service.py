@@ -1,0 +1,120 @@
+"""The gRPC service for keys and tenants."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rolegate.v1 import admin_service_pb2 as pb
+from rolegate.v1 import admin_service_pb2_grpc as pb_grpc
+
+from router.access import Key, Tenant
+from router.administration import SETTINGS, Administration
+from router.edge.grpc.convert import to_proto
+from router.edge.grpc.convert_request import from_proto, page_size, time_field
+from router.errors import BadRequest
+
+_PAGE = 100
+
+
+class AdminServicer(pb_grpc.AdminServiceServicer):
+    """Implements `AdminService`."""
+
+    def __init__(self, administration: Administration) -> None:
+        self._administration = administration
+
+    async def CreateKey(self, request: pb.CreateKeyRequest, _context: Any) -> pb.CreateKeyResponse:
+        """Create a key, and return its text."""
+        tenant = request.tenant if request.HasField("tenant") else None
+        created = await self._administration.create_key(tenant, request.scopes, request.label)
+        return pb.CreateKeyResponse(
+            key_text=created.text, key=_key_to_proto(created.key), first=created.first
+        )
+
+    async def ListKeys(self, request: pb.ListKeysRequest, _context: Any) -> pb.ListKeysResponse:
+        """Return a page of the keys, oldest first."""
+        keys, token = _page(await self._administration.keys(), "key_id", request)
+        return pb.ListKeysResponse(keys=map(_key_to_proto, keys), next_page_token=token)
+
+    async def RotateKey(self, request: pb.RotateKeyRequest, _context: Any) -> pb.RotateKeyResponse:
+        """Replace a key, and return the text of the new one."""
+        grace_s = time_field(request, "grace") or 0.0
+        created = await self._administration.rotate_key(request.key_id, grace_s)
+        assert created.replaced is not None
+        return pb.RotateKeyResponse(
+            key_text=created.text,
+            key=_key_to_proto(created.key),
+            replaced=_key_to_proto(created.replaced),
+        )
+
+    async def ExpireKey(self, request: pb.ExpireKeyRequest, _context: Any) -> pb.ExpireKeyResponse:
+        """Set or remove the expiry of a key."""
+        at = time_field(request, "expire_time")
+        key = await self._administration.expire_key(request.key_id, at)
+        return pb.ExpireKeyResponse(key=_key_to_proto(key))
+
+    async def RevokeKey(self, request: pb.RevokeKeyRequest, _context: Any) -> pb.RevokeKeyResponse:
+        """Revoke a key."""
+        key, last = await self._administration.revoke_key(request.key_id)
+        return pb.RevokeKeyResponse(key=_key_to_proto(key), last=last)
+
+    async def GetTenant(self, request: pb.GetTenantRequest, _context: Any) -> pb.GetTenantResponse:
+        """Return a tenant with what it has spent."""
+        tenant, spent = await self._administration.tenant(request.name)
+        return pb.GetTenantResponse(
+            tenant=to_proto(pb.Tenant, tenant),
+            spent=[to_proto(pb.Spent, entry) for entry in spent],
+        )
+
+    async def ListTenants(
+        self, request: pb.ListTenantsRequest, _context: Any
+    ) -> pb.ListTenantsResponse:
+        """Return a page of the tenants, by name after `default`."""
+        page, token = _page(await self._administration.tenants(), "name", request)
+        return pb.ListTenantsResponse(
+            tenants=[to_proto(pb.Tenant, tenant) for tenant in page], next_page_token=token
+        )
+
+    async def UpdateTenant(
+        self, request: pb.UpdateTenantRequest, _context: Any
+    ) -> pb.UpdateTenantResponse:
+        """Change settings of a tenant."""
+        tenant, unpriced = await self._administration.update_tenant(
+            request.tenant.name,
+            _changes(request.tenant, request.update_mask.paths),
+            create=request.allow_missing,
+        )
+        return pb.UpdateTenantResponse(tenant=to_proto(pb.Tenant, tenant), unpriced_models=unpriced)
+
+
+def _page(
+    items: Sequence[Any],
+    name: str,
+    request: pb.ListKeysRequest | pb.ListTenantsRequest,
+) -> tuple[Sequence[Any], str]:
+    """Return the items of a page, and the token of the next page: the attribute `name` of the
+    page's last item. Raises `BadRequest` for an unknown token.
+    """
+    start = 0
+    if request.page_token:
+        names = [getattr(item, name) for item in items]
+        if request.page_token not in names:
+            raise BadRequest("page_token: is unknown; send the token of the previous page.")
+        start = names.index(request.page_token) + 1
+    end = start + page_size(request.page_size, _PAGE)
+    return items[start:end], getattr(items[end - 1], name) if end < len(items) else ""
+
+
+def _key_to_proto(key: Key) -> pb.Key:
+    return to_proto(pb.Key, key, scopes=sorted(key.scopes))
+
+
+def _changes(message: pb.Tenant, names: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a message that have these names. Absent ones have their defaults.
+    Raises `BadRequest` for a name that is no setting.
+    """
+    tenant = from_proto(Tenant, message)
+    if unknown := [name for name in names if name not in SETTINGS]:
+        raise BadRequest(
+            f"update_mask: {unknown[0][:80]!r} is no setting; the settings are "
+            f"{', '.join(SETTINGS)}."
+        )
+    return {name: getattr(tenant, name) for name in names}
