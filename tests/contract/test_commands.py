@@ -89,6 +89,7 @@ def outputs(contract: Contract, tmp_path_factory: pytest.TempPathFactory) -> dic
     run("tenants list", *config)
     run("tenants show", "acme", *config)
     run("store check", *config)
+    run("store upgrade", *config)
     run("check", *config)
     run("check", "--live", *config, name="check --live", status=1)
     # With a store of its own, as the first key shuts a gateway for all who have none.

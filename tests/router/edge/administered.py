@@ -77,9 +77,11 @@ async def gateway(url: str) -> AsyncIterator[Gateway]:
         yield Gateway(address, channel, http)
 
 
-async def stored_key(url: str, tenant: str | None = None, *scopes: Any) -> tuple[str, Key]:
+async def stored_key(
+    url: str, tenant: str | None = None, *scopes: Any, label: str = "first"
+) -> tuple[str, Key]:
     """Store a key, and return its text and the key."""
-    text, key = new_key(tenant, scopes or SCOPES, "first")
+    text, key = new_key(tenant, scopes or SCOPES, label)
     database = await Database.open(url)
     await SQLAccounts(database).add_key(key)
     await database.close()
