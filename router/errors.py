@@ -19,6 +19,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── BudgetExhausted            the rest of the request's budget is too small for the next call
 │   ├── QuotaExhausted         the tenant's quota for this day or month is used up
 │   └── PriceUnknown           the tenant's quota is in money, and a model has no price
+├── Starting                   the gateway is starting
 ├── Overloaded                 too many runs are under way or waiting
 ├── UploadsFull                the tenant's documents reach a limit
 ├── SlowReader                 the client does not read its stream
@@ -173,6 +174,13 @@ class Overloaded(RolegateError):
         super().__init__(message)
         self.retry_after_s = retry_after_s
         """Seconds until a retry may succeed."""
+
+
+class Starting(RolegateError):
+    """The gateway is starting."""
+
+    retry_after_s = 1.0
+    """Seconds until a retry may succeed."""
 
 
 class UploadsFull(RolegateError):

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
 from router.edge.pages.usage import add_usage
 from router.edge.pages.versions import add_versions
+from router.edge.starting import answering_while_starting
 from router.errors import BadConfig, UpstreamError
 from router.ledger import Journal, Reconciler
 from router.ledger.reconciliation import VLLMCounts
@@ -162,7 +163,13 @@ async def running_gateway(
             accounts = SQLAccounts(database)
             access = Access(accounts, key, uploads=bool(config.uploads.folder) and not retriever)
             await _check_addresses(address, http, access)  # before anything slow starts
+            starting = AsyncExitStack()
+            early = answering_while_starting(
+                address, http, config.server.tls, config.server.http_hosts
+            )
+            await starting.enter_async_context(early)
             async with (
+                starting,
                 _open_upstream(config, log, retriever) as upstream,
                 _open_runs(
                     config,
@@ -181,6 +188,7 @@ async def running_gateway(
                     address=address,
                     http=http,
                     log=log,
+                    starting=starting,
                 ) as bound,
             ):
                 run_log.write_address(bound)
@@ -568,9 +576,10 @@ async def _listening(
     address: str,
     http: str | None,
     log: Log,
+    starting: AsyncExitStack,
 ) -> AsyncIterator[str]:
     """Serve gRPC and HTTP, and run the background tasks, while the context is open. Yield the
-    address of the gRPC server.
+    address of the gRPC server. `starting`: frees the addresses.
     """
     gateway = runs.gateway
     readiness = upstream.readiness
@@ -635,6 +644,7 @@ async def _listening(
     )
     retrievers = upstream.retrievers.values()
     await asyncio.gather(*(retriever.probe() for retriever in retrievers))
+    await starting.aclose()
     port = await server.start(address)
     try:
         async with background_tasks(

@@ -65,6 +65,7 @@ _CODES: dict[int, tuple[type[RolegateError], ...]] = {
     code_pb2.UNAUTHENTICATED: (errors.NoKey,),
     code_pb2.UNAVAILABLE: (
         errors.RunInterrupted,
+        errors.Starting,
         errors.StoreFailed,
         UpstreamUnavailable,
         UpstreamProtocolError,
