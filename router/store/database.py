@@ -43,10 +43,17 @@ _OWNER_ALONE = 0o600
 """Mode of a SQLite database's files: only their owner may access them, because they contain
 questions and answers.
 """
+ONLY = "log"
+"""Name of the only log of a SQLite database."""
 COPY = "copy"
 """Name of a row in the table `logs` of a copied database. It has the place up to which the log was
 in the database at the time of the copy.
 """
+DETACH = (
+    "INSERT OR REPLACE INTO logs SELECT ?, segment, bytes FROM logs WHERE log = ?",
+    (COPY, ONLY),
+)
+"""Statement, with its parameters, that makes a SQLite database a copy, which has no log folder."""
 _ON_DISK = "PRAGMA synchronous=FULL"
 _NOTED = "PRAGMA synchronous=NORMAL"
 _SETTINGS = (f"PRAGMA busy_timeout={_WAIT_S * 1000:.0f}", _ON_DISK, "PRAGMA foreign_keys=ON")
@@ -304,10 +311,7 @@ class Database:
             source = connection.connection.dbapi_connection
             assert isinstance(source, sqlite3.Connection)
             source.backup(target)
-            target.execute(
-                "INSERT OR REPLACE INTO logs SELECT ?, segment, bytes FROM logs WHERE log <> ?",
-                (COPY, COPY),
-            )
+            target.execute(*DETACH)
             target.commit()
             target.execute("PRAGMA journal_mode=DELETE")  # a single file
 

@@ -58,10 +58,11 @@ async def opened_store(
     `make`: create the store if it does not exist; otherwise that raises `BadConfig`. `on_missing`:
     called with the numbers of missing segments of the log.
     """
-    url = read_config(config).server.store
+    server = read_config(config).server
     if not make:
-        _see_file(url)
-    async with opened(url, on_missing) as database:
+        _see_file(server.store)
+    log = Path(server.log) if server.log else None
+    async with opened(server.store, on_missing, log) as database:
         yield database
 
 
