@@ -43,17 +43,10 @@ _OWNER_ALONE = 0o600
 """Mode of a SQLite database's files: only their owner may access them, because they contain
 questions and answers.
 """
-ONLY = "log"
-"""Name of the only log of a SQLite database."""
 COPY = "copy"
 """Name of a row in the table `logs` of a copied database. It has the place up to which the log was
 in the database at the time of the copy.
 """
-DETACH = (
-    "INSERT OR REPLACE INTO logs SELECT ?, segment, bytes FROM logs WHERE log = ?",
-    (COPY, ONLY),
-)
-"""Statement, with its parameters, that makes a SQLite database a copy, which has no log folder."""
 _ON_DISK = "PRAGMA synchronous=FULL"
 _NOTED = "PRAGMA synchronous=NORMAL"
 _SETTINGS = (f"PRAGMA busy_timeout={_WAIT_S * 1000:.0f}", _ON_DISK, "PRAGMA foreign_keys=ON")
@@ -100,6 +93,20 @@ def _cannot_open(url: str, error: Exception) -> BadConfig:
     return BadConfig(
         f"server.store: cannot open {address.render_as_string(hide_password=True)}: {reason}"
     )
+
+
+@contextmanager
+def engine_for_once(url: str) -> Iterator[Engine]:
+    """Yield an engine for `url`, which is disposed of on exit. Translate the errors of its use to
+    `BadConfig`.
+    """
+    engine = engine_of(url)
+    try:
+        yield engine
+    except (BadConfig, SQLAlchemyError) as error:
+        raise _cannot_open(url, error) from error
+    finally:
+        engine.dispose()
 
 
 def _postgresql(address: URL) -> Engine:
@@ -193,18 +200,20 @@ def sqlite_file(url: str) -> Path | None:
     return Path(address.database)
 
 
+def default_log(file: Path) -> Path:
+    """Return the default folder of the log of a SQLite database."""
+    return Path(f"{file.resolve()}.log")
+
+
 def store_problem(url: str) -> str | None:
     """Return the reason why a database cannot be used, such as tables of another release. Return
     None if it can be used, even if it has no tables yet. Creates nothing. Blocks while it connects.
     """
-    engine = engine_of(url)
     try:
-        with engine.connect() as connection:
+        with engine_for_once(url) as engine, engine.connect() as connection:
             expansions(steps(connection) or [])
-    except (BadConfig, SQLAlchemyError) as error:
-        return str(_cannot_open(url, error))
-    finally:
-        engine.dispose()
+    except BadConfig as error:
+        return str(error)
     return None
 
 
@@ -259,7 +268,7 @@ class Database:
         it contains a folder for each gateway's log.
         """
         if self._files:
-            return Path(f"{next(iter(self._files)).resolve()}.log")
+            return default_log(next(iter(self._files)))
         address = self._engine.url.set(password=None).render_as_string()
         return (
             Path("~/.cache/rolegate/logs").expanduser() / sha256(address.encode()).hexdigest()[:16]
@@ -311,7 +320,10 @@ class Database:
             source = connection.connection.dbapi_connection
             assert isinstance(source, sqlite3.Connection)
             source.backup(target)
-            target.execute(*DETACH)
+            target.execute(
+                "INSERT OR REPLACE INTO logs SELECT ?, segment, bytes FROM logs WHERE log <> ?",
+                (COPY, COPY),
+            )
             target.commit()
             target.execute("PRAGMA journal_mode=DELETE")  # a single file
 
@@ -417,19 +429,15 @@ def upgrade(url: str, release: Release = THIS, *, check: bool = False) -> list[S
 
     `check`: True to change nothing. Blocks. Raises `BadConfig`.
     """
-    engine = engine_of(url)
-    if engine.dialect.name == "sqlite":  # else SQLite deletes the rows that refer to a copied table
-        event.listen(engine, "connect", lambda driver, _: driver.execute(_UNCHECKED))
-    try:
+    with engine_for_once(url) as engine:
+        if engine.dialect.name == "sqlite":
+            # Else SQLite deletes the rows that refer to a copied table.
+            event.listen(engine, "connect", lambda driver, _: driver.execute(_UNCHECKED))
         if check:
             with engine.connect() as connection:
                 return steps(connection, release) or []
         with engine.execution_options(**WRITES).begin() as connection:
             return prepare(connection, release, contracts=True)
-    except (BadConfig, SQLAlchemyError) as error:
-        raise _cannot_open(url, error) from error
-    finally:
-        engine.dispose()
 
 
 def unwritable(error: BaseException) -> bool:

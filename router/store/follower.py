@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from router.background import errors_logged
 from router.errors import BadConfig, StoreFailed, StoreInUse
-from router.store.database import COPY, ONLY, Database, unwritable
+from router.store.database import COPY, Database, unwritable
 from router.store.group_commit import GroupCommit
 from router.store.log import Position, RunLog, give_back_room, number_of, read_all, segments
 from router.store.projection import ended_among, keep_place, left_over, place_of, project
@@ -34,6 +34,8 @@ from router.store.records import (
 from router.trace import Run
 
 _log = structlog.get_logger("store")
+_SQLITE = "log"
+"""Name of the only log of a SQLite database."""
 _START = Position()
 _LEISURE_S = 0.5
 """Seconds for which changes are collected before they are written, unless a reader waits for them.
@@ -61,7 +63,7 @@ class Follower:
         self._database = database
         self._log = log
         self._commits = commits
-        self.name = log.name if database.shared else ONLY
+        self.name = log.name if database.shared else _SQLITE
         """Name of the log in the database."""
         self._changes: deque[Change] = deque()
         """Changes that are not in the database yet."""
@@ -325,14 +327,14 @@ async def missing_segments(database: Database, name: str, folder: Path) -> list[
     return sorted(set(range(first, last + 1)) - numbers)
 
 
-def own_log(database: Database, folder: Path | None = None) -> RunLog:
+def own_log(database: Database, log_folder: str | None = None) -> RunLog:
     """Open a log for a gateway of this database, and lock it. With PostgreSQL, that is the first
     log that no other process has locked.
 
-    `folder`: the folder of the log, or for PostgreSQL, the folder that contains the logs' folders;
-    None for the database's `log_folder`. Raises `StoreInUse` and `StoreFailed`.
+    `log_folder`: the folder of the log, or for PostgreSQL, the folder that contains the logs'
+    folders; None for the database's `log_folder`. Raises `StoreInUse` and `StoreFailed`.
     """
-    folder = folder or database.log_folder
+    folder = Path(log_folder or database.log_folder)
     for number in count(1):
         with suppress(*([StoreInUse] if database.shared else [])):
             return RunLog.open(folder / str(number) if database.shared else folder)
@@ -343,7 +345,7 @@ def own_log(database: Database, folder: Path | None = None) -> RunLog:
 async def opened(
     url: str,
     on_missing: Callable[[list[int]], None] = lambda _numbers: None,
-    log_folder: Path | None = None,
+    log_folder: str | None = None,
 ) -> AsyncIterator[Database]:
     """Open a database for a command, and make sure that it has everything that a gateway has
     acknowledged so far. If no gateway runs on a SQLite file, the file's log is read here.
@@ -354,9 +356,9 @@ async def opened(
     """
     database = await Database.open(url)
     try:
-        folder = log_folder or database.log_folder
+        folder = Path(log_folder or database.log_folder)
         if not database.shared:
-            on_missing(await missing_segments(database, ONLY, folder))
+            on_missing(await missing_segments(database, _SQLITE, folder))
         if not database.shared and segments(folder):
             try:
                 with RunLog.open(folder) as log:
@@ -383,7 +385,7 @@ async def _followed(database: Database, folder: Path) -> None:
     try:
         async with asyncio.timeout(_WAIT_S):
             # Another process writes to the database, so it can only be polled.
-            while await database.read(partial(place_of, log=ONLY)) < wanted:  # noqa: ASYNC110
+            while await database.read(partial(place_of, log=_SQLITE)) < wanted:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise StoreFailed(

@@ -1,0 +1,1 @@
+"""Copies of a database: exports as JSON lines, which any database can import."""
