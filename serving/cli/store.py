@@ -1,4 +1,4 @@
-"""`rolegate store` and `rolegate runs export`: check, upgrade and copy the store, and
+"""`rolegate store` and `rolegate runs export`: check, upgrade, copy and restore the store, and
 export its runs.
 """
 
@@ -22,8 +22,10 @@ from router.runs import RunFilter
 from router.runs.archive import ExportedRun
 from router.store import Database, SQLArchive, opened
 from router.store.check import Checked, Problem, check
+from router.store.copies.restore import restore
 from router.store.copies.transfer import export_rows, import_rows
-from router.store.database import sqlite_file, upgrade
+from router.store.database import default_log, sqlite_file, upgrade
+from router.store.log import RunLog
 from router.store.migration import THIS, Release, Step
 from router.trace import Run
 from router.trace.export import ExportRow, agent_trajectories, export_row
@@ -110,6 +112,18 @@ class ImportStoreOptions(RowsOptions, frozen=True):
     """
 
 
+class RestoreOptions(ConfigOptions, frozen=True, kw_only=True):
+    """Put a backup in the place of a SQLite store.
+
+    No gateway may be running. For PostgreSQL use pg_restore.
+    """
+
+    file: Annotated[Path, POSITIONAL]
+    """Restore this file, which `rolegate store backup` has made."""
+    force: bool = False
+    """Rename the present store and its log, if there is one."""
+
+
 class UpgradeOptions(JSONConfigOptions, frozen=True):
     """Move the schema of the store forward to that of this release.
 
@@ -134,10 +148,11 @@ def store(arguments: Sequence[str], release: Release = THIS) -> int:
         "upgrade": Command(UpgradeOptions, lambda options: _upgrade(options, release)),
         "check": Command(CheckStoreOptions, _check),
         "backup": Command(BackupOptions, _back_up),
+        "restore": Command(RestoreOptions, _restore),
         "export": Command(ExportStoreOptions, _export_all),
         "import": Command(ImportStoreOptions, _import_all),
     }
-    about = "Check, upgrade or copy the store."
+    about = "Check, upgrade, copy or restore the store."
     errors_only()
     return run_subcommand(
         "store", about, commands, arguments, lambda work, options: asyncio.run(work(options))
@@ -242,6 +257,21 @@ async def _import_all(options: RowsOptions) -> None:
 
 def _show_rows(rows: int, options: RowsOptions) -> None:
     print(json_of({"rows": rows}) if options.json else f"{options.file}: {counted(rows, 'row')}")
+
+
+async def _restore(options: RestoreOptions) -> None:
+    server = read_config(options.config).server
+    file = sqlite_file(server.store)
+    if file is None:
+        raise BadConfig("server.store: is not a SQLite file; use pg_restore for PostgreSQL.")
+    file = file.resolve()
+    log = Path(server.log or default_log(file))
+    # The copy has its name before the log is unlocked.
+    with RunLog.open(log), replacing(file) as unfinished:
+        end = await restore(options.file, unfinished, file, log, force=options.force)
+    print(f"{file}: restored from {options.file}")
+    if end:
+        print(f"{file}{end}: the store before")
 
 
 def _show_checked(checked: Checked, console: Console) -> None:
