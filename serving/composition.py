@@ -158,8 +158,7 @@ async def running_gateway(
         raise BadConfig(problem)
     database = await Database.open(config.server.store)
     try:
-        folder = config.server.log
-        with own_log(database, Path(folder) if folder else None) as run_log:
+        with own_log(database, config.server.log) as run_log:
             accounts = SQLAccounts(database)
             access = Access(accounts, key, uploads=bool(config.uploads.folder) and not retriever)
             await _check_addresses(address, http, access)  # before anything slow starts

@@ -327,14 +327,14 @@ async def missing_segments(database: Database, name: str, folder: Path) -> list[
     return sorted(set(range(first, last + 1)) - numbers)
 
 
-def own_log(database: Database, folder: Path | None = None) -> RunLog:
+def own_log(database: Database, log_folder: str | None = None) -> RunLog:
     """Open a log for a gateway of this database, and lock it. With PostgreSQL, that is the first
     log that no other process has locked.
 
-    `folder`: the folder of the log, or for PostgreSQL, the folder that contains the logs' folders;
-    None for the database's `log_folder`. Raises `StoreInUse` and `StoreFailed`.
+    `log_folder`: the folder of the log, or for PostgreSQL, the folder that contains the logs'
+    folders; None for the database's `log_folder`. Raises `StoreInUse` and `StoreFailed`.
     """
-    folder = folder or database.log_folder
+    folder = Path(log_folder or database.log_folder)
     for number in count(1):
         with suppress(*([StoreInUse] if database.shared else [])):
             return RunLog.open(folder / str(number) if database.shared else folder)
@@ -343,18 +343,20 @@ def own_log(database: Database, folder: Path | None = None) -> RunLog:
 
 @asynccontextmanager
 async def opened(
-    url: str, on_missing: Callable[[list[int]], None] = lambda _numbers: None
+    url: str,
+    on_missing: Callable[[list[int]], None] = lambda _numbers: None,
+    log_folder: str | None = None,
 ) -> AsyncIterator[Database]:
     """Open a database for a command, and make sure that it has everything that a gateway has
     acknowledged so far. If no gateway runs on a SQLite file, the file's log is read here.
 
-    `on_missing`: called with the numbers of missing segments of a SQLite file's log. Raises
-    `BadConfig`, and `StoreFailed` if a running gateway does not write its log to the database in
-    time.
+    `on_missing`: called with the numbers of missing segments of a SQLite file's log. `log_folder`:
+    folder of that log; None for the database's `log_folder`. Raises `BadConfig`, and `StoreFailed`
+    if a running gateway does not write its log to the database in time.
     """
     database = await Database.open(url)
     try:
-        folder = database.log_folder
+        folder = Path(log_folder or database.log_folder)
         if not database.shared:
             on_missing(await missing_segments(database, _SQLITE, folder))
         if not database.shared and segments(folder):
