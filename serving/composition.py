@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from router.access import Access, Accounts, Key
-from router.administration import Administration
+from router.administration import Administration, Auditor
 from router.background import background_tasks
 from router.calls import Readiness, Role, Upstreams
 from router.calls.health import watch_role
@@ -127,7 +127,7 @@ class _Runs:
 
     gateway: Gateway
     indexes: Indexes
-    services: tuple[RetrievalServicer, RunServicer, UsageServicer, ExecutorVersionServicer]
+    services: tuple[RetrievalServicer, RunServicer, UsageServicer]
     stored: Runs
     executors: ExecutorVersions
     observers: Observers
@@ -371,7 +371,6 @@ async def _open_runs(
             RetrievalServicer(indexes, default_top_k=config.search.top_k),
             RunServicer(stored),
             UsageServicer(usages, Reconciler(upstream.deployments, engine_counts, usages)),
-            ExecutorVersionServicer(executors.versions),
         )
         yield _Runs(
             gateway,
@@ -589,16 +588,16 @@ async def _listening(
 
     administered = partial(
         Administration,
-        accounts,
         indexes=sorted(config.all_indexes),
         unpriced=partial(unpriced, config),
-        on_change=access.outdate,
     )
+    grpc, page = (Auditor(accounts, door, access.outdate) for door in ("grpc", "page"))
     server = Server(
         gateway,
         *runs.services,
         tables,
-        AdminServicer(administered(door="grpc")),
+        ExecutorVersionServicer(executors.versions, grpc),
+        AdminServicer(administered(grpc)),
         DocumentServicer(upstream.uploads),
         access=access,
         tls=tls,
@@ -608,8 +607,8 @@ async def _listening(
     pages = Site(access)
     add_runs(pages, runs.stored)
     add_usage(pages, runs.usages, accounts)
-    add_versions(pages, executors.versions)
-    add_keys(pages, administered(door="page"))
+    add_versions(pages, executors.versions, page)
+    add_keys(pages, administered(page))
     indexes = sorted(config.all_indexes)
     if upstream.uploads:
         add_documents(pages, upstream.uploads)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from contextvars import copy_context
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -378,7 +379,9 @@ class Database:
 
     async def _run(self, threads: ThreadPoolExecutor, work: Callable[[], Value]) -> Value:
         try:
-            return await asyncio.get_running_loop().run_in_executor(threads, work)
+            # In the context of the caller, from which `note` takes the administrative act
+            run = copy_context().run
+            return await asyncio.get_running_loop().run_in_executor(threads, run, work)
         except (SQLAlchemyError, OverflowError) as error:
             # The SQLite driver raises OverflowError for an integer that is too large. SQLAlchemy's
             # own message is not logged, because it contains the row, and so maybe an answer.

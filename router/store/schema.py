@@ -27,7 +27,7 @@ from sqlalchemy import (
     Table,
 )
 
-from router.access import Key, Spent, Tenant
+from router.access import AuditEvent, Key, Spent, Tenant
 from router.amount import Amount
 from router.errors import StoreFailed
 from router.models.model import TOKEN_COUNTS
@@ -80,7 +80,7 @@ SCHEMA_NUMBER = 8
 """Number of the schema. A release works with a database of its number, also if a later release has
 added tables and columns to it. Only a revision that contracts the schema changes the number.
 """
-REVISION = "0001"
+REVISION = "0002"
 """Revision of this schema: the last script in `migrations/versions`."""
 REVISIONS = Table(  # Alembic's table, which has the revision of the database
     "alembic_version", MetaData(), Column("version_num", String(32), primary_key=True)
@@ -174,6 +174,7 @@ KEYS = Table(  # `scopes` are separated by commas
     *_columns(Key, "key_id", without=("tenant",)),
     Column("tenant", ForeignKey("tenants.name")),
 )
+AUDIT = Table("audit", METADATA, *_columns(AuditEvent, "number"))  # no row is ever deleted
 LOGS = Table(  # the place of each log: the position up to which it is written to the database
     "logs",
     METADATA,

@@ -31,6 +31,7 @@ from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 from sqlalchemy import func, select
 
 from router.access import Access, Tenant, new_key
+from router.administration import Auditor
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer, RunServicer, UsageServicer
 from router.edge.grpc.table_service import TableServicer
@@ -185,7 +186,9 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
         UsageServicer(
             SQLUsages(database), Reconciler({"scripted": None}, NoCounts(), SQLUsages(database))
         ),
-        ExecutorVersionServicer(Versions(SQLVersionBook(database), _load)),
+        ExecutorVersionServicer(
+            Versions(SQLVersionBook(database), _load), Auditor(accounts, "grpc")
+        ),
         TableServicer(ScriptedTables(lifecycle), Runs(archive, live)),
         access=Access(accounts),
     )
