@@ -482,8 +482,15 @@ class ToolServerConfig(Section, frozen=True):
     """Names of the tools that may be called. `rolegate check --live` lists the server's tools."""
     timeout_s: Seconds = 60.0
     """Timeout of a call, and of the server's start."""
+    own_sessions: bool = False
+    """Give each worker its own session with the server, from its first call to its end. Set it for
+    servers that keep state between calls, such as the page of a browser: otherwise, all workers of
+    all runs share one session.
+    """
     max_in_flight: Count = 4
-    """Max concurrent calls, over all runs; further calls wait."""
+    """Max concurrent calls, over all runs; further calls wait. With `own_sessions`, max concurrent
+    sessions: a program runs once for each of them, and once more to list its tools.
+    """
     max_chars: Chars = 50_000
     """Max characters of an output; a longer output is cut off. A call with a much longer output
     fails.

@@ -20,7 +20,7 @@ from router.store.database import WRITES, engine_of, upgrade
 from router.store.migration import THIS, Release
 from router.store.schema import METADATA, REVISION
 from serving.cli.store import store
-from tests.router.store.entries import change, rows, start
+from tests.router.store.entries import rows, start
 from tests.router.store.stored import call, put, run
 from tests.store_config import write_config
 
