@@ -80,9 +80,9 @@ class RunFilter(msgspec.Struct, frozen=True):
     """
     unsupported: bool = False
     """True selects only answers with names or numbers that no cited evidence contains."""
-    feedback: Literal["good", "bad", "any"] | None = None
-    """Select runs with feedback: `good` for feedback with the verdict that the answer is right,
-    `bad` for the verdict that it is wrong, `any` for any feedback. See `Feedback.good`.
+    feedback: Literal["right", "wrong", "any"] | None = None
+    """Select runs with feedback: `right` for feedback with the verdict that the answer is right,
+    `wrong` for the verdict that it is wrong, `any` for any feedback. See `Feedback.good`.
     """
     min_nano_usd: int | None = None
     """Select runs that cost at least this much, in billionths of a dollar."""

@@ -270,7 +270,7 @@ def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
     accepted = func.coalesce(FEEDBACK.c.accepted, FEEDBACK.c.score >= 0.5)  # as `Feedback.good`
     verdict: ColumnElement[bool] = true()
     if wanted.feedback != "any":
-        verdict = accepted == (true() if wanted.feedback == "good" else false())
+        verdict = accepted == (true() if wanted.feedback == "right" else false())
     # The concatenation keeps the database from using the index of statuses, which only helps for
     # the status `running`: all other statuses have too many runs.
     status = columns.status.concat("")

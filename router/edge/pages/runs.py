@@ -25,7 +25,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "outcome": tuple(dict.fromkeys((*get_args(AnswerOutcome), *get_args(TableOutcome)))),
     "kind": get_args(RunKind),
     "topology": get_args(TopologyName),
-    "feedback": ("good", "bad", "any"),
+    "feedback": ("right", "wrong", "any"),
 }
 _OTHERS = (
     "unsupported",

@@ -7,6 +7,9 @@ import pytest
 
 from router.edge.pages.formats import moment, money, seconds
 from router.models import Usage
+from router.store import SQLArchive
+from router.trace.run import Feedback
+from tests.router.edge.pages.shown import read
 from tests.router.edge.pages.world import browsing, pages
 from tests.router.store.stored import call, put, run
 
@@ -140,10 +143,27 @@ async def test_the_list_of_runs_follows_the_store(tmp_path: Path) -> None:
         assert 'href="/runs/run-4"' not in text
 
 
+async def test_verdicts_are_right_or_wrong_in_the_list_its_filter_and_the_page_of_a_run(
+    tmp_path: Path,
+) -> None:
+    async with pages(tmp_path) as world, browsing(world) as session:
+        await put(world.database, run("run-1", 1.0), run("run-2", 2.0))
+        archive = SQLArchive(world.database)
+        await archive.add_feedback(Feedback("run-1", accepted=True))
+        await archive.add_feedback(Feedback("run-2", score=0.1))
+        for verdict, run_id in (("right", "run-1"), ("wrong", "run-2")):
+            listed = await read(session, f"/runs?feedback={verdict}")
+            shown_run = await read(session, f"/runs/{run_id}")
+            assert re.findall(r'id="(run-\d)"', listed) == [run_id]
+            for text in (listed, shown_run):
+                assert f'<span class="state {verdict}">{verdict}</span>' in text
+            assert ("good" in listed, "bad" in listed) == (False, False)
+
+
 @pytest.mark.parametrize(
     "query",
     "since=yesterday until=2026-99-01 min_cost=x max_cost=1e400 min_cost=nan kind=x topology=x "
-    "since=9999999-01-01".split(),
+    "since=9999999-01-01 feedback=good".split(),
 )
 async def test_an_invalid_filter_is_refused(tmp_path: Path, query: str) -> None:
     async with (

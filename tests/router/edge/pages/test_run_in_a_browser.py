@@ -75,7 +75,7 @@ async def test_a_cell_is_opened_next_to_its_table(tab: Tab) -> None:
     async with shown(runs=runs()) as pages:
         await tab.open(f"http://{pages.address}/runs/run-table")
         await tab.evaluate("document.querySelector('td.conflict a').click()")
-        await tab.until("document.querySelector('#cell .state.bad')")
+        await tab.until("document.querySelector('#cell .state.conflict')")
         await tab.evaluate("document.querySelector('#cell details summary').click()")
         assert await tab.evaluate(
             "document.querySelector('#cell details[open] mark').innerText"
