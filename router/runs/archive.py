@@ -1,6 +1,6 @@
 """The interface of the archive of stored runs, and the values of its queries."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -105,6 +105,24 @@ class RunPage(msgspec.Struct, frozen=True):
     """The token of the next page; empty on the last page."""
 
 
+class RunFigures(msgspec.Struct, frozen=True):
+    """Figures of the runs that started in a span of time."""
+
+    runs: int = 0
+    right: int = 0
+    """Number of runs whose latest verdict in feedback is that the answer is right."""
+    wrong: int = 0
+    failed: int = 0
+    unsupported: int = 0
+    nano_usd: int | None = None
+    """Sum of the known costs, in billionths of a dollar; None if no cost is known."""
+    p50_s: float | None = None
+    """Median duration of the finished runs, in seconds; None if no run has finished."""
+    p95_s: float | None = None
+    """Duration in seconds that 95 % of the finished runs did not exceed; None if none has finished.
+    """
+
+
 class ExportedRun(msgspec.Struct, frozen=True):
     """A run that has ended, with the feedback on it, as exports contain it."""
 
@@ -135,6 +153,13 @@ class Archive(Protocol):
 
         `page`: the token of the page, from the page before it; empty for the first page. Raises
         `BadRequest` if this is no token of a page.
+        """
+
+    async def figures(self, wanted: RunFilter, starts: Sequence[float]) -> Sequence[RunFigures]:
+        """Return the figures of the runs that match `wanted`, for each span of time.
+
+        `starts`: Unix times at which the spans begin, ascending, not before `wanted.start`. Each
+        span ends where the next one begins, and the last one at `wanted.end`.
         """
 
     def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:

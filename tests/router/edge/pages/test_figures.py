@@ -1,6 +1,7 @@
 """Figures on pages equal those of the store."""
 
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,40 @@ async def test_the_list_of_runs_follows_the_store(tmp_path: Path) -> None:
         assert "Who made Heat?" in text
         assert "Who else?" not in text
         assert 'href="/runs/run-4"' not in text
+
+
+async def test_the_strip_above_the_list_has_the_figures_of_today(tmp_path: Path) -> None:
+    """They lead to the list of the runs that they count. A tenant sees its own runs alone."""
+    async with pages(tmp_path, "", "acme") as world:
+        today = world.now // 86400 * 86400
+        await put(
+            world.database,
+            run("run-old", today - 1, tenant="acme"),
+            run("run-1", today, [call("run-1", nano_usd=2 * 10**9)], tenant="acme"),
+            run("run-2", today + 1, tenant="acme", status="failed", result=None),
+            run("run-3", today + 2, tenant="other"),
+        )
+        await SQLArchive(world.database).add_feedback(Feedback("run-1", accepted=True))
+        strips = list[list[str]]()
+        for key, query in (
+            ("", ""),
+            ("", "?tenant=other"),
+            ("acme", ""),
+            ("acme", "?tenant=other"),
+        ):
+            async with browsing(world, world.keys[key]) as session:
+                text = await read(session, f"/runs{query}")
+                strip = text.partition('class="card strip"')[2].partition("</dl>")[0]
+                strips.append(re.findall("<dd>(?:<a[^>]*>)?([^<]*)", strip))
+                for link, number in re.findall('href="([^"]*)"[^>]*>([^<]*)<', strip):
+                    linked = await read(session, unescape(link))
+                    assert linked.count('<a id="run-') == int(number), link
+        assert strips == [
+            ["3", "1", "0", "1", "0", "2.5 s", "2.5 s", "$2.00"],
+            ["1", "0", "0", "0", "0", "2.5 s", "2.5 s", "unknown"],
+            ["2", "1", "0", "1", "0", "2.5 s", "2.5 s", "$2.00"],
+            ["0", "0", "0", "0", "0", "–", "–", "–"],
+        ]
 
 
 async def test_verdicts_are_right_or_wrong_in_the_list_its_filter_and_the_page_of_a_run(
