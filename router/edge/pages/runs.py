@@ -4,19 +4,21 @@ itself. The filters are part of the URL.
 
 import hashlib
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, get_args
 from urllib.parse import urlencode
 
 import msgspec
 from aiohttp import web
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 
 from router.access import caller
 from router.edge.pages.site import Site, redirect
-from router.errors import BadRequest
+from router.edge.status import error_as_seen_by
+from router.errors import BadRequest, NotFound, StoreFailed
 from router.runs import RunFilter, Runs
-from router.runs.archive import RunFigures
+from router.runs.archive import RunFigures, shortened
 from router.trace.run import RunKind, RunStatus
 from router.trace.table import TableOutcome
 from router.trace.values import AnswerOutcome, TopologyName
@@ -34,6 +36,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "topology": get_args(TopologyName),
     "feedback": ("right", "wrong", "any"),
 }
+_MAX_ERROR_CHARS = 300
 _OTHERS = (
     "unsupported",
     "text",
@@ -60,6 +63,18 @@ def add_runs(site: Site, runs: Runs) -> None:
             (shown,) = await runs.figures(RunFilter(tenant, start=start), [start], caller())
             figures[key] = shown
         return shown
+
+    errors = LRUCache[str, str](10_000)
+
+    async def error_of(run_id: str) -> str:
+        """Return the error of a failed run; empty if its trace cannot be read. Only the trace has
+        the error, so errors are cached.
+        """
+        if run_id not in errors:
+            with suppress(NotFound, StoreFailed):
+                failed = await runs.get(run_id, caller())
+                errors[run_id] = shortened(failed.error, _MAX_ERROR_CHARS)
+        return error_as_seen_by(errors.get(run_id, ""), caller())
 
     async def first(_request: web.Request) -> web.Response:
         return redirect("/runs")
@@ -89,6 +104,9 @@ def add_runs(site: Site, runs: Runs) -> None:
             listed=listed_runs,
             today=today,
             figures=since_today,
+            errors={
+                run.id: await error_of(run.id) for run in listed_runs.runs if run.status == "failed"
+            },
             asked=asked,
             address=urlencode(asked),
             page=page,

@@ -9,6 +9,7 @@ import pytest
 from router.edge.pages.formats import moment, money, seconds
 from router.models import Usage
 from router.store import SQLArchive
+from router.store.schema import RUNS
 from router.trace.run import Feedback
 from tests.router.edge.pages.shown import read
 from tests.router.edge.pages.world import browsing, pages
@@ -176,6 +177,30 @@ async def test_the_strip_above_the_list_has_the_figures_of_today(tmp_path: Path)
             ["2", "1", "0", "1", "0", "2.5 s", "2.5 s", "$2.00"],
             ["0", "0", "0", "0", "0", "–", "–", "–"],
         ]
+
+
+async def test_a_failed_run_has_its_reason_in_the_list(tmp_path: Path) -> None:
+    """Only the operator sees addresses. A run whose trace is damaged has no reason."""
+    errors = ("UpstreamRefused: http://10.0.0.1 says\nno", "OutOfTime: too late", "")
+    async with pages(tmp_path, "", "acme") as world:
+        failed = [
+            run(f"run-{number}", number, tenant="acme", status="failed", error=error, result=None)
+            for number, error in enumerate(errors)
+        ]
+        await put(world.database, *failed, run("run-4", 4.0, tenant="acme"))
+        await world.database.write(
+            lambda connection: connection.execute(
+                RUNS.update().where(RUNS.c.run_id == "run-2").values(trace=b"damaged")
+            )
+        )
+        for key, reasons in (
+            ("", ["too late", "http://10.0.0.1 says\nno"]),
+            ("acme", ["out of time", "upstream refused"]),
+        ):
+            async with browsing(world, world.keys[key]) as session:
+                for _ in range(2):
+                    text = await read(session, "/runs")
+                    assert re.findall('<span class="reason[^>]*>([^<]*)<', text) == reasons
 
 
 async def test_verdicts_are_right_or_wrong_in_the_list_its_filter_and_the_page_of_a_run(
