@@ -114,8 +114,10 @@ async def test_a_shared_report_names_the_run_that_paid_for_it() -> None:
     run = replace(paid, result=replace(paid.result, executions=executions), calls=calls)
     async with shown(runs=[run]) as pages, browsing(pages) as session:
         page = await read(session, "/runs/run-right")
+        agent = await read(session, "/runs/run-right/agents/execution-0")
     lane = page.partition('id="lane-execution-0"')[2].partition("</details>")[0]
-    assert "from run run-earlier" in lane
+    for text in (lane, agent):
+        assert re.search('report from run <a[^>]* href="/runs/run-earlier">run-earlier</a>', text)
     assert "0 calls ·" not in page
 
 
