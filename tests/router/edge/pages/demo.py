@@ -7,6 +7,7 @@ import itertools
 import sys
 import time
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 from msgspec.structs import replace
@@ -209,7 +210,14 @@ def answered(
         ),
     )
     result = replace(result, unsupported=not is_supported(question, result))
-    settings: dict[str, RoleSetting] = {"delegation": RoleSetting("backbone-32b", "0" * 64)}
+    settings: dict[str, RoleSetting] = {
+        role: RoleSetting(model, sha256(model.encode()).hexdigest())
+        for role, model in (
+            ("delegation", "backbone-32b"),
+            ("execution", "small-1b"),
+            ("answer", "answerer-8b"),
+        )
+    }
     return Run(
         run_id, "answer", question, "finished", "", result, settings, tuple(calls), at,
         now + 1.2 - at,

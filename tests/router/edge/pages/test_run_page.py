@@ -14,6 +14,7 @@ from router.protocol import Passage
 from router.trace import Run
 from router.trace.redaction import redacted
 from router.trace.run import Feedback
+from router.trace.scope import DocumentFilter, Scope
 from router.trace.values import SubQueryDispatched, Trajectory
 from tests.router.deployment import STOP, Deployment, HeldModel, block
 from tests.router.edge.pages.demo import BRENN, runs
@@ -119,6 +120,34 @@ async def test_a_shared_report_names_the_run_that_paid_for_it() -> None:
     for text in (lane, agent):
         assert re.search('report from run <a[^>]* href="/runs/run-earlier">run-earlier</a>', text)
     assert "0 calls ·" not in page
+
+
+async def test_the_head_of_a_run_has_its_models_prompts_and_indexes() -> None:
+    """A version of the executor is shown next to its model. Texts of a filter are not shown for a
+    run that is stored without texts.
+    """
+    only = DocumentFilter(title="Orrin", tags=("hills", "towns"))
+    scoped = replace(DEMO["run-right"], scope=Scope(("default", "maps"), only))
+    async with shown(runs=[scoped]) as pages, browsing(pages) as session:
+        page = await read(session, "/runs/run-right")
+    async with shown(runs=[redacted(scoped)]) as pages, browsing(pages) as session:
+        redacted_page = await read(session, "/runs/run-right")
+    for text, filtered in ((page, ["title", "tags"]), (redacted_page, [])):
+        head = text.partition('<dl class="facts models">')[2].partition("</dl>")[0]
+        tagged = re.findall("<dt>([^<]*)</dt><dd[^>]*>(.*?)</dd>", head)
+        facts = {
+            name: re.sub("<[^>]*>", "", fact).partition(" prompt ")[0] for name, fact in tagged
+        }
+        assert [facts[name] for name in ("Delegator", "Executor", "Answerer", "Index")] == [
+            "backbone-32b",
+            "small-1b, executor-000007",
+            "answerer-8b",
+            "default, maps",
+        ]
+        assert [name for name in facts if "documents" in name] == [
+            f"Only documents: {name}" for name in filtered
+        ]
+        assert len(re.findall('of the prompt: ([0-9a-f]{12})[0-9a-f]{52}">\\1<', head)) == 3
 
 
 @pytest.mark.parametrize(
