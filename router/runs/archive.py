@@ -1,6 +1,6 @@
 """The interface of the archive of stored runs, and the values of its queries."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -80,9 +80,9 @@ class RunFilter(msgspec.Struct, frozen=True):
     """
     unsupported: bool = False
     """True selects only answers with names or numbers that no cited evidence contains."""
-    feedback: Literal["good", "bad", "any"] | None = None
-    """Select runs with feedback: `good` for feedback with the verdict that the answer is right,
-    `bad` for the verdict that it is wrong, `any` for any feedback. See `Feedback.good`.
+    feedback: Literal["right", "wrong", "any"] | None = None
+    """Select runs with feedback: `right` for feedback with the verdict that the answer is right,
+    `wrong` for the verdict that it is wrong, `any` for any feedback. See `Feedback.good`.
     """
     min_nano_usd: int | None = None
     """Select runs that cost at least this much, in billionths of a dollar."""
@@ -103,6 +103,24 @@ class RunPage(msgspec.Struct, frozen=True):
     """
     next_page: str
     """The token of the next page; empty on the last page."""
+
+
+class RunFigures(msgspec.Struct, frozen=True):
+    """Figures of the runs that started in a span of time."""
+
+    runs: int = 0
+    right: int = 0
+    """Number of runs whose latest verdict in feedback is that the answer is right."""
+    wrong: int = 0
+    failed: int = 0
+    unsupported: int = 0
+    nano_usd: int | None = None
+    """Sum of the known costs, in billionths of a dollar; None if no cost is known."""
+    p50_s: float | None = None
+    """Median duration of the finished runs, in seconds; None if no run has finished."""
+    p95_s: float | None = None
+    """Duration in seconds that 95 % of the finished runs did not exceed; None if none has finished.
+    """
 
 
 class ExportedRun(msgspec.Struct, frozen=True):
@@ -135,6 +153,13 @@ class Archive(Protocol):
 
         `page`: the token of the page, from the page before it; empty for the first page. Raises
         `BadRequest` if this is no token of a page.
+        """
+
+    async def figures(self, wanted: RunFilter, starts: Sequence[float]) -> Sequence[RunFigures]:
+        """Return the figures of the runs that match `wanted`, for each span of time.
+
+        `starts`: Unix times at which the spans begin, ascending, not before `wanted.start`. Each
+        span ends where the next one begins, and the last one at `wanted.end`.
         """
 
     def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:

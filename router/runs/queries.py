@@ -1,7 +1,7 @@
 """Access of callers to their own runs: results, lists, events, cancellation, feedback."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from weakref import WeakValueDictionary
 
 from cachetools import TTLCache
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from router.background import free_slowly
 from router.errors import BadRequest, StoreFailed
-from router.runs.archive import Archive, ExportedRun, RunFilter, RunPage
+from router.runs.archive import Archive, ExportedRun, RunFigures, RunFilter, RunPage
 from router.runs.lifecycle import ended_run
 from router.runs.live import LiveRuns
 from router.trace import Event, Run
@@ -89,6 +89,15 @@ class Runs:
         """
         own = _own(wanted, identity)
         return await self._archive.list(own, size, page) if own else RunPage((), "")
+
+    async def figures(
+        self, wanted: RunFilter, starts: Sequence[float], identity: Identity
+    ) -> Sequence[RunFigures]:
+        """Return the figures of runs for each span of time that begins at one of `starts`. See
+        `Archive.figures`.
+        """
+        own = _own(wanted, identity)
+        return await self._archive.figures(own, starts) if own else [RunFigures()] * len(starts)
 
     async def export(self, wanted: RunFilter, identity: Identity) -> AsyncIterator[ExportedRun]:
         """Yield all ended runs that match `wanted`, with their feedback, oldest first."""

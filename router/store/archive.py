@@ -19,17 +19,26 @@ from sqlalchemy import (
     Connection,
     Row,
     and_,
+    case,
     exists,
     false,
     func,
     select,
+    text,
     true,
     tuple_,
 )
 
 from router.errors import BadRequest, NotFound
 from router.runs import RunFilter
-from router.runs.archive import MAX_LISTED_CHARS, ExportedRun, RunPage, RunSummary, shortened
+from router.runs.archive import (
+    MAX_LISTED_CHARS,
+    ExportedRun,
+    RunFigures,
+    RunPage,
+    RunSummary,
+    shortened,
+)
 from router.store.database import Database, storable
 from router.store.schema import CALLS, FEEDBACK, RUNS, TENANTS, VERSION_TRIALS, run_of, struct_of
 from router.trace import Call, Run
@@ -52,6 +61,26 @@ _LISTED = (
 )
 _POSITION = tuple_(RUNS.c.started_at, RUNS.c.run_id)
 """Columns by which runs are sorted in time."""
+_FIGURED = text("""
+status, unsupported, nano_usd, duration_s, (
+    SELECT coalesce(accepted, score >= 0.5) FROM feedback
+    WHERE feedback.run_id = runs.run_id AND (accepted IS NOT NULL OR score IS NOT NULL)
+    ORDER BY given_at DESC LIMIT 1
+) AS good
+""")
+_RANKED = text("""
+*, cume_dist() OVER (PARTITION BY span, status = 'finished' ORDER BY duration_s) AS share
+""")
+_FIGURES = text("""
+span, count(*) AS runs,
+count(*) FILTER (WHERE good) AS "right", count(*) FILTER (WHERE NOT good) AS wrong,
+count(*) FILTER (WHERE status = 'failed') AS failed,
+count(*) FILTER (WHERE unsupported) AS unsupported,
+CAST(sum(nano_usd) AS BIGINT) AS nano_usd,
+min(duration_s) FILTER (WHERE status = 'finished' AND share >= 0.5) AS p50_s,
+min(duration_s) FILTER (WHERE status = 'finished' AND share >= 0.95) AS p95_s
+""")
+"""Columns of `RunFigures`."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +128,10 @@ class SQLArchive:
             searched=self.searched,
         )
         return await self.database.read(read)
+
+    async def figures(self, wanted: RunFilter, starts: Sequence[float]) -> Sequence[RunFigures]:
+        """See `Archive.figures`. One query computes all of them."""
+        return await self.database.read(partial(_figures, wanted=wanted, starts=starts))
 
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         """Yield all ended runs that match `wanted`, with their feedback, oldest first. Redacted
@@ -172,6 +205,18 @@ def _list(
     if len(rows) > size:
         last = rows[size - 1]
     return RunPage(runs, _token(last.started_at, last.run_id) if last else "")
+
+
+def _figures(
+    connection: Connection, wanted: RunFilter, starts: Sequence[float]
+) -> list[RunFigures]:
+    spans = reversed(list(enumerate(starts)))
+    span = case(*((RUNS.c.started_at >= start, number) for number, start in spans)).label("span")
+    runs = select(span, _FIGURED).select_from(RUNS).where(*_conditions(wanted))
+    ranked = select(_RANKED).select_from(runs.subquery())
+    query = select(_FIGURES).select_from(ranked.subquery()).group_by(text("span"))
+    figures = {row.span: struct_of(RunFigures, row._mapping) for row in connection.execute(query)}
+    return [figures.get(number, RunFigures()) for number in range(len(starts))]
 
 
 def _piece(
@@ -261,21 +306,21 @@ def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
 def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
     """Return those conditions of a filter that no index serves, so that rows must be read."""
     columns = RUNS.c
-    text = storable(wanted.text)
-    in_request = columns.request.icontains(text, autoescape=True)
-    in_answer = columns.answer.icontains(text, autoescape=True)
+    words = storable(wanted.text)
+    in_request = columns.request.icontains(words, autoescape=True)
+    in_answer = columns.answer.icontains(words, autoescape=True)
     worked = exists().where(
         CALLS.c.run_id == columns.run_id, CALLS.c.executor_version == wanted.executor_version
     )
     accepted = func.coalesce(FEEDBACK.c.accepted, FEEDBACK.c.score >= 0.5)  # as `Feedback.good`
     verdict: ColumnElement[bool] = true()
     if wanted.feedback != "any":
-        verdict = accepted == (true() if wanted.feedback == "good" else false())
+        verdict = accepted == (true() if wanted.feedback == "right" else false())
     # The concatenation keeps the database from using the index of statuses, which only helps for
     # the status `running`: all other statuses have too many runs.
     status = columns.status.concat("")
     conditions = (
-        (bool(text), in_request | in_answer),
+        (bool(words), in_request | in_answer),
         (wanted.kind is not None, columns.kind == wanted.kind),
         (wanted.status not in (None, "running"), status == wanted.status),
         (wanted.outcome is not None, and_(columns.outcome == wanted.outcome, status == "finished")),

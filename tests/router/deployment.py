@@ -13,7 +13,7 @@ from router.models import Completion, Delta, Model, OnDelta, Prompt, Sampling, S
 from router.protocol import Passage, Vocabulary
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.runs import Admission, Gateway, RunFilter, RunLifecycle
-from router.runs.archive import ExportedRun, RunPage, RunSummary
+from router.runs.archive import ExportedRun, RunFigures, RunPage, RunSummary
 from router.runs.live import LiveRuns
 from router.search import (
     Answerer,
@@ -253,6 +253,10 @@ class Kept(NoJournal):
         first = int(page or 0)
         more = first + size < len(summaries)
         return RunPage(tuple(summaries[first : first + size]), str(first + size) if more else "")
+
+    async def figures(self, wanted: RunFilter, starts: Sequence[float]) -> Sequence[RunFigures]:
+        listed = (await self.list(wanted, len(self.runs))).runs
+        return [RunFigures(len(listed)), *(RunFigures() for _ in starts[1:])]
 
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         for run in self.runs:

@@ -178,6 +178,7 @@ class RunPages:
             caller().tenant,
             request.query.get("lane"),
             request.query.get("row"),
+            request.query.get("only"),
         )
 
         def view() -> dict[str, Any]:

@@ -1,12 +1,17 @@
 """Figures on pages equal those of the store."""
 
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 from router.edge.pages.formats import moment, money, seconds
 from router.models import Usage
+from router.store import SQLArchive
+from router.store.schema import RUNS
+from router.trace.run import Feedback
+from tests.router.edge.pages.shown import read
 from tests.router.edge.pages.world import browsing, pages
 from tests.router.store.stored import call, put, run
 
@@ -140,10 +145,85 @@ async def test_the_list_of_runs_follows_the_store(tmp_path: Path) -> None:
         assert 'href="/runs/run-4"' not in text
 
 
+async def test_the_strip_above_the_list_has_the_figures_of_today(tmp_path: Path) -> None:
+    """They lead to the list of the runs that they count. A tenant sees its own runs alone."""
+    async with pages(tmp_path, "", "acme") as world:
+        today = world.now // 86400 * 86400
+        await put(
+            world.database,
+            run("run-old", today - 1, tenant="acme"),
+            run("run-1", today, [call("run-1", nano_usd=2 * 10**9)], tenant="acme"),
+            run("run-2", today + 1, tenant="acme", status="failed", result=None),
+            run("run-3", today + 2, tenant="other"),
+        )
+        await SQLArchive(world.database).add_feedback(Feedback("run-1", accepted=True))
+        strips = list[list[str]]()
+        for key, query in (
+            ("", ""),
+            ("", "?tenant=other"),
+            ("acme", ""),
+            ("acme", "?tenant=other"),
+        ):
+            async with browsing(world, world.keys[key]) as session:
+                text = await read(session, f"/runs{query}")
+                strip = text.partition('class="card strip"')[2].partition("</dl>")[0]
+                strips.append(re.findall("<dd>(?:<a[^>]*>)?([^<]*)", strip))
+                for link, number in re.findall('href="([^"]*)"[^>]*>([^<]*)<', strip):
+                    linked = await read(session, unescape(link))
+                    assert linked.count('<a id="run-') == int(number), link
+        assert strips == [
+            ["3", "1", "0", "1", "0", "2.5 s", "2.5 s", "$2.00"],
+            ["1", "0", "0", "0", "0", "2.5 s", "2.5 s", "unknown"],
+            ["2", "1", "0", "1", "0", "2.5 s", "2.5 s", "$2.00"],
+            ["0", "0", "0", "0", "0", "–", "–", "–"],
+        ]
+
+
+async def test_a_failed_run_has_its_reason_in_the_list(tmp_path: Path) -> None:
+    """Only the operator sees addresses. A run whose trace is damaged has no reason."""
+    errors = ("UpstreamRefused: http://10.0.0.1 says\nno", "OutOfTime: too late", "")
+    async with pages(tmp_path, "", "acme") as world:
+        failed = [
+            run(f"run-{number}", number, tenant="acme", status="failed", error=error, result=None)
+            for number, error in enumerate(errors)
+        ]
+        await put(world.database, *failed, run("run-4", 4.0, tenant="acme"))
+        await world.database.write(
+            lambda connection: connection.execute(
+                RUNS.update().where(RUNS.c.run_id == "run-2").values(trace=b"damaged")
+            )
+        )
+        for key, reasons in (
+            ("", ["too late", "http://10.0.0.1 says\nno"]),
+            ("acme", ["out of time", "upstream refused"]),
+        ):
+            async with browsing(world, world.keys[key]) as session:
+                for _ in range(2):
+                    text = await read(session, "/runs")
+                    assert re.findall('<span class="reason[^>]*>([^<]*)<', text) == reasons
+
+
+async def test_verdicts_are_right_or_wrong_in_the_list_its_filter_and_the_page_of_a_run(
+    tmp_path: Path,
+) -> None:
+    async with pages(tmp_path) as world, browsing(world) as session:
+        await put(world.database, run("run-1", 1.0), run("run-2", 2.0))
+        archive = SQLArchive(world.database)
+        await archive.add_feedback(Feedback("run-1", accepted=True))
+        await archive.add_feedback(Feedback("run-2", score=0.1))
+        for verdict, run_id in (("right", "run-1"), ("wrong", "run-2")):
+            listed = await read(session, f"/runs?feedback={verdict}")
+            shown_run = await read(session, f"/runs/{run_id}")
+            assert re.findall(r'id="(run-\d)"', listed) == [run_id]
+            for text in (listed, shown_run):
+                assert f'<span class="state {verdict}">{verdict}</span>' in text
+            assert ("good" in listed, "bad" in listed) == (False, False)
+
+
 @pytest.mark.parametrize(
     "query",
     "since=yesterday until=2026-99-01 min_cost=x max_cost=1e400 min_cost=nan kind=x topology=x "
-    "since=9999999-01-01".split(),
+    "since=9999999-01-01 feedback=good".split(),
 )
 async def test_an_invalid_filter_is_refused(tmp_path: Path, query: str) -> None:
     async with (
