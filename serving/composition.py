@@ -300,6 +300,7 @@ async def _open_runs(
             on_cancel=live.cancel,
             keep_days=config.server.keep_days,
             on_health=partial(upstream.readiness.report, "store", ["store"]),
+            find=live.find,
         ) as journal,
         open_observers(
             config.telemetry,

@@ -13,7 +13,7 @@ from router.models import Completion, Delta, Model, OnDelta, Prompt, Sampling, S
 from router.protocol import Passage, Vocabulary
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.runs import Admission, Gateway, RunFilter, RunLifecycle
-from router.runs.archive import ExportedRun, RunPage, RunSummary
+from router.runs.archive import ExportedRun, Progress, RunPage, RunSummary
 from router.runs.live import LiveRuns
 from router.search import (
     Answerer,
@@ -271,6 +271,9 @@ class Kept(NoJournal):
 
     async def request_cancel(self, run_id: str) -> None:
         """Refuse, as no other gateway works on its runs."""
+
+    async def progress(self, run_id: str, after: int = 0) -> Progress | None:
+        return None
 
     async def next(self) -> Run:
         """Wait for the next run and return it."""

@@ -51,10 +51,13 @@ def _release(folder: Path, *bodies: str, number: int = THIS.number) -> Release:
     return Release(number, before, scripts)
 
 
-async def _baseline(url: str) -> None:
-    """Create a database as releases without revisions did, with a tenant in it."""
+_SINCE_THE_BASELINE = ("DROP TABLE progress",)
+"""Statements that undo the revisions of this release."""
+
+
+async def _filled(url: str) -> None:
+    """Create a database of this release, with a tenant in it."""
     database = await Database.open(url)
-    await change(database, "DROP TABLE alembic_version")
     await change(
         database,
         "INSERT INTO tenants (name, redact, training, indexes) VALUES ('acme', false, false, '')",
@@ -84,18 +87,28 @@ async def test_a_new_database_has_the_last_revision_and_its_tables(url: str) -> 
 
 
 async def test_a_database_without_a_revision_is_the_baseline(url: str) -> None:
-    await _baseline(url)
+    """It gets all revisions when it is opened, and keeps its rows."""
+    await _filled(url)
     database = await Database.open(url)
-    assert await rows(database, "SELECT version_num FROM alembic_version") == [("0001",)]
+    for statement in (*_SINCE_THE_BASELINE, "DROP TABLE alembic_version"):
+        await change(database, statement)
+    await database.close()
+
+    database = await Database.open(url)
+    assert await rows(database, "SELECT version_num FROM alembic_version") == [(REVISION,)]
     assert await rows(database, "SELECT name FROM tenants") == [("acme",)]
     await database.close()
+    engine = engine_of(url)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+    engine.dispose()
 
 
 async def test_neighbouring_releases_work_on_an_expanded_database(url: str, tmp_path: Path) -> None:
     """The later release expands it when it opens it, and keeps the rows. The earlier one goes on,
     and can be started again.
     """
-    await _baseline(url)
+    await _filled(url)
     earlier = await Database.open(url)
     later = await Database.open(url, _release(tmp_path, _EXPANDS))
     assert await rows(later, "SELECT name, note FROM tenants") == [("acme", None)]
@@ -111,7 +124,7 @@ async def test_neighbouring_releases_work_on_an_expanded_database(url: str, tmp_
 
 async def test_a_contraction_waits_for_the_command(url: str, tmp_path: Path) -> None:
     """Until then, both releases work. Then the earlier one is refused, and told what to do."""
-    await _baseline(url)
+    await _filled(url)
     number = THIS.number + 1
     later = _release(tmp_path, _EXPANDS, _CONTRACTS, number=number)
     await (await Database.open(url, later)).close()
@@ -130,7 +143,7 @@ async def test_a_contraction_waits_for_the_command(url: str, tmp_path: Path) -> 
 
 
 async def test_an_upgrade_that_fails_changes_nothing(url: str, tmp_path: Path) -> None:
-    await _baseline(url)
+    await _filled(url)
     fails = "    op.execute('SELECT * FROM nothing')\n"
     later = _release(tmp_path, _EXPANDS, fails)
     with pytest.raises(BadConfig, match="nothing"):
@@ -158,7 +171,7 @@ def _upgrading(url: str, release: Release) -> subprocess.Popen[str]:
 
 async def test_of_two_processes_one_upgrades(url: str, tmp_path: Path) -> None:
     """The other waits for it. A second upgrade would fail, as the column exists."""
-    await _baseline(url)
+    await _filled(url)
     release = _release(tmp_path, _EXPANDS)
     both = [_upgrading(url, release) for _ in range(2)]
     assert [await asyncio.to_thread(process.wait) for process in both] == [0, 0]
@@ -169,7 +182,7 @@ async def test_of_two_processes_one_upgrades(url: str, tmp_path: Path) -> None:
 
 
 async def test_a_kill_in_the_middle_leaves_the_database_as_it_was(url: str, tmp_path: Path) -> None:
-    await _baseline(url)
+    await _filled(url)
     hangs = _EXPANDS + "    print(flush=True)\n    __import__('threading').Event().wait()\n"
     process = _upgrading(url, _release(tmp_path, hangs))
     assert process.stdout
@@ -191,7 +204,7 @@ def test_the_command_says_what_is_to_do_and_does_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path)
-    asyncio.run(_baseline("sqlite:///rolegate.db"))
+    asyncio.run(_filled("sqlite:///rolegate.db"))
     release = _release(tmp_path, dedent(_EXPANDS).replace("op.", "    op."))
     assert store(["upgrade", "--check", "--json"], release) == 1
     steps = [{"revision": "later1", "about": "Change 1.", "number": None}]
