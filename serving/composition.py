@@ -299,6 +299,7 @@ async def _open_runs(
             on_cancel=live.cancel,
             keep_days=config.server.keep_days,
             on_health=partial(upstream.readiness.report, "store", ["store"]),
+            find=live.find,
         ) as journal,
         open_observers(
             config.telemetry,
@@ -662,10 +663,22 @@ async def _listening(
                 log(f"pages are at {root}/")
             yield f"{address.rpartition(':')[0]}:{port}"
     finally:
+        grace_s = 0.0
         try:
-            await asyncio.gather(server.drain(config.server.grace_s), http_server.drain())
+            await _draining(config.server.drain_s, readiness)
+            grace_s = config.server.grace_s
         finally:
-            await gateway.settled()
+            try:
+                await asyncio.gather(server.drain(grace_s), http_server.drain())
+            finally:
+                await gateway.settled()
+
+
+async def _draining(drain_s: float, readiness: Readiness) -> None:
+    """Report that the gateway is not ready, and give proxies time to see it."""
+    if drain_s:
+        readiness.report("draining", ["store"], "the gateway stops")
+        await asyncio.sleep(drain_s)
 
 
 async def _recover(config: Config, upstream: _Upstream, executors: VersionRouting) -> None:

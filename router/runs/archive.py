@@ -1,11 +1,11 @@
 """The interface of the archive of stored runs, and the values of its queries."""
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from router.trace import Run
+from router.trace import Call, Event, Run
 from router.trace.run import Feedback, RunKind, RunStatus
 from router.trace.table import TableOutcome
 from router.trace.values import AnswerOutcome, TopologyName
@@ -131,6 +131,14 @@ class ExportedRun(msgspec.Struct, frozen=True):
     """Oldest first."""
 
 
+class Progress(NamedTuple):
+    """Everything that has happened so far in a run that is under way."""
+
+    events: Sequence[Event] = ()
+    calls: Sequence[Call] = ()
+    """Calls that have ended, in the order of their ends."""
+
+
 class Archive(Protocol):
     """Access to stored runs. Every method raises `StoreFailed` if the store fails.
 
@@ -181,3 +189,9 @@ class Archive(Protocol):
 
     async def request_cancel(self, run_id: str) -> None:
         """Ask the process that works on a run to cancel it. Does nothing if the run has ended."""
+
+    async def progress(self, run_id: str, after: int = 0) -> Progress | None:
+        """Return what has happened so far in a run on which another gateway works; None if no other
+        gateway works on it. From the first such call on, that gateway writes it to the store every
+        half second. `after`: return only events with numbers above this, and no calls; 0 for all.
+        """

@@ -7,10 +7,11 @@ import math
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import count
 
 import msgspec
 import structlog
@@ -18,7 +19,9 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
+    String,
     and_,
+    bindparam,
     case,
     exists,
     false,
@@ -34,14 +37,25 @@ from router.runs import RunFilter
 from router.runs.archive import (
     MAX_LISTED_CHARS,
     ExportedRun,
+    Progress,
     RunFigures,
     RunPage,
     RunSummary,
     shortened,
 )
 from router.store.database import Database, storable
-from router.store.schema import CALLS, FEEDBACK, RUNS, TENANTS, VERSION_TRIALS, run_of, struct_of
-from router.trace import Call, Run
+from router.store.projection import put
+from router.store.schema import (
+    CALLS,
+    FEEDBACK,
+    PROGRESS,
+    RUNS,
+    TENANTS,
+    VERSION_TRIALS,
+    run_of,
+    struct_of,
+)
+from router.trace import Call, Event, Run
 from router.trace.run import MAX_A_RUN, Feedback
 
 _log = structlog.get_logger("store")
@@ -51,6 +65,8 @@ _DELETED = 100
 """Number of runs that are deleted in one transaction. It is small, so that other writers do not
 wait long.
 """
+_EVENT = msgspec.msgpack.Decoder(Event)
+_CALL = msgspec.msgpack.Decoder(Call)
 _SUMMARY = (
     "run_id tenant kind request_id status outcome topology unsupported answer nano_usd "
     "started_at duration_s"
@@ -170,6 +186,16 @@ class SQLArchive:
         await self.database.write(
             lambda connection: connection.execute(running.values(cancel_requested=True))
         )
+
+    async def progress(self, run_id: str, after: int = 0) -> Progress | None:
+        """See `Archive.progress`. None also for a database that gateways cannot share."""
+        if not self.database.shared:
+            return None
+        run_id = storable(run_id)
+        if not after:
+            request = partial(_put_progress, run_id=run_id, items=[(0, None)])
+            await self.database.write(request, on_disk=False)
+        return await self.database.read(partial(_progress, run_id=run_id, after=after))
 
 
 def _load(connection: Connection, run_id: str, tenant: str | None) -> Run:
@@ -369,12 +395,63 @@ def _place(page: str) -> tuple[float, str]:
     return started_at, storable(run_id)
 
 
-def runs_to_cancel(connection: Connection, log: str) -> list[str]:
-    """Return the identifiers of running runs whose cancellation was requested. `log`: name of the
-    log of the gateway that runs them.
+_REQUESTS = text("""
+SELECT run_id, cancel_requested, min(number) AS last_call, max(number) AS last_event
+FROM runs LEFT JOIN progress USING (run_id)
+WHERE run_id IN :run_ids AND status = 'running' AND (cancel_requested OR number IS NOT NULL)
+GROUP BY run_id, cancel_requested
+""").bindparams(bindparam("run_ids", type_=String, expanding=True))
+_PROGRESS = text("""
+SELECT number, content
+FROM runs LEFT JOIN progress ON progress.run_id = runs.run_id AND number > :after
+WHERE runs.run_id = :run_id AND status = 'running' ORDER BY abs(number)
+""")
+_FORGET = text("""
+DELETE FROM progress WHERE NOT EXISTS (
+    SELECT 1 FROM runs WHERE runs.run_id = progress.run_id AND status = 'running'
+)
+""")
+_LEAST = -(1 << 31)
+
+
+def publish(
+    connection: Connection, run_ids: Sequence[str], happened: Callable[[str], Progress]
+) -> list[str]:
+    """Write the progress of those of the runs `run_ids` for which it is requested, and delete that
+    of runs which have ended. Return those of `run_ids` that should be cancelled.
+
+    `happened`: returns the whole progress of a run.
     """
-    running = RUNS.c.status == "running", RUNS.c.log == log, RUNS.c.cancel_requested
-    return list(connection.scalars(select(RUNS.c.run_id).where(*running)))
+    requests = connection.execute(_REQUESTS, {"run_ids": run_ids}).all()
+    for run_id, _, last_call, last_event in requests:
+        if last_event is not None:
+            events, calls = happened(run_id)
+            new_calls = zip(count(last_call - 1, -1), calls[-last_call:], strict=False)
+            new_events = enumerate(events[last_event:], last_event + 1)
+            _put_progress(connection, run_id, [*new_calls, *new_events])
+    connection.execute(_FORGET)
+    return [request.run_id for request in requests if request.cancel_requested]
+
+
+def _put_progress(
+    connection: Connection, run_id: str, items: Iterable[tuple[int, Event | Call | None]]
+) -> None:
+    rows = [
+        {"run_id": run_id, "number": number, "content": msgspec.msgpack.encode(item)}
+        for number, item in items
+    ]
+    put(connection, PROGRESS, rows)
+
+
+def _progress(connection: Connection, run_id: str, after: int) -> Progress | None:
+    rows = connection.execute(_PROGRESS, {"run_id": run_id, "after": after or _LEAST}).all()
+    if not rows:
+        return None
+    numbered = [row for row in rows if row.number]
+    return Progress(
+        tuple(_EVENT.decode(content) for number, content in numbered if number > 0),
+        tuple(_CALL.decode(content) for number, content in numbered if number < 0),
+    )
 
 
 async def delete_old(database: Database, keep_days: float) -> None:

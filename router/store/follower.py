@@ -20,7 +20,14 @@ from router.errors import BadConfig, StoreFailed, StoreInUse
 from router.store.database import COPY, Database, unwritable
 from router.store.group_commit import GroupCommit
 from router.store.log import Position, RunLog, give_back_room, number_of, read_all, segments
-from router.store.projection import ended_among, keep_place, left_over, place_of, project
+from router.store.projection import (
+    cancelled_among,
+    ended_among,
+    keep_place,
+    left_over,
+    place_of,
+    project,
+)
 from router.store.records import (
     Begun,
     Change,
@@ -175,8 +182,9 @@ class Follower:
         """Recover a log that its last owner has left: write its changes to the database, begin a
         new segment, and close the runs that have not ended.
 
-        Return all interrupted runs in the log, and True if everything that was on disk could be
-        read. Raises `StoreFailed`, and `BadConfig` if the log cannot be read at all.
+        Return the interrupted runs in the log, without cancelled ones, and True if everything that
+        was on disk could be read. Raises `StoreFailed`, and `BadConfig` if the log cannot be read
+        at all.
         """
         missing = await missing_segments(self._database, self.name, self._log.folder)
         if missing:
@@ -213,7 +221,11 @@ class Follower:
         # The changes so far may not be on disk, so write the place to disk, and them with it.
         # Otherwise, readers may see rows that a power cut removes.
         await self._keep_place(on_disk=True)
-        return [*fold.interrupted.values(), *left.values()], fold.complete and not missing
+        interrupted = fold.interrupted | left
+        among = partial(cancelled_among, run_ids=list(interrupted))
+        for run_id in await self._database.read(among):
+            del interrupted[run_id]
+        return [*interrupted.values()], fold.complete and not missing
 
     async def read(self) -> Fold:
         """Write the changes to the database that the last owner of the log has left. Return the

@@ -106,8 +106,12 @@ class ServerConfig(Section, frozen=True):
     """
     timeout_s: Seconds = 120.0
     """Max duration of a request, even if the client's deadline is later."""
+    drain_s: Pause = 0.0
+    """Time for which the gateway reports after SIGTERM that it is not ready, but still accepts
+    requests, so that no request is lost before proxies send them to other gateways.
+    """
     grace_s: Pause = 30.0
-    """Time for running requests to finish after SIGTERM."""
+    """Time for running requests to finish after that."""
     max_question_chars: Chars = 4000
     """Max length of a question; longer questions are refused."""
     tls: TLS | None = None

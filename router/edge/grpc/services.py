@@ -273,7 +273,7 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         """
         after = request.after_event_number
         identity = caller()
-        run = await self._runs.get(request.run_id, identity)
+        run = await self._runs.get(request.run_id, identity, after)
         to_proto = EventsToProto(run.kind, run.events[: max(0, after)])
         field = "table_event" if run.kind == "table" else "event"
         async for number, item in self._runs.watch(request.run_id, after, identity):
