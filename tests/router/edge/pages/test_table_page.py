@@ -18,7 +18,7 @@ from tests.router.edge.pages.demo import table
 from tests.router.edge.pages.shown import read, shown
 from tests.router.edge.pages.test_run_page import begun
 from tests.router.edge.pages.world import browsing
-from tests.router.table.reports import discovery, executed
+from tests.router.table.reports import discovery, listed
 
 TABLE = table("run-1")
 
@@ -156,7 +156,7 @@ async def test_a_long_table_has_pages() -> None:
         Schema((Column("city", key=True), Column("founder"))),
         (),
         (discovery(1),),
-        (executed(names, "Register: x"),),
+        (listed(names),),
     )
     async with (
         shown(runs=[replace(TABLE, result=result, events=())]) as pages,
@@ -177,7 +177,7 @@ async def test_a_page_of_a_wide_table_has_fewer_rows() -> None:
     """A page is rendered every second while the run is running."""
     names = "\n".join(f"- City {number}" for number in range(100))
     columns = (Column("city", key=True), *(Column(f"c{at}") for at in range(63)))
-    result = TableRun(Schema(columns), (), (discovery(1),), (executed(names, "Register: x"),))
+    result = TableRun(Schema(columns), (), (discovery(1),), (listed(names),))
     rows = list[int]()
     links = list[str]()
     async with (
