@@ -59,7 +59,7 @@ from router.trace.scope import DEFAULT_INDEX, UPLOADS
 from router.trace.values import TopologyName
 from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
 from router.versions.book import Traffic, VersionBook
-from serving.config.config import Config, RoleConfig, place_of
+from serving.config.config import Config, RoleConfig, ServerConfig, place_of
 from serving.config.prices import unpriced
 from serving.config.secrets import missing
 from serving.engines.engine import Log
@@ -663,22 +663,24 @@ async def _listening(
                 log(f"pages are at {root}/")
             yield f"{address.rpartition(':')[0]}:{port}"
     finally:
-        grace_s = 0.0
         try:
-            await _draining(config.server.drain_s, readiness)
-            grace_s = config.server.grace_s
+            await _drain(config.server, readiness, server, http_server)
         finally:
-            try:
-                await asyncio.gather(server.drain(grace_s), http_server.drain())
-            finally:
-                await gateway.settled()
+            await gateway.settled()
 
 
-async def _draining(drain_s: float, readiness: Readiness) -> None:
-    """Report that the gateway is not ready, and give proxies time to see it."""
-    if drain_s:
-        readiness.report("draining", ["store"], "the gateway stops")
-        await asyncio.sleep(drain_s)
+async def _drain(
+    config: ServerConfig, readiness: Readiness, server: Server, http_server: HTTPServer
+) -> None:
+    """Report that the gateway is not ready, give proxies time to see it, and close the servers."""
+    grace_s = 0.0
+    try:
+        if config.drain_s:
+            readiness.report("draining", ["store"], "the gateway stops")
+            await asyncio.sleep(config.drain_s)
+        grace_s = config.grace_s
+    finally:
+        await asyncio.gather(server.drain(grace_s), http_server.drain())
 
 
 async def _recover(config: Config, upstream: _Upstream, executors: VersionRouting) -> None:

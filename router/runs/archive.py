@@ -49,6 +49,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     """
     unsupported: bool = False
     """True if the answer has names or numbers that no cited evidence contains."""
+    key_id: str = ""
+    """Public part of the API key of the request; empty if it had none."""
     good: bool | None = None
     """Verdict of the latest feedback on the run: True for right, False for wrong; None if there is
     no verdict.
@@ -88,6 +90,8 @@ class RunFilter(msgspec.Struct, frozen=True):
     """Select runs that cost at least this much, in billionths of a dollar."""
     max_nano_usd: int | None = None
     """Select runs that cost at most this much, in billionths of a dollar."""
+    key_id: str = ""
+    """Select runs of requests with this API key, by its public part."""
     training: bool = False
     """True leaves out runs that must not be used for training: shadow runs, and runs of tenants
     that do not permit training.

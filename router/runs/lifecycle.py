@@ -312,6 +312,7 @@ class RunLifecycle:
             limited=began.limited,
             shadow=start.kind == "shadow",
             resumed=began.resumed,
+            key_id=start.key_id,
         )
         context = RunContext.lasting(
             deadline - asyncio.get_running_loop().time(),

@@ -69,7 +69,7 @@ _EVENT = msgspec.msgpack.Decoder(Event)
 _CALL = msgspec.msgpack.Decoder(Call)
 _SUMMARY = (
     "run_id tenant kind request_id status outcome topology unsupported answer nano_usd "
-    "started_at duration_s"
+    "started_at duration_s key_id"
 )
 _LISTED = (
     *(RUNS.c[name] for name in _SUMMARY.split()),
@@ -347,6 +347,7 @@ def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
     status = columns.status.concat("")
     conditions = (
         (bool(words), in_request | in_answer),
+        (bool(wanted.key_id), columns.key_id == storable(wanted.key_id)),
         (wanted.kind is not None, columns.kind == wanted.kind),
         (wanted.status not in (None, "running"), status == wanted.status),
         (wanted.outcome is not None, and_(columns.outcome == wanted.outcome, status == "finished")),

@@ -45,12 +45,14 @@ from router.store.quotas import Period, Tally, add_spent, periods
 from router.store.records import Begun, Change, RecordedRun, cancelled, withheld
 from router.store.schema import (
     CALLS,
+    KEY_GROUPS,
     LEASES,
     LOGS,
     RUNS,
     SPENDING,
     TENANTS,
     USAGE_HOURS,
+    USAGE_KEY_HOURS,
     call_row,
     found_by,
     struct_of,
@@ -135,6 +137,7 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
     put(connection, RUNS, rows)
     put(connection, CALLS, list(map(call_row, calls)))
     put(connection, USAGE_HOURS, hourly_usage(calls), adds=True)
+    put(connection, USAGE_KEY_HOURS, hourly_usage(calls, KEY_GROUPS), adds=True)
 
     sums = [
         dict(zip(_SPENDING, (*key, tally.requests, tally.tokens, tally.nano_usd), strict=True))

@@ -15,7 +15,7 @@ from router.trace.values import Execution, Reranking, RunStarted, ToolCall
 
 _WHOLE = (Call, Usage, RoleSetting, RunStarted)
 _NAMES: dict[type[msgspec.Struct], frozenset[str]] = {
-    Run: frozenset(("id", "tenant", "request_id", "settings", "resumed_from")),
+    Run: frozenset(("id", "tenant", "key_id", "request_id", "settings", "resumed_from")),
     Execution: frozenset(("executor", "shared_from", "manager")),
     Completion: frozenset(("finish_reason",)),
     ToolCall: frozenset(("server", "tool")),

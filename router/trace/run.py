@@ -56,6 +56,8 @@ class Run(msgspec.Struct, frozen=True):
     """
     scope: Scope = DEFAULT_SCOPE
     """The indexes and documents that the run could search."""
+    key_id: str = ""
+    """Public part of the API key of the request; empty if it had none."""
 
     @property
     def question(self) -> str:

@@ -249,6 +249,7 @@ class Kept(NoJournal):
             if wanted.tenant in (None, run.tenant)
             and wanted.kind in (None, run.kind)
             and wanted.unsupported <= run.unsupported
+            and wanted.key_id in ("", run.key_id)
         ]
         if not page.isdecimal() and page:
             raise BadRequest("page_token is none of ours.")

@@ -41,6 +41,7 @@ _OTHERS = (
     "unsupported",
     "text",
     "tenant",
+    "key_id",
     "executor_version",
     "min_cost",
     "max_cost",

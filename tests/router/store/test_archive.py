@@ -267,7 +267,7 @@ async def test_a_forged_page_token_shows_only_what_the_filter_admits(
 
 MANY = (
     run("run-1", 1.0, tenant="acme"),
-    run("run-2", 2.0, tenant="acme", kind="execute", result=EXECUTIONS[0], events=()),
+    run("run-2", 2.0, tenant="acme", kind="execute", result=EXECUTIONS[0], events=(), key_id="k"),
     run("run-3", 3.0, status="failed", result=None, events=(), error="UpstreamUnavailable: …"),
     run("run-4", 4.0, tenant="shy", status="cancelled"),
     run("run-5", 5.0, status="running", result=None, events=(), settings={}),
@@ -290,6 +290,8 @@ MANY = (
         (RunFilter(status="running"), "5"),
         (RunFilter(kind="shadow"), "8"),
         (RunFilter(kind="shadow", training=True), ""),
+        (RunFilter(key_id="k"), "2"),
+        (RunFilter(tenant="acme", key_id="other\0"), ""),
         (RunFilter(start=2.0), "234567"),
         (RunFilter(end=2.0), "1"),
         (RunFilter(start=2.0, end=4.0), "23"),

@@ -12,10 +12,12 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from msgspec.structs import replace
 from sqlalchemy import inspect, text
 
 from router.errors import BadConfig
-from router.store import Database, LogJournal
+from router.ledger import UsageQuery
+from router.store import Database, LogJournal, SQLUsages
 from router.store.database import WRITES, engine_of, upgrade
 from router.store.migration import THIS, Release
 from router.store.schema import METADATA, REVISION
@@ -99,6 +101,25 @@ async def test_a_database_without_a_revision_gets_all_revisions(url: str) -> Non
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
     engine.dispose()
+
+
+async def test_sums_from_before_keys_belong_to_no_key(url: str) -> None:
+    """They are exact by every other dimension."""
+    await _baseline(url)
+    sums = "5, 1, 1, 70, 20, NULL, NULL, 3, 9"
+    engine = engine_of(url)
+    with engine.execution_options(**WRITES).begin() as connection:
+        connection.execute(
+            text(f"INSERT INTO usage_hours VALUES ('acme', 7, 'answer', 'm', 'd', '', '', {sums})")
+        )
+    engine.dispose()
+    database = await Database.open(url)
+    usages = SQLUsages(database)
+    (by_key,) = (await usages.usage(UsageQuery(by=("tenant", "model", "key_id")))).rows
+    (total,) = (await usages.usage(UsageQuery(by=("tenant", "model")))).rows
+    assert (by_key.key_id, by_key.prompt_tokens, by_key.cached_tokens) == ("", 70, None)
+    assert replace(by_key, key_id=None) == total
+    await database.close()
 
 
 async def test_rows_of_the_first_release_stay_complete(url: str) -> None:

@@ -78,6 +78,15 @@ async def test_an_unsupported_answer_has_a_badge_and_a_filter() -> None:
     assert ("run-doubtful" in filtered, "run-good" in filtered) == (True, False)
 
 
+async def test_a_run_shows_its_key_and_the_list_can_be_filtered_by_it() -> None:
+    runs = [run("run-mine", key_id="5f0c2a9e"), run("run-other")]
+    async with shown(runs=runs) as pages, browsing(pages) as session:
+        assert "/runs?key_id=5f0c2a9e" in await read(session, "/runs/run-mine")
+        assert "key_id=" not in await read(session, "/runs/run-other")
+        filtered = await read(session, "/runs?key_id=5f0c2a9e")
+    assert ("run-mine" in filtered, "run-other" in filtered) == (True, False)
+
+
 async def test_each_sub_query_has_its_calls_and_its_report() -> None:
     """Calls are bars by kind, with their cost."""
     async with shown(runs=[DEMO["run-right"]]) as pages, browsing(pages) as session:

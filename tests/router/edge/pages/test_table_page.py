@@ -202,7 +202,7 @@ async def test_a_table_shows_only_conflicts_or_only_holes() -> None:
         Schema((Column("city", key=True), Column("founder"))),
         (),
         (discovery(1),),
-        (executed(names, "Register: x"),),
+        (listed(names),),
     )
     long = replace(TABLE, id="run-2", result=result, events=())
     async with shown(runs=[TABLE, long]) as pages, browsing(pages) as session:
