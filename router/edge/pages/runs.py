@@ -53,7 +53,7 @@ _OTHERS = (
 
 def add_runs(site: Site, runs: Runs) -> None:
     """Add the page with the list of runs to `site`. It is also the home page."""
-    figures = TTLCache[object, RunFigures](1000, _FIGURES_S)
+    figures: TTLCache[object, RunFigures] = TTLCache(1000, _FIGURES_S)
 
     async def figures_since(start: float, tenant: str | None) -> RunFigures:
         """Return the figures of the runs since `start`. `tenant`: None for all that the user may
