@@ -60,10 +60,10 @@ class Runs:
         self._loading = WeakValueDictionary[str, asyncio.Lock]()
         """A lock for each run that is being loaded, so that concurrent readers load it once."""
 
-    async def get(self, run_id: str, identity: Identity, after: int = 0) -> Run:
+    async def get(self, run_id: str, identity: Identity) -> Run:
         """Return a run. If it is under way, it has its events and calls so far; at another gateway,
-        those of about half a second ago, but at least `after` events, unless that gateway is slow.
-        Raises `NotFound` if there is no such run, or if the caller may not see it.
+        those of about half a second ago, or none if that gateway does not answer. Raises `NotFound`
+        if there is no such run, or if the caller may not see it.
         """
         async with self._loading.setdefault(run_id, asyncio.Lock()):
             run = self._ended.get(run_id)
@@ -82,7 +82,7 @@ class Runs:
             async with asyncio.timeout(_PROGRESS_S):
                 while progress := await self._archive.progress(run_id):
                     run = replace(run, **progress._asdict())
-                    if len(run.events) >= max(1, after):
+                    if run.events:
                         return run
                     await asyncio.sleep(POLL_S)
                 return await self._archive.load(run_id)  # it has ended
