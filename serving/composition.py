@@ -608,7 +608,7 @@ async def _listening(
     )
     pages = Site(access)
     add_runs(pages, runs.stored)
-    add_usage(pages, runs.usages, accounts)
+    add_usage(pages, runs.usages, accounts, runs.stored)
     add_versions(pages, executors.versions)
     add_keys(pages, administered(door="page"))
     indexes = sorted(config.all_indexes)

@@ -18,7 +18,7 @@ from router.edge.pages.site import Site, redirect
 from router.edge.status import error_as_seen_by
 from router.errors import BadRequest, NotFound, StoreFailed
 from router.runs import RunFilter, Runs
-from router.runs.archive import RunFigures, shortened
+from router.runs.archive import MAX_LISTED_CHARS, RunFigures, shortened
 from router.trace.run import RunKind, RunStatus
 from router.trace.table import TableOutcome
 from router.trace.values import AnswerOutcome, TopologyName
@@ -36,7 +36,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "topology": get_args(TopologyName),
     "feedback": ("right", "wrong", "any"),
 }
-_MAX_ERROR_CHARS = 300
 _OTHERS = (
     "unsupported",
     "text",
@@ -73,7 +72,7 @@ def add_runs(site: Site, runs: Runs) -> None:
         if run_id not in errors:
             with suppress(NotFound, StoreFailed):
                 failed = await runs.get(run_id, caller())
-                errors[run_id] = shortened(failed.error, _MAX_ERROR_CHARS)
+                errors[run_id] = shortened(failed.error, MAX_LISTED_CHARS)
         return error_as_seen_by(errors.get(run_id, ""), caller())
 
     async def first(_request: web.Request) -> web.Response:
