@@ -210,8 +210,7 @@ def _list(
 def _figures(
     connection: Connection, wanted: RunFilter, starts: Sequence[float]
 ) -> list[RunFigures]:
-    started = RUNS.c.started_at
-    span = case(*((started >= start, start) for start in reversed(starts))).label("span")
+    span = case(*((RUNS.c.started_at >= start, start) for start in reversed(starts))).label("span")
     runs = select(span, _FIGURED).select_from(RUNS).where(*_conditions(wanted))
     ranked = select(_RANKED).select_from(runs.subquery())
     query = select(_FIGURES).select_from(ranked.subquery()).group_by(text("span"))

@@ -91,8 +91,7 @@ def add_runs(site: Site, runs: Runs) -> None:
         listed_runs = await runs.list(run_filter(asked), _PAGE, page, caller())
         today = time.time() // _DAY_S * _DAY_S
         since_today = await figures_since(today, asked.get("tenant"))
-        content = msgspec.json.encode((listed_runs, since_today))
-        seen = hashlib.sha256(content).hexdigest()[:16]
+        seen = hashlib.sha256(msgspec.json.encode((listed_runs, since_today))).hexdigest()[:16]
         if seen == request.query.get("seen"):
             return web.Response(status=204)
         part = "HX-Request" in request.headers
