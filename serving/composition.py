@@ -607,7 +607,7 @@ async def _listening(
     )
     pages = Site(access)
     add_runs(pages, runs.stored)
-    add_usage(pages, runs.usages, accounts)
+    add_usage(pages, runs.usages, accounts, runs.stored)
     add_versions(pages, executors.versions, page)
     add_keys(pages, administered(page))
     indexes = sorted(config.all_indexes)

@@ -170,8 +170,8 @@ class Archive(Protocol):
     async def figures(self, wanted: RunFilter, starts: Sequence[float]) -> Sequence[RunFigures]:
         """Return the figures of the runs that match `wanted`, for each span of time.
 
-        `starts`: Unix times at which the spans begin, ascending, not before `wanted.start`. Each
-        span ends where the next one begins, and the last one at `wanted.end`.
+        `starts`: Unix times at which the spans begin, ascending; the first one not after
+        `wanted.start`. Each span ends where the next one begins, and the last at `wanted.end`.
         """
 
     def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:

@@ -236,13 +236,12 @@ def _list(
 def _figures(
     connection: Connection, wanted: RunFilter, starts: Sequence[float]
 ) -> list[RunFigures]:
-    spans = reversed(list(enumerate(starts)))
-    span = case(*((RUNS.c.started_at >= start, number) for number, start in spans)).label("span")
+    span = case(*((RUNS.c.started_at >= start, start) for start in reversed(starts))).label("span")
     runs = select(span, _FIGURED).select_from(RUNS).where(*_conditions(wanted))
     ranked = select(_RANKED).select_from(runs.subquery())
     query = select(_FIGURES).select_from(ranked.subquery()).group_by(text("span"))
     figures = {row.span: struct_of(RunFigures, row._mapping) for row in connection.execute(query)}
-    return [figures.get(number, RunFigures()) for number in range(len(starts))]
+    return [figures.get(start, RunFigures()) for start in starts]
 
 
 def _piece(

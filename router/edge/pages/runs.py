@@ -18,7 +18,7 @@ from router.edge.pages.site import Site, redirect
 from router.edge.status import error_as_seen_by
 from router.errors import BadRequest, NotFound, StoreFailed
 from router.runs import RunFilter, Runs
-from router.runs.archive import RunFigures, shortened
+from router.runs.archive import MAX_LISTED_CHARS, RunFigures, shortened
 from router.trace.run import RunKind, RunStatus
 from router.trace.table import TableOutcome
 from router.trace.values import AnswerOutcome, TopologyName
@@ -36,7 +36,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "topology": get_args(TopologyName),
     "feedback": ("right", "wrong", "any"),
 }
-_MAX_ERROR_CHARS = 300
 _OTHERS = (
     "unsupported",
     "text",
@@ -74,7 +73,7 @@ def add_runs(site: Site, runs: Runs) -> None:
         if run_id not in errors:
             with suppress(NotFound, StoreFailed):
                 failed = await runs.get(run_id, caller())
-                errors[run_id] = shortened(failed.error, _MAX_ERROR_CHARS)
+                errors[run_id] = shortened(failed.error, MAX_LISTED_CHARS)
         return error_as_seen_by(errors.get(run_id, ""), caller())
 
     async def first(_request: web.Request) -> web.Response:
@@ -93,8 +92,7 @@ def add_runs(site: Site, runs: Runs) -> None:
         listed_runs = await runs.list(run_filter(asked), _PAGE, page, caller())
         today = time.time() // _DAY_S * _DAY_S
         since_today = await figures_since(today, asked.get("tenant"))
-        content = msgspec.json.encode((listed_runs, since_today))
-        seen = hashlib.sha256(content).hexdigest()[:16]
+        seen = hashlib.sha256(msgspec.json.encode((listed_runs, since_today))).hexdigest()[:16]
         if seen == request.query.get("seen"):
             return web.Response(status=204)
         part = "HX-Request" in request.headers

@@ -50,6 +50,8 @@ async def test_a_question_is_asked_watched_and_judged(tab: Tab) -> None:
         await tab.evaluate("document.querySelector('#question').value = 'Who directed Heat?'")
         await tab.leave("document.querySelector('.ask button').click()")
         await tab.until("document.querySelectorAll('.events li').length == 5")
+        await tab.until("parseInt(document.querySelector('#clock').innerText) >= 1")
+        assert await tab.evaluate("document.querySelectorAll('.events li').length") == 5
         await tab.leave(
             "[...document.querySelectorAll('a')].find(link => link.text == 'How the answer was "
             "found').click()"
@@ -71,6 +73,22 @@ async def test_a_question_is_asked_watched_and_judged(tab: Tab) -> None:
         assert "The answer is right" in await tab.evaluate("document.body.innerText")
         run_id = (await pages.store.next()).id
         assert pages.store.given == [Feedback(run_id, False, None, "Mann")]
+
+
+async def test_a_question_is_stopped_where_it_was_asked(tab: Tab) -> None:
+    deployment = Deployment(HeldModel(ScriptedModel([block("Who directed Heat?"), STOP]), free=1))
+    async with shown(deployment) as pages:
+        await tab.open(f"http://{pages.address}/ask")
+        width = await tab.evaluate("document.querySelector('main h1').offsetWidth")
+        form = "document.querySelector('#question').offsetWidth"
+        assert await tab.evaluate(form) > 0.95 * width
+        await tab.evaluate("document.querySelector('#question').value = 'Who directed Heat?'")
+        await tab.leave("document.querySelector('.ask button').click()")
+        await tab.until("document.querySelectorAll('.events li').length == 5")
+        await tab.leave("document.querySelector('button.danger').click()")
+        await tab.until("document.querySelector('p.wrong')?.innerText == 'cancelled'")
+        assert await tab.evaluate("location.pathname.startsWith('/ask/')")
+        assert (await pages.store.next()).status == "cancelled"
 
 
 async def test_a_cell_is_opened_next_to_its_table(tab: Tab) -> None:

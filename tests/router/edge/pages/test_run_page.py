@@ -27,6 +27,7 @@ from tests.router.store.stored import call, run, run_with_tools
 
 DEMO = {demo_run.id: demo_run for demo_run in runs()}
 HEAT = "Who directed Heat?"
+CLOCK = r'<span id="clock"[^>]* hx-swap-oob="true">\d+ seconds?</span>'
 
 
 def waiting() -> HeldModel:
@@ -401,7 +402,7 @@ async def test_columns_in_the_form_ask_for_a_table() -> None:
 
 
 async def test_the_page_of_a_live_run_reloads_itself() -> None:
-    """It shows events newest first and asks again each second. The response is empty until
+    """It shows events newest first and asks again each second. The response is only the clock until
     something has happened, and reloads the page once the run has ended.
     """
     deployment, held = live()
@@ -422,24 +423,40 @@ async def test_the_page_of_a_live_run_reloads_itself() -> None:
         assert "Feedback" not in page
         reload_path = page.partition('id="body" hx-get="')[2].partition('"')[0]
         async with session.get(reload_path, headers=part) as response:
-            assert (response.status, await response.text()) == (204, "")
+            clock = await response.text()
+            assert re.fullmatch(CLOCK, clock.strip())
+            assert response.headers["HX-Reswap"] == "none"
         async with session.get(f"/runs/{run_id}?seen=1", headers=part) as response:
             text = await response.text()
             assert "<html" not in text
             assert f'hx-get="{reload_path}"' in text
+            assert len(re.findall(CLOCK, text)) == 1
         held.let.set()
         await pages.store.next()
         async with session.get(reload_path, headers=part) as response:
             assert (response.status, response.headers["HX-Refresh"]) == (204, "true")
 
 
-async def test_a_run_can_be_stopped() -> None:
+@pytest.mark.parametrize("path", ["/runs/{}", "/ask/{}", "/ask/{}?before=run-1"])
+async def test_a_run_can_be_stopped_on_its_pages(path: str) -> None:
+    """The user stays on the page, in the same conversation."""
     deployment, _ = live()
-    async with shown(deployment) as pages, browsing(pages) as session:
+    async with shown(deployment, [run("run-1")]) as pages, browsing(pages) as session:
         run_id = await begun(session)
-        assert await posted(session, f"/runs/{run_id}/cancel") == (303, f"/runs/{run_id}")
+        page = unescape(await read(session, path.format(run_id)))
+        action = page.partition('<form class="actions stop" method="post" action="')[2].partition(
+            '"'
+        )[0]
+        assert action == path.format(f"{run_id}/cancel")
+        assert await posted(session, action) == (303, path.format(run_id))
         assert (await pages.store.next()).status == "cancelled"
-        assert '<span class="state cancelled">' in await read(session, f"/runs/{run_id}")
+        stopped = await read(session, path.format(run_id))
+        assert "cancelled" in stopped
+        assert "/cancel" not in stopped
+        async with session.post(
+            "/ask/run-none/cancel", data={"csrf": await token(session, "/ask")}
+        ) as response:
+            assert response.status == 404
 
 
 async def test_a_redacted_run_shows_its_figures() -> None:
