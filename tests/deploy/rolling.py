@@ -32,7 +32,7 @@ from benchmarks.reliability.audit import compared
 from router.access import Tenant, new_key
 from router.background import background_tasks
 from router.store import Database, SQLAccounts, opened
-from router.store.schema import CALLS, RUNS
+from router.store.schema import CALLS, GATEWAYS, LEASES, RUNS
 from router.testing.fault_proxy import Attempt, fault_proxies
 from router.testing.openai_server import ChatRequest, Reply, writes
 from router.testing.postgres import running_postgres
@@ -57,7 +57,9 @@ class Options:
     questions: int = 2000
     gateways: int = 3
     every: float = 10.0
-    """Seconds between a restart and the next."""
+    """Seconds from the beginning of a restart to that of the next, which waits until the gateway is
+    ready again.
+    """
     in_flight: int = 16
     quota: int = 200_000
     """Tokens that the capped tenant may use."""
@@ -86,6 +88,8 @@ class Figures:
     """Tokens of the same calls in the ledger."""
     wrong: dict[str, list[str]] = field(default_factory=dict)
     """See `Audit.wrong`."""
+    left: int = 0
+    """Number of gateways and leases that are in the database after all gateways have stopped."""
 
     @property
     def failed(self) -> Counter[str]:
@@ -102,6 +106,7 @@ class Figures:
         yield f"runs {self.statuses}"
         yield f"lists of runs {self.looks}, failed {self.looks_failed}"
         yield f"overshoot {self.overshoot} of {self.capped:,} tokens of the capped tenant"
+        yield f"gateways and leases left {self.left}"
         yield f"booked {self.booked:,} tokens, seen upstream {self.seen:,}"
         for condition, names in self.wrong.items():
             yield f"{condition}: {f'no, {len(names)}: {names[:3]}' if names else 'yes'}"
@@ -324,8 +329,10 @@ async def rolling(options: Options, folder: Path, url: str) -> Figures:
 
 
 async def _restart(gateways: Sequence[Served], every: float, figures: Figures) -> None:
+    due = time.monotonic()
     for gateway in cycle(gateways):
-        await asyncio.sleep(every)
+        due = max(time.monotonic(), due + every)
+        await asyncio.sleep(due - time.monotonic())
         await gateway.stop()
         await gateway.start()
         figures.restarts += 1
@@ -359,6 +366,8 @@ def _audit(connection: Connection, figures: Figures, attempts: Sequence[Attempt]
     by_status = select(RUNS.c.status, func.count()).where(RUNS.c.tenant == _ASKING)
     statuses = connection.execute(by_status.group_by(RUNS.c.status)).all()
     figures.statuses = {row[0]: row[1] for row in statuses}
+    figures.left = len(connection.execute(select(GATEWAYS.c.log)).all())
+    figures.left += len(connection.execute(select(LEASES.c.log)).all())
     counts = {attempt.request_id: attempt.counted for attempt in attempts if attempt.counted}
     for call in connection.execute(select(CALLS)):
         if counted := counts.get(f"{call.run_id}-{call.number}"):

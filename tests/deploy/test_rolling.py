@@ -34,6 +34,6 @@ async def test_a_rolling_restart_fails_no_request_and_books_each_call(tmp_path: 
     assert (dict(figures.failed), figures.looks_failed) == ({}, 0)
     assert figures.statuses == {"finished": options.questions}
     assert figures.looks > 100
-    assert (figures.overshoot, figures.booked) == (0, figures.seen)
+    assert (figures.overshoot, figures.booked, figures.left) == (0, figures.seen, 0)
     assert figures.capped > options.quota / 2
     assert {condition: names for condition, names in figures.wrong.items() if names} == {}

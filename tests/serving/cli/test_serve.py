@@ -70,6 +70,17 @@ def test_a_second_signal_ends_the_gateway_immediately(
     assert "Traceback" not in log
 
 
+def test_a_signal_leaves_an_empty_log(tmp_path: Path, upstream: socket.socket) -> None:
+    """Everything is in the database then."""
+    with service("serve", *config_at(upstream, tmp_path), cwd=tmp_path) as server:
+        server.ready()
+        assert list(tmp_path.glob("*.db.log/*.log"))
+        server.process.send_signal(signal.SIGTERM)
+        server.rest()
+    assert server.process.returncode == 0
+    assert not list(tmp_path.glob("*.db.log/*.log"))
+
+
 def test_a_gateway_that_drains_is_not_ready_and_still_accepts_requests(
     tmp_path: Path, upstream: socket.socket
 ) -> None:
