@@ -18,7 +18,7 @@ from tests.router.store.stored import call, run, run_row
 RUNS_STORED = 100_000
 RUNS_PER_WRITE = 1_000
 MAX_S = 0.2
-MAX_FIGURES_S = 1.0
+MAX_FIGURES_S = 2.0
 """Max seconds for the figures of a day with all runs. They are read every ten seconds at most."""
 FILTERS = (
     "",
