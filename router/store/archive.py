@@ -77,13 +77,14 @@ _LISTED = (
 )
 _POSITION = tuple_(RUNS.c.started_at, RUNS.c.run_id)
 """Columns by which runs are sorted in time."""
-_FIGURED = text("""
-status, unsupported, nano_usd, duration_s, (
-    SELECT coalesce(accepted, score >= 0.5) FROM feedback
-    WHERE feedback.run_id = runs.run_id AND (accepted IS NOT NULL OR score IS NOT NULL)
-    ORDER BY given_at DESC LIMIT 1
-) AS good
+# The latest verdict on each run. A subquery for each run would take PostgreSQL seconds, because it
+# would compile a query of such a cost.
+_VERDICTS = text("""
+SELECT DISTINCT run_id, first_value(coalesce(accepted, score >= 0.5))
+    OVER (PARTITION BY run_id ORDER BY given_at DESC) AS good
+FROM feedback WHERE given_at >= :start AND (accepted IS NOT NULL OR score IS NOT NULL)
 """)
+_VERDICT = _VERDICTS.columns(FEEDBACK.c.run_id).subquery()
 _RANKED = text("""
 *, cume_dist() OVER (PARTITION BY span, status = 'finished' ORDER BY duration_s) AS share
 """)
@@ -237,10 +238,13 @@ def _figures(
     connection: Connection, wanted: RunFilter, starts: Sequence[float]
 ) -> list[RunFigures]:
     span = case(*((RUNS.c.started_at >= start, start) for start in reversed(starts))).label("span")
-    runs = select(span, _FIGURED).select_from(RUNS).where(*_conditions(wanted))
-    ranked = select(_RANKED).select_from(runs.subquery())
+    runs = RUNS.outerjoin(_VERDICT, _VERDICT.c.run_id == RUNS.c.run_id)
+    columns = text("status, unsupported, nano_usd, duration_s, good")
+    chosen = select(span, columns).select_from(runs).where(*_conditions(wanted))
+    ranked = select(_RANKED).select_from(chosen.subquery())
     query = select(_FIGURES).select_from(ranked.subquery()).group_by(text("span"))
-    figures = {row.span: struct_of(RunFigures, row._mapping) for row in connection.execute(query)}
+    rows = connection.execute(query, {"start": starts[0]})
+    figures = {row.span: struct_of(RunFigures, row._mapping) for row in rows}
     return [figures.get(start, RunFigures()) for start in starts]
 
 
