@@ -116,10 +116,10 @@ async def test_programs_get_the_number_of_rows(tmp_path: Path, mover: Mover) -> 
     await database.close()
     for command, url in zip(("export", "import"), urls, strict=True):
         done = await mover.run(command, url, "--json")
-        assert (done.status, json.loads(done.out)) == (0, {"rows": 3}), done.err
+        assert (done.status, json.loads(done.out)) == (0, {"rows": 4}), done.err
     mover.file.unlink()
     done = await mover.run("export", urls[1])
-    assert done.out == f"{mover.file}: 3 rows\n"
+    assert done.out == f"{mover.file}: 4 rows\n"
 
 
 async def test_runs_that_only_the_log_has_are_exported(tmp_path: Path, mover: Mover) -> None:
