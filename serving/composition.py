@@ -163,10 +163,9 @@ async def running_gateway(
             access = Access(accounts, key, uploads=bool(config.uploads.folder) and not retriever)
             await _check_addresses(address, http, access)  # before anything slow starts
             starting = AsyncExitStack()
-            early = answering_while_starting(
-                address, http, config.server.tls, config.server.http_hosts
+            await starting.enter_async_context(
+                answering_while_starting(address, http, config.server.tls, config.server.http_hosts)
             )
-            await starting.enter_async_context(early)
             async with (
                 starting,
                 _open_upstream(config, log, retriever) as upstream,
@@ -578,7 +577,7 @@ async def _listening(
     starting: AsyncExitStack,
 ) -> AsyncIterator[str]:
     """Serve gRPC and HTTP, and run the background tasks, while the context is open. Yield the
-    address of the gRPC server. `starting`: frees the addresses.
+    address of the gRPC server. `starting`: closed before, which frees the addresses.
     """
     gateway = runs.gateway
     readiness = upstream.readiness

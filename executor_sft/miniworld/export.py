@@ -56,8 +56,8 @@ class Options(Knobs, frozen=True, kw_only=True):
     tables: Count = 20
     """with --wide: max tables of each of the three sizes"""
     wording: Literal["widesearch", "plain"] = "widesearch"
-    """with --wide: whether questions end with the columns and the form of the table, as in
-    WideSearch"""
+    """with --wide: widesearch ends each question with the columns and the form of the table, as the
+    tasks of WideSearch do; plain leaves them out"""
     force: bool = False
     """write into a folder that is not empty, and overwrite files there"""
 

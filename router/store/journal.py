@@ -54,7 +54,7 @@ _log = structlog.get_logger("store")
 _WATCH_S = 0.5
 """Interval of the checks of settings and disks, in seconds."""
 _SELDOM = 4
-"""Number of checks after which one also writes to the database."""
+"""Number of checks after which one also deletes segments of the log that nobody needs any more."""
 _DATABASE_TIMEOUT_S = 5.0
 """Seconds without an answer after which the database counts as down."""
 _RESUMABLE_S = 3600.0
@@ -485,7 +485,7 @@ class LogJournal:
                 if self._commits:
                     self._commits.give_back()
                 async with asyncio.timeout(_DATABASE_TIMEOUT_S):
-                    await self._watch_database(writes=bool(problem) or not turn % _SELDOM)
+                    await self._watch_database(deletes=bool(problem) or not turn % _SELDOM)
                 problem = None
             except TimeoutError:
                 problem = f"nothing was written within {_DATABASE_TIMEOUT_S:g} s"
@@ -498,14 +498,14 @@ class LogJournal:
             self._refusal = full or late
             self._on_health(self._refusal or problem)
 
-    async def _watch_database(self, *, writes: bool) -> None:
+    async def _watch_database(self, *, deletes: bool) -> None:
         await self._end_lost()
         await self._read_settings()
         work = partial(publish, run_ids=list(self._runs), happened=self._happened)
         for run_id in await self._database.write(work, on_disk=False, behind=True):
             self._on_cancel(run_id)
-        if writes:
-            await self._delete_segments()  # this also shows whether the database can be written
+        if deletes:
+            await self._delete_segments()
 
     def _happened(self, run_id: str) -> Progress:
         """Return what has happened so far in a run; if it is redacted, only the first event and the

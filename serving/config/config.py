@@ -363,8 +363,8 @@ class IndexConfig(Section, frozen=True):
     """
     breadth: Count | None = None
     """Effort of a search in an index that is not `Flat`: the number of lists that are searched
-    (`nprobe` of IVF), or of passages that are compared (`efSearch` of HNSW). Absent: the square
-    root of the number of lists, or 128.
+    (`nprobe` of IVF), or of passages that are compared (`efSearch` of HNSW). Absent: twice the
+    square root of the number of lists, or 128.
     """
 
 

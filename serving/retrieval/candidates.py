@@ -25,12 +25,14 @@ _LEAST_CANDIDATES = 100
 """Min number of candidates, so that the order of the first hits does not depend on `top_k`."""
 _SAMPLE = 200
 _TIE = 1e-6
+"""Difference of scores up to which a hit counts as near as another."""
 
 
 class CandidateIndex(FaissIndex, ABC):
     """An exact index in a mapped file, of which a search compares only the candidates."""
 
     few = 100_000
+    """Max number of rows among which a search is exact."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(read_faiss(folder / VECTORS))
@@ -53,7 +55,7 @@ class CandidateIndex(FaissIndex, ABC):
         among: Rows | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Hit]]:
-        """See `VectorIndex.search`. A search among at most `few` rows is exact."""
+        """See `VectorIndex.search`."""
         if among is not None and len(among) <= self.few:
             return super().search(queries, top_k, among)
         count = max(2 * top_k, _LEAST_CANDIDATES)
