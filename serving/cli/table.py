@@ -7,6 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 from rich.console import Console
 from rich.markup import escape
@@ -14,7 +15,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 from rolegate.client import GatewayError, Table
 from rolegate.client.requests import TableOptions
-from rolegate.client.table import parse_columns, rival_line
+from rolegate.client.table import membership, parse_columns, rival_line
 from rolegate.v1 import table_service_pb2 as pb
 
 from router.errors import BadConfig
@@ -55,6 +56,12 @@ class FillOptions(TermsOptions, frozen=True, kw_only=True):
     """
     closed: bool = False
     """Search for no other rows than those of --rows."""
+    conditions: Annotated[tuple[str, ...], Meta(extra={"metavar": "CONDITION"})] = msgspec.field(
+        default=(), name="where"
+    )
+    """Exclude rows that contradict this: "founded after 1990", "Is {city} in Veshoux?"."""
+    excluded: bool = False
+    """Also show excluded rows, with the sentences that exclude them, and write them to --out."""
     max_rows: int = 0
     """Return at most this many rows; 0 means the gateway's limit."""
     out: File | None = None
@@ -72,7 +79,9 @@ def table(arguments: Sequence[str]) -> int:
     rows = read_given_rows(options.rows, columns) if options.rows else GivenRows()
     errors_only()
     progress = Console(stderr=True, quiet=options.json)
-    view = TableView(Console(), progress, stream=False, as_json=options.json)
+    view = TableView(
+        Console(), progress, stream=False, as_json=options.json, excluded=options.excluded
+    )
     request_options = terms(options, TableOptions)
     with reached(options, progress) as client:
         try:
@@ -84,12 +93,17 @@ def table(arguments: Sequence[str]) -> int:
                 **request_options,
             )
             filled = client.with_all_rows(view.follow(stream))
-        except GatewayError as error:
+        except (GatewayError, ValueError) as error:
             complain(f"rolegate: {_with_lines(str(error), options.rows, rows.lines)}")
             return 1
     view.show(filled)
     if options.out:
-        content = filled.to_file(options.out.suffix, sources=options.sources, others=rows.others)
+        content = filled.to_file(
+            options.out.suffix,
+            sources=options.sources,
+            excluded=options.excluded,
+            others=rows.others,
+        )
         write_atomically(options.out, content)
         print_lines(progress, [f"{options.out} is written"])
     return 0
@@ -125,9 +139,12 @@ class TableView(RunView):
 
     doing = "filling"
 
-    def __init__(self, *consoles: Console, stream: bool, as_json: bool) -> None:
-        """See `RunView` for the parameters."""
+    def __init__(
+        self, *consoles: Console, stream: bool, as_json: bool, excluded: bool = False
+    ) -> None:
+        """See `RunView` for the parameters. `excluded`: whether to show excluded rows."""
         super().__init__(*consoles, stream=stream, as_json=as_json)
+        self._excluded = excluded
         self._rows = set[str]()
         self._under_way = 0
         self._last = ""
@@ -163,6 +180,8 @@ class TableView(RunView):
             self.out.out(table.to_markdown(), end="", highlight=False)
         for line in _to_check(message):
             print_line(self.progress, line, style="yellow")
+        if self._excluded:
+            print_lines(self.out, [_membership(message, row) for row in message.excluded])
         if message.usage:
             self.progress.print(usage_table(message.usage))
         completeness = message.completeness
@@ -176,7 +195,11 @@ class TableView(RunView):
             filled = f", {completeness.fill_rate:.0%} filled{hint}"
         outcome = word(pb.TableOutcome, message.outcome)
         rows = counted(completeness.rows, "row")
-        line = f"{outcome}: {rows}{estimated}{filled}; {message.run_id}, {seconds:.1f} s"
+        excluded = ""
+        if message.excluded:
+            hint = "" if self._excluded else " (see --excluded)"
+            excluded = f", {len(message.excluded)} excluded{hint}"
+        line = f"{outcome}: {rows}{estimated}{filled}{excluded}; {message.run_id}, {seconds:.1f} s"
         print_line(self.progress, line, style="dim")
 
 
@@ -209,13 +232,19 @@ def _not_stated(cell: pb.Cell) -> bool:
     )
 
 
+def _membership(table: pb.Table, row: pb.Row) -> str:
+    return f"{row.cells[0].value}: {membership(table.conditions, row)}"
+
+
 def _to_check(table: pb.Table) -> Sequence[str]:
     """Return lines on what should be checked: one for each cell whose sources disagree, and for
     each other kind of doubt one with the number of cells, and the row and column of the first.
     """
-    lines = []
+    lines = [f"condition ignored: {text}" for text in table.ignored_conditions]
     doubts = defaultdict[str, list[str]](list)
     for row in table.rows:
+        if membership(table.conditions, row):
+            lines.append(_membership(table, row))
         for column, cell in zip(table.columns, row.cells, strict=True):
             name = f"{row.cells[0].value}, {column.name}"
             if _not_stated(cell):

@@ -96,13 +96,13 @@ def test_two_equally_supported_values_conflict() -> None:
 
 
 def test_a_stated_value_wins_against_any_number_of_values_without_their_row() -> None:
-    """They are rivals of it, and do not make it agreed."""
+    """They are rivals of it."""
     stated = (
         fill("krurou", "founder"),
         executed("Ana Ruiz", "Annals: Krurou was built by Ana Ruiz."),
     )
     elsewhere = "Bel: Bel was founded by {}.".format, "Tal: Tal was founded by {}.".format
-    for name, state in (("Bo Li", "single"), ("Ana Ruiz", "single")):
+    for name, state in (("Bo Li", "single"), ("Ana Ruiz", "agreed")):
         value_only = [
             (fill("krurou", "founder", attempt=attempt), executed(name, page(name)))
             for attempt, page in enumerate(elsewhere, 2)
