@@ -62,7 +62,7 @@ arbitrarily leave no cell out that can known result a
 """).split()
 )
 """Words of the sentences that describe the form of a table and nothing else."""
-_MAX_NAMES_CHARS = 3000
+_MAX_NAMES_CHARS = 1000
 """Max characters of the columns' names that are looked for in a question."""
 
 
@@ -82,12 +82,13 @@ def without_form(question: str, schema: Schema) -> str:
     names = "".join(normal_name(column.name) for column in schema.shown)
     if not end or len(names) > _MAX_NAMES_CHARS:
         return question
-    listed = re.compile(r"[\W_]{0,9}".join(map(re.escape, names)), re.IGNORECASE)
-    places = [place.span() for place in listed.finditer(question, 0, end.start())]
-    if not places:
+    letters = [at for at in range(end.start()) if question[at].isalnum()]
+    first = "".join(question[at].lower()[0] for at in letters).rfind(names)
+    if first < 0:
         return question
-    start, stop = places[-1]
-    parts = _SENTENCE.findall(f"{question[:start]}\n{question[stop : end.start()]}")
+    before = question[: letters[first]]
+    after = question[letters[first + len(names) - 1] + 1 : end.start()]
+    parts = _SENTENCE.findall(f"{before}\n{after}")
     kept = [part for part in parts if not _FORM_WORDS.issuperset(fold(part).split())]
     return "".join(kept).strip() or question
 
