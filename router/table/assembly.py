@@ -302,6 +302,8 @@ class Assembly:
         """Return whether reports about `key`, other than those of discoveries, contradict a
         condition. The result depends on no other key.
         """
+        if not self._schema.conditions:
+            return False
         members = [row for _, row in self._claims[key] if row.ask.row is not None]
         row = self._row(
             key,

@@ -675,17 +675,13 @@ class _Filling:
                 if column.key or cell.state == "given"
             }
             wanted = [column.name for column in self._schema.columns if column.name not in known]
-            conditions = dict.fromkeys(
-                condition.column.name
-                for condition in self._schema.conditions
-                if condition.column.name not in known
-            )
-            rest = [name for name in wanted if name not in conditions]
+            checked = {condition.column.name for condition in self._schema.conditions}
+            rest = [name for name in wanted if name not in checked]
             # Ask for each key of the row: documents may tie keys together only after each was asked
             # for, and the asks must not depend on the order in which reports arrive.
             for key in (row.key, *row.aliases):
                 if key not in self._steps:
-                    self._steps[key] = [*([name] for name in conditions), rest]
+                    self._steps[key] = [*([name] for name in wanted if name in checked), rest]
                     self._fill(key)
 
     def _fill(self, key: RowKey) -> None:
@@ -696,9 +692,7 @@ class _Filling:
         """
         steps = self._steps[key]
         asked = False
-        while steps and not asked:
-            if self._schema.conditions and self._assembly.excludes(key):
-                return
+        while steps and not asked and not self._assembly.excludes(key):
             asked = self._ask(key, steps.pop(0))
 
     async def _settle(self) -> None:

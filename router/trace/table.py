@@ -200,8 +200,3 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     def excluded(self) -> bool:
         """True if the row contradicts a condition, so that it is not in the table."""
         return any(check.state == "contradicted" for check in self.checks)
-
-    @property
-    def unchecked(self) -> bool:
-        """True if it is not known of some condition whether the row meets it."""
-        return any(check.state == "not_checked" for check in self.checks)

@@ -79,9 +79,7 @@ def table(arguments: Sequence[str]) -> int:
     rows = read_given_rows(options.rows, columns) if options.rows else GivenRows()
     errors_only()
     progress = Console(stderr=True, quiet=options.json)
-    view = TableView(
-        Console(), progress, stream=False, as_json=options.json, excluded=options.excluded
-    )
+    view = TableView(Console(), progress, stream=False, as_json=options.json)
     request_options = terms(options, TableOptions)
     with reached(options, progress) as client:
         try:
@@ -97,6 +95,8 @@ def table(arguments: Sequence[str]) -> int:
             complain(f"rolegate: {_with_lines(str(error), options.rows, rows.lines)}")
             return 1
     view.show(filled)
+    if options.excluded and not options.json:
+        print_lines(view.out, [_membership(filled.message, row) for row in filled.message.excluded])
     if options.out:
         content = filled.to_file(
             options.out.suffix,
@@ -139,12 +139,9 @@ class TableView(RunView):
 
     doing = "filling"
 
-    def __init__(
-        self, *consoles: Console, stream: bool, as_json: bool, excluded: bool = False
-    ) -> None:
-        """See `RunView` for the parameters. `excluded`: whether to show excluded rows."""
+    def __init__(self, *consoles: Console, stream: bool, as_json: bool) -> None:
+        """See `RunView` for the parameters."""
         super().__init__(*consoles, stream=stream, as_json=as_json)
-        self._excluded = excluded
         self._rows = set[str]()
         self._under_way = 0
         self._last = ""
@@ -180,8 +177,6 @@ class TableView(RunView):
             self.out.out(table.to_markdown(), end="", highlight=False)
         for line in _to_check(message):
             print_line(self.progress, line, style="yellow")
-        if self._excluded:
-            print_lines(self.out, [_membership(message, row) for row in message.excluded])
         if message.usage:
             self.progress.print(usage_table(message.usage))
         completeness = message.completeness
@@ -197,8 +192,7 @@ class TableView(RunView):
         rows = counted(completeness.rows, "row")
         excluded = ""
         if message.excluded:
-            hint = "" if self._excluded else " (see --excluded)"
-            excluded = f", {len(message.excluded)} excluded{hint}"
+            excluded = f", {len(message.excluded)} excluded (see --excluded)"
         line = f"{outcome}: {rows}{estimated}{filled}{excluded}; {message.run_id}, {seconds:.1f} s"
         print_line(self.progress, line, style="dim")
 

@@ -50,7 +50,7 @@ def test_excluded_rows_are_shown_on_request(rolegate: Rolegate, gateway: str) ->
         "Bel: excluded: not founded after 1000, but 900 (Bel: “Bel was founded in 900.” (Bel)); "
         "membership not checked: Is {city} on the sea?"
     ]
-    assert ", 1 excluded; run-" in err
+    assert "Bel" not in err
 
 
 @pytest.mark.parametrize(
