@@ -31,11 +31,22 @@ from msgspec.structs import replace
 
 from router.folding import fold, sought
 from router.table.cell_value import canonical, is_blank, is_mistyped, row_key
+from router.table.conditions import state_of
 from router.table.plain_text import plain
 from router.table.support import Shown, Tie, support_of, tied
 from router.table.table_text import read_rows, read_values
 from router.trace import Execution
-from router.trace.table import Ask, Cell, Claim, Column, Row, RowKey, Schema, Support
+from router.trace.table import (
+    Ask,
+    Cell,
+    Check,
+    Claim,
+    Column,
+    Row,
+    RowKey,
+    Schema,
+    Support,
+)
 
 _Place = tuple[tuple[Any, ...], int]
 """Where a row was named: the rank of the ask, and the number of the row in its report."""
@@ -49,7 +60,21 @@ class Table(msgspec.Struct, frozen=True):
     """
 
     schema: Schema
+    """The columns, without hidden ones, and the conditions."""
     rows: tuple[Row, ...]
+    excluded: tuple[Row, ...] = ()
+    """Rows that contradict a condition, in the same order."""
+
+    @classmethod
+    def of(cls, schema: Schema, rows: Collection[Row]) -> "Table":
+        """Return the table of `rows`, of which some are excluded."""
+        excluded = tuple(row for row in rows if row.excluded)
+        return cls(schema, tuple(row for row in rows if not row.excluded), excluded)
+
+    @property
+    def every_row(self) -> tuple[Row, ...]:
+        """The rows of the table, then the excluded ones."""
+        return self.rows + self.excluded
 
 
 class RowClaims(NamedTuple):
@@ -181,9 +206,9 @@ class Assembly:
         asks_per_cell: int = 2,
         max_rows: int = sys.maxsize,
     ) -> None:
-        """`given`: rows that the client gave, with a value for each column; an empty value is to be
-        looked up. `asks_per_cell`: number of executors without a value for a cell after which the
-        cell is `not_found`. `max_rows`: max rows of the table.
+        """`given`: rows that the client gave, with a value for each column that is not hidden; an
+        empty value is to be looked up. `asks_per_cell`: number of executors without a value for a
+        cell after which the cell is `not_found`. `max_rows`: max rows, including excluded ones.
         """
         self._schema = schema
         self._asks_per_cell = asks_per_cell
@@ -268,9 +293,25 @@ class Assembly:
     def table(self) -> Table:
         """Return the table that results from the reports so far."""
         deque(self.take_changed(), 0)
-        return Table(
-            self._schema, tuple(self._rows[home] for _, home in self._order[: self._max_rows])
+        return Table.of(
+            replace(self._schema, columns=self._schema.shown),
+            [self._rows[home] for _, home in self._order[: self._max_rows]],
         )
+
+    def excludes(self, key: RowKey) -> bool:
+        """Return whether reports about `key`, other than those of discoveries, contradict a
+        condition. The result depends on no other key.
+        """
+        if not self._schema.conditions:
+            return False
+        members = [row for _, row in self._claims[key] if row.ask.row is not None]
+        row = self._row(
+            key,
+            members,
+            None,
+            (),
+        )
+        return row.excluded
 
     def _know(self, keys: Iterable[RowKey]) -> None:
         """Note the folded parts and names of new keys."""
@@ -332,7 +373,8 @@ class Assembly:
         cells = list[Cell]()
         parts = iter(home)
         for at, column in enumerate(self._schema.columns):
-            if before and not column.key and column.name not in columns:
+            is_other = not (column.key or column.hidden or column.name in columns)
+            if before and is_other:
                 cells.append(before.cells[at])
                 continue
             claims: dict[tuple[Ask, str], Claim] = {}
@@ -340,7 +382,7 @@ class Assembly:
             for claim in sorted(all_claims, key=_grade):
                 claims.setdefault((claim.ask, claim.canonical), claim)
             looked = sum(row.looked and column.name in row.ask.columns for row in members)
-            value = given[at] if given else ""
+            value = given[at] if given and not column.hidden else ""
             cell = _cell(column, value, list(claims.values()), looked >= self._asks_per_cell)
             # A key cell without a claim shows the row's key
             part = next(parts) if column.key else ""
@@ -348,12 +390,18 @@ class Assembly:
 
         asks = dict.fromkeys(row.ask for row in members if row.ask.row is None)
         aliases = dict.fromkeys(row.key for row in members if row.key != home)
+        names = [column.name for column in self._schema.columns]
+        checks = list[Check]()
+        for condition in self._schema.conditions:
+            cell = cells[names.index(condition.column.name)]
+            checks.append(Check(state_of(condition, cell), cell))
         return Row(
             home,
-            tuple(cells),
+            tuple(cells[: len(self._schema.shown)]),
             tuple(asks),
             tuple(aliases),
             given is not None,
+            tuple(checks),
         )
 
 

@@ -38,6 +38,7 @@ _TIE = re.compile(
 )
 """Matches words such as "also known as" between two names of the same thing, in a folded sentence.
 """
+_BREAK = re.compile(r"<br\s{0,4}/?>", re.IGNORECASE)
 _MAX_WORDS = 12
 _MAX_CHARS = 200
 """Max words and characters of a name."""
@@ -129,7 +130,7 @@ class Shown:
 
     def __init__(self, passages: Iterable[Passage]) -> None:
         self._passages = list({passage.id: passage for passage in passages}.values())
-        self._readings = [read(passage.text) for passage in self._passages]
+        self._readings = [read(_BREAK.sub("\n", passage.text)) for passage in self._passages]
         self._titles = [fold(passage.title) for passage in self._passages]
         self.ties = tuple(
             tie

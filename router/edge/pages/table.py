@@ -68,6 +68,9 @@ class TablePages:
             "only": only,
             "matching": len(numbered),
             "rows": numbered[first : first + rows],
+            "conditions": table.schema.conditions,
+            "excluded": table.excluded,
+            "ignored": getattr(run.result, "ignored", ()),
             "first": first,
             "previous": max(0, first - rows),
             "known": known,
@@ -86,12 +89,13 @@ class TablePages:
         if kind not in _TYPES or run.kind != "table" or run.redacted:
             raise web.HTTPNotFound(text="This run has no such export.")
         sources = "sources" in request.query
-        key = run.id, run.status, len(run.events), len(run.calls), kind, sources
+        excluded = "excluded" in request.query
+        key = run.id, run.status, len(run.events), len(run.calls), kind, sources, excluded
         async with self._exporting:  # concurrent requests for the same file build it only once
             if key not in self._files:
                 table = Table(await table_to_proto(run))
                 self._files[key] = await in_viewer(
-                    partial(table.to_file, f".{kind}", sources=sources)
+                    partial(table.to_file, f".{kind}", sources=sources, excluded=excluded)
                 )
             body = self._files[key]
         headers = {"Content-Disposition": f'attachment; filename="{run.id}.{kind}"'}

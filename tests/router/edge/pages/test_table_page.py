@@ -11,8 +11,9 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 from openpyxl import load_workbook
 
+from router.table.conditions import with_conditions
 from router.trace.redaction import redacted
-from router.trace.table import Column, Schema
+from router.trace.table import Column, Condition, Schema
 from router.trace.values import TableRun
 from tests.router.edge.pages.demo import table
 from tests.router.edge.pages.shown import read, shown
@@ -147,6 +148,42 @@ async def test_a_given_value_that_a_source_contradicts_is_marked() -> None:
         ("899", "given, contradicted by a source"),
         ("1200", "given"),
     ]
+
+
+async def test_excluded_rows_have_their_own_section() -> None:
+    """With the sentences that exclude them. A row that is not checked says so."""
+    assert isinstance(TABLE.result, TableRun)
+    schema = with_conditions(
+        TABLE.result.schema,
+        [
+            Condition(Column("founded"), "after", ("1000",)),
+            Condition(Column("", ask="Is {city} <b>big</b>?")),
+        ],
+    )
+    asks = TABLE.result.asks[:4]
+    result = replace(
+        TABLE.result,
+        schema=schema,
+        asks=asks,
+        executions=TABLE.result.executions[:4],
+        ignored=("<where>: no <b>name</b>",),
+    )
+    async with (
+        shown(runs=[replace(TABLE, result=result, events=())]) as pages,
+        browsing(pages) as session,
+    ):
+        page = await read(session, "/runs/run-1")
+        files = [
+            await read(session, f"/runs/run-1/table.csv{query}") for query in ("", "?excluded")
+        ]
+    text = unescape(re.sub("<[^>]*>", "", re.sub(r"\s+", " ", page)))
+    assert "Conditions: founded after 1000 · Is {city} <b>big</b>?" in text
+    assert "Condition ignored: <where>: no <b>name</b>" in text
+    assert "membership not checked: Is {city} <b>big</b>?" in text
+    assert "1 excluded row" in text
+    assert "Bel, Bo, 900: not founded after 1000, but 900 Bel was founded in 900.." in text
+    assert "<b>big" not in page
+    assert [len(list(csv.reader(io.StringIO(file)))) for file in files] == [2, 3]
 
 
 async def test_a_long_table_has_pages() -> None:
