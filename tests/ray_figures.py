@@ -2,8 +2,9 @@
 tests.ray_figures CORPUS`. Prints how long each command takes, and a digest of what it writes.
 
 Rollouts are of 60 questions about films, 8 at a time, with scripted models that take 50 ms for each
-call. An index is built of the first 3,072 rows of CORPUS, in JSON lines. In the last line of each
-kind, a worker is killed in the middle.
+call. An index is built of the first 2,048 rows of CORPUS, in JSON lines. In the last line of each
+kind, a worker is killed in the middle. A worker computes in one thread, a command without Ray in as
+many as there are cores; one of its lines is with one.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from tests.executor_sft.test_rollout import Endpoint
 from tests.ray_cluster import RayCluster, end, ray_cluster, start
 
 _QUESTIONS = 60
-_ROWS = 3072
+_ROWS = 2048
 _CALL_S = 0.05
 _ROLES = {
     "roles.delegation": ("backbone", "delegation"),
@@ -48,13 +49,18 @@ def digest(folder: Path, *names: str) -> str:
 
 
 async def timed(
-    cluster: RayCluster, command: tuple[object, ...], out: Path, *, kill_after_s: float = 0
+    cluster: RayCluster,
+    command: tuple[object, ...],
+    out: Path,
+    *,
+    kill_after_s: float = 0,
+    variables: dict[str, str],
 ) -> float:
     """Run a command, and return its seconds. `kill_after_s`: seconds of work after which a worker
-    is killed; 0 for none.
+    is killed; 0 for none. `variables`: further environment variables.
     """
     begun = time.perf_counter()
-    process = await start((*command, "--out", out), cluster.environment)
+    process = await start((*command, "--out", out), cluster.environment | variables)
     if kill_after_s:
         await cluster.working()
         await asyncio.sleep(kill_after_s)
@@ -74,12 +80,17 @@ async def measured(
     name = f"{command[0]} {command[1]}"
     ray = (*command, "--ray", cluster.address)
 
-    async def show(how: str, arguments: tuple[object, ...], kill_after_s: float = 0) -> None:
+    async def show(
+        how: str, arguments: tuple[object, ...], kill_after_s: float = 0, **variables: str
+    ) -> None:
         out = folder / f"{command[1]}, {how}"
-        took_s = await timed(cluster, arguments, out, kill_after_s=kill_after_s)
+        took_s = await timed(
+            cluster, arguments, out, kill_after_s=kill_after_s, variables=variables
+        )
         print(f"{name:12} {how:28} {took_s:6.1f} s  {digest_of(out)}", flush=True)
 
     await show("without Ray", command)
+    await show("without Ray, one thread", command, OMP_NUM_THREADS="1")
     await show("a worker a core (local)", (*command, "--ray", "local"))
     while len(cluster.nodes) > 2:
         end(cluster.nodes.pop())
