@@ -315,10 +315,12 @@ class TableReports:
         is in a passage that the executor was shown. If the right value is unknown, a sentence must
         state the value of that row, and no other report may contradict it.
         """
-        rows = read_report(self._schema, ask, execution).rows
-        if not rows:
+        reading = read_report(self._schema, ask, execution)
+        if reading.unsupported:
+            return "evidence in no passage"
+        if not reading.rows:
             return "found nothing"
-        return next(filter(None, (self._flaw(ask, row) for row in rows)), None)
+        return next(filter(None, (self._flaw(ask, row) for row in reading.rows)), None)
 
     def _flaw(self, ask: Ask, row: RowClaims) -> str | None:
         right = self._right.get(row.key)

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from router.access import Access, Accounts, Key
-from router.administration import Administration
+from router.administration import Administration, Auditor
 from router.background import background_tasks
 from router.calls import Readiness, Role, Upstreams
 from router.calls.health import watch_role
@@ -59,7 +59,7 @@ from router.trace.scope import DEFAULT_INDEX, UPLOADS
 from router.trace.values import TopologyName
 from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
 from router.versions.book import Traffic, VersionBook
-from serving.config.config import Config, RoleConfig, place_of
+from serving.config.config import Config, RoleConfig, ServerConfig, place_of
 from serving.config.prices import unpriced
 from serving.config.secrets import missing
 from serving.engines.engine import Log
@@ -127,7 +127,7 @@ class _Runs:
 
     gateway: Gateway
     indexes: Indexes
-    services: tuple[RetrievalServicer, RunServicer, UsageServicer, ExecutorVersionServicer]
+    services: tuple[RetrievalServicer, RunServicer, UsageServicer]
     stored: Runs
     executors: ExecutorVersions
     observers: Observers
@@ -158,8 +158,7 @@ async def running_gateway(
         raise BadConfig(problem)
     database = await Database.open(config.server.store)
     try:
-        folder = config.server.log
-        with own_log(database, Path(folder) if folder else None) as run_log:
+        with own_log(database, config.server.log) as run_log:
             accounts = SQLAccounts(database)
             access = Access(accounts, key, uploads=bool(config.uploads.folder) and not retriever)
             await _check_addresses(address, http, access)  # before anything slow starts
@@ -300,6 +299,7 @@ async def _open_runs(
             on_cancel=live.cancel,
             keep_days=config.server.keep_days,
             on_health=partial(upstream.readiness.report, "store", ["store"]),
+            find=live.find,
         ) as journal,
         open_observers(
             config.telemetry,
@@ -372,7 +372,6 @@ async def _open_runs(
             RetrievalServicer(indexes, default_top_k=config.search.top_k),
             RunServicer(stored),
             UsageServicer(usages, Reconciler(upstream.deployments, engine_counts, usages)),
-            ExecutorVersionServicer(executors.versions),
         )
         yield _Runs(
             gateway,
@@ -590,16 +589,16 @@ async def _listening(
 
     administered = partial(
         Administration,
-        accounts,
         indexes=sorted(config.all_indexes),
         unpriced=partial(unpriced, config),
-        on_change=access.outdate,
     )
+    grpc, page = (Auditor(accounts, door, access.outdate) for door in ("grpc", "page"))
     server = Server(
         gateway,
         *runs.services,
         tables,
-        AdminServicer(administered(door="grpc")),
+        ExecutorVersionServicer(executors.versions, grpc),
+        AdminServicer(administered(grpc)),
         DocumentServicer(upstream.uploads),
         access=access,
         tls=tls,
@@ -608,9 +607,9 @@ async def _listening(
     )
     pages = Site(access)
     add_runs(pages, runs.stored)
-    add_usage(pages, runs.usages, accounts)
-    add_versions(pages, executors.versions)
-    add_keys(pages, administered(door="page"))
+    add_usage(pages, runs.usages, accounts, runs.stored)
+    add_versions(pages, executors.versions, page)
+    add_keys(pages, administered(page))
     indexes = sorted(config.all_indexes)
     if upstream.uploads:
         add_documents(pages, upstream.uploads)
@@ -665,9 +664,23 @@ async def _listening(
             yield f"{address.rpartition(':')[0]}:{port}"
     finally:
         try:
-            await asyncio.gather(server.drain(config.server.grace_s), http_server.drain())
+            await _drain(config.server, readiness, server, http_server)
         finally:
             await gateway.settled()
+
+
+async def _drain(
+    config: ServerConfig, readiness: Readiness, server: Server, http_server: HTTPServer
+) -> None:
+    """Report that the gateway is not ready, give proxies time to see it, and close the servers."""
+    grace_s = 0.0
+    try:
+        if config.drain_s:
+            readiness.report("draining", ["store"], "the gateway stops")
+            await asyncio.sleep(config.drain_s)
+        grace_s = config.grace_s
+    finally:
+        await asyncio.gather(server.drain(grace_s), http_server.drain())
 
 
 async def _recover(config: Config, upstream: _Upstream, executors: VersionRouting) -> None:

@@ -7,9 +7,10 @@ rows, a fill looks up cells of a row, and a settling gets a second opinion on ce
 2. All asks are in one queue, from which up to `width` executors work at a time. Asks about cells
    have priority over discoveries, so known rows are completed while further rows are searched for.
 3. Each report is added to the table (`Assembly`). For a new row, fills of its cells are queued. A
-   cell whose value is missing from a report is queued again, until `asks_per_cell` executors have
-   looked for it; if executors fail, up to twice as many are tried in all. A cell that one executor
-   has looked for is always asked for again as a settling, which words the question differently.
+   cell whose value is missing from a report, or from all passages behind it, is queued again, until
+   `asks_per_cell` executors have looked for it; if executors fail, up to twice as many are tried in
+   all. A cell that one executor has looked for is always asked for again as a settling, which words
+   the question differently.
 4. Once the queue is empty and no executor works, settlings are queued for cells with conflicting
    values.
 5. When nothing is left to do, the delegator is shown the new status. It writes more discoveries, or
@@ -534,7 +535,11 @@ class _Filling:
             column.name
             for column, claim in zip(self._schema.columns, row.claims, strict=True)
             if column.name in ask.columns
-            and (claim is None or is_mistyped(column, claim.canonical))
+            and (
+                claim is None
+                or claim.support == "unsupported"
+                or is_mistyped(column, claim.canonical)
+            )
         ]
         self._ask(ask.row, lacking, execution.report.escalate_to)
 

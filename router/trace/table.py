@@ -115,10 +115,10 @@ class Cell(msgspec.Struct, frozen=True, gc=False):
 
     value: str
     state: CellState
-    """State of the value. `missing`: there is none yet. `given`: the client gave it. `single`: one
-    report, or one document, states it. `agreed`: at least two reports state it, from different
-    documents. `conflict`: another value is supported equally well. `not_found`: the allowed number
-    of executors found none.
+    """State of the value. `missing`: there is none yet, or only values without support. `given`:
+    the client gave it. `single`: one report, or one document, states it. `agreed`: at least two
+    reports state it, from different documents. `conflict`: another value is supported equally well.
+    `not_found`: the allowed number of executors found none.
     """
     claims: tuple[Claim, ...] = ()
     """All claims, best supported first: those of the cell's value, then those of other values. If

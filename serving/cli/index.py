@@ -35,7 +35,7 @@ from serving.retrieval.build import BATCH, Built, build_index
 from serving.retrieval.embedder import Embedder, MiniLM, Vectors
 from serving.retrieval.gaps import gaps_of
 from serving.retrieval.manifest import read_manifest
-from serving.retrieval.opening import Check, open_embedder, open_retriever, stoppable
+from serving.retrieval.opening import Check, open_embedder, open_retriever, stoppable, vector_store
 from serving.retrieval.services import RetrievalServicer, retrieval_app
 from serving.signals import log_step, run_until_stopped
 from serving.terminal import progress_bar
@@ -208,6 +208,7 @@ def _built(config: RetrievalConfig, embedder: Embedder, ray: str | None, check: 
             chunk_tokens=config.chunk_tokens,
             progress=show,
             batch=batch,
+            store=vector_store(config),
         )
 
 
@@ -228,7 +229,10 @@ def _show(
         f"{len(built.skipped)} skipped{passed_over})"
     )
     passages = f"{counted(built.manifest.passages, 'passage')} ({built.embedded} embedded now)"
-    print_lines(console, [*lines, f"{out}: {documents}, {passages}, {built.manifest.embedder}"])
+    lines.append(f"{out}: {documents}, {passages}, {built.manifest.embedder}")
+    if built.manifest.recall:
+        lines.append(f"{out}: {built.manifest.searched_by}")
+    print_lines(console, lines)
 
 
 def _for_programs(built: Built) -> dict[str, object]:
@@ -243,6 +247,8 @@ def _for_programs(built: Built) -> dict[str, object]:
         "passages_embedded": built.embedded,
         "generation": built.manifest.generation,
         "embedder": built.manifest.embedder,
+        "vectors": built.manifest.vectors,
+        "recall": built.manifest.recall,
     }
 
 
@@ -289,9 +295,11 @@ def retrieve(arguments: Sequence[str]) -> int:
 
 
 def _serve(options: RetrieveOptions) -> None:
+    manifest = read_manifest(options.index)
     config = RetrievalConfig(
         index=str(options.index),
-        lexical=read_manifest(options.index).lexical,
+        lexical=manifest.lexical,
+        vectors=manifest.vectors,
         embedder=embedder_config(options),
     )
     run_until_stopped(_serving_index(config, options))

@@ -27,7 +27,7 @@ from serving.documents.cutter import Cutter, read_passages
 from serving.documents.document import Part, Unread, escaped
 from serving.documents.reader import DocumentReader
 from serving.documents.source import FoundFiles, SourceFile, find_sources
-from serving.retrieval.dense import VectorIndex
+from serving.retrieval.dense import VectorIndex, VectorStore
 from serving.retrieval.embedder import Embedder, Vectors
 from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.lexical import has_words, write_lexical
@@ -112,7 +112,7 @@ def build_index(
     chunk_tokens: int = 200,
     wait: bool = True,
     progress: Progress = lambda _stage, _done, _total: None,
-    store: type[VectorIndex] = FaissIndex,
+    store: VectorStore = FaissIndex,
     batch: int = BATCH,
 ) -> Built:
     """Bring the index in the folder `out` up to date with the files and folders `places`, or with
@@ -168,7 +168,7 @@ class _Build:
         self,
         out: Path,
         embedder: Embedder,
-        store: type[VectorIndex],
+        store: VectorStore,
         reader: DocumentReader,
         *,
         lexical: bool,
@@ -194,7 +194,7 @@ class _Build:
         earlier = self._earlier
         sources = list(files.sources)
         before: list[DocumentEntry] = []
-        if earlier and has_words(earlier.manifest) == self._lexical:
+        if earlier and self._is_alike(earlier.manifest):
             before = earlier.entries
         is_unchanged = [entry.source for entry in before] == sources
         if earlier and is_unchanged and not any(entry.error for entry in before):
@@ -209,13 +209,15 @@ class _Build:
         if earlier and entries == before:  # only the unreadable files were tried again, in vain
             return self._unchanged(earlier, files)
 
-        embedded = self._embed()
+        embedded, recall = self._embed()
         manifest = publish(
             self._out,
             self._embedder,
             chunk_tokens=self._chunk_tokens,
             lexical=self._lexical,
             files_not_read=_files_not_read(files, entries),
+            vectors=self._store.name,
+            recall=recall,
         )
         self._clean(manifest)
         is_read = (not entry.error and entry.source not in known for entry in entries)
@@ -255,6 +257,14 @@ class _Build:
             return _Earlier(manifest, entries, PassageStore(folder), self._store.open(folder))
         except (BadIndex, ValueError, msgspec.ValidationError):
             return None
+
+    def _is_alike(self, manifest: Manifest) -> bool:
+        """Return whether an index has the word statistics and the vectors that are wanted."""
+        return (
+            has_words(manifest) == self._lexical
+            and manifest.vectors == self._store.name
+            and self._store.is_complete(self._out / manifest.generation)
+        )
 
     def _unchanged(self, earlier: _Earlier, files: FoundFiles) -> Built:
         """Return the previous generation as the result. If the counts of files that are not read
@@ -326,9 +336,9 @@ class _Build:
             else:
                 yield part
 
-    def _embed(self) -> int:
+    def _embed(self) -> tuple[int, Mapping[int, float]]:
         """Write the vectors and, if wanted, the word statistics. Return the number of passages that
-        had to be embedded.
+        had to be embedded, and the recall of the vector store.
         """
         passages = PassageStore(self._folder)
         cache = _VectorCache(self._out, self._embedder, self._earlier)
@@ -342,10 +352,10 @@ class _Build:
                 yield cache.embed(list(texts(start, end)))
                 self._progress("embedding", end, len(passages))
 
-        self._store.build(self._folder, self._embedder.dimension, batches())
+        recall = self._store.build(self._folder, self._embedder.dimension, batches())
         if self._lexical:
             write_lexical(self._folder, texts(0, len(passages)))
-        return cache.embedded
+        return cache.embedded, recall
 
     def _clean(self, manifest: Manifest) -> None:
         """Remove files that are no longer used. The previous generation is kept, because a process
@@ -358,7 +368,7 @@ class _Build:
         for path in generations(self._out):
             if path.name not in keep:
                 shutil.rmtree(path, ignore_errors=True)
-        for path in self._out.glob(f"{_EMBEDDED}*"):
+        for path in (*self._out.glob(f"{_EMBEDDED}*"), *self._out.glob(".*.faiss*")):
             path.unlink()
 
 
@@ -398,8 +408,9 @@ class _VectorCache:
 
     def _vector(self, row: int) -> Vectors:
         if row < self._earlier_rows and self._earlier:
-            return self._earlier.dense.vector(row)
-        vector: Vectors = self._unfinished[row - self._earlier_rows]
+            vector: Vectors = self._earlier.dense.vectors(np.array([row]))[0]
+            return vector
+        vector = self._unfinished[row - self._earlier_rows]
         return vector
 
     def _compute(self, texts: Sequence[str]) -> Vectors:
@@ -419,10 +430,14 @@ class _VectorCache:
         """
         if not self._path.exists():
             return np.empty(0, self._record)
-        records = np.fromfile(self._path, self._record)
+        size = self._path.stat().st_size // self._record.itemsize
+        if not size:
+            return np.empty(0, self._record)
+        records: NDArray[Any] = np.memmap(self._path, self._record, "r", shape=(size,))
         # After a power failure, a file may contain blocks of zeros. They are damaged records, as
         # they are not unit vectors.
-        is_unit = np.abs(np.linalg.norm(records["vector"], axis=1) - 1) < _UNIT_TOLERANCE
+        squares = np.einsum("ij,ij->i", records["vector"], records["vector"])
+        is_unit = np.abs(squares - 1) < _UNIT_TOLERANCE
         records = records[: len(is_unit) if is_unit.all() else int(is_unit.argmin())]
         with self._path.open("ab") as file:
             file.truncate(records.nbytes)

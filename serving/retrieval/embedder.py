@@ -26,6 +26,8 @@ from serving.files import sha256_of
 from serving.retrieval.endpoint import JSONEndpoint
 
 Vectors: TypeAlias = NDArray[np.float32]
+Rows: TypeAlias = NDArray[np.int64]
+"""Numbers of rows."""
 
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 

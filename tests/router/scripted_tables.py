@@ -14,12 +14,13 @@ from tests.router.table.reports import discovery, executed, fill
 
 KROUROU = "Krurou: Krurou was founded in 1200 by Ana. It is old."
 BEL = "Bel: Bel was founded in 900."
+ANNALS = "Annals: Bo was a founder."
 REGISTER = "Register: The cities of Vorland are Krurou and Bel."
 SCRIPT = (
     (discovery(1), executed("| city |\n|---|\n| Krurou |\n| Bel |", REGISTER)),
     (discovery(2), executed("- Bel", REGISTER)),
     (fill("krurou", "founder", "founded"), executed("founder: Ana\nfounded: 1200", KROUROU)),
-    (fill("bel", "founder", "founded"), executed("founder: Bo\nfounded: 900", BEL)),
+    (fill("bel", "founder", "founded"), executed("founder: Bo\nfounded: 900", BEL, ANNALS)),
 )
 
 

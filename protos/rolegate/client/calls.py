@@ -456,6 +456,14 @@ def revoke_key(key_id: str) -> Call[admin_pb.RevokeKeyResponse]:
     return Call("RevokeKey", admin_pb.RevokeKeyRequest(key_id=key_id))
 
 
+def audit(size: int = _PAGE, page_token: str = "") -> Call[admin_pb.ListAuditEventsResponse]:
+    """Return a page of the audit log, newest event first. `size`: max number of events, at most
+    1000. `page_token`: token from the previous page; empty for the first page.
+    """
+    sent = admin_pb.ListAuditEventsRequest(page_size=size, page_token=page_token)
+    return Call("ListAuditEvents", sent)
+
+
 def tenant(name: str) -> Call[admin_pb.GetTenantResponse]:
     """Return a tenant, with what it has spent this day and this month."""
     return Call("GetTenant", admin_pb.GetTenantRequest(name=name))

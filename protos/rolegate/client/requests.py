@@ -151,6 +151,8 @@ class ListFilter(Filter, total=False):
 
     status: Literal["running", "finished", "failed", "cancelled", "interrupted"] | None
     """Only runs with this status."""
+    key_id: str
+    """Only runs of requests with this API key, by its identifier."""
     unsupported: bool
     """True for only those runs whose answer has names or numbers that no cited evidence contains.
     """
@@ -172,7 +174,7 @@ class UsageOptions(TypedDict, total=False):
     """Only calls that started at this time or later."""
     end: datetime | None
     """Only calls that started before this time."""
-    by: Sequence[Literal["tenant", "role", "model", "executor_version", "manager"]]
+    by: Sequence[Literal["tenant", "role", "model", "executor_version", "manager", "key_id"]]
     """Dimensions by which calls are grouped; role and model if empty."""
     bucket: Literal["hour", "day", "month"] | None
     """Length of the time for which calls are summed, in UTC; None for one sum over the whole time.

@@ -107,7 +107,7 @@ async def test_a_table_has_rows_cells_support_and_completeness() -> None:
     ]
     assert [cell.support for cell in (krurou[1], bel[1])] == [
         pb.SUPPORT_STATED,
-        pb.SUPPORT_UNSUPPORTED,
+        pb.SUPPORT_VALUE_ONLY,
     ]
     assert [at.quote for at in krurou[2].citations] == ["Krurou was founded in 1200 by Ana."]
     assert table.completeness.rows == 3
