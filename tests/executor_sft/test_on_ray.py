@@ -175,7 +175,8 @@ async def test_an_interrupted_command_resumes(
         await endpoint.both_held.wait()
         process.send_signal(signal.SIGINT)
         _, errors = await process.communicate()
-    assert (process.returncode, errors) == (130, b"")
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
 
     endpoint.free = 10**6
     kept = (tmp_path / "on_ray" / "rollouts.jsonl").read_bytes().splitlines()
