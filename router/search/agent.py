@@ -294,7 +294,7 @@ class Agent:
         add = partial(self._add_result, work, context, index)
         match self.form.parse(output.text, output.finish_reason == "length"):
             case SearchTurn(query, ignored) if self._indexes and self._may_search(work):
-                await add(query, partial(self._search, query, ignored, context.scope))
+                await add(query, partial(self._search, query, ignored, context))
             case AccessTurn(name, text) if self.limits.access_k and self._may_search(work):
                 document = work.named(name)
                 if not document:
@@ -349,13 +349,14 @@ class Agent:
         titles = tuple(passage.title for passage in search.passages)
         context.on_event(SearchDone(index, query, titles))
 
-    async def _search(self, query: str, ignored: int, scope: Scope) -> SearchRecord:
+    async def _search(self, query: str, ignored: int, context: RunContext) -> SearchRecord:
         assert self._indexes is not None
-        (passages,) = await self._indexes.search(scope, [query], self.limits.top_k)
+        before = context.passages_before
+        (passages,) = await self._indexes.search(context.scope, [query], before + self.limits.top_k)
         chars = self.limits.passage_chars
         return SearchRecord(
             query,
-            tuple(passage.within(chars) for passage in passages),
+            tuple(passage.within(chars) for passage in passages[before:]),
             ignored,
             reranking=passages.reranking if isinstance(passages, Reranked) else UNSET,
         )

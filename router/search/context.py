@@ -80,6 +80,8 @@ class RunContext:
     """Name of the manager that a sub-query is for; empty for the default manager, or without
     managers.
     """
+    passages_before: int = 0
+    """Number of passages that each search leaves out, the best ones."""
     style: AnswerStyle = DEFAULT_STYLE
     """Style of the answer."""
     streamed: bool = False

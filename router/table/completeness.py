@@ -23,7 +23,7 @@ class Completeness(msgspec.Struct, frozen=True):
     no such cells.
     """
     rows_seen_once: int
-    """Number of rows that exactly one discovery names."""
+    """Number of rows that exactly one discovery names, in any of its attempts."""
     estimated_rows: int | None
     """Estimate of the number of rows that exist, found or not, by the bias-corrected Chao1
     estimator. It is a lower bound, because all discoveries search the same index and tend to find
@@ -42,11 +42,13 @@ def completeness(table: Table, independent_discoveries: Collection[Ask]) -> Comp
     keys = known * len(table.schema.keys)
     valued = sum(cell.value != "" for cell in cells)
     named = Counter(
-        sum(ask in independent_discoveries for ask in row.found_by) for row in table.rows
+        len({ask.discovery for ask in row.found_by if ask in independent_discoveries})
+        for row in table.rows
     )
     unseen = named[1] * (named[1] - 1) / (2 * (named[2] + 1))
     namings = sum(times * rows for times, rows in named.items())
-    tells = len(independent_discoveries) > 1 and 2 * named[1] <= namings
+    discoveries = {ask.discovery for ask in independent_discoveries}
+    tells = len(discoveries) > 1 and 2 * named[1] <= namings
     return Completeness(
         known,
         sum(all(cell.value for cell in row.cells) for row in table.rows),

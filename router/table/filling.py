@@ -32,7 +32,7 @@ from math import inf
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 from msgspec.structs import replace
 
 from router.background import in_worker, task_group
@@ -87,6 +87,10 @@ _LARGE = 4_000
 """Max characters of a report that is read on the event loop, which takes less than 50 ms. Longer
 reports are read in a thread.
 """
+_MAX_BARREN = 2
+"""Number of successive attempts without new rows after which a discovery is not asked again with
+further passages.
+"""
 _ROW_CHARS = 100
 """Characters that take as much time to read as one row."""
 _Count = Annotated[int, Meta(ge=1, le=10**6)]
@@ -113,6 +117,12 @@ class TableLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Max cells of a row that one executor looks up; 0 for all cells that are wanted."""
     max_rows: _Count = 2000
     """Max rows of a table."""
+    discovery_passages: Annotated[int, Meta(ge=0, le=90)] = 0
+    """Max passages that one question for rows is answered from. If this is more than
+    `search.top_k`, the question is asked again with the next `search.top_k` passages of its search,
+    and so on, until no new row is found twice in succession. Each time costs the work of one
+    executor. 0 for the first passages only.
+    """
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 1800.0
     """Max duration of a request for a table, in seconds. It applies instead of server.timeout_s."""
 
@@ -257,8 +267,14 @@ class _Filling:
         """
         self._not_dispatched: tuple[str, ...] = ()
         """Questions of the delegator's last turn that exceeded the limit."""
-        self._listed: dict[int, dict[RowKey, None]] = {}
-        """Keys of the rows that each discovery has found, by the discovery's number."""
+        self._listed = defaultdict[int, dict[RowKey, int]](dict)
+        """The rows that each discovery has found, by the discovery's number: their keys, each with
+        the `passages_before` of the first ask that found it.
+        """
+        self._tries = Counter[tuple[int, int]]()
+        """Number of attempts, by discovery and `passages_before`."""
+        self._barren = Counter[int]()
+        """Number of successive attempts without new rows, by discovery."""
         self._shown_keys = {
             row_key(self._schema, row): self._key_values(row) for row in request.rows
         }
@@ -489,8 +505,11 @@ class _Filling:
 
     async def _work(self, number: int, ask: Ask) -> Execution:
         """Run one executor on an ask. `number`: the number of the sub-query."""
-        context = dataclasses.replace(self._context, manager=ask.manager)
-        if ask.kind == "settle":  # a second opinion must not be another run's report
+        context = dataclasses.replace(
+            self._context, manager=ask.manager, passages_before=ask.passages_before
+        )
+        # Not another run's report: for a second opinion, or about the passages of another rank
+        if ask.kind == "settle" or ask.passages_before:
             context = dataclasses.replace(context, sharing=False)
         execution = await self._search.executor.run(self._text(ask), number, context)
         context.on_event(Reported(number, execution))
@@ -524,7 +543,8 @@ class _Filling:
         if len(self._schema.keys) > 1:
             columns = ", ".join(column.name for column in self._schema.keys)
             text += f"\nIn a table with the columns {columns}."
-        if listed := self._listed.get(ask.discovery):
+        found = self._listed[ask.discovery].items()
+        if listed := [key for key, before in found if before == ask.passages_before]:
             text += (
                 f"\nOther than: {'; '.join(', '.join(self._shown_keys[key]) for key in listed)}."
             )
@@ -567,28 +587,38 @@ class _Filling:
         reading: ReportRows,
     ) -> None:
         """Note the rows that a discovery found. Queue the discovery again if its list was cut off,
-        or if its executor failed.
+        if its executor failed, or if further passages may name more rows.
         """
-        listed = self._listed.setdefault(ask.discovery, {})
+        listed = self._listed[ask.discovery]
+        before = ask.passages_before
         new = [row.key for row in reading.rows if row.key not in listed]
-        listed |= dict.fromkeys(new)
+        listed |= dict.fromkeys(new, before)
         for found in reading.rows:
             values = ["" if claim is None else claim.value for claim in found.claims]
             self._shown_keys.setdefault(found.key, self._key_values(values))
 
-        max_attempts = 0
+        max_tries = 0
+        self._tries[ask.discovery, before] += 1
         if reading.lost and new:
             # A long list was cut off, so ask for its further rows. That does the work of another
             # turn of the delegator, so the limit on turns applies.
-            max_attempts = self._limits.max_rounds
+            max_tries = self._limits.max_rounds
         elif not execution.looked:
-            max_attempts = 2 * self._limits.asks_per_cell
-        if ask.attempt < max_attempts:
-            attempt = ask.attempt + 1
+            max_tries = 2 * self._limits.asks_per_cell
+        attempt = ask.attempt + 1
+        if self._tries[ask.discovery, before] < max_tries:
             manager = ask.manager
             if execution.failed:
                 manager = self._manager(attempt, execution.report.escalate_to)
             self._put(replace(ask, attempt=attempt, manager=manager))
+            return
+
+        self._barren[ask.discovery] = 0 if new else self._barren[ask.discovery] + 1
+        shown = [len(search.shown) for search in execution.every_search if search.call is UNSET]
+        before += min(shown, default=0)
+        is_further = ask.passages_before < before < self._limits.discovery_passages
+        if is_further and self._barren[ask.discovery] < _MAX_BARREN:
+            self._put(replace(ask, attempt=attempt, passages_before=before))
 
     def _key_values(self, values: Sequence[str]) -> tuple[str, ...]:
         """Return the values of the key columns. `values`: one value for each column."""

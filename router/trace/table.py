@@ -101,6 +101,10 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     """
     manager: str = ""
     """Name of the manager that works on the ask; empty if there are no managers."""
+    passages_before: int = 0
+    """Number of passages that each search leaves out, the best ones, because executors of earlier
+    attempts were shown them.
+    """
 
     @property
     def rank(self) -> tuple[Any, ...]:

@@ -28,6 +28,11 @@ def test_cells_and_rows_are_counted() -> None:
     more = assemble(SCHEMA, [], [*reports[:2], *further])
     again = completeness(more, {discovery(number) for number in (1, 2, 3, 4)})
     assert (again.rows_seen_once, again.estimated_rows) == (2, 5)
+    # Two attempts of one question are not two questions
+    again = completeness(more, {discovery(1, attempt=2), *map(discovery, (1, 2, 3, 4))})
+    assert (again.rows_seen_once, again.estimated_rows) == (2, 5)
+    attempts = {discovery(1), discovery(1, attempt=2)}
+    assert completeness(table, attempts).estimated_rows is None
     alone = completeness(table, {discovery(1)})
     assert (alone.rows_seen_once, alone.estimated_rows) == (3, None)
 
