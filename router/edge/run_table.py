@@ -9,6 +9,7 @@ from router.table import Table, table_of
 from router.table.cell_value import canonical
 from router.table.completeness import Completeness, completeness
 from router.table.filling import independent_discoveries
+from router.table.left_out import left_out
 from router.trace import Event, Execution, Run
 from router.trace.table import Ask, Cell, Claim, Column, Condition, Row, RowKey, Schema
 from router.trace.values import Planned, Reported, RowChanged, SubQueryDispatched, TableRun
@@ -61,10 +62,10 @@ class RunTable:
     @cached_property
     def completeness(self) -> Completeness:
         """Counts of rows, and of cells by state, and the estimated number of all rows."""
-        searches = independent_discoveries(
-            (self.asks[number], execution) for number, execution in self.executions.items()
+        reports = [(self.asks[number], execution) for number, execution in self.executions.items()]
+        return completeness(
+            self.table, independent_discoveries(reports), left_out(self.table, reports)
         )
-        return completeness(self.table, searches)
 
 
 class _Fold:

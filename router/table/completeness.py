@@ -31,11 +31,18 @@ class Completeness(msgspec.Struct, frozen=True):
     two, or if more than half of all mentions of rows are the only mention of their row (Good's
     coverage, 1953).
     """
+    left_out: tuple[str, ...] = ()
+    """Names that lists have next to rows of the table, but that are no rows, see
+    `router.table.left_out`.
+    """
 
 
-def completeness(table: Table, independent_discoveries: Collection[Ask]) -> Completeness:
+def completeness(
+    table: Table, independent_discoveries: Collection[Ask], left_out: tuple[str, ...] = ()
+) -> Completeness:
     """Return the counts and the estimate for `table`. `independent_discoveries`: the discoveries
-    that searched themselves, instead of using a report of another run.
+    that searched themselves, instead of using a report of another run. `left_out`: see
+    `Completeness`.
     """
     cells = list(chain.from_iterable(row.cells for row in table.rows))
     known = len(table.rows)
@@ -56,4 +63,5 @@ def completeness(table: Table, independent_discoveries: Collection[Ask]) -> Comp
         (valued - keys) / (len(cells) - keys) if len(cells) > keys else 1.0,
         named[1],
         max(known, round(known - named[0] + unseen)) if tells else None,
+        left_out,
     )

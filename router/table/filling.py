@@ -123,6 +123,10 @@ class TableLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     and so on, until no new row is found twice in succession. Each time costs the work of one
     executor. 0 for the first passages only.
     """
+    verify_lists: bool = False
+    """Whether each list of rows is checked by a second executor: it gets the listed names, and
+    looks for others, until nothing new is found. Each check costs the work of one executor.
+    """
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 1800.0
     """Max duration of a request for a table, in seconds. It applies instead of server.timeout_s."""
 
@@ -599,9 +603,9 @@ class _Filling:
 
         max_tries = 0
         self._tries[ask.discovery, before] += 1
-        if reading.lost and new:
-            # A long list was cut off, so ask for its further rows. That does the work of another
-            # turn of the delegator, so the limit on turns applies.
+        if new and (reading.lost or self._limits.verify_lists):
+            # The list was cut off, or may lack names, so ask for further rows. That does the work
+            # of another turn of the delegator, so the limit on turns applies.
             max_tries = self._limits.max_rounds
         elif not execution.looked:
             max_tries = 2 * self._limits.asks_per_cell

@@ -235,6 +235,9 @@ def _to_check(table: pb.Table) -> Sequence[str]:
     each other kind of doubt one with the number of cells, and the row and column of the first.
     """
     lines = [f"condition ignored: {text}" for text in table.ignored_conditions]
+    if names := table.completeness.left_out:
+        shown = ", ".join(names[:_MAX_NAMED]) + ", …" * (len(names) > _MAX_NAMED)
+        lines.append(f"in lists with rows, but in no row ({len(names)}): {shown}")
     doubts = defaultdict[str, list[str]](list)
     for row in table.rows:
         if membership(table.conditions, row):

@@ -33,7 +33,7 @@ from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import refusal, served
 from tests.router.scripted_tables import SCRIPT, ScriptedTables
 from tests.router.store.stored import call, run
-from tests.router.table.reports import SCHEMA, executed, fill
+from tests.router.table.reports import SCHEMA, discovery, executed, fill
 from tests.router.table.small_world import QUESTION as ALL_CITIES
 from tests.router.table.small_world import World, gateway
 
@@ -396,6 +396,16 @@ async def test_ignored_conditions_are_sent() -> None:
     result = TableRun(SCHEMA, ignored=('<where is="near">: use equals',))
     table = await table_to_proto(msgspec.structs.replace(run("run-1"), kind="table", result=result))
     assert [*table.ignored_conditions] == [*result.ignored]
+
+
+async def test_names_that_lists_have_beside_rows_are_sent() -> None:
+    result = TableRun(
+        SCHEMA,
+        asks=(discovery(1),),
+        executions=(executed("Bel\nTal", "Register: The cities are Bel, Tal and Nes Vor."),),
+    )
+    table = await table_to_proto(msgspec.structs.replace(run("run-1"), kind="table", result=result))
+    assert [*table.completeness.left_out] == ["Nes Vor"]
 
 
 async def test_a_huge_excluded_row_is_shortened() -> None:

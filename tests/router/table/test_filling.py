@@ -418,6 +418,29 @@ async def test_omitted_rows_are_asked_for_again_while_that_finds_others(tmp_path
     assert len(asked(run, "discover")) == 6
 
 
+async def test_lists_are_verified_by_further_executors_if_the_config_says_so(
+    tmp_path: Path,
+) -> None:
+    """Each is told the names that are known, and the last finds no other."""
+
+    class Careless(Reader):
+        def report(self, asked: str, shown: str) -> str:
+            rest = [name for name in re.findall(r"(\w+) is listed", shown) if name not in asked]
+            return (
+                written("\n".join(rest[:3]) or "not found")
+                if "part" in asked
+                else super().report(asked, shown)
+            )
+
+    world = World(14, a_part=7)
+    unverified = await filled(tmp_path / "no", world, Careless(slow=0))
+    assert (len(values(unverified)), len(asked(unverified, "discover"))) == (6, 2)
+    limits = TableLimits(verify_lists=True)
+    run = await filled(tmp_path / "yes", world, Careless(slow=0), limits=limits)
+    assert sorted(values(run)) == sorted(world.rows())
+    assert len(asked(run, "discover")) == 8
+
+
 async def test_keys_of_several_columns_are_asked_for_in_a_table(tmp_path: Path) -> None:
     """Discoveries return them as a table."""
 

@@ -113,6 +113,14 @@ def test_a_table_without_values_says_where_to_look(rate: float, hinted: bool) ->
     assert ("no lookup found a value: see `rolegate runs show RUN`" in file.getvalue()) == hinted
 
 
+def test_names_that_lists_have_beside_rows_are_named() -> None:
+    out, progress = (Console(file=StringIO(), width=200) for _ in range(2))
+    known = pb.Completeness(rows=2, left_out=["Tal", "Vor"])
+    TableView(out, progress, stream=False, as_json=False).show(Table(pb.Table(completeness=known)))
+    file: Any = progress.file
+    assert "in lists with rows, but in no row (2): Tal, Vor" in file.getvalue()
+
+
 def test_choices_must_be_written(rolegate: Rolegate) -> None:
     """The error shows how, before a gateway is needed."""
     ended = rolegate("table", QUESTION, "--columns", "city*, size:choice")

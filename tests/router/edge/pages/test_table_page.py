@@ -19,7 +19,7 @@ from tests.router.edge.pages.demo import table
 from tests.router.edge.pages.shown import read, shown
 from tests.router.edge.pages.test_run_page import begun
 from tests.router.edge.pages.world import browsing
-from tests.router.table.reports import discovery, listed
+from tests.router.table.reports import discovery, executed, listed
 
 TABLE = table("run-1")
 
@@ -184,6 +184,18 @@ async def test_excluded_rows_have_their_own_section() -> None:
     assert "Bel, Bo, 900: not founded after 1000, but 900 Bel was founded in 900.." in text
     assert "<b>big" not in page
     assert [len(list(csv.reader(io.StringIO(file)))) for file in files] == [2, 3]
+
+
+async def test_names_that_lists_have_beside_rows_are_shown() -> None:
+    report = executed("Bel\nTal", "Register: The cities are Bel, Tal and <b>Vor</b>.")
+    result = TableRun(Schema((Column("city", key=True),)), (), (discovery(1),), (report,))
+    async with (
+        shown(runs=[replace(TABLE, result=result, events=())]) as pages,
+        browsing(pages) as session,
+    ):
+        page = await read(session, "/runs/run-1")
+    text = unescape(re.sub("<[^>]*>", "", page))
+    assert "In lists with rows, but in no row (1): <b>Vor</b>" in text
 
 
 async def test_a_long_table_has_pages() -> None:

@@ -1,0 +1,77 @@
+"""Names that stand in lists of a table's passages but in no row: reports may have left them out."""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import islice
+
+from router.folding import sought
+from router.table.assembly import Table
+from router.trace import Execution
+from router.trace.table import Ask
+
+MAX_LEFT_OUT = 100
+"""Max names that are returned."""
+_MAX_NAME = 80
+_KNOWN = 2
+"""Max characters of a name, and min names of rows in a list whose other names are returned."""
+_NUMBERED = re.compile(r"^[ \t(]{0,8}\d{1,4}[.)][ \t]", re.MULTILINE)
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|[。！？]")
+_ITEM = re.compile(r"[,;:、，；：\n]|\s(?:and|or|et|und|y)\s")
+_MARK = re.compile(r"[-*+•–|\s]*(?:(?:and|or|et|und|y)\s)?")
+
+
+def left_out(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[str, ...]:
+    """Return the names that a list in a passage of a discovery has next to at least two rows of the
+    table, but that are no rows, in the order of the passages.
+
+    It is an estimate: a list may have a name that does not belong, and the first name of a list is
+    never returned. Only tables with one key column have such names. Names of excluded
+    rows are left out.
+    """
+    if len(table.schema.keys) != 1:
+        return ()
+    at = [column.key for column in table.schema.columns].index(True)
+    names = set[str]()
+    for row in table.every_row:
+        names.update(map(sought, (row.cells[at].value, *row.key)))
+        names.update(sought(part) for alias in row.aliases for part in alias)
+
+    found: dict[str, str] = {}
+    texts = {
+        passage.text: None
+        for ask, execution in reports
+        if ask.kind == "discover"
+        for search in execution.every_search
+        for passage in search.shown
+    }
+    for text in texts:
+        for items in _lists(text):
+            (first, _), *rest = items
+            words = first.split()
+            # "The cities are Krurou": the first item ends in a name
+            ends = any(f" {' '.join(words[at:])} " in names for at in range(len(words)))
+            known = [number for number, (folded, _) in enumerate(rest) if folded in names]
+            if len(known) + ends >= _KNOWN:
+                start = 0 if ends else known[0]
+                for folded, name in rest[start:]:
+                    if folded not in names:
+                        found.setdefault(folded, name)
+    return tuple(islice(found.values(), MAX_LEFT_OUT))
+
+
+@lru_cache(2000)
+def _lists(text: str) -> tuple[tuple[tuple[str, str], ...], ...]:
+    """Return the lists in a text: pairs of each item in folded form, and as it is written."""
+    lists = []
+    for sentence in _SENTENCE.split(_NUMBERED.sub("", text)):
+        cells = (_MARK.sub("", part, 1).partition("|")[0] for part in _ITEM.split(sentence))
+        parts = [cell.rstrip(" .*") for cell in cells]
+        items = [
+            (sought(part), part)
+            for part in parts
+            if sought(part) and len(part) <= _MAX_NAME and not part[0].islower()
+        ]
+        if len(items) > _KNOWN:
+            lists.append(tuple(items))
+    return tuple(lists)

@@ -1,0 +1,68 @@
+"""Names that lists in passages have beside a table's rows, but that are no rows."""
+
+import time
+
+import pytest
+
+from router.table.assembly import assemble
+from router.table.left_out import MAX_LEFT_OUT, left_out
+from tests.router.table.reports import SCHEMA, discovery, executed, fill
+
+REPORT = "- Krurou\n- Bel"
+
+
+def names(text: str, *others: str) -> tuple[str, ...]:
+    """Return the names left out by a discovery that lists Krurou and Bel from a passage `text`."""
+    reports = [(discovery(1), executed(REPORT, f"Register: {text}", *others))]
+    return left_out(assemble(SCHEMA, [], reports), reports)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The cities are Old Dal, Krurou, Tal, Bel and Vor Nes. It rains.",
+        "The cities of Vorland are Krurou, Tal, Bel, Vor Nes, and so on.",
+        "Cities: Krurou; Tal; Bel; Vor Nes.",
+        "Cities:\n- Krurou\n- Tal\n* Bel\n4. Vor Nes",
+        "Cities\n| Krurou | 3 |\n| Tal | 4 |\n| Bel | 5 |\n| Vor Nes |",
+        "There are 城、Krurou、Tal、Bel、Vor Nes。",
+        "Krurou, Tal, which is old, Bel, and Vor Nes.",
+    ],
+)
+def test_other_names_of_a_list_with_two_rows_are_left_out(text: str) -> None:
+    """Clauses in the list are no names."""
+    assert {"Tal", "Vor Nes"} <= set(names(text))
+    assert len(names(text)) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Krurou, Tal and Vor are old.",
+        "The cities are Tal, Krurou and Vor.",
+        "Krurou is near Bel. Tal, Vor and Nes are far.",
+        "Krurou and Bel.",
+        "",
+    ],
+)
+def test_a_list_with_fewer_than_two_rows_has_none(text: str) -> None:
+    assert names(text, "Elsewhere: Krurou and Bel.") == ()
+
+
+def test_passages_of_cells_are_not_read() -> None:
+    reports = [
+        (discovery(1), executed(REPORT, "Register: Krurou and Bel.")),
+        (fill("bel", "founder"), executed("Ana", "Bel: Krurou, Bel and Tal. Ana founded Bel.")),
+    ]
+    assert left_out(assemble(SCHEMA, [], reports), reports) == ()
+
+
+def test_their_number_and_the_time_are_bounded() -> None:
+    """A list of 400,000 characters is read in about twice the time of half of it."""
+    times = []
+    for size in (25_000, 50_000):
+        text = "Krurou, Bel, " + ", ".join(f"Na{number}" for number in range(size))
+        began = time.process_time()
+        assert len(names(text)) == MAX_LEFT_OUT
+        times.append(time.process_time() - began)
+    assert times[1] < 4 * times[0]
