@@ -17,7 +17,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── RunInterrupted             the gateway stopped before the run had ended
 ├── OutOfTime                  the deadline passed before there was an answer
 ├── BudgetExhausted            the rest of the request's budget is too small for the next call
-│   ├── QuotaExhausted         the tenant's quota for this day or month is used up
+│   ├── QuotaExhausted         a quota for this minute, day or month is used up
 │   └── PriceUnknown           the tenant's quota is in money, and a model has no price
 ├── Starting                   the gateway is starting
 ├── Overloaded                 too many runs are under way or waiting
@@ -144,11 +144,13 @@ class BudgetExhausted(RolegateError):
         waiting until these calls end may help.
         """
         self.left = left
-        """The amount that the limit has left; None if a smaller amount would be refused too."""
+        """The amount that the limit has left, to which a call may be shortened. None if it must not
+        be, because it is a limit per minute, or because a smaller amount would be refused too.
+        """
 
 
 class QuotaExhausted(BudgetExhausted):
-    """The rest of the tenant's quota for this day or month is too small."""
+    """The rest of a quota of the tenant or the key, for this minute, day or month, is too small."""
 
     def __init__(
         self,

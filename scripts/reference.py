@@ -44,7 +44,7 @@ REMEDIES: dict[type[errors.RolegateError], str] = {
     errors.RunInterrupted: "Resume the run (`rolegate runs resume`), or send the request again.",
     errors.OutOfTime: "Pass a longer `--timeout` (`timeout_s`), or raise `server.timeout_s`.",
     errors.BudgetExhausted: "Raise the request's budget to the amount that the message names.",
-    errors.QuotaExhausted: "Wait for the next period, or raise the quota (`rolegate tenants set`).",
+    errors.QuotaExhausted: "Wait as the error says, or raise the limit (`tenants set`, `keys limit`).",
     errors.PriceUnknown: "Set the model's price in its role, or limit tokens instead of money.",
     errors.NoText: "Add documents of the formats in docs/documents.md.",
     errors.UploadsFull: "Delete documents, or raise the limits of `[uploads]`.",

@@ -1,7 +1,7 @@
 """Storage of tenants, of keys and of the audit log in a database."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 from sqlalchemy import Connection, func, select
@@ -39,22 +39,24 @@ class SQLAccounts:
 
         return await self._database.write(add)
 
-    async def expire_key(
-        self, key_id: str, at: float | None, successor: Key | None = None
+    async def change_key(
+        self, key_id: str, changes: Mapping[str, float | None], successor: Key | None = None
     ) -> Key | None:
-        """See `Accounts.expire_key`."""
+        """See `Accounts.change_key`."""
         valid = KEYS.c.revoked_at.is_(None) | (KEYS.c.revoked_at > time.time() + CLOCK_SKEW_S)
-        expired = KEYS.update().where(KEYS.c.key_id == key_id, valid).values(revoked_at=at)
+        # The identifier is written too, so that the statement is valid if nothing changes.
+        changed = KEYS.update().where(KEYS.c.key_id == key_id, valid)
+        changed = changed.values({"key_id": key_id, **changes})
 
-        def expire(connection: Connection) -> Key | None:
-            if not connection.execute(expired).rowcount:
+        def change(connection: Connection) -> Key | None:
+            if not connection.execute(changed).rowcount:
                 return None
             if successor:
                 _insert(connection, successor)
             note(connection)
             return next(key for key in _keys(connection) if key.key_id == key_id)
 
-        return await self._database.write(expire)
+        return await self._database.write(change)
 
     async def tenants(self) -> list[Tenant]:
         """See `Accounts.tenants`."""
@@ -96,9 +98,9 @@ class SQLAccounts:
 
     async def spending(self, tenant: str) -> list[Spent]:
         """See `Accounts.spending`."""
-        of_tenant = (
-            select(SPENDING).where(SPENDING.c.tenant == tenant).order_by(SPENDING.c.period.desc())
-        )
+        period = SPENDING.c.period
+        wanted = SPENDING.c.tenant == tenant, func.length(period) <= len("2026-11-21")
+        of_tenant = select(SPENDING).where(*wanted).order_by(period.desc())
         return await self._database.read(lambda connection: structs(connection, Spent, of_tenant))
 
 

@@ -5,6 +5,7 @@ import time
 from aiohttp import web
 
 from router.administration import (
+    KEY_LIMITS,
     LIMITS,
     Administration,
     CreatedKey,
@@ -32,6 +33,7 @@ def add_keys(site: Site, administration: Administration) -> None:
             tenants=await administration.tenants(),
             scopes=sorted(SCOPES),
             limits=LIMITS,
+            key_limits=KEY_LIMITS,
             dollars=dollars,
             events=await administration.audit(_EVENTS),
         )
