@@ -174,7 +174,7 @@ _PLACES = {
     "role": "prompt engine base_url api_key_env extra_body omit attempts replicas "
     "first_token_timeout_s call_timeout_s max_in_flight fallbacks structured tool_calls",
     "search": "vocabulary",
-    "retrieval": "address timeout_s index embedder",
+    "retrieval": "address timeout_s index embedder memory_gb",
     "embedder": "engine base_url api_key_env",
     "reranker": "base_url form api_key_env timeout_s",
 }

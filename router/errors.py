@@ -37,6 +37,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -50,6 +51,10 @@ JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 class RolegateError(Exception):
     """Base of all errors that this project raises on purpose."""
+
+    def __reduce__(self) -> Any:
+        """Let errors be pickled. By default, Python would call the constructor without keywords."""
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 class BadRequest(RolegateError):

@@ -59,7 +59,7 @@ from router.trace.scope import DEFAULT_INDEX, UPLOADS
 from router.trace.values import TopologyName
 from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
 from router.versions.book import Traffic, VersionBook
-from serving.config.config import Config, RoleConfig, place_of
+from serving.config.config import Config, RoleConfig, ServerConfig, place_of
 from serving.config.prices import unpriced
 from serving.config.secrets import missing
 from serving.engines.engine import Log
@@ -158,16 +158,14 @@ async def running_gateway(
         raise BadConfig(problem)
     database = await Database.open(config.server.store)
     try:
-        folder = config.server.log
-        with own_log(database, Path(folder) if folder else None) as run_log:
+        with own_log(database, config.server.log) as run_log:
             accounts = SQLAccounts(database)
             access = Access(accounts, key, uploads=bool(config.uploads.folder) and not retriever)
             await _check_addresses(address, http, access)  # before anything slow starts
             starting = AsyncExitStack()
-            early = answering_while_starting(
-                address, http, config.server.tls, config.server.http_hosts
+            await starting.enter_async_context(
+                answering_while_starting(address, http, config.server.tls, config.server.http_hosts)
             )
-            await starting.enter_async_context(early)
             async with (
                 starting,
                 _open_upstream(config, log, retriever) as upstream,
@@ -300,6 +298,7 @@ async def _open_runs(
             on_cancel=live.cancel,
             keep_days=config.server.keep_days,
             on_health=partial(upstream.readiness.report, "store", ["store"]),
+            find=live.find,
         ) as journal,
         open_observers(
             config.telemetry,
@@ -578,7 +577,7 @@ async def _listening(
     starting: AsyncExitStack,
 ) -> AsyncIterator[str]:
     """Serve gRPC and HTTP, and run the background tasks, while the context is open. Yield the
-    address of the gRPC server. `starting`: frees the addresses.
+    address of the gRPC server. `starting`: closed before, which frees the addresses.
     """
     gateway = runs.gateway
     readiness = upstream.readiness
@@ -607,7 +606,7 @@ async def _listening(
     )
     pages = Site(access)
     add_runs(pages, runs.stored)
-    add_usage(pages, runs.usages, accounts)
+    add_usage(pages, runs.usages, accounts, runs.stored)
     add_versions(pages, executors.versions, page)
     add_keys(pages, administered(page))
     indexes = sorted(config.all_indexes)
@@ -664,9 +663,23 @@ async def _listening(
             yield f"{address.rpartition(':')[0]}:{port}"
     finally:
         try:
-            await asyncio.gather(server.drain(config.server.grace_s), http_server.drain())
+            await _drain(config.server, readiness, server, http_server)
         finally:
             await gateway.settled()
+
+
+async def _drain(
+    config: ServerConfig, readiness: Readiness, server: Server, http_server: HTTPServer
+) -> None:
+    """Report that the gateway is not ready, give proxies time to see it, and close the servers."""
+    grace_s = 0.0
+    try:
+        if config.drain_s:
+            readiness.report("draining", ["store"], "the gateway stops")
+            await asyncio.sleep(config.drain_s)
+        grace_s = config.grace_s
+    finally:
+        await asyncio.gather(server.drain(grace_s), http_server.drain())
 
 
 async def _recover(config: Config, upstream: _Upstream, executors: VersionRouting) -> None:

@@ -25,6 +25,7 @@ _EXTRAS = {
     "ocr": "onnxruntime rapidocr",
     "otlp": "opentelemetry",
     "postgres": "psycopg",
+    "ray": "ray",
     "widesearch": "dateparser pandas",
     "sft": "accelerate datasets ijson matplotlib peft pyarrow safetensors torch transformers trl",
 }

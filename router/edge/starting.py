@@ -13,9 +13,10 @@ from grpc_status import rpc_status
 
 from router.edge.grpc.convert import status_to_proto
 from router.edge.grpc.health import NEEDS
+from router.edge.grpc.server import listen
 from router.edge.http.openai_reply import failure_body
 from router.edge.http.server import HTTPServer
-from router.edge.listening import TLS, before_listening
+from router.edge.listening import TLS
 from router.edge.status import failure_of
 from router.errors import Starting
 
@@ -32,13 +33,13 @@ async def answering_while_starting(
     The health service says NOT_SERVING, and `GET /healthz` is answered. All other requests are
     refused as UNAVAILABLE, or with HTTP status 503. `hosts`: see `HTTPServer`.
 
-    Raises `BadConfig` if the TLS files cannot be read, or if HTTP cannot be served on its address.
+    Raises `BadConfig` if the TLS files cannot be read, or if a server cannot listen on its address.
     """
     async with AsyncExitStack() as stack:
         if not address.endswith(":0"):
-            await before_listening(address, "server.address", None, tls)
-            server = await _grpc_server(address, tls)
+            server = await _grpc_server()
             stack.push_async_callback(server.stop, None)
+            await listen(server, address, None, tls)
         if http and not http.endswith(":0"):
             app = web.Application()
             app.router.add_route("*", "/{path:.*}", _answer)
@@ -48,18 +49,13 @@ async def answering_while_starting(
         yield
 
 
-async def _grpc_server(address: str, tls: TLS | None) -> grpc.aio.Server:
+async def _grpc_server() -> grpc.aio.Server:
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     servicer = health.aio.HealthServicer()
     add_HealthServicer_to_server(servicer, server)
     server.add_generic_rpc_handlers((_Refusing(),))
     for name in NEEDS:
         await servicer.set(name, HealthCheckResponse.NOT_SERVING)
-    if tls:
-        server.add_secure_port(address, tls.for_grpc())
-    else:
-        server.add_insecure_port(address)
-    await server.start()
     return server
 
 
@@ -78,5 +74,4 @@ class _Refusing(grpc.GenericRpcHandler):
 async def _answer(request: web.Request) -> web.Response:
     if request.path == "/healthz":
         return web.json_response({"status": "ok"})
-    retry = {"Retry-After": "1"}
-    return web.json_response(failure_body(_STARTING), status=503, headers=retry)
+    return web.json_response(failure_body(_STARTING), status=503, headers={"Retry-After": "1"})

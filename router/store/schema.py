@@ -80,7 +80,7 @@ SCHEMA_NUMBER = 8
 """Number of the schema. A release works with a database of its number, also if a later release has
 added tables and columns to it. Only a revision that contracts the schema changes the number.
 """
-REVISION = "0004"
+REVISION = "0005"
 """Revision of this schema: the last script in `migrations/versions`."""
 REVISIONS = Table(  # Alembic's table, which has the revision of the database
     "alembic_version", MetaData(), Column("version_num", String(32), primary_key=True)
@@ -196,6 +196,15 @@ GATEWAYS = Table(  # the gateways that share a PostgreSQL database and are not f
     Column("epoch", BigInteger, Identity(), primary_key=True),
     Column("log", String, nullable=False),
     Column("session", BigInteger, nullable=False),  # number of sessions that have held its lock
+)
+# What has happened so far in running runs that are watched at other gateways: events have numbers
+# from 1, ended calls from -1 downwards. The row with number 0 requests the others
+PROGRESS = Table(
+    "progress",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("content", LargeBinary, nullable=False),  # as MessagePack
 )
 LEASES = Table(  # the parts of quotas that gateways may spend in addition to `spending`
     "leases",

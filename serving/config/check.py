@@ -10,7 +10,7 @@ from router.edge.listening import host_of, is_address
 from router.errors import BadConfig
 from router.trace.call import MAX_DOLLARS
 from router.trace.scope import DEFAULT_INDEX, UPLOADS
-from serving.config.config import Config, RoleConfig, place_of, visit_texts
+from serving.config.config import FACTORY, Config, RoleConfig, place_of, visit_texts
 from serving.engines.versions import MANIFEST
 
 _NOT_EXTRA = {
@@ -21,6 +21,7 @@ _NOT_EXTRA = {
 """Fields that `extra_body` must not contain, because they change how much a model may write. Each
 has the advice for its error message.
 """
+_MINILM_DIMENSION = 384
 _NO_THINKING = (
     "works with engine or base_url only; for a model called through LiteLLM, set the provider's "
     'own parameter, such as extra_body = {reasoning_effort = "low"}.'
@@ -114,6 +115,11 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
         lambda name: re.fullmatch("[A-Za-z_][A-Za-z0-9_]*|", name),
         "is not the name of an environment variable; put the key into a variable, and write the "
         "variable's name here.",
+    ),
+    "factory": (
+        lambda factory: factory == "Flat" or FACTORY.fullmatch(factory),
+        "{!r} is not supported; write Flat, or a factory of FAISS such as HNSW32,SQ8, IVF4096,SQ8 "
+        "or IVF4096,PQ48.",
     ),
     "name": (str.strip, "is empty; write the name under which the endpoint serves the model."),
 }
@@ -287,6 +293,13 @@ def _retrieval(config: Config) -> _Rules:
             index.documents and index.index is None,
             f"{key}.documents",
             f"needs {key}.index, the folder for the index of these documents.",
+        )
+        shape = FACTORY.fullmatch(index.vectors)
+        dimension = embedder.dimension or _MINILM_DIMENSION
+        yield (
+            shape and shape[3] and dimension % int(shape[3]),
+            f"{key}.vectors",
+            f"the number after PQ must divide the dimension of the embedder, {dimension}.",
         )
         shared = index.index and folders.count(index.index) > 1
         yield shared, f"{key}.index", "is the folder of another index, too; name another folder."

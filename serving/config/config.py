@@ -6,6 +6,7 @@ relative to the working directory. `~` is the home folder. The prefix `shipped:`
 package's own folder, as in `shipped:prompts/full/delegation.txt`.
 """
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -46,6 +47,7 @@ URL = Annotated[str, _marked("url")]
 Variable = Annotated[str, _marked("variable")]
 """The name of an environment variable."""
 ModelName = Annotated[str, _marked("name")]
+Factory = Annotated[str, _marked("factory")]
 
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Chars = Annotated[int, Meta(ge=1, le=10**9)]
@@ -55,6 +57,13 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Pause = Annotated[float, Meta(ge=0, le=86_400)]
 """A time in seconds; 0 is allowed."""
 Share = Annotated[float, Meta(gt=0, lt=1)]
+
+FACTORY = re.compile(
+    r"HNSW([1-9]\d?),SQ8|IVF([1-9]\d{0,6})(?:_HNSW[1-9]\d?)?,(?:SQ8|PQ([1-9]\d{0,3}))"
+)
+"""Factories of FAISS that `vectors` may name, next to `Flat`. Groups: the number of links of HNSW,
+of lists, and of bytes of a vector.
+"""
 
 
 Omitted = Literal[
@@ -106,8 +115,12 @@ class ServerConfig(Section, frozen=True):
     """
     timeout_s: Seconds = 120.0
     """Max duration of a request, even if the client's deadline is later."""
+    drain_s: Pause = 0.0
+    """Time for which the gateway reports after SIGTERM that it is not ready, but still accepts
+    requests, so that no request is lost before proxies send them to other gateways.
+    """
     grace_s: Pause = 30.0
-    """Time for running requests to finish after SIGTERM."""
+    """Time for running requests to finish after that."""
     max_question_chars: Chars = 4000
     """Max length of a question; longer questions are refused."""
     tls: TLS | None = None
@@ -339,6 +352,20 @@ class IndexConfig(Section, frozen=True):
     """Combine the ranks of the vector search with those of a lexical search (BM25). An index has
     lexical ranks only if this was set when it was built.
     """
+    vectors: Factory = "Flat"
+    """How vectors are searched, as a factory of FAISS: `Flat` compares a query with all of them.
+    `HNSW32,SQ8`, `IVF4096,SQ8` and `IVF4096,PQ48`, also with other numbers, keep less of them in
+    memory and find almost the same passages (docs/documents.md#large-indexes).
+    """
+    memory_gb: Annotated[float, Meta(gt=0, le=10**6)] = 4.0
+    """Max memory for training and filling an index that is not `Flat`, in GiB: for the sample and
+    the growing index. A build that would exceed it fails before it embeds anything.
+    """
+    breadth: Count | None = None
+    """Effort of a search in an index that is not `Flat`: the number of lists that are searched
+    (`nprobe` of IVF), or of passages that are compared (`efSearch` of HNSW). Absent: twice the
+    square root of the number of lists, or 128.
+    """
 
 
 class RetrievalConfig(IndexConfig, frozen=True):
@@ -482,8 +509,15 @@ class ToolServerConfig(Section, frozen=True):
     """Names of the tools that may be called. `rolegate check --live` lists the server's tools."""
     timeout_s: Seconds = 60.0
     """Timeout of a call, and of the server's start."""
+    own_sessions: bool = False
+    """Give each worker its own session with the server, from its first call to its end. Set it for
+    servers that keep state between calls, such as the page of a browser: otherwise, all workers of
+    all runs share one session.
+    """
     max_in_flight: Count = 4
-    """Max concurrent calls, over all runs; further calls wait."""
+    """Max concurrent calls, over all runs; further calls wait. With `own_sessions`, max concurrent
+    sessions: a program runs once for each of them, and once more to list its tools.
+    """
     max_chars: Chars = 50_000
     """Max characters of an output; a longer output is cut off. A call with a much longer output
     fails.

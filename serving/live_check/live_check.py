@@ -28,7 +28,7 @@ from serving.live_check.estimate import Measured, Use, estimate
 from serving.live_check.turns import DUE, STOPS, TURNS, ProbeTurn
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
-from serving.retrieval.opening import open_embedder, open_retriever
+from serving.retrieval.opening import open_embedder, open_retriever, vector_store
 from serving.retrieval.reranker import rerank
 from serving.startup import Started, open_upstreams
 from serving.tools.failures import reason
@@ -381,7 +381,9 @@ def _probe_index(config: RetrievalConfig, embedder: Embedder) -> dict[str, Probe
         embeds = ProbeResult(False, "no", str(error), needed=True)
     try:
         if folder.exists() or not config.documents:
-            built = ProbeResult(True, f"{len(Index.open(folder, embedder).passages)} passages")
+            index = Index.open(folder, embedder, store=vector_store(config))
+            word = f"{len(index.passages)} passages, {index.manifest.searched_by}"
+            built = ProbeResult(True, word)
     except BadIndex as error:
         built = ProbeResult(False, "no", f"{error} Run `rolegate index build`.", needed=True)
     return {"embedder": {"reachable": embeds}, "index": {"built": built}}

@@ -46,7 +46,7 @@ def agreement(
     Blocks. Raises `RuntimeError` if the index does not keep its vectors, and the errors of
     `embedder`.
     """
-    stored = np.stack([dense.vector(row) for row in rows])
+    stored = dense.vectors(np.array(rows))
     computed = embedder.embed([embedded_text(passages[row]) for row in rows], queries=False)
     cosines = np.einsum("ij,ij->i", stored, computed) / np.linalg.norm(stored, axis=1)
     return float(np.median(cosines))

@@ -27,7 +27,7 @@ from serving.documents.cutter import Cutter, read_passages
 from serving.documents.document import Part, Unread, escaped
 from serving.documents.reader import DocumentReader
 from serving.documents.source import FoundFiles, SourceFile, find_sources
-from serving.retrieval.dense import VectorIndex
+from serving.retrieval.dense import VectorIndex, VectorStore
 from serving.retrieval.embedder import Embedder, Vectors
 from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.lexical import has_words, write_lexical
@@ -53,7 +53,7 @@ from serving.retrieval.passages import (
 )
 
 BATCH = 256
-"""Number of passages that are embedded between two calls of `progress`."""
+"""Usual number of passages that are embedded between two calls of `progress`."""
 _SPECIAL_TOKENS = 2
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _EMBEDDED = ".embedded-"
@@ -112,14 +112,15 @@ def build_index(
     chunk_tokens: int = 200,
     wait: bool = True,
     progress: Progress = lambda _stage, _done, _total: None,
-    store: type[VectorIndex] = FaissIndex,
+    store: VectorStore = FaissIndex,
+    batch: int = BATCH,
 ) -> Built:
     """Bring the index in the folder `out` up to date with the files and folders `places`, or with
     files that were found already, or create it. Blocks.
 
     `lexical`: whether to write word statistics for BM25. `chunk_tokens`: max tokens of a passage.
     `wait`: whether to wait if another build of this index is running; otherwise `BadIndex` is
-    raised.
+    raised. `batch`: number of passages that are embedded between two calls of `progress`.
 
     Raises `BadDocument` or `NoText` if nothing can be read, `BadIndex` if `out` contains
     something that is not an index or cannot be written, and the errors of `embedder`. After an
@@ -144,6 +145,7 @@ def build_index(
                 lexical=lexical,
                 chunk_tokens=chunk_tokens,
                 progress=progress,
+                batch=batch,
             )
             return build.run(_outside(out, files))
         except OSError as error:
@@ -166,14 +168,16 @@ class _Build:
         self,
         out: Path,
         embedder: Embedder,
-        store: type[VectorIndex],
+        store: VectorStore,
         reader: DocumentReader,
         *,
         lexical: bool,
         chunk_tokens: int,
         progress: Progress,
+        batch: int,
     ) -> None:
         self._out = out
+        self._batch = batch
         self._embedder = embedder
         self._store = store
         self._lexical = lexical
@@ -190,7 +194,7 @@ class _Build:
         earlier = self._earlier
         sources = list(files.sources)
         before: list[DocumentEntry] = []
-        if earlier and has_words(earlier.manifest) == self._lexical:
+        if earlier and self._is_alike(earlier.manifest):
             before = earlier.entries
         is_unchanged = [entry.source for entry in before] == sources
         if earlier and is_unchanged and not any(entry.error for entry in before):
@@ -205,13 +209,15 @@ class _Build:
         if earlier and entries == before:  # only the unreadable files were tried again, in vain
             return self._unchanged(earlier, files)
 
-        embedded = self._embed()
+        embedded, recall = self._embed()
         manifest = publish(
             self._out,
             self._embedder,
             chunk_tokens=self._chunk_tokens,
             lexical=self._lexical,
             files_not_read=_files_not_read(files, entries),
+            vectors=self._store.name,
+            recall=recall,
         )
         self._clean(manifest)
         is_read = (not entry.error and entry.source not in known for entry in entries)
@@ -251,6 +257,14 @@ class _Build:
             return _Earlier(manifest, entries, PassageStore(folder), self._store.open(folder))
         except (BadIndex, ValueError, msgspec.ValidationError):
             return None
+
+    def _is_alike(self, manifest: Manifest) -> bool:
+        """Return whether an index has the word statistics and the vectors that are wanted."""
+        return (
+            has_words(manifest) == self._lexical
+            and manifest.vectors == self._store.name
+            and self._store.is_complete(self._out / manifest.generation)
+        )
 
     def _unchanged(self, earlier: _Earlier, files: FoundFiles) -> Built:
         """Return the previous generation as the result. If the counts of files that are not read
@@ -322,9 +336,9 @@ class _Build:
             else:
                 yield part
 
-    def _embed(self) -> int:
+    def _embed(self) -> tuple[int, Mapping[int, float]]:
         """Write the vectors and, if wanted, the word statistics. Return the number of passages that
-        had to be embedded.
+        had to be embedded, and the recall of the vector store.
         """
         passages = PassageStore(self._folder)
         cache = _VectorCache(self._out, self._embedder, self._earlier)
@@ -333,15 +347,15 @@ class _Build:
             return (embedded_text(passages[row]) for row in range(start, end))
 
         def batches() -> Iterator[Vectors]:
-            for start in range(0, len(passages), BATCH):
-                end = min(start + BATCH, len(passages))
+            for start in range(0, len(passages), self._batch):
+                end = min(start + self._batch, len(passages))
                 yield cache.embed(list(texts(start, end)))
                 self._progress("embedding", end, len(passages))
 
-        self._store.build(self._folder, self._embedder.dimension, batches())
+        recall = self._store.build(self._folder, self._embedder.dimension, batches())
         if self._lexical:
             write_lexical(self._folder, texts(0, len(passages)))
-        return cache.embedded
+        return cache.embedded, recall
 
     def _clean(self, manifest: Manifest) -> None:
         """Remove files that are no longer used. The previous generation is kept, because a process
@@ -354,7 +368,7 @@ class _Build:
         for path in generations(self._out):
             if path.name not in keep:
                 shutil.rmtree(path, ignore_errors=True)
-        for path in self._out.glob(f"{_EMBEDDED}*"):
+        for path in (*self._out.glob(f"{_EMBEDDED}*"), *self._out.glob(".*.faiss*")):
             path.unlink()
 
 
@@ -394,8 +408,9 @@ class _VectorCache:
 
     def _vector(self, row: int) -> Vectors:
         if row < self._earlier_rows and self._earlier:
-            return self._earlier.dense.vector(row)
-        vector: Vectors = self._unfinished[row - self._earlier_rows]
+            vector: Vectors = self._earlier.dense.vectors(np.array([row]))[0]
+            return vector
+        vector = self._unfinished[row - self._earlier_rows]
         return vector
 
     def _compute(self, texts: Sequence[str]) -> Vectors:
@@ -415,10 +430,14 @@ class _VectorCache:
         """
         if not self._path.exists():
             return np.empty(0, self._record)
-        records = np.fromfile(self._path, self._record)
+        size = self._path.stat().st_size // self._record.itemsize
+        if not size:
+            return np.empty(0, self._record)
+        records: NDArray[Any] = np.memmap(self._path, self._record, "r", shape=(size,))
         # After a power failure, a file may contain blocks of zeros. They are damaged records, as
         # they are not unit vectors.
-        is_unit = np.abs(np.linalg.norm(records["vector"], axis=1) - 1) < _UNIT_TOLERANCE
+        squares = np.einsum("ij,ij->i", records["vector"], records["vector"])
+        is_unit = np.abs(squares - 1) < _UNIT_TOLERANCE
         records = records[: len(is_unit) if is_unit.all() else int(is_unit.argmin())]
         with self._path.open("ab") as file:
             file.truncate(records.nbytes)

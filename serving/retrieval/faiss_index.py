@@ -2,7 +2,7 @@
 any kind that FAISS can read.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.errors import BadIndex
+from router.trace.scope import NO_FILTER, DocumentFilter
+from serving.files import replacing
 from serving.retrieval.dense import Hit
-from serving.retrieval.embedder import Vectors
+from serving.retrieval.embedder import Rows, Vectors
 
 VECTORS = "dense.faiss"
 _DECIMALS = 6
@@ -24,8 +26,34 @@ scores are rounded to `_DECIMALS`. `_NOISE` is an upper bound of the difference.
 _MAX_DEPTH = 4096
 
 
+def read_faiss(path: Path) -> Any:
+    """Open a file of FAISS. Raises `BadIndex`."""
+    import faiss
+
+    try:
+        # Memory-mapped if FAISS supports it for this kind of index. Then processes share the
+        # memory, and opening takes no time.
+        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+    except RuntimeError as error:
+        raise BadIndex(f"{path}: FAISS cannot read the file; build the index again.") from error
+
+
+def write_faiss(index: Any, path: Path) -> None:
+    """Write an index of FAISS to a file, atomically."""
+    import faiss
+
+    untyped: Any = faiss
+    # Write through a file of Python, as FAISS itself does not report a full disk as `OSError`
+    with replacing(path) as new, new.open("wb") as file:
+        faiss.write_index(index, untyped.PyCallbackIOWriter(file.write))
+
+
 class FaissIndex:
-    """Implementation of `VectorIndex` with FAISS."""
+    """Implementation of `VectorIndex` with FAISS. The class itself is the `VectorStore` of exact
+    search.
+    """
+
+    name = "Flat"
 
     def __init__(self, vectors: Any) -> None:
         """`vectors`: an opened index of FAISS."""
@@ -41,50 +69,56 @@ class FaissIndex:
         self.dimension = int(vectors.d)
 
     @classmethod
-    def build(cls, folder: Path, dimension: int, batches: Iterable[Vectors]) -> None:
-        """See `VectorIndex.build`."""
+    def build(cls, folder: Path, dimension: int, batches: Iterable[Vectors]) -> Mapping[int, float]:
+        """See `VectorStore.build`. Only one batch is in memory at a time."""
         import faiss
 
-        vectors = faiss.IndexFlatIP(dimension)
-        for batch in batches:
-            vectors.add(batch)
-
-        untyped: Any = faiss
-        # Write through a file of Python, as FAISS itself does not report a full disk as `OSError`
+        # The file that FAISS writes for a Flat index: a header with the number of rows in its bytes
+        # 8 to 15 and the number of floats in its last 8 bytes, and then the floats
+        header = bytearray(faiss.serialize_index(faiss.IndexFlatIP(dimension)))
+        rows = 0
         with (folder / VECTORS).open("wb") as file:
-            faiss.write_index(vectors, untyped.PyCallbackIOWriter(file.write))
+            file.write(header)
+            for batch in batches:
+                file.write(np.ascontiguousarray(batch, dtype=np.float32).tobytes())
+                rows += len(batch)
+            header[8:16] = rows.to_bytes(8, "little")
+            header[-8:] = (rows * dimension).to_bytes(8, "little")
+            file.seek(0)
+            file.write(header)
+        return {}
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """See `VectorIndex.open`."""
-        import faiss
+        """See `VectorStore.open`."""
+        return cls(read_faiss(folder / VECTORS))
 
-        try:
-            # Memory-mapped if FAISS supports it for this kind of index. Then processes share the
-            # memory, and opening takes no time.
-            return cls(faiss.read_index(str(folder / VECTORS), faiss.IO_FLAG_MMAP_IFC))
-        except RuntimeError as error:
-            raise BadIndex(
-                f"{folder / VECTORS}: FAISS cannot read the file; build the index again."
-            ) from error
+    @classmethod
+    def is_complete(cls, folder: Path) -> bool:
+        """See `VectorStore.is_complete`."""
+        return True
 
     def __len__(self) -> int:
         return int(self._vectors.ntotal)
 
     def search(
-        self, queries: Vectors, top_k: int, among: NDArray[np.int64] | None = None
+        self,
+        queries: Vectors,
+        top_k: int,
+        among: Rows | None = None,
+        only: DocumentFilter = NO_FILTER,
     ) -> list[list[Hit]]:
         """See `VectorIndex.search`."""
         size = len(self) if among is None else len(among)
         if not size:
             return [[] for _ in queries]
-        only = None if among is None else self._only(among)
+        selection = None if among is None else self._among(among)
         top_k = min(top_k, size)
         depth = min(top_k + _MORE, size) if self._is_exact else top_k
-        scores, rows = self._vectors.search(queries, depth, params=only)
+        scores, rows = self._vectors.search(queries, depth, params=selection)
         while self._is_exact and depth < min(size, _MAX_DEPTH) and _is_cut(scores, top_k):
             depth = min(4 * depth, size)
-            scores, rows = self._vectors.search(queries, depth, params=only)
+            scores, rows = self._vectors.search(queries, depth, params=selection)
         if self.metric == "l2":  # for unit vectors, the squared distance is 2 - 2 · cosine
             scores = 1 - scores / 2
 
@@ -97,19 +131,23 @@ class FaissIndex:
     def within(self, query: Vectors, rows: range) -> list[Hit]:
         """See `VectorIndex.within`."""
         try:
-            return _sorted(rows, self._cosines(query, np.array(rows, dtype=np.int64)))
+            return self.scored(query, np.array(rows, dtype=np.int64))
         except RuntimeError as error:
             raise BadIndex(
                 "This kind of FAISS index does not keep its vectors, so its documents cannot be "
                 "opened"
             ) from error
 
-    def vector(self, row: int) -> Vectors:
-        """See `VectorIndex.vector`."""
-        vector: Vectors = self._vectors.reconstruct(row)
-        return vector
+    def vectors(self, rows: Rows) -> Vectors:
+        """See `VectorIndex.vectors`."""
+        vectors: Vectors = self._vectors.reconstruct_batch(rows)
+        return vectors
 
-    def _only(self, rows: NDArray[np.int64]) -> Any:
+    def scored(self, query: Vectors, rows: Rows) -> list[Hit]:
+        """Return `rows` with their exact scores, the nearest to `query` first."""
+        return _sorted(rows.tolist(), self._cosines(query, rows))
+
+    def _among(self, rows: Rows) -> Any:
         """Return FAISS's parameters of a search among `rows`. Kinds of indexes other than IVF
         ignore `nprobe`.
         """
@@ -119,13 +157,11 @@ class FaissIndex:
         nprobe = getattr(self._vectors, "nprobe", 1)
         return untyped.SearchParametersIVF(sel=untyped.IDSelectorBatch(rows), nprobe=nprobe)
 
-    def _ranked(
-        self, query: Vectors, rows: NDArray[np.int64], scores: NDArray[np.float64]
-    ) -> list[Hit]:
-        return _sorted(rows.tolist(), self._cosines(query, rows) if self._is_exact else scores)
+    def _ranked(self, query: Vectors, rows: Rows, scores: NDArray[np.float64]) -> list[Hit]:
+        return self.scored(query, rows) if self._is_exact else _sorted(rows.tolist(), scores)
 
-    def _cosines(self, query: Vectors, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        vectors = np.float64(self._vectors.reconstruct_batch(rows))
+    def _cosines(self, query: Vectors, rows: Rows) -> NDArray[np.float64]:
+        vectors = np.float64(self.vectors(rows))
         cosines: NDArray[np.float64] = (vectors * np.float64(query)).sum(1)
         return cosines
 

@@ -12,7 +12,7 @@ from router.errors import BadIndex
 from router.protocol import Passage
 from router.search.indexes import fused
 from router.trace.scope import NO_FILTER, DocumentFilter
-from serving.retrieval.dense import Hit, VectorIndex
+from serving.retrieval.dense import Hit, VectorIndex, VectorStore
 from serving.retrieval.embedder import Embedder, Vectors
 from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.lexical import LexicalIndex
@@ -60,7 +60,7 @@ class Index:
         embedder: Embedder,
         *,
         verify: bool = False,
-        store: type[VectorIndex] = FaissIndex,
+        store: VectorStore = FaissIndex,
     ) -> Self:
         """Open the index in `folder`, which must have been built with the same embedder and store.
 
@@ -113,9 +113,9 @@ class Index:
                 for vector, query in zip(vectors, queries, strict=True)
             ]
         if self.lexical is None:
-            ranked = self.dense.search(vectors, top_k * _HITS_PER_PASSAGE, among)
+            ranked = self.dense.search(vectors, top_k * _HITS_PER_PASSAGE, among, only)
         else:
-            by_meaning = self.dense.search(vectors, DEPTH, among)
+            by_meaning = self.dense.search(vectors, DEPTH, among, only)
             by_word = self.lexical.search(queries, DEPTH, among)
             pairs = zip(by_meaning, by_word, strict=True)
             ranked = [fuse(rankings, 2 * DEPTH) for rankings in pairs]

@@ -4,7 +4,7 @@ manifest that names the current generation.
 
 import fcntl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -62,6 +62,18 @@ class Manifest(msgspec.Struct, frozen=True):
     """Number of files at the indexed places that are not in the index, by suffix, most frequent
     first.
     """
+    vectors: str = "Flat"
+    """Name of the store of the vectors, such as a factory of FAISS."""
+    recall: Mapping[int, float] = {}
+    """Recall of approximate searches by their `top_k`: the share of the passages of an exact search
+    that they find. Empty for exact search.
+    """
+
+    @property
+    def searched_by(self) -> str:
+        """The store of the vectors and its recall, in words."""
+        shares = [f"recall@{top_k} {share:.3f}" for top_k, share in self.recall.items()]
+        return ", ".join([self.vectors, *shares])
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -109,6 +121,8 @@ def publish(
     lexical: bool = False,
     metric: Literal["inner_product", "l2"] = "inner_product",
     files_not_read: dict[str, int] | None = None,
+    vectors: str = "Flat",
+    recall: Mapping[int, float] = {},
 ) -> Manifest:
     """Make the finished folder `BUILDING` of the index `out` the current generation, and return the
     new manifest.
@@ -131,6 +145,8 @@ def publish(
         files=files,
         reading=READING,
         files_not_read=files_not_read or {},
+        vectors=vectors,
+        recall=recall,
     )
     folder.rename(out / manifest.generation)
     flush(out)

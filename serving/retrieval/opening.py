@@ -24,8 +24,11 @@ from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.config.secrets import api_key, key_problems
 from serving.engines.engine import engine
 from serving.engines.process import OnChange
+from serving.retrieval.approximate import ApproximateStore
 from serving.retrieval.build import build_index
+from serving.retrieval.dense import VectorStore
 from serving.retrieval.embedder import Embedder, EndpointEmbedder, MiniLM, endpoint_identity
+from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.index import Index
 from serving.retrieval.manifest import Manifest, read_manifest
 from serving.retrieval.remote import RemoteRetriever
@@ -75,6 +78,13 @@ async def open_embedder(
             yield embedder
         finally:
             await asyncio.to_thread(embedder.close)
+
+
+def vector_store(config: RetrievalConfig) -> VectorStore:
+    """Return the store of an index's vectors that a config describes."""
+    if config.vectors == FaissIndex.name:
+        return FaissIndex
+    return ApproximateStore(config.vectors, config.memory_gb, config.breadth)
 
 
 def _endpoint(config: EmbedderConfig) -> EndpointEmbedder:
@@ -258,7 +268,7 @@ async def _follow(
 
 
 def _open(config: RetrievalConfig, embedder: Embedder) -> Index:
-    index = Index.open(Path(config.index or ""), embedder)
+    index = Index.open(Path(config.index or ""), embedder, store=vector_store(config))
     if index.manifest.lexical != config.lexical:
         raise BadIndex(
             f"{config.index}: was built {'with' if index.manifest.lexical else 'without'} "
@@ -303,6 +313,7 @@ def _update(
             chunk_tokens=config.chunk_tokens,
             wait=not exists,
             progress=progress,
+            store=vector_store(config),
         )
     except (RolegateError, OSError) as error:
         if not exists:

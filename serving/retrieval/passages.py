@@ -81,7 +81,7 @@ class PassageStore:
 
     def _decoded(self, row: int, kind: type[_P]) -> _P:
         try:
-            return msgspec.json.decode(self._line(row), type=kind)
+            return msgspec.json.decode(self.line(row), type=kind)
         except JSON_ERRORS as error:
             raise BadIndex(f"{self._path}: damaged ({error}); build the index again.") from error
 
@@ -93,7 +93,7 @@ class PassageStore:
         rows: dict[str, range] = {}
         decoder = msgspec.json.Decoder(_Named)
         for row in range(len(self)):
-            name = decoder.decode(self._line(row)).document
+            name = decoder.decode(self.line(row)).document
             rows[name] = range(rows[name].start if name in rows else row, row + 1)
         rows.pop("", None)
         return rows
@@ -104,10 +104,11 @@ class PassageStore:
         with a filter reads all passages; the results for some filters are kept. Thread-safe.
         """
         decoder = msgspec.json.Decoder(_Described)
-        known = (decoder.decode(self._line(row)).metadata for row in range(len(self)))
+        known = (decoder.decode(self.line(row)).metadata for row in range(len(self)))
         return np.flatnonzero([only.admits(*astuple(metadata)) for metadata in known])
 
-    def _line(self, row: int) -> bytes:
+    def line(self, row: int) -> bytes:
+        """Return a passage, with its metadata, as it is stored."""
         return self._lines[self._offsets[row] : self._offsets[row + 1]]
 
 

@@ -76,8 +76,11 @@ class IndexSearcher:
 
     @property
     def index_id(self) -> str:
-        """Identifier of the current index: the digest of its passages."""
-        return self._searched.index.manifest.corpus_sha256
+        """Identifier of the current index: the digest of its passages, with the store of the
+        vectors if it is approximate.
+        """
+        manifest = self._searched.index.manifest
+        return f"{manifest.corpus_sha256} {manifest.vectors}".removesuffix(" Flat")
 
     async def search(
         self,

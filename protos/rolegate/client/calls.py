@@ -38,7 +38,14 @@ from rolegate.client.requests import (
     UsageOptions,
     request,
 )
-from rolegate.client.table import Columns, Rows, Table, given_rows, parse_columns
+from rolegate.client.table import (
+    Columns,
+    Rows,
+    Table,
+    given_rows,
+    parse_columns,
+    parse_conditions,
+)
 from rolegate.v1 import admin_service_pb2 as admin_pb
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import document_service_pb2 as document_pb
@@ -205,9 +212,10 @@ def _table_request(
 ) -> M:
     parsed = parse_columns(columns)
     given = given_rows(parsed, rows)
+    conditions = parse_conditions(options.get("conditions", ()))
     return request(
         kind,
-        options,
+        {**options, "conditions": conditions},
         question=question,
         columns=parsed,
         rows=given,

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from rolegate.client.options import enum_number
 from rolegate.v1.budget_pb2 import Budget
 from rolegate.v1.document_filter_pb2 import DocumentFilter
+from rolegate.v1.table_service_pb2 import Condition
 
 M = TypeVar("M", bound=Message)
 
@@ -114,6 +115,10 @@ class TableOptions(SearchOptions, total=False):
 
     closed: bool
     """True to fill only the given rows and to search for no further rows."""
+    conditions: Sequence[str | Condition]
+    """Conditions that rows must meet, such as "founded after 1990" or "Is {city} in Veshoux?"; see
+    `rolegate.client.table.parse_conditions`. Rows that contradict one are in `message.excluded`.
+    """
     max_rows: int
     """Max number of rows; the gateway's limit by default."""
 

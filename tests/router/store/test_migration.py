@@ -23,6 +23,7 @@ from router.store.migration import THIS, Release
 from router.store.schema import METADATA, REVISION
 from serving.cli.store import store
 from tests.router.store.entries import rows, start
+from tests.router.store.stored import call, put, run
 from tests.store_config import write_config
 
 _EXPANDS = """
@@ -169,8 +170,42 @@ async def test_a_contraction_waits_for_the_command(url: str, tmp_path: Path) -> 
     assert upgrade(url, later) == []
 
     await (await Database.open(url, later)).close()
-    with pytest.raises(BadConfig, match=r"a later release .* install that release"):
+    with pytest.raises(
+        BadConfig, match=r"a later release .* install that release again, .* store restore"
+    ):
         await Database.open(url)
+
+
+async def test_a_table_is_copied_with_all_rows_that_refer_to_it(url: str, tmp_path: Path) -> None:
+    """SQLite cannot change most of a table in another way."""
+    database = await Database.open(url)
+    await put(database, run("run-1", calls=[call("run-1")]))
+    await database.close()
+    copies = """
+    with op.batch_alter_table("runs", recreate="auto") as batch:
+        batch.drop_column("topology")
+        batch.alter_column("answer", nullable=True)
+"""
+    upgrade(url, _release(tmp_path, copies, number=THIS.number + 1))
+    engine = engine_of(url)
+    with engine.connect() as connection:
+        assert "topology" not in {item["name"] for item in inspect(connection).get_columns("runs")}
+        joined = "SELECT runs.run_id, number FROM runs JOIN calls ON calls.run_id = runs.run_id"
+        assert connection.execute(text(joined)).all() == [("run-1", 0)]
+    engine.dispose()
+
+
+async def test_an_upgrade_that_loses_rows_changes_nothing(url: str, tmp_path: Path) -> None:
+    """The rows that referred to them would be left alone."""
+    database = await Database.open(url)
+    await put(database, run("run-1", calls=[call("run-1")]))
+    await database.close()
+    loses = _release(tmp_path, "    op.execute('DELETE FROM runs')\n", number=THIS.number + 1)
+    with pytest.raises(BadConfig, match=r"refers to a missing row of runs|violates foreign key"):
+        upgrade(url, loses)
+    database = await Database.open(url)
+    assert await rows(database, "SELECT run_id FROM runs") == [("run-1",)]
+    await database.close()
 
 
 async def test_an_upgrade_that_fails_changes_nothing(url: str, tmp_path: Path) -> None:

@@ -701,6 +701,7 @@ def test_a_config_that_does_not_match_its_index_is_not_valid(
         ("ijson", "bench", "datasets"),
         ("mcp.server", "mcp", "mcp"),
         ("tokenizers", "index", "minilm"),
+        ("ray", "index", "ray"),
     ],
 )
 def test_a_missing_package_names_its_extra(module: str, command: str, extra: str) -> None:

@@ -253,6 +253,23 @@ def test_a_wrong_key_or_type_is_named_at_any_depth(tmp_path: Path, text: str, me
 
 
 @pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("flat", "'flat' is not supported; write Flat, or a factory of FAISS such as HNSW32,SQ8"),
+        ("HNSW32", "'HNSW32' is not supported"),
+        ("IVF0,SQ8", "'IVF0,SQ8' is not supported"),
+        ("IVF4096,PQ50", "the number after PQ must divide the dimension of the embedder, 384."),
+    ],
+)
+def test_a_factory_that_cannot_be_used_is_refused(
+    tmp_path: Path, factory: str, message: str
+) -> None:
+    """It fails when the config is read, and not when the index is built."""
+    problem = refused(tmp_path, with_index(f'vectors = "{factory}"'))
+    assert problem.startswith(f"retrieval.vectors: {message}")
+
+
+@pytest.mark.parametrize(
     "text",
     ["[roles", "max_rounds: 4\n", "{}", '{"roles": {}}', GOOD + "[retrieval]\n", "a = 1\na = 2\n"],
     ids=["unclosed", "YAML", "braces", "JSON", "a table twice", "a key twice"],

@@ -88,7 +88,7 @@ def held(out: Path, embedder: Counting) -> list[str]:
     index = Index.open(out, embedder, verify=True)
     for row in range(len(index.passages)):
         passage = index.passages[row]
-        assert index.dense.vector(row) == pytest.approx(
+        assert index.dense.vectors(np.array([row]))[0] == pytest.approx(
             embedder.vector(f"{passage.title}\n{passage.text}")
         )
     return [index.passages[row].text for row in range(len(index.passages))]

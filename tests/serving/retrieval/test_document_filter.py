@@ -93,7 +93,7 @@ def test_an_inverted_file_is_searched_among_the_documents(tmp_path: Path) -> Non
     """Adopted indexes of other kinds can be filtered, too."""
     index = index_with_metadata(tmp_path)
     lists = faiss.index_factory(4, "IVF1,Flat", faiss.METRIC_INNER_PRODUCT)
-    vectors = np.stack([index.dense.vector(row) for row in range(4)])
+    vectors = index.dense.vectors(np.arange(4))
     lists.train(vectors)
     lists.add(vectors)
     folder = tmp_path / "ivf"

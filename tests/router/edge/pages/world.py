@@ -76,7 +76,7 @@ async def pages(store: Path | str, *tenants: str) -> AsyncIterator[World]:
         add_runs(site, runs)
         add_asking(site, gateway, Detached(access))
         RunPages(site, runs)
-        add_usage(site, SQLUsages(database), accounts)
+        add_usage(site, SQLUsages(database), accounts, runs)
         versions = Versions(SQLVersionBook(database), _load, GATE)
         add_versions(site, versions, Auditor(accounts, "page"))
         server = HTTPServer(openai_app(gateway, access, pages=site), 0.0, access=access)

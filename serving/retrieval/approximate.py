@@ -1,0 +1,152 @@
+"""Approximate search with a small index of FAISS, such as `HNSW32,SQ8`, which is in memory.
+
+A build appends new passages to the small index. Passages that are gone stay in it, but their ids
+belong to no row from then on. So a build costs what has changed, also for HNSW, which cannot remove
+anything. Once at most half of the entries belong to rows, the index is trained and filled again. A
+filling that was interrupted continues from its last copy on the disk.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from router.errors import BadIndex
+from router.trace.scope import DocumentFilter
+from serving.config.config import FACTORY
+from serving.retrieval.candidates import BLOCK, CandidateIndex, Ids, write_ids
+from serving.retrieval.embedder import Rows, Vectors
+from serving.retrieval.faiss_index import FaissIndex, read_faiss, write_faiss
+from serving.retrieval.passages import PassageStore
+
+_COPY_S = 60.0
+"""Min seconds between two copies of a filling on the disk."""
+_PQ_CENTROIDS = 256
+_LEAST_PER_CENTROID = 39
+"""Min number of passages for each list or centroid, as FAISS demands for its training."""
+_LEAST_HNSW = 1000
+_TRAINING = 64
+"""Number of vectors of the training for each list or centroid."""
+_LEAST_TRAINING = 65_536
+_HNSW_BREADTH = 128
+
+
+class ApproximateStore:
+    """The `VectorStore` of a factory of FAISS."""
+
+    def __init__(self, factory: str, memory_gb: float = 4.0, breadth: int | None = None) -> None:
+        """`factory`: a text that `FACTORY` matches. See `IndexConfig` for `memory_gb` and
+        `breadth`.
+        """
+        shape = FACTORY.fullmatch(factory)
+        assert shape is not None
+        links, lists, self._code_bytes = (int(number or 0) for number in shape.groups())
+        self.name = factory
+        self._file = f"{factory}.faiss"
+        self._memory_bytes = memory_gb * 2**30
+        self._links_bytes = 8 * links
+        self._centroids = max(lists, _PQ_CENTROIDS if self._code_bytes else 0)
+        self._breadth = breadth or int(2 * lists**0.5) or _HNSW_BREADTH
+
+    def build(
+        self, folder: Path, dimension: int, batches: Iterable[Vectors]
+    ) -> Mapping[int, float]:
+        """See `VectorStore.build`. An index of too few passages for the training is exact."""
+        passages = len(PassageStore(folder))
+        is_small = passages < (_LEAST_PER_CENTROID * self._centroids or _LEAST_HNSW)
+        # An index of FAISS is copied when it grows, so at times it takes twice its size
+        entry_bytes = (self._code_bytes or dimension) + self._links_bytes + 24
+        needed = 2 * passages * entry_bytes
+        if needed > self._memory_bytes and not is_small:
+            raise BadIndex(
+                f"{self.name}: {passages:,} passages take {needed / 2**30:.3g} GiB of memory while "
+                f"they are added, but retrieval.memory_gb is {self._memory_bytes / 2**30:g}; raise "
+                "it, or set retrieval.vectors to a smaller factory, such as IVF4096,PQ48."
+            )
+        FaissIndex.build(folder, dimension, batches)
+        if is_small:
+            return {}
+        self._fill(folder, write_ids(folder), FaissIndex.open(folder))
+        return ApproximateIndex(folder, self._file, self._breadth).recall()
+
+    def open(self, folder: Path) -> FaissIndex:
+        """See `VectorStore.open`."""
+        if not (folder / self._file).exists():
+            return FaissIndex.open(folder)
+        return ApproximateIndex(folder, self._file, self._breadth)
+
+    def is_complete(self, folder: Path) -> bool:
+        """See `VectorStore.is_complete`."""
+        return True
+
+    def _fill(self, folder: Path, ids: Ids, exact: FaissIndex) -> None:
+        """Write the small index to `folder`."""
+        copy = folder.parent / f".{self._file}"
+        index, known = self._start([copy, *folder.parent.glob(f"*/{self._file}")], ids, exact)
+        missing = np.flatnonzero(~np.isin(ids, known))
+        copied_at = 0.0  # so that the first block, which is small, is copied immediately
+        for first in range(0, len(missing), BLOCK):
+            rows = missing[first : first + BLOCK]
+            index.add_with_ids(exact.vectors(rows), ids[rows])
+            if time.monotonic() - copied_at > _COPY_S:
+                write_faiss(index, copy)
+                copied_at = time.monotonic()
+        write_faiss(index, folder / self._file)
+
+    def _start(self, files: Iterable[Path], ids: Ids, exact: FaissIndex) -> tuple[Any, Ids]:
+        """Return the index to begin with, and the ids in it. It is from the first of `files` of
+        whose entries more than half belong to rows, or else an empty one, which is trained now.
+        """
+        import faiss
+
+        for file in files:
+            if file.exists():
+                index: Any = faiss.read_index(str(file))
+                known = faiss.vector_to_array(index.id_map)
+                if 2 * np.count_nonzero(np.isin(known, ids)) > len(known):
+                    return index, known
+        factory = f"IDMap,{self.name}"
+        index = faiss.index_factory(exact.dimension, factory, faiss.METRIC_INNER_PRODUCT)
+        inner = faiss.downcast_index(index.index)
+        if hasattr(inner, "do_polysemous_training"):
+            inner.do_polysemous_training = False  # takes minutes, for another kind of search
+        wanted = max(_TRAINING * self._centroids, _LEAST_TRAINING)
+        fitting = int(self._memory_bytes / (8 * exact.dimension))
+        size = min(wanted, fitting, len(exact))
+        rows = np.random.default_rng(0).choice(len(exact), size, replace=False)
+        index.train(exact.vectors(np.sort(rows)))
+        return index, ids[:0]
+
+
+class ApproximateIndex(CandidateIndex):
+    """The opened `VectorIndex` of a factory of FAISS."""
+
+    def __init__(self, folder: Path, file: str, breadth: int) -> None:
+        """`file`: name of the small index in `folder`. `breadth`: see `IndexConfig`."""
+        super().__init__(folder)
+        self._small = read_faiss(folder / file)
+        self._breadth = breadth
+
+    def candidates(
+        self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
+    ) -> Iterable[Ids]:
+        """See `CandidateIndex.candidates`."""
+        import faiss
+
+        untyped: Any = faiss
+        rows = len(self) if among is None else len(among)
+        widening = self._small.ntotal / rows
+        options: dict[str, Any] = {}
+        if among is None:
+            count = int(count * widening)  # some candidates belong to no row
+        else:
+            options["sel"] = untyped.IDSelectorBatch(self.ids[among])
+        breadth = int(self._breadth * widening)
+        if "HNSW" in type(faiss.downcast_index(self._small.index)).__name__:
+            parameters = untyped.SearchParametersHNSW(efSearch=breadth, **options)
+        else:
+            parameters = untyped.SearchParametersIVF(nprobe=breadth, **options)
+        ids: Iterable[Ids] = self._small.search(queries, count, params=parameters)[1]
+        return ids

@@ -1,0 +1,105 @@
+"""Base of the approximate stores: something else proposes candidates, and their exact scores
+decide.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from router.trace.scope import NO_FILTER, DocumentFilter
+from serving.retrieval.dense import Hit
+from serving.retrieval.embedder import Rows, Vectors
+from serving.retrieval.faiss_index import VECTORS, FaissIndex, read_faiss
+from serving.retrieval.passages import PassageStore
+
+Ids = Rows
+"""Ids of passages: 64 bits of a digest. Unlike row numbers, they stay the same in every build."""
+BLOCK = 8192
+"""Number of vectors that are read, or stored, together."""
+_IDS = "ids.npy"
+_LEAST_CANDIDATES = 100
+"""Min number of candidates, so that the order of the first hits does not depend on `top_k`."""
+_SAMPLE = 200
+_TIE = 1e-6
+"""Difference of scores up to which a hit counts as near as another."""
+
+
+class CandidateIndex(FaissIndex, ABC):
+    """An exact index in a mapped file, of which a search compares only the candidates."""
+
+    few = 100_000
+    """Max number of rows among which a search is exact."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(read_faiss(folder / VECTORS))
+        self.ids: Ids = np.load(folder / _IDS)
+        """The id of each row."""
+        self._order = np.argsort(self.ids)
+
+    @abstractmethod
+    def candidates(
+        self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
+    ) -> Iterable[Ids]:
+        """Return about `count` ids for each query. Ids of other rows than `among`, or of no row,
+        are ignored.
+        """
+
+    def search(
+        self,
+        queries: Vectors,
+        top_k: int,
+        among: Rows | None = None,
+        only: DocumentFilter = NO_FILTER,
+    ) -> list[list[Hit]]:
+        """See `VectorIndex.search`."""
+        if among is not None and len(among) <= self.few:
+            return super().search(queries, top_k, among)
+        count = max(2 * top_k, _LEAST_CANDIDATES)
+        ranked = []
+        candidates = self.candidates(queries, count, among, only)
+        for query, ids in zip(queries, candidates, strict=True):
+            places = np.searchsorted(self.ids, ids, sorter=self._order) % len(self)
+            rows = self._order[places]
+            rows = rows[self.ids[rows] == ids]
+            if among is not None:
+                rows = rows[np.isin(rows, among)]
+            ranked.append(self.scored(query, rows)[:top_k])
+        return ranked
+
+    def recall(self) -> dict[int, float]:
+        """Return the recall at 3 and at 5: the share of the nearest other passages that searches
+        for some passages find.
+        """
+        rows = np.random.default_rng(0).choice(len(self), min(_SAMPLE, len(self)), replace=False)
+        queries = self.vectors(rows)
+        found = self.search(queries, 6)
+        nearest = FaissIndex.search(self, queries, 6)
+        return {top_k: _recall(top_k, found, nearest) for top_k in (3, 5)}
+
+
+def _recall(top_k: int, found: Sequence[Sequence[Hit]], nearest: Sequence[Sequence[Hit]]) -> float:
+    """Return the mean share of the `top_k` hits after the first that were found."""
+    return fmean(
+        sum(hit.score > best[top_k].score - _TIE for hit in hits[1 : top_k + 1]) / top_k
+        for hits, best in zip(found, nearest, strict=True)
+    )
+
+
+def write_ids(folder: Path) -> Ids:
+    """Write and return the ids of an index in `folder`. An id is a digest of a vector with its
+    passage and metadata.
+    """
+    passages = PassageStore(folder)
+    exact = FaissIndex.open(folder)
+    ids = np.empty(len(passages), np.int64)
+    for start in range(0, len(ids), BLOCK):
+        rows = np.arange(start, min(start + BLOCK, len(ids)))
+        for row, vector in zip(rows.tolist(), exact.vectors(rows), strict=True):
+            digest = blake2b(vector.tobytes() + passages.line(row), digest_size=8)
+            ids[row] = int.from_bytes(digest.digest(), signed=True)
+    np.save(folder / _IDS, ids)
+    return ids
