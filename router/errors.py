@@ -12,6 +12,8 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 │   └── DocumentTooLarge       reading it exceeds the limits on time, memory or text
 ├── BadVersion                 an executor version is incomplete, damaged, or does not fit
 ├── NotFound                   no such run is stored, or it belongs to another tenant
+│   ├── KeyNotFound            there is no API key with this identifier
+│   └── TenantNotFound         there is no tenant of this name
 ├── RequestIdTaken             the tenant has used this request_id for a different request
 ├── RunCancelled               the run was cancelled
 ├── RunInterrupted             the gateway stopped before the run had ended
@@ -113,6 +115,14 @@ class NotFound(RolegateError):
     """No run with this identifier is stored, or it belongs to another tenant."""
 
 
+class KeyNotFound(NotFound):
+    """There is no API key with this identifier."""
+
+
+class TenantNotFound(NotFound):
+    """There is no tenant of this name."""
+
+
 class RequestIdTaken(RolegateError):
     """The tenant has already used this `request_id` for a different request."""
 
@@ -149,8 +159,9 @@ class BudgetExhausted(RolegateError):
         waiting until these calls end may help.
         """
         self.left = left
-        """The amount that the limit has left, to which a call may be shortened. None if it must not
-        be, because it is a limit per minute, or because a smaller amount would be refused too.
+        """The amount to which a call may be shortened: what the limit has left. For a limit per
+        minute, it is the whole limit, or None for a call that fits into another minute. Also None
+        if a smaller amount would be refused too.
         """
 
 

@@ -70,8 +70,13 @@ def add_keys(site: Site, administration: Administration) -> None:
         await administration.update_tenant(field(request, "name"), changes)
         return redirect("/keys")
 
+    async def limit(request: web.Request) -> web.Response:
+        limits = {name: _number(request, name) for name in KEY_LIMITS}
+        await administration.update_key(field(request, "key_id"), limits)
+        return redirect("/keys")
+
     site.get("/keys", shown, scope="operate")
-    for form in (create, rotate, expire, revoke, update):
+    for form in (create, rotate, expire, limit, revoke, update):
         site.post(f"/keys/{form.__name__}", form, scope="operate")
 
 

@@ -297,14 +297,20 @@ async def test_an_unknown_key_is_not_found(key_id: str, tmp_path: Path) -> None:
     text, _ = await stored_key(store)
     async with gateway(store) as where:
         operator = Operator(where, text)
-        for change in (operator.ExpireKey, operator.RotateKey, operator.RevokeKey):
-            code, _ = await refusal(change(key_id=key_id), "there is no such key")
-            assert code == "NOT_FOUND"
+        for change in (
+            operator.ExpireKey(key_id=key_id),
+            operator.RotateKey(key_id=key_id),
+            operator.RevokeKey(key_id=key_id),
+            operator.UpdateKey(key=pb.Key(key_id=key_id)),
+        ):
+            refused = await refusal(change, "there is no such key")
+            assert refused == ("NOT_FOUND", "KEY_NOT_FOUND")
         for change in (
             operator.GetTenant(name=key_id[:80]),
             operator.UpdateTenant(tenant=pb.Tenant(name="nobody")),
         ):
-            assert (await refusal(change, "no tenant"))[0] == "NOT_FOUND"
+            refused = await refusal(change, "no tenant")
+            assert refused == ("NOT_FOUND", "TENANT_NOT_FOUND")
 
 
 async def test_the_secret_of_a_key_is_never_in_a_message(tmp_path: Path) -> None:
