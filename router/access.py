@@ -104,6 +104,28 @@ class Spent(msgspec.Struct, frozen=True):
     """Billionths of a dollar."""
 
 
+class QuotaUse(msgspec.Struct, frozen=True):
+    """The part of a tenant's quota that is spent in the current day or month."""
+
+    tenant: str
+    quota: str
+    """Name of the quota, such as `tokens_per_day`."""
+    period: str
+    """As `Spent.period`."""
+    limit: int
+    used: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """All but the used part: what a warning is about."""
+        return self.tenant, self.quota, self.period, self.limit
+
+    @property
+    def left(self) -> float:
+        """The unspent share, from 0 to 1."""
+        return max(0.0, 1 - self.used / self.limit)
+
+
 class AuditEvent(msgspec.Struct, frozen=True):
     """An administrative act, as the audit log has it. It contains no secrets."""
 

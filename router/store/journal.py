@@ -13,6 +13,7 @@ import structlog
 from msgspec.structs import replace
 from sqlalchemy import Connection, func, select
 
+from router.access import QuotaUse
 from router.amount import NOTHING, Amount
 from router.background import background_tasks, errors_logged, in_worker
 from router.errors import BadRequest, QuotaExhausted, RolegateError, StoreFailed
@@ -54,7 +55,7 @@ from router.store.records import (
     encode,
     withheld,
 )
-from router.store.schema import LEASES, SPENDING
+from router.store.schema import LEASES, SPENDING, WARNINGS
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.redaction import redacted
@@ -97,7 +98,7 @@ class LogJournal:
         self._on_cancel = on_cancel
         self._on_health = on_health
         self._find = find
-        self._accounts = SQLAccounts(database)
+        self.accounts = SQLAccounts(database)
         self._names = RequestNames(database)
         self._quotas = Quotas(shared=database.shared)
         self._members = Members(database, log.name) if database.shared else None
@@ -337,13 +338,13 @@ class LogJournal:
         """Seconds for which the oldest change has waited to be written to the database."""
         return self._follower.lag_s
 
-    async def quotas_left(self) -> dict[tuple[str, str], float]:
-        """Return the share of each quota that is not spent in the current day or month, from 0 to
-        1, by tenant and name of the quota, such as `tokens_per_day`. With several gateways, the
-        spending of all of them counts. A quota of 0 has no share. Raises `StoreFailed`.
+    async def quota_uses(self) -> list[QuotaUse]:
+        """Return how much of each quota is spent in the current day and month, in runs that have
+        ended. With several gateways, the spending of all of them counts. Quotas of 0 are left out.
+        Raises `StoreFailed`.
         """
         spent = await self._database.read(_spent)
-        left: dict[tuple[str, str], float] = {}
+        uses: list[QuotaUse] = []
         units = zip(names(time.time())[1:], ("day", "month"), strict=True)
         for (period, unit), of in product(units, ("requests", *LIMITED)):
             quota = f"{of}_per_{unit}"
@@ -351,8 +352,8 @@ class LogJournal:
                 limit = limit_of(tenant, of, period)
                 if limit:
                     used: int = getattr(spent.get((tenant.name, period), Tally()), of)
-                    left[tenant.name, quota] = max(0.0, 1 - used / limit)
-        return left
+                    uses.append(QuotaUse(tenant.name, quota, period, limit, used))
+        return uses
 
     def _running(self, run_id: str) -> RecordedRun:
         if (run := self._runs.get(run_id)) is None:
@@ -466,8 +467,8 @@ class LogJournal:
         await self._delete_segments()
 
     async def _read_settings(self) -> None:
-        accounts = Settings({key_account(key.key_id): key for key in await self._accounts.keys()})
-        accounts |= {tenant.name: tenant for tenant in await self._accounts.tenants()}
+        accounts = Settings({key_account(key.key_id): key for key in await self.accounts.keys()})
+        accounts |= {tenant.name: tenant for tenant in await self.accounts.tenants()}
         self._quotas.accounts = accounts
 
     async def _delete_segments(self) -> None:
@@ -546,7 +547,7 @@ class LogJournal:
     async def _keep_deleting(self, keep_days: float | None) -> None:
         while True:
             with errors_logged(_log, "store.nothing_deleted"):
-                await self._database.write(_delete_minutes, behind=True)
+                await self._database.write(_delete_past, behind=True)
                 if keep_days is not None:
                     await delete_old(self._database, keep_days)
             await asyncio.sleep(_RETENTION_S)
@@ -569,8 +570,10 @@ def _spent(connection: Connection) -> dict[Period, Tally]:
     return {(tenant, period): Tally(*sums) for tenant, period, *sums in rows}
 
 
-def _delete_minutes(connection: Connection) -> None:
-    minute = names(time.time() - _OVER_FOR_ALL_S)[0]
+def _delete_past(connection: Connection) -> None:
+    """Delete sums and leases of minutes that are over, and warnings of past months."""
+    minute, _, month = names(time.time() - _OVER_FOR_ALL_S)
+    connection.execute(WARNINGS.delete().where(WARNINGS.c.period < month))
     for table in (SPENDING, LEASES):
         period = table.c.period
         old = period < minute, func.length(period) == len(minute)

@@ -186,13 +186,12 @@ class Quotas:
                 message = f"{_named(account)}: {of}_per_{unit} is {limit}"
                 later = Remaining(of, unspent if answers else unspent - own)
                 if not later.holds(amount):
-                    raise _used_up(
-                        message,
-                        unit,
-                        at,
-                        None if unit == "minute" else later,
-                        f": {later.against(amount)}",
-                    )
+                    left: Remaining | None = later
+                    if unit == "minute":
+                        # A call waits for the next minute. It is only shortened to a whole one.
+                        whole = Remaining(of, limit)
+                        left = None if whole.holds(amount) else whole
+                    raise _used_up(message, unit, at, left, f": {later.against(amount)}")
                 raise QuotaExhausted(
                     f"{message}, and what is left is reserved for other calls: "
                     f"{now.against(amount)}.",

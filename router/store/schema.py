@@ -27,7 +27,7 @@ from sqlalchemy import (
     Table,
 )
 
-from router.access import AuditEvent, Key, Spent, Tenant
+from router.access import AuditEvent, Key, QuotaUse, Spent, Tenant
 from router.amount import Amount
 from router.errors import StoreFailed
 from router.models.model import TOKEN_COUNTS
@@ -183,6 +183,13 @@ KEYS = Table(  # `scopes` are separated by commas
     Column("tenant", ForeignKey("tenants.name")),
 )
 AUDIT = Table("audit", METADATA, *_columns(AuditEvent, "number"))  # no row is ever deleted
+WARNINGS = Table(  # quotas that were nearly spent
+    "quota_warnings",
+    METADATA,
+    *_columns(QuotaUse, "tenant", "quota", "period", "limit"),
+    # Unix time of the last attempt to deliver the warning; null when it is delivered
+    Column("tried_at", Float),
+)
 LOGS = Table(  # the place of each log: the position up to which it is written to the database
     "logs",
     METADATA,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import aiohttp
 import grpc
 import pytest
 from google.rpc import error_details_pb2
@@ -36,9 +37,11 @@ from router.store.quotas import names
 from router.testing.openai_server import ChatRequest, Reply, serving, writes
 from router.testing.postgres import running_postgres
 from serving.cli.grid import new_table
+from serving.config.config import TelemetryConfig
 from tests.router.store.conftest import home, postgres
 from tests.router.store.entries import rows
 from tests.serving.cli.test_cli import config_file, service
+from tests.serving.telemetry.watched_gateway import QUESTION, watched_gateway
 
 __all__ = ["home", "postgres"]
 
@@ -223,6 +226,29 @@ async def test_no_account_is_above_its_limit_by_the_upstream_s_own_count(
     assert seen.refused["RESOURCE_EXHAUSTED QUOTA_EXHAUSTED"] > 1000
     assert seen.undelayed == 0
     assert len(seen.served) >= seen.answered
+
+
+async def test_a_limit_per_minute_holds_over_http(tmp_path: Path) -> None:
+    """Of three requests, one a minute passes. The others get 429 with the time to retry."""
+    database = await Database.open(f"sqlite:///{tmp_path}/runs.db")
+    await SQLAccounts(database).set_tenant(Tenant("default", requests_per_minute=1))
+    await database.close()
+    request = {"model": "rolegate", "messages": [{"role": "user", "content": QUESTION}]}
+    refusals = []
+    async with (
+        watched_gateway(tmp_path, TelemetryConfig(), "127.0.0.1:0") as gateway,
+        aiohttp.ClientSession() as session,
+    ):
+        url = f"{gateway.listens('OpenAI')}/chat/completions"
+        for _ in range(3):
+            async with session.post(url, json=request) as response:
+                if response.status != 200:
+                    refusals.append((response.status, response.headers["Retry-After"]))
+                    assert "requests_per_minute is 1" in await response.text()
+    assert 1 <= len(refusals) <= 2
+    for status, retry_after in refusals:
+        assert status == 429
+        assert 1 <= int(retry_after) <= 60
 
 
 async def _main(seconds: float) -> None:

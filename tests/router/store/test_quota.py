@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from router.access import Tenant, new_key
-from router.amount import Amount
+from router.access import QuotaUse, Tenant, new_key
+from router.amount import Amount, Remaining
 from router.errors import PriceUnknown, QuotaExhausted
 from router.ledger.journal import Admitted
 from router.models import Usage
@@ -303,21 +303,39 @@ async def test_spending_of_the_day_and_month_is_known_after_a_restart(database: 
         await left(journal, 11, now)
 
 
-async def test_what_is_left_of_each_quota_can_be_read(database: Database) -> None:
-    """Shares count what is spent and stored. Tenants without limits, and limits of 0, have none."""
+async def test_the_use_of_each_quota_can_be_read(database: Database) -> None:
+    """What is spent and stored counts. Tenants without limits, and limits of 0, are left out."""
     now = time.time()
     limited = Tenant("acme", tokens_per_month=20, nano_usd_per_day=10, requests_per_day=2)
     call = ended("run-1", 0, WORST, tenant="acme", usage=Usage(4, 1), nano_usd=10, started_at=now)
     async with journal_for(database, limited, Tenant("free"), Tenant("z", tokens_per_day=0)) as log:
-        before = await log.quotas_left()
+        before = await log.quota_uses()
         await log.begin(start("run-1", "acme", started_at=now))
         await log.open(opened(call))
         await log.finish(run("run-1", now, [call], tenant="acme"))
-        after = await log.quotas_left()
-    quotas = [("acme", name) for name in ("tokens_per_month", "nano_usd_per_day")]
-    quotas += [("acme", "requests_per_day")]
-    assert before == dict(zip(quotas, (1.0, 1.0, 1.0), strict=True))
-    assert after == dict(zip(quotas, (0.75, 0.0, 0.5), strict=True))
+        after = await log.quota_uses()
+    _, day, month = names(now)
+    assert after == [
+        QuotaUse("acme", "requests_per_day", day, 2, 1),
+        QuotaUse("acme", "nano_usd_per_day", day, 10, 10),
+        QuotaUse("acme", "tokens_per_month", month, 20, 5),
+    ]
+    assert [use.left for use in after] == [0.5, 0.0, 0.75]
+    assert before == [replace(use, used=0) for use in after]
+
+
+async def test_one_of_many_gateways_warns(database: Database) -> None:
+    """A warning that was not delivered is due again later; another limit is another warning."""
+    accounts = SQLAccounts(database)
+    uses = [QuotaUse(tenant, "tokens_per_day", DAY, 10, 8) for tenant in ("acme", "other")]
+    since = time.time()
+    claims = await asyncio.gather(*(accounts.claim_warnings(uses, since) for _ in range(8)))
+    assert sorted(map(len, claims)) == [0] * 7 + [2]
+    assert max(claims) == [(use, True) for use in uses]
+    await accounts.delivered(uses[0])
+    raised = replace(uses[0], limit=20)
+    claim = await accounts.claim_warnings([*uses, raised], time.time())
+    assert claim == [(uses[1], False), (raised, True)]
 
 
 MINUTE = "2026-11-21T13:00"
@@ -402,6 +420,9 @@ async def test_tokens_of_a_minute_are_limited(database: Database, of_key: bool) 
         for call in later:
             await journal.open(opened(call))
         await refused(journal.open(opened(of(4, NOW + 62, Amount(1)))))
+        # No minute is large enough for this one, so it is shortened to a whole minute.
+        error = await refused(journal.open(opened(of(4, NOW + 180, Amount(26)))))
+        assert error.left == Remaining("tokens", 25)
         await journal.finish(run("run-1", NOW, [*calls, *later], tenant="acme", key_id="key"))
     account = "key key" if of_key else "acme"
     sums = "SELECT period, tokens FROM spending WHERE tenant = :account AND length(period) = 16"
