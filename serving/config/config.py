@@ -471,6 +471,15 @@ class TelemetryConfig(Section, frozen=True):
     """URL of a collector to which traces are sent by OTLP over gRPC, such as http://127.0.0.1:4317.
     Absent: no traces are sent.
     """
+    webhook: URL | None = None
+    """Address to which a warning is posted when a tenant has spent 80 % of a quota of a day or a
+    month. It is signed by the rules of Standard Webhooks. Absent: warnings are only in the log and
+    in the metrics.
+    """
+    webhook_secret_env: Variable | None = None
+    """Environment variable with the secret that signs the warnings: `whsec_` and at least 24 bytes
+    in base64.
+    """
     contents: bool = False
     """Include the texts of questions, sub-queries and answers in the traces that are sent. Texts of
     tenants with `redact`, whose texts are not stored, are never included.

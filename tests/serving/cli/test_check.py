@@ -671,6 +671,24 @@ def test_a_key_that_cannot_be_sent_is_named_by_its_variable(
     assert "A_KEY_OF_MINE" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_c2hvcnQ=", "whsec_not base64 at all"])
+def test_a_webhook_needs_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], secret: str
+) -> None:
+    """The message says how to make one, and does not quote the present one."""
+    webhook = '[telemetry]\nwebhook = "https://hooks.example/"\nwebhook_secret_env = "A_SECRET"\n'
+    file = written(tmp_path, "http://127.0.0.1:9/v1")
+    file.write_text(file.read_text() + webhook)
+    monkeypatch.setenv("A_SECRET", secret)
+    assert main(["check", "--config", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "telemetry.webhook_secret_env: telemetry.webhook needs an environment variable" in out
+    assert "not base64 at all" not in out and "c2hvcnQ" not in out
+    monkeypatch.setenv("A_SECRET", f"whsec_{'a' * 32}")
+    assert main(["check", "--config", str(file), "--allow-missing"]) == 0
+    assert "telemetry." not in capsys.readouterr().out
+
+
 async def test_the_hosted_setup_needs_no_torch(server: OpenAIServer, tmp_path: Path) -> None:
     """Index and check work with an embedder at an endpoint if torch and its dependants cannot be
     imported.
