@@ -201,8 +201,8 @@ def _show(
     )
     passages = f"{counted(built.manifest.passages, 'passage')} ({built.embedded} embedded now)"
     lines.append(f"{out}: {documents}, {passages}, {built.manifest.embedder}")
-    if built.manifest.recall:
-        lines.append(f"{out}: {built.manifest.searched_by}")
+    for top_k, share in built.manifest.recall.items():
+        lines.append(f"{out}: recall at {top_k} {share:.3f} of an exact search")
     print_lines(console, lines)
 
 

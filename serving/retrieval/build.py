@@ -209,6 +209,7 @@ class _Build:
         manifest = publish(
             self._out,
             self._embedder,
+            metric="inner_product",
             chunk_tokens=self._chunk_tokens,
             lexical=self._lexical,
             files_not_read=_files_not_read(files, entries),
@@ -256,11 +257,7 @@ class _Build:
 
     def _is_alike(self, manifest: Manifest) -> bool:
         """Return whether an index has the word statistics and the vectors that are wanted."""
-        return (
-            has_words(manifest) == self._lexical
-            and manifest.vectors == self._store.name
-            and self._store.is_complete(self._out / manifest.generation)
-        )
+        return has_words(manifest) == self._lexical and manifest.vectors == self._store.name
 
     def _unchanged(self, earlier: _Earlier, files: FoundFiles) -> Built:
         """Return the previous generation as the result. If the counts of files that are not read

@@ -1,9 +1,8 @@
-"""Base of the approximate stores: something else proposes candidates, and their exact scores
+"""Search that compares only candidates: something else proposes them, and their exact scores
 decide.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean
@@ -18,33 +17,27 @@ from serving.retrieval.passages import PassageStore
 
 Ids = Rows
 """Ids of passages: 64 bits of a digest. Unlike row numbers, they stay the same in every build."""
-BLOCK = 8192
-"""Number of vectors that are read, or stored, together."""
+Find = Callable[[Vectors, int, Ids | None, DocumentFilter], Iterable[Ids]]
+"""Function that finds candidates. Arguments: queries, the number of candidates of a query, and the
+passages to search, by their ids and by the filter that they pass; see `VectorIndex.search`. It may
+also return ids of other passages, or of none.
+"""
 _IDS = "ids.npy"
-_LEAST_CANDIDATES = 100
-"""Min number of candidates, so that the order of the first hits does not depend on `top_k`."""
+_LEAST = 100
 _SAMPLE = 200
 _TIE = 1e-6
 
 
-class CandidateIndex(FaissIndex, ABC):
-    """An exact index in a mapped file, of which a search compares only the candidates."""
+class CandidateIndex(FaissIndex):
+    """An exact index in a mapped file, of which a search compares only candidates."""
 
-    few = 100_000
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, find: Find, few: int = 0) -> None:
+        """`few`: number of rows up to which a search among some rows is exact."""
         super().__init__(read_faiss(folder / VECTORS))
-        self.ids: Ids = np.load(folder / _IDS)
-        """The id of each row."""
-        self._order = np.argsort(self.ids)
-
-    @abstractmethod
-    def candidates(
-        self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
-    ) -> Iterable[Ids]:
-        """Return about `count` ids for each query. Ids of other rows than `among`, or of no row,
-        are ignored.
-        """
+        self._ids: Ids = np.load(folder / _IDS)
+        self._order = np.argsort(self._ids)
+        self._find = find
+        self._few = few
 
     def search(
         self,
@@ -53,38 +46,41 @@ class CandidateIndex(FaissIndex, ABC):
         among: Rows | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Hit]]:
-        """See `VectorIndex.search`. A search among at most `few` rows is exact."""
-        if among is not None and len(among) <= self.few:
-            return super().search(queries, top_k, among)
-        count = max(2 * top_k, _LEAST_CANDIDATES)
+        """See `VectorIndex.search`. At least 100 candidates are compared, so that the order of the
+        first hits does not depend on `top_k`.
+        """
+        ids = None
+        if among is not None:
+            if len(among) <= self._few:
+                return super().search(queries, top_k, among)
+            ids = self._ids[among]
         ranked = []
-        candidates = self.candidates(queries, count, among, only)
-        for query, ids in zip(queries, candidates, strict=True):
-            places = np.searchsorted(self.ids, ids, sorter=self._order) % len(self)
+        candidates = self._find(queries, max(2 * top_k, _LEAST), ids, only)
+        for query, found in zip(queries, candidates, strict=True):
+            places = np.searchsorted(self._ids, found, sorter=self._order) % len(self)
             rows = self._order[places]
-            rows = rows[self.ids[rows] == ids]
+            is_row = self._ids[rows] == found
             if among is not None:
-                rows = rows[np.isin(rows, among)]
-            ranked.append(self.scored(query, rows)[:top_k])
+                is_row &= np.isin(rows, among)
+            ranked.append(self.scored(query, rows[is_row])[:top_k])
         return ranked
 
     def recall(self) -> dict[int, float]:
         """Return the recall at 3 and at 5: the share of the nearest other passages that searches
-        for some passages find.
+        for some of the passages find. Nothing if there are too few passages.
         """
+        if len(self) <= 5:
+            return {}
         rows = np.random.default_rng(0).choice(len(self), min(_SAMPLE, len(self)), replace=False)
         queries = self.vectors(rows)
-        found = self.search(queries, 6)
-        nearest = FaissIndex.search(self, queries, 6)
-        return {top_k: _recall(top_k, found, nearest) for top_k in (3, 5)}
-
-
-def _recall(top_k: int, found: Sequence[Sequence[Hit]], nearest: Sequence[Sequence[Hit]]) -> float:
-    """Return the mean share of the `top_k` hits after the first that were found."""
-    return fmean(
-        sum(hit.score > best[top_k].score - _TIE for hit in hits[1 : top_k + 1]) / top_k
-        for hits, best in zip(found, nearest, strict=True)
-    )
+        pairs = [*zip(self.search(queries, 6), super().search(queries, 6), strict=True)]
+        return {
+            top_k: fmean(
+                sum(hit.score > nearest[top_k].score - _TIE for hit in hits[1 : top_k + 1]) / top_k
+                for hits, nearest in pairs
+            )
+            for top_k in (3, 5)
+        }
 
 
 def write_ids(folder: Path) -> Ids:
@@ -94,10 +90,8 @@ def write_ids(folder: Path) -> Ids:
     passages = PassageStore(folder)
     exact = FaissIndex.open(folder)
     ids = np.empty(len(passages), np.int64)
-    for start in range(0, len(ids), BLOCK):
-        rows = np.arange(start, min(start + BLOCK, len(ids)))
-        for row, vector in zip(rows.tolist(), exact.vectors(rows), strict=True):
-            digest = blake2b(vector.tobytes() + passages.line(row), digest_size=8)
-            ids[row] = int.from_bytes(digest.digest(), signed=True)
+    for row in range(len(ids)):
+        content = exact.vectors(np.array([row])).tobytes() + passages.line(row)
+        ids[row] = int.from_bytes(blake2b(content, digest_size=8).digest(), signed=True)
     np.save(folder / _IDS, ids)
     return ids

@@ -219,7 +219,7 @@ async def test_a_good_endpoint_passes(live: Live) -> None:
             "price": (True, "$1 / $2"),
         }
     assert result.probes("embedder") == {"reachable": (True, "8 numbers")}
-    assert result.probes("index") == {"built": (True, "1 passages, Flat")}
+    assert result.probes("index") == {"built": (True, "1 passages")}
     typical = output["live"]["roles"]["answer"]["typical"]
     dollars = (typical["prompt_tokens"] + 2 * typical["completion_tokens"]) / 1e6
     assert output["live"]["roles"]["answer"]["dollars"][0] == pytest.approx(dollars)
