@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ("torch", "vllm", "faiss", "transformers", "sentence_transformers", "litellm")
+HEAVY = ("torch", "vllm", "faiss", "pymilvus", "transformers", "sentence_transformers", "litellm")
 
 
 def _modules(package: str) -> list[str]:

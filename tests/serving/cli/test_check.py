@@ -701,6 +701,12 @@ sys.meta_path.insert(0, Blocker())
 NEEDS = [
     ("psycopg", '[server]\nstore = "postgresql://127.0.0.1:1/db"\n', "server.store", "postgres"),
     ("faiss", "", "retrieval.index", "local"),
+    (
+        "pymilvus",
+        '[retrieval.milvus]\naddress = "http://127.0.0.1:1"\npartition = "main"\n',
+        "retrieval.milvus",
+        "milvus",
+    ),
     ("bm25s", "lexical = true\n", "retrieval.lexical", "documents"),
     ("sentence_transformers", "", "retrieval.embedder", "minilm"),
     ("opentelemetry", '[telemetry]\notlp = "http://127.0.0.1:4317"\n', "telemetry.otlp", "otlp"),
