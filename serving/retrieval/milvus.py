@@ -44,6 +44,8 @@ class MilvusStore:
     def __init__(self, config: MilvusConfig) -> None:
         self.name = f"Milvus {config.collection}/{config.partition}"
         self._config = config
+        self._collection = config.collection
+        self._partition = config.partition
         self._is_loaded = False
 
     def build(
@@ -54,10 +56,9 @@ class MilvusStore:
         exact = FaissIndex.open(folder)
         passages = PassageStore(folder)
         ids = write_ids(folder)
-        collection, partition = self._config.collection, self._config.partition
         with self._client(dimension) as client:
             pages = client.query_iterator(
-                collection, _BATCH, output_fields=["id"], partition_names=[partition]
+                self._collection, _BATCH, output_fields=["id"], partition_names=[self._partition]
             )
             entities = chain.from_iterable(iter(pages.next, []))
             known = np.fromiter((entity["id"] for entity in entities), np.int64)
@@ -66,9 +67,9 @@ class MilvusStore:
                     {"id": int(ids[row]), "vector": vector, **_properties(passages.stored(row))}
                     for row, vector in zip(rows.tolist(), exact.vectors(rows), strict=True)
                 ]
-                client.insert(collection, missing, partition_name=partition)
+                client.insert(self._collection, missing, partition_name=self._partition)
             for gone in _batches(known[~np.isin(known, ids)]):
-                client.delete(collection, gone.tolist(), partition_name=partition)
+                client.delete(self._collection, gone.tolist(), partition_name=self._partition)
         return self.open(folder).recall()
 
     def open(self, folder: Path) -> CandidateIndex:
@@ -81,12 +82,12 @@ class MilvusStore:
         """See `Find`. Milvus applies the filter."""
         with self._client() as client:
             found = client.search(
-                self._config.collection,
+                self._collection,
                 list(queries),
                 _condition(only),
                 count,
                 timeout=self._config.timeout_s,
-                partition_names=[self._config.partition],
+                partition_names=[self._partition],
             )
             return [np.array([hit["id"] for hit in hits], np.int64) for hits in found]
 
@@ -95,32 +96,33 @@ class MilvusStore:
         """Yield a client. With a `dimension`, the partition is created if it is missing."""
         from pymilvus import MilvusException
 
-        collection, partition = self._config.collection, self._config.partition
+        config = self._config
         try:
-            client = _connected(self._config.address, api_key(self._config.token_env))
-            if dimension and not client.has_collection(collection):
+            token = api_key(config.token_env)
+            client = _connected(config.address, token, config.timeout_s)
+            if dimension and not client.has_collection(self._collection):
                 client.create_collection(
-                    collection, dimension, metric_type="IP", consistency_level="Session"
+                    self._collection, dimension, metric_type="IP", consistency_level="Session"
                 )
-            if dimension and not client.has_partition(collection, partition):
-                client.create_partition(collection, partition)
+            if dimension and not client.has_partition(self._collection, self._partition):
+                client.create_partition(self._collection, self._partition)
             if not self._is_loaded:
-                client.load_collection(collection, self._config.timeout_s)
+                client.load_collection(self._collection, config.timeout_s)
                 self._is_loaded = True
             yield client
         except (MilvusException, grpc.RpcError) as error:
             self._is_loaded = False  # Milvus may have been restarted
-            address = without_userinfo(self._config.address)
+            address = without_userinfo(config.address)
             raise UpstreamUnavailable(f"{self.name}: {error}", endpoint=address) from error
 
 
 @cache
-def _connected(address: str, token: str | None) -> Any:
+def _connected(address: str, token: str | None, timeout_s: float) -> Any:
     from pymilvus import MilvusClient
 
     # It logs each failed attempt with a traceback
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-    return MilvusClient(address, token=token or "")
+    return MilvusClient(address, token=token or "", timeout=timeout_s)
 
 
 def _batches(values: Rows) -> Iterator[Rows]:
