@@ -43,6 +43,8 @@ from serving.retrieval.searcher import IndexSearcher
 
 _SHIFT = 0.5
 _TOP_K = 5
+_ALONE = 100
+"""Number of queries of a single caller."""
 _SAMPLE_S = 0.05
 _TIE = 1e-6
 
@@ -225,7 +227,7 @@ def _build_and_search(config: RetrievalConfig, work: Path) -> Measured:
     generation = folder / built.manifest.generation
     small = [path.stat().st_size for path in generation.glob(f"{config.vectors}.faiss")]
     queries = list(json.loads((work / "questions.json").read_text()))
-    alone, _ = asyncio.run(_searched(index, embedder, queries, 1))
+    alone, _ = asyncio.run(_searched(index, embedder, queries[:_ALONE], 1))
     together, per_s = asyncio.run(_searched(index, embedder, queries, 64))
     vectors = embedder.embed(queries, queries=True)
     return Measured(
