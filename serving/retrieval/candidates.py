@@ -73,7 +73,9 @@ class CandidateIndex(FaissIndex):
             return {}
         rows = np.random.default_rng(0).choice(len(self), min(_SAMPLE, len(self)), replace=False)
         queries = self.vectors(rows)
-        pairs = [*zip(self.search(queries, 6), super().search(queries, 6), strict=True)]
+        # One search for each, because a server may have a timeout for searches of usual size
+        found = [self.search(query[None], 6)[0] for query in queries]
+        pairs = [*zip(found, super().search(queries, 6), strict=True)]
         return {
             top_k: fmean(
                 sum(hit.score > nearest[top_k].score - _TIE for hit in hits[1 : top_k + 1]) / top_k

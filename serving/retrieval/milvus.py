@@ -112,8 +112,10 @@ class MilvusStore:
             yield client
         except (MilvusException, grpc.RpcError) as error:
             self._is_loaded = False  # Milvus may have been restarted
-            address = without_userinfo(config.address)
-            raise UpstreamUnavailable(f"{self.name}: {error}", endpoint=address) from error
+            reason = error.message if isinstance(error, MilvusException) else error.details()
+            raise UpstreamUnavailable(
+                f"{self.name}: {reason}", endpoint=without_userinfo(config.address)
+            ) from error
 
 
 @cache
