@@ -203,7 +203,7 @@ async def _asked_run(
     rounds: dict[int, list[str]] = {}
     results: dict[int, evidence_pb2.SubQueryResult] = {}
     run = answer_pb.AnswerResponse()
-    request = answer_pb.StreamAnswerRequest(question=question.text)
+    request = answer_pb.StreamAnswerRequest(question=question.text, no_cache=True)
     with _malformed_is_wrong():
         async for event in AnswerServiceStub(channel).StreamAnswer(request, timeout=_DEADLINE_S):
             if event.HasField("sub_query_dispatched"):

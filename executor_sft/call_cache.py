@@ -17,7 +17,7 @@ from router.models import Completion, Delta, Model, OnDelta, Prompt, Usage
 from router.trace import Call, RoleName
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class KeptCall(msgspec.Struct, frozen=True):
     """A line of the cache's file: one completed call."""
 
     key: str
@@ -44,7 +44,7 @@ class PaidCalls(msgspec.Struct):
 class CallCache:
     """Completed model calls, by the key of their request. Failed calls are not kept."""
 
-    def __init__(self, file: JsonlFile[_Entry]) -> None:
+    def __init__(self, file: JsonlFile[KeptCall] | list[KeptCall]) -> None:
         """Load the completed calls of the file. Raises `BadConfig` for an invalid line."""
         self._file = file
         self._entries = {entry.key: entry for entry in file}
@@ -58,7 +58,7 @@ class CallCache:
 
         Raises `BadConfig` for an invalid line, and if another process has the file open.
         """
-        with closing(JsonlFile(path, _Entry, "remove this line, or name a new folder")) as file:
+        with closing(JsonlFile(path, KeptCall, "remove this line, or name a new folder")) as file:
             yield cls(file)
 
     async def complete(
@@ -76,12 +76,19 @@ class CallCache:
         """
         async with self._locks.setdefault(key, asyncio.Lock()):
             if (entry := self._entries.get(key)) is None:
-                entry = _Entry(key, role, model.name, await model.complete(prompt))
-                self._file.append(entry)
-                self._entries[key] = entry
+                entry = KeptCall(key, role, model.name, await model.complete(prompt))
+                self.keep(entry)
             else:
                 self._hits.add(prompt.request_id)
         return entry.completion
+
+    def keep(self, entry: KeptCall) -> None:
+        """Keep a completed call, unless an equal one is kept. Raises `StoreFailed` if the file
+        cannot be written.
+        """
+        if entry.key not in self._entries:
+            self._file.append(entry)
+            self._entries[entry.key] = entry
 
     def hits(self, calls: Iterable[Call]) -> int:
         """Return how many of `calls` were answered from the cache."""

@@ -73,12 +73,19 @@ class Difference(msgspec.Struct, frozen=True):
     high: float
 
 
-def paired_difference(new: Sequence[float], old: Sequence[float], seed: int = 0) -> Difference:
+def paired_difference(
+    new: Sequence[float],
+    old: Sequence[float],
+    seed: int = 0,
+    *,
+    groups: Sequence[str] = (),
+) -> Difference:
     """Return the mean of `new` minus the mean of `old`, with a 95 % confidence interval by the
     percentile bootstrap over questions.
 
-    `new`, `old`: one score per question, with the questions in the same order. Raises `ValueError`
-    if the two differ in length or are empty.
+    `new`, `old`: one score per question, with the questions in the same order. `groups`: the group
+    of each question; the bootstrap then draws whole groups, whose questions are not independent.
+    Raises `ValueError` if the scores differ in number or are empty.
     """
     if not new or len(new) != len(old):
         raise ValueError(
@@ -87,12 +94,15 @@ def paired_difference(new: Sequence[float], old: Sequence[float], seed: int = 0)
         )
     differences = np.asarray(new, np.float64) - np.asarray(old, np.float64)
     rng = np.random.default_rng(seed)
-    count = len(differences)
+    numbers = np.unique(groups or np.arange(len(differences)), return_inverse=True)[1]
+    sums_and_counts = np.stack([np.bincount(numbers, differences), np.bincount(numbers)], axis=1)
+    count = len(sums_and_counts)
     # Draw in blocks: one sample at a time is slow, and all together may not fit into memory
     block = max(1, _BLOCK // count)
     sizes = [min(block, _RESAMPLES - start) for start in range(0, _RESAMPLES, block)]
-    samples = (differences[rng.integers(0, count, (size, count))] for size in sizes)
-    means = np.concatenate([sample.mean(axis=1) for sample in samples])
+    samples = (sums_and_counts[rng.integers(0, count, (size, count))] for size in sizes)
+    totals = np.concatenate([sample.sum(axis=1) for sample in samples])
+    means = totals[:, 0] / totals[:, 1]
     low, high = np.quantile(means, (0.025, 0.975))
     return Difference(float(differences.mean()), float(low), float(high))
 

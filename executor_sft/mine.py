@@ -139,10 +139,11 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
         closed = bool(result.asks) and all(ask.row for ask in result.asks)
         table = TableRequest(
             run.request,
-            result.schema.columns,
+            result.schema.shown,
             result.given,
             closed,
             result.max_rows,
+            result.schema.conditions,
         )
         return Question(
             run.id,

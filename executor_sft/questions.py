@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Literal
 
@@ -292,7 +292,7 @@ class TableReports:
         """
         table = table_of(run)
         self._schema = run.schema
-        self._right = {row_key(run.schema, row): self._forms(row) for row in question.rows}
+        self._right = {row_key(table.schema, row): self._forms(row) for row in question.rows}
         filled = {row.key: self._forms([cell.value for cell in row.cells]) for row in table.rows}
         self.right: bool | None = filled == self._right if question.rows else None
         """Whether the filled table equals the right rows; None if these are unknown."""
@@ -315,17 +315,20 @@ class TableReports:
         is in a passage that the executor was shown. If the right value is unknown, a sentence must
         state the value of that row, and no other report may contradict it.
         """
-        rows = read_report(self._schema, ask, execution).rows
-        if not rows:
+        reading = read_report(self._schema, ask, execution)
+        if reading.unsupported:
+            return "evidence in no passage"
+        if not reading.rows:
             return "found nothing"
-        return next(filter(None, (self._flaw(ask, row) for row in rows)), None)
+        return next(filter(None, (self._flaw(ask, row) for row in reading.rows)), None)
 
     def _flaw(self, ask: Ask, row: RowClaims) -> str | None:
         right = self._right.get(row.key)
         if ask.row is None and self._right and not right:
             return "wrong answer"  # the row does not belong to the table
-        values = right or self._settled.get(row.key) or [None] * len(row.claims)
-        for column, claim, value in zip(self._schema.columns, row.claims, values, strict=True):
+        values = right or self._settled.get(row.key) or ()
+        padded = chain(values, repeat(None))  # hidden columns are last, and have no right values
+        for column, claim, value in zip(self._schema.columns, row.claims, padded, strict=False):
             if claim is None:
                 if column.name in ask.columns and value != "":
                     return "found nothing"

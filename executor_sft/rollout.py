@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -31,7 +32,15 @@ from executor_sft.asking import failures, in_flight
 from executor_sft.command import Count, StepOptions, show
 from executor_sft.jsonl import JsonlFile, read_jsonl, write_jsonl
 from executor_sft.questions import HeldOut, Question, TableReports, read_questions
-from executor_sft.runtime import BASE, Runtime, adapter_files, named_adapters, open_runtime
+from executor_sft.runtime import (
+    BASE,
+    Runtime,
+    Work,
+    adapter_files,
+    named_adapters,
+    open_runtime,
+    spread,
+)
 from executor_sft.step import Step, config_settings
 from router.errors import BadConfig, OutOfTime, UpstreamError, UpstreamUnavailable
 from router.protocol import exact_match
@@ -43,6 +52,7 @@ from router.table.filling import TABLE_REPORTING
 from router.trace import Execution, Run, Trajectory
 from router.trace.export import Reward, agent_trajectories, reward_of
 from router.trace.values import TableRun
+from serving.bulk import Ask
 from serving.config.config import Config, RoleConfig
 from serving.config.file import load_config
 from serving.json_lines import write_json_lines
@@ -72,6 +82,8 @@ class RolloutOptions(StepOptions, frozen=True, kw_only=True):
     """
     concurrency: Count = 8
     """questions that are rolled out at the same time"""
+    ray: str | None = None
+    """work on this Ray cluster: local (this machine's cores), or the HOST:PORT of its head"""
     capped: Count = 3
     """tries of the teacher with only one search, for each sub-query on which it searched more often
     """
@@ -337,46 +349,34 @@ class RolloutWorker:
         return Verdict(matched, accepted, judged=True)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupWorker:
-    """Answers each question several times with sampled models, any number of questions
-    concurrently.
+async def roll_out_group(
+    runtime: Runtime, size: int, temperature: float, question: Question
+) -> Group:
+    """Answer a question `size` times, each time with another seed for all roles. Raises the same
+    errors as `RolloutWorker.roll_out`.
     """
-
-    runtime: Runtime
-    size: int
-    """Runs of each question."""
-    temperature: float
-
-    async def roll_out(self, question: Question) -> Group:
-        """Answer a question `size` times, each time with another seed for all roles. Raises the
-        same errors as `RolloutWorker.roll_out`.
-        """
-        runs = []
-        for seed in range(self.size):
-            sampled = self.runtime.sampled(seed, self.temperature)
-            topology = sampled.topology("factorized")
-            context = sampled.context()
-            trajectory = await topology.loop.run(question.text, context)
-            check_failures(trajectory, 0, context)
-            runs.append(
-                Run(
-                    f"{question.id}/{seed}",
-                    "answer",
-                    question.text,
-                    "finished",
-                    "",
-                    trajectory,
-                    settings_of(topology.roles),
-                    tuple(context.ledger.calls),
-                    0.0,
-                    0.0,
-                )
+    runs = []
+    for seed in range(size):
+        sampled = runtime.sampled(seed, temperature)
+        topology = sampled.topology("factorized")
+        context = sampled.context()
+        trajectory = await topology.loop.run(question.text, context)
+        check_failures(trajectory, 0, context)
+        runs.append(
+            Run(
+                f"{question.id}/{seed}",
+                "answer",
+                question.text,
+                "finished",
+                "",
+                trajectory,
+                settings_of(topology.roles),
+                tuple(context.ledger.calls),
+                0.0,
+                0.0,
             )
-        return Group(question, tuple(runs))
-
-
-Worker = RolloutWorker | GroupWorker
+        )
+    return Group(question, tuple(runs))
 
 
 def teacher_config(config: Config) -> RoleConfig:
@@ -426,33 +426,34 @@ def rollout_worker(runtime: Runtime, capped: int = 3) -> RolloutWorker:
 
 
 async def roll_out_all(
-    worker: Worker,
+    roll_out: Ask,
     questions: Sequence[Question],
     path: Path,
     concurrency: int,
     on_done: Callable[[], None],
+    *,
+    kind: type[Any] = Rollout,
 ) -> dict[str, str]:
     """Roll out the questions that are not in the file `path` yet, `concurrency` at a time. Return
     the error messages of failed questions, by question id.
 
     Each rollout becomes a line of the file; in the end, the lines are in the order of the
-    questions. `on_done`: called once for every question that was rolled out, now or before, or
-    that failed.
+    questions. `roll_out`: returns the rollout of a question, which is a `kind`. `on_done`: called
+    once for every question that was rolled out, now or before, or that failed.
 
     Raises the same errors as `failures`, and `StoreFailed` if the file cannot be written. Finished
     rollouts are kept in the file.
     """
-    kind: type[Any] = Group if isinstance(worker, GroupWorker) else Rollout
     with closing(JsonlFile(path, kind, ADVICE)) as file:
         done = {rollout.question.id for rollout in file}
         for _ in done:
             on_done()
 
-        async def roll_out(question: Question) -> None:
-            file.append(await worker.roll_out(question))
+        async def append(question: Question) -> None:
+            file.append(await roll_out(question))
 
         failed = await failures(
-            roll_out,
+            append,
             [question for question in questions if question.id not in done],
             concurrency,
             on_done,
@@ -614,8 +615,12 @@ def roll_out_step(
 async def _teach(options: RolloutOptions, questions: Sequence[Question]) -> dict[str, Any]:
     config = load_config(options.config)
     async with open_runtime(config, complain, cache=options.out / CALLS, teacher=True) as runtime:
-        worker = rollout_worker(runtime, options.capped)
-        figures = await _rolled_out(worker, runtime, questions, options)
+        figures = await _rolled_out(
+            lambda runtime: rollout_worker(runtime, options.capped).roll_out,
+            runtime,
+            questions,
+            options,
+        )
     models = {"teacher": teacher_config(config).model, "student": config.roles.execution.model}
     return {**figures, **figures_of(options.out / ROLLOUTS, models)}
 
@@ -623,6 +628,13 @@ async def _teach(options: RolloutOptions, questions: Sequence[Question]) -> dict
 async def _group(options: Options, size: int, questions: Sequence[Question]) -> dict[str, Any]:
     executors = named_adapters([options.executor])
     delegators = named_adapters([options.delegator])
+
+    def work(runtime: Runtime) -> Ask:
+        extra = {"return_token_ids": True, "logprobs": True}
+        asking = dict.fromkeys(runtime.config.roles.by_name, extra)
+        asked = replace(runtime.with_versions(*executors, *delegators), asking=asking)
+        return partial(roll_out_group, asked, size, options.temperature)
+
     async with open_runtime(
         load_config(options.config),
         complain,
@@ -630,11 +642,7 @@ async def _group(options: Options, size: int, questions: Sequence[Question]) -> 
         adapters=executors,
         delegators=delegators,
     ) as runtime:
-        extra = {"return_token_ids": True, "logprobs": True}
-        asking = dict.fromkeys(runtime.config.roles.by_name, extra)
-        asked = replace(runtime.with_versions(*executors, *delegators), asking=asking)
-        worker = GroupWorker(asked, size, options.temperature)
-        figures = await _rolled_out(worker, runtime, questions, options)
+        figures = await _rolled_out(work, runtime, questions, options)
 
     groups = [group for _, group in read_jsonl(options.out / ROLLOUTS, Group, ADVICE)]
     write_json_lines(options.out / TRAJECTORIES, _trajectories(groups))
@@ -655,23 +663,24 @@ def _trajectories(groups: Sequence[Group]) -> Iterator[object]:
 
 
 async def _rolled_out(
-    worker: Worker,
+    work: Work,
     runtime: Runtime,
     questions: Sequence[Question],
     options: RolloutOptions,
 ) -> dict[str, Any]:
     """Roll out the questions with a progress bar. Return the error messages of failed questions,
-    and the calls that were made to models.
+    and the calls that were made to models. `work`: see `spread`.
     """
     with progress_bar() as bar:
         task = bar.add_task("rolling out", total=len(questions))
         path = options.out / ROLLOUTS
         failed = await roll_out_all(
-            worker,
+            spread(runtime, work, options.ray),
             questions,
             path,
             options.concurrency,
             lambda: bar.advance(task),
+            kind=Group if isinstance(options, Options) and options.group else Rollout,
         )
     assert runtime.cache is not None
     return {"failed": failed, "spent": msgspec.to_builtins(runtime.cache.spent)}

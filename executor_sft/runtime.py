@@ -2,20 +2,22 @@
 distillation run their searches with these.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import msgspec
 
-from executor_sft.call_cache import CachedModel, CallCache
+from executor_sft.call_cache import CachedModel, CallCache, KeptCall
 from executor_sft.step import digest_of
 from router.calls import Role, Timeouts, Upstreams
-from router.errors import BadConfig
+from router.errors import BadConfig, RolegateError
 from router.ledger import Ledger
 from router.models.adapters import Adapters
 from router.search import Executor, FactorizedSearch, RunContext, Topology
@@ -25,6 +27,7 @@ from router.search.retrieval import IndexRetriever
 from router.table import WideSearch
 from router.trace import RoleName
 from router.trace.values import TopologyName
+from serving.bulk import Ask, finished, workers_of
 from serving.config.config import Config, RoleConfig
 from serving.config.prices import price_of
 from serving.config.secrets import api_key, missing
@@ -289,3 +292,62 @@ async def open_runtime(
             started.new_role,
             opened_cache,
         )
+
+
+Work = Callable[[Runtime], Ask]
+"""Function that returns how to work on an item with a runtime."""
+
+
+def spread(runtime: Runtime, work: Work, ray: str | None) -> Ask:
+    """Return `work(runtime)`; with `ray`, a function that does the same on the workers of that
+    cluster, whose model calls are kept in the cache of `runtime`.
+
+    `work`: is pickled. `ray`: see `workers_of`. Raises `BadConfig`.
+    """
+    if ray is None:
+        return work(runtime)
+    if runtime.config.engines:
+        raise BadConfig(
+            f"--ray {ray}: the workers need models by address; serve them by themselves, set "
+            "base_url in place of engine, and remove the tables [engines.NAME]."
+        )
+    workers = cycle(workers_of(ray, _Worker))
+
+    async def ask(item: object) -> Any:
+        call = next(workers).work_on.remote(item, work, runtime.config)
+        result, calls = await finished(call)
+        assert runtime.cache
+        for completed in calls:
+            runtime.cache.keep(completed)
+        if isinstance(result, RolegateError):
+            raise result
+        return result
+
+    return ask
+
+
+class _Worker:
+    """A process on a Ray cluster. It works on any number of items concurrently."""
+
+    _stack = AsyncExitStack()
+    """Keeps the runtime open. A process has one worker."""
+    _opened: Any = None
+    """Future of the runtime; None before the first item."""
+
+    async def work_on(self, item: object, work: Work, config: Config) -> Any:
+        """Return the result or the error of an item, and the model calls that were completed. All
+        items have configs with the same retriever.
+        """
+        if self._opened is None:
+            entered = self._stack.enter_async_context(open_runtime(config, print))
+            self._opened = asyncio.ensure_future(entered)
+        calls = list[KeptCall]()
+        try:
+            runtime = await self._opened
+            # A remote retriever knows the id of its index only after a search
+            await runtime.retriever.search(["warm up"], 1)
+            runtime = replace(runtime, config=config, cache=CallCache(calls))
+            result = await work(runtime)(item)
+        except RolegateError as error:
+            result = error
+        return result, calls

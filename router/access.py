@@ -111,8 +111,43 @@ class Spent(msgspec.Struct, frozen=True):
     """Billionths of a dollar."""
 
 
+class AuditEvent(msgspec.Struct, frozen=True):
+    """An administrative act, as the audit log has it. It contains no secrets."""
+
+    act: str
+    """Name of the act, such as `revoke_key`."""
+    target: str
+    """Identifier of the key, or name of the tenant or of the executor version."""
+    tenant: str | None
+    """The tenant that the act is about; None for operators' keys and for executor versions."""
+    details_json: str
+    """The values that the act sets, as a JSON object."""
+    key_id: str
+    """Identifier of the operator's key; empty for commands, and while there are no keys."""
+    door: str
+    """How the operator reached the gateway or its store: `command`, `grpc` or `page`."""
+    address: str
+    """Address from which the request came; for a command, USER@HOST."""
+    at: float
+    """Unix time, seconds."""
+    result: str = "done"
+    """`done`, or the name of the error with which the act was refused."""
+    number: int = 0
+    """Number of the event, from 1; 0 until it is stored."""
+
+
+LAST_EVENT = 2**62
+"""A number that no event of the audit log reaches."""
+ACT: ContextVar[AuditEvent | None] = ContextVar("act", default=None)
+"""The administrative act that the current task does. Stores write it to the audit log in the
+transaction in which they change something for it.
+"""
+
+
 class Accounts(Protocol):
-    """Storage of tenants and keys. Every method raises `StoreFailed` if the store fails."""
+    """Storage of tenants, of keys and of the audit log. Every method raises `StoreFailed` if the
+    store fails.
+    """
 
     async def keys(self) -> list[Key]:
         """Return all keys, oldest first, including revoked ones."""
@@ -137,6 +172,12 @@ class Accounts(Protocol):
         """Store a tenant's settings. They replace the tenant's earlier settings, if any. `only`:
         names of the settings to replace if the tenant is stored already; None for all.
         """
+
+    async def note(self) -> None:
+        """Write the current `ACT` to the audit log."""
+
+    async def audit(self, size: int, before: int = LAST_EVENT) -> list[AuditEvent]:
+        """Return at most `size` events with numbers below `before`, newest first."""
 
     async def spending(self, tenant: str) -> list[Spent]:
         """Return one entry for each day and one for each month in which the tenant sent requests,

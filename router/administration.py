@@ -1,4 +1,4 @@
-"""Changes of keys and tenants by an operator, and the log of all administrative acts.
+"""Changes of keys and tenants by an operator, and the audit log of all administrative acts.
 
 Commands, the gRPC service and the pages all make their changes here, so that the rules and the log
 are the same for each of them.
@@ -8,6 +8,8 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -15,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import msgspec
 import structlog
 
-from router.access import Accounts, Key, Spent, Tenant, caller, new_key
-from router.errors import BadRequest, NotFound
+from router.access import ACT, Accounts, AuditEvent, Key, Spent, Tenant, caller, new_key
+from router.errors import BadRequest, NotFound, RolegateError, StoreFailed
 from router.trace.identity import DEFAULT_TENANT, SCOPES, KeyScope
 from router.trace.scope import DEFAULT_INDEX
 
@@ -51,24 +53,64 @@ class CreatedKey(NamedTuple):
     """The key that the new key replaces; None if it replaces none."""
 
 
-async def audited(
-    door: str,
-    act: str,
-    target: str,
-    work: Awaitable[T],
-    **known: object,
-) -> T:
-    """Do the work of an administrative act on `target`, log it as `admin.ACT` with the key of the
-    caller, and return its result. Both happen even if the request is cancelled meanwhile, for
-    instance because it revokes its own key. An act that fails is not logged.
-    """
+@dataclass(frozen=True)
+class Auditor:
+    """Writes all administrative acts to the audit log and to the gateway's log."""
 
-    async def logged() -> T:
-        result = await work
-        _log.info(f"admin.{act}", by=caller().key_id, door=door, target=target, **known)
-        return result
+    accounts: Accounts
+    door: str
+    """See `AuditEvent.door`."""
+    on_change: Callable[[], None] = lambda: None
+    """Called after each act that was done."""
 
-    return await asyncio.shield(asyncio.create_task(logged()))
+    async def act(
+        self,
+        act: str,
+        target: str,
+        work: Awaitable[T],
+        tenant: str | None = None,
+        **known: object,
+    ) -> T:
+        """Do the work of an administrative act on `target`, log it as `admin.ACT` with the key of
+        the caller, and return its result. Both happen even if the request is cancelled meanwhile,
+        for instance because it revokes its own key. If the work refuses the act, the audit log has
+        the error, and the gateway's log has no event.
+
+        `tenant`: the tenant that the act is about. `known`: the values that the act sets.
+        """
+        by = caller()
+        event = AuditEvent(
+            act,
+            target,
+            tenant,
+            msgspec.json.encode(known).decode(),
+            by.key_id,
+            self.door,
+            by.address,
+            time.time(),
+        )
+
+        async def logged() -> T:
+            ACT.set(event)
+            try:
+                result = await work
+            except RolegateError as error:
+                ACT.set(msgspec.structs.replace(event, result=type(error).__name__))
+                with suppress(StoreFailed):
+                    await self.accounts.note()
+                raise
+            _log.info(
+                f"admin.{act}",
+                by=by.key_id,
+                door=self.door,
+                target=target,
+                tenant=tenant,
+                **known,
+            )
+            self.on_change()
+            return result
+
+        return await asyncio.shield(asyncio.create_task(logged()))
 
 
 class Administration:
@@ -76,21 +118,18 @@ class Administration:
 
     def __init__(
         self,
-        accounts: Accounts,
-        door: str,
+        auditor: Auditor,
         indexes: Collection[str],
         unpriced: Callable[[], Awaitable[Iterable[str]]],
-        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`door`: how the operator reaches the gateway or its store, for the log: `command`, `grpc`
-        or `page`. `indexes`: names of the indexes of the config. `unpriced`: returns the models of
-        the config without a known price. `on_change`: called after each change of keys or tenants.
+        """`indexes`: names of the indexes of the config. `unpriced`: returns the models of the
+        config without a known price.
         """
-        self._accounts = accounts
-        self._door = door
+        self._accounts = auditor.accounts
+        self._act = auditor.act
+        self.audit = auditor.accounts.audit
         self._indexes = indexes
         self._unpriced = unpriced
-        self._on_change = on_change
 
     async def keys(self) -> list[Key]:
         """Return all keys, oldest first."""
@@ -122,7 +161,7 @@ class Administration:
             "create_key",
             key.key_id,
             self._accounts.add_key(key),
-            tenant=tenant,
+            tenant,
             scopes=sorted(key.scopes),
         )
         return CreatedKey(text, key, first)
@@ -144,6 +183,7 @@ class Administration:
             "rotate_key",
             old.key_id,
             self._expired(old.key_id, ends_at, key),
+            old.tenant,
             new_key=key.key_id,
             ends_at=ends_at,
         )
@@ -160,6 +200,7 @@ class Administration:
             "expire_key",
             key.key_id,
             self._expired(key.key_id, at),
+            key.tenant,
             ends_at=at,
         )
 
@@ -172,6 +213,7 @@ class Administration:
             "revoke_key",
             known.key_id,
             self._accounts.expire_key(known.key_id, time.time()),
+            known.tenant,
         )
         keys = await self._accounts.keys()
         return revoked or known, all(key.ended for key in keys)
@@ -217,7 +259,11 @@ class Administration:
             raise NotFound(f"no tenant {name!r}; create it first.")
         tenant = msgspec.structs.replace(known.get(name, Tenant(name)), **changes)
         await self._act(
-            "update_tenant", name, self._accounts.set_tenant(tenant, list(changes)), **changes
+            "update_tenant",
+            name,
+            self._accounts.set_tenant(tenant, list(changes)),
+            name,
+            **changes,
         )
         limited = any("usd" in setting and changes[setting] for setting in changes)
         return (await self.tenant(name))[0], [*await self._unpriced()] if limited else []
@@ -231,17 +277,6 @@ class Administration:
         if unknown := sorted({*changes.get("indexes", ())} - {*self._indexes}):
             known = ", ".join(self._indexes)
             raise BadRequest(f"index {unknown[0][:80]!r}: the config's indexes are {known}.")
-
-    async def _act(
-        self,
-        act: str,
-        target: str,
-        work: Awaitable[T],
-        **known: object,
-    ) -> T:
-        result = await audited(self._door, act, target, work, **known)
-        self._on_change()
-        return result
 
     async def _known(self, key_id: str) -> Key:
         """Return a key by its identifier. A whole key is accepted too, but its secret is kept out

@@ -19,6 +19,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── BudgetExhausted            the rest of the request's budget is too small for the next call
 │   ├── QuotaExhausted         the tenant's quota for this day or month is used up
 │   └── PriceUnknown           the tenant's quota is in money, and a model has no price
+├── Starting                   the gateway is starting
 ├── Overloaded                 too many runs are under way or waiting
 ├── UploadsFull                the tenant's documents reach a limit
 ├── SlowReader                 the client does not read its stream
@@ -36,6 +37,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -49,6 +51,10 @@ JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 class RolegateError(Exception):
     """Base of all errors that this project raises on purpose."""
+
+    def __reduce__(self) -> Any:
+        """Let errors be pickled. By default, Python would call the constructor without keywords."""
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 class BadRequest(RolegateError):
@@ -173,6 +179,13 @@ class Overloaded(RolegateError):
         super().__init__(message)
         self.retry_after_s = retry_after_s
         """Seconds until a retry may succeed."""
+
+
+class Starting(RolegateError):
+    """The gateway is starting."""
+
+    retry_after_s = 1.0
+    """Seconds until a retry may succeed."""
 
 
 class UploadsFull(RolegateError):

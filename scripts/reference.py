@@ -48,6 +48,7 @@ REMEDIES: dict[type[errors.RolegateError], str] = {
     errors.PriceUnknown: "Set the model's price in its role, or limit tokens instead of money.",
     errors.NoText: "Add documents of the formats in docs/documents.md.",
     errors.UploadsFull: "Delete documents, or raise the limits of `[uploads]`.",
+    errors.Starting: "Retry after the pause that the error names.",
     errors.Overloaded: "Retry after the pause that the error names.",
     errors.SlowReader: "Read the stream as it arrives, or use the call that is not streamed.",
     errors.AccessDenied: "Use a key with the scope that the message names.",

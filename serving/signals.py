@@ -57,7 +57,10 @@ async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
             async with service as address:
                 tune_interpreter()
                 _log.info("serve.ready", address=address)
-                await asyncio.Event().wait()
+                # The service must not see the signal as an error: it would not finish its work
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+                this.uncancel()
     _log.info("serve.stopped")
 
 

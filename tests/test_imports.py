@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+ALEMBIC_SCRIPT = ROOT / "router/store/migrations/env.py"
+"""Alembic runs it as a program."""
 HEAVY = ("torch", "vllm", "faiss", "pymilvus", "transformers", "sentence_transformers", "litellm")
 
 
@@ -13,6 +15,7 @@ def _modules(package: str) -> list[str]:
     return [
         ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for file in files
+        if file != ALEMBIC_SCRIPT
     ]
 
 

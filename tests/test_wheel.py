@@ -58,6 +58,13 @@ except GatewayError as error:
     print(error.code.name)
 """
 """A program that asks a gateway that is not there, with the client's dependencies alone."""
+READS = """
+from alembic.script import ScriptDirectory
+from router.store.migration import THIS
+
+print(ScriptDirectory(str(THIS.scripts)).get_current_head(), THIS.revision)
+"""
+"""A program that reads the revisions of the installed gateway."""
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +148,19 @@ async def test_the_client_s_wheel_needs_no_gateway(source: Path, tmp_path: Path)
     (tmp_path / "asks.py").write_text(ONLY)
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     assert await _run([sys.executable, "asks.py"], tmp_path, environment) == "UNAVAILABLE\n"
+
+
+@pytest.mark.slow
+async def test_the_wheel_has_the_scripts_of_all_revisions(installed: Path, tmp_path: Path) -> None:
+    """Alembic reads them as files, and they lead to the revision of the release."""
+    scripts = "router/store/migrations"
+    expected = {path.relative_to(ROOT) for path in (ROOT / scripts).rglob("*.py")}
+    found = {path.relative_to(installed) for path in (installed / scripts).rglob("*.py")}
+    assert found == expected
+    (tmp_path / "reads.py").write_text(READS)
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    head, revision = (await _run([sys.executable, "reads.py"], tmp_path, environment)).split()
+    assert head == revision
 
 
 async def _run(command: list[str], folder: Path, environment: dict[str, str]) -> str:

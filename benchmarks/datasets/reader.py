@@ -1,7 +1,8 @@
 """Reader of question files in the formats of published data sets. A file is a JSON array or JSON
-lines, and may be compressed (`.gz`). Unknown fields are ignored.
+lines, and may be compressed (`.gz`), or a table (`.csv`, `.xlsx`). Unknown fields are ignored.
 """
 
+import base64
 import codecs
 import hashlib
 import re
@@ -9,7 +10,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from io import BufferedIOBase
-from itertools import chain
+from itertools import chain, cycle
+from operator import xor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from executor_sft.miniworld.questions import SubQuery
 from router.errors import BadCorpus
 from router.protocol import Passage
 from serving.documents.document import open_content
+from serving.documents.given_rows import read_cells
 
 _FETCH = "the file is incomplete or damaged; fetch it again"
 _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
@@ -195,6 +198,29 @@ def _popqa(row: Mapping[str, Any]) -> _Read:
     )
 
 
+def _browsecomp(row: Mapping[str, Any]) -> _Read:
+    """Read a row of BrowseComp (Wei et al., 2025) or BrowseComp-ZH (Zhou et al., 2025). If the row
+    has a `canary`, its texts are encrypted with it.
+    """
+    names = {"problem": "question", "Question": "question", "Answer": "answer"}
+    texts = {names.get(name, name): row[name] for name in (*names, "answer") if name in row}
+    if "canary" in row:
+        texts = {name: _decrypted(text, str(row["canary"])) for name, text in texts.items()}
+    return msgspec.convert(texts, _CommonFields), ()
+
+
+def _decrypted(text: Any, canary: str) -> str:
+    """Return a text that is XORed with the repeated SHA-256 hash of `canary`, and then encoded in
+    Base64.
+    """
+    key = hashlib.sha256(canary.encode()).digest()
+    try:
+        encrypted = base64.b64decode(text, validate=True)
+        return bytes(map(xor, encrypted, cycle(key))).decode()
+    except (TypeError, ValueError) as error:
+        raise msgspec.ValidationError(f"cannot be decrypted with its canary ({error})") from None
+
+
 def _mini_world(row: Mapping[str, Any]) -> _Read:
     """Read a question about a mini world, as `rolegate sft mini-world` writes it."""
     sub_queries = chain.from_iterable(msgspec.convert(row, _MiniWorld).rounds)
@@ -214,6 +240,8 @@ FORMATS: dict[str, tuple[str, Callable[[Mapping[str, Any]], _Read]]] = {
     "2wikimultihopqa": ("evidences", _hotpotqa),
     "hotpotqa": ("context", _hotpotqa),
     "popqa": ("possible_answers", _popqa),
+    "browsecomp": ("problem", _browsecomp),
+    "browsecomp-zh": ("canary", _browsecomp),
     # Press et al., 2023; its rows have no ids
     "bamboogle": ("Question", partial(_flat, Question="question", Answer="answer")),
     "flashrag": ("golden_answers", partial(_flat, golden_answers="answers")),
@@ -232,6 +260,9 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     the file cannot be read or is not JSON.
     """
     try:
+        if path.suffix.lower() in (".csv", ".xlsx"):
+            yield from _table_rows(path)
+            return
         with open_content(path) as file:
             if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
                 file.seek(0)
@@ -240,8 +271,18 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
             file.seek(begin)
             if first:
                 yield from (_array if first == b"[" else _lines)(path, file)
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise BadCorpus(f"{path}: cannot be read ({error}); name a file with questions.") from error
+
+
+def _table_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a CSV file, or of the first sheet of a workbook, by the names in its first
+    row. Raises `ValueError`.
+    """
+    rows = read_cells(path)
+    header = next(rows, (0, list[str]()))[1]
+    for number, cells in rows:
+        yield f"{path}:{number}", dict(zip(header, cells, strict=False))
 
 
 def _array(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, Any]]:

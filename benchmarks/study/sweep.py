@@ -26,7 +26,7 @@ from executor_sft.asking import failures
 from executor_sft.call_cache import CallCache
 from executor_sft.jsonl import JsonlFile
 from executor_sft.rollout import check_failures
-from executor_sft.runtime import Runtime, open_runtime
+from executor_sft.runtime import Runtime, open_runtime, spread
 from executor_sft.step import Step, write_json
 from router.errors import BadConfig
 from router.protocol import exact_match
@@ -56,6 +56,8 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Plan of the sweep (TOML)."""
     out: Path
     """Folder for the results; a sweep in it is resumed."""
+    ray: str | None = None
+    """Work on this Ray cluster: local (this machine's cores), or the HOST:PORT of its head."""
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -99,6 +101,7 @@ async def measure(options: Options) -> Figures:
             rows,
             bar.console.print,
             partial(bar.advance, task),
+            options.ray,
         )
         left = [cell for cell in cells if tasks[cell.name]]
         if left:
@@ -150,6 +153,8 @@ class Sweep:
     log: Log
     on_rollout: Callable[[], None]
     """Called after each rollout, also after a failed one."""
+    ray: str | None
+    """See `Options.ray`."""
 
     async def run(
         self, cells: Sequence[SweepCell], tasks: Mapping[str, list[Task]]
@@ -178,7 +183,8 @@ class Sweep:
             await bench.retriever.search(["warm up"], 1)
             self.check_index(bench.retriever.index_id)
             with CallCache.open(self.folder / JUDGEMENTS) as judgements:
-                judge = replace(bench, cache=judgements).judge
+                # Workers on Ray have their own
+                judge = None if self.ray else replace(bench, cache=judgements).judge
                 for cell in cells:
                     self.log(f"{cell.name}: {len(tasks[cell.name]):,} rollouts")
                     with CallCache.open(begin_cell(self.folder, cell) / CALLS) as calls:
@@ -202,19 +208,13 @@ class Sweep:
         tasks: Sequence[Task],
     ) -> dict[str, str]:
         """Run the rollouts of one cell. See `run`."""
+        plan = self.plan
+        on_task = spread(
+            runtime, lambda runtime: partial(ask, cell, plan, judge, runtime), self.ray
+        )
 
         async def roll_out(task: Task) -> None:
-            question, rollout = task
-            seeded = runtime.sampled(self.plan.seed + rollout, self.plan.temperature)
-            self.rows.append(
-                await ask(
-                    cell,
-                    seeded,
-                    judge,
-                    question,
-                    rollout,
-                )
-            )
+            self.rows.append(await on_task(task))
 
         return await failures(
             roll_out,
@@ -227,18 +227,17 @@ class Sweep:
 
 
 async def ask(
-    cell: SweepCell,
-    runtime: Runtime,
-    judge: Judge | None,
-    question: BenchmarkQuestion,
-    rollout: int,
+    cell: SweepCell, plan: Plan, judge: Judge | None, runtime: Runtime, task: Task
 ) -> QuestionResult:
     """Let a cell answer a question once, and return the judged result.
 
-    `runtime`: runtime with the cell's config and with the rollout's seed. `rollout`: number of the
-    rollout. Raises `UpstreamError` and `OutOfTime` if an endpoint fails, since this is not the
+    `judge`: judge of the answer; None for that of the runtime. `runtime`: runtime with the cell's
+    config. Raises `UpstreamError` and `OutOfTime` if an endpoint fails, since this is not the
     model's fault, and `StoreFailed` if the call cache cannot be written.
     """
+    question, rollout = task
+    judge = judge or runtime.judge
+    runtime = runtime.sampled(plan.seed + rollout, plan.temperature)
     context = runtime.context()
     begun = time.monotonic()
     result = await _loop(cell, runtime).run(question.question, context)

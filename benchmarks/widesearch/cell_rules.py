@@ -22,6 +22,7 @@ Value = str | float | int | date | frozenset[str]
 _NUMBERS = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?\d*)%?")
 _URL = re.compile(r"https?://[!$-_a-z]+")
 _HOST = re.compile(r"https?://(?:www\.)?([^\s/?#]+)", re.IGNORECASE)
+_BREAK = re.compile(r"<br ?/?>", re.IGNORECASE)
 _YEAR = re.compile(r"\s*(\d{4}) ?年?\s*")
 _LONGEST_DATE = 100
 """Max characters of a text that is parsed as a date; long texts would take too much time."""
@@ -89,8 +90,8 @@ def official_score(
 
 
 def normal_text(text: str) -> str:
-    """Return a text in lower case, without white space and asterisks."""
-    return "".join(text.casefold().split()).replace("*", "")
+    """Return a text in lower case, without white space, line breaks in HTML, and asterisks."""
+    return "".join(_BREAK.sub("", text).casefold().split()).replace("*", "")
 
 
 def strict_value(metric: Metric, text: str) -> Value:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, closing, nullcontext
 from functools import partial
+from importlib.metadata import version
 from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
@@ -58,7 +59,12 @@ PAGE = "report.md"
 _METRICS = [name for name in TableScores.__struct_fields__ if name != "why"]
 _FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {"Avg": fmean, "Max": max}
 """How the scores of the responses to a task are combined, by name."""
-_NOTE = "Means over tasks, in points of 100, with 95 % intervals by a bootstrap over tasks."
+_NOTE = (
+    "Means over tasks, in points of 100, with 95 % intervals by a bootstrap over groups of tasks "
+    "that share entities (`group` in tasks.jsonl; a task without one is a group alone)."
+)
+_DATEPARSER = "1.2.1"
+"""Version that WideSearch's lock file names. Others read some texts as other dates."""
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
@@ -183,10 +189,32 @@ async def measure(options: Options) -> Figures:
     how = "with a judge" if options.judge else "without a judge: equal cells are right"
     tables = [*tables_of(scored, options.runs, others), *token_tables(scored)]
     asked = f" by {options.topology}" if options.address or written else ""
+    notes = [_versions()]
+    if judge.undecided:
+        notes.append(
+            f"{judge.undecided:,} cells differ from the gold cell, and only a judge could say that "
+            "they are right; they count as wrong, for each set of rules."
+        )
     write_report(
-        out, f"WideSearch{asked}: {len(tasks):,} tasks, N = {options.runs}, {how}", tables, scored
+        out,
+        f"WideSearch{asked}: {len(tasks):,} tasks, N = {options.runs}, {how}",
+        tables,
+        scored,
+        notes,
     )
     return Figures(str(out / PAGE), tables)
+
+
+def _versions() -> str:
+    """Return the versions of the packages on which scores depend, with a warning."""
+    dateparser = version("dateparser")
+    text = f"Read with dateparser {dateparser} and pandas {version('pandas')}."
+    if dateparser != _DATEPARSER:
+        text += (
+            f" WideSearch's lock file has dateparser {_DATEPARSER}, which reads some texts, such"
+            f" as Q2 2021, as other dates; to compare, install dateparser=={_DATEPARSER}."
+        )
+    return text
 
 
 def shown(figures: dict[str, Any]) -> None:
@@ -239,13 +267,15 @@ async def _from_gateway(
     task: Task,
     _run: int,
 ) -> Response:
-    """Return a gateway's response to a task. It has no table if the gateway could not make one."""
+    """Return a gateway's response to a task. It has no table if the gateway could not make one. No
+    reports of earlier runs are used, which would be free.
+    """
     columns = [
         pb.Column(name=column.name, key=column.key, type=f"COLUMN_TYPE_{column.type.upper()}")
         for column in columns_of(task)
     ]
     try:
-        table = await client.table(task.query, columns, (), timeout_s)
+        table = await client.table(task.query, columns, (), timeout_s, no_cache=True)
     except GatewayError as error:
         if error.reason in _NO_TABLE:
             return Response(task.instance_id, None)
@@ -336,12 +366,13 @@ def _line(
     these tasks, whose scores are subtracted; empty for none.
     """
     line: dict[str, ReportValue] = {"tasks": group, "number": len(tasks)}
+    groups = [responses[0].task.group or name for name, responses in tasks.items()]
     for metric in _METRICS:
         new = [_folded(responses, rules, metric, fold) for responses in tasks.values()]
         old = [0.0] * len(new)
         if less:
             old = [_folded(less[name], rules, metric, fold) for name in tasks]
-        line[metric] = paired_difference(new, old)
+        line[metric] = paired_difference(new, old, groups=groups)
     return line
 
 
@@ -379,11 +410,12 @@ def write_report(
     title: str,
     tables: Sequence[ReportTable],
     scored: Sequence[ScoredResponse],
+    notes: Sequence[str] = (),
 ) -> None:
-    """Write the report into `folder`: the tables as Markdown, and the scores of each response as
-    CSV.
+    """Write the report into `folder`: the tables and `notes` as Markdown, and the scores of each
+    response as CSV.
     """
-    page = [f"# {title}", *(table.markdown() for table in tables)]
+    page = [f"# {title}", *(table.markdown() for table in tables), *notes]
     write_atomically(folder / PAGE, "\n\n".join(page).encode())
     lines: list[Sequence[object]] = [
         ["instance_id", "language", "size", "rows", "run", "rules", *TableScores.__struct_fields__]

@@ -45,6 +45,8 @@ class CellJudge:
     """Number of the model's replies without a JSON block. Such a reply matches no names, or makes
     all cells of a column wrong.
     """
+    undecided: int = 0
+    """Number of pairs of cells that differ, and that only a model could call the same."""
     _ledger: Ledger = field(default_factory=lambda: Ledger("widesearch"))
 
     async def aligned(self, values: Sequence[str], references: Sequence[str]) -> Mapping[str, str]:
@@ -59,9 +61,9 @@ class CellJudge:
         `criterion`: instruction that says when a cell is right.
         """
         if self.role is None or not pairs:
-            return [
-                float(normal_text(response) == normal_text(target)) for response, target in pairs
-            ]
+            same = [normal_text(response) == normal_text(target) for response, target in pairs]
+            self.undecided += same.count(False)
+            return [*map(float, same)]
         shown = {
             f"idx_{at}": {"response": response, "target": target}
             for at, (response, target) in enumerate(pairs)

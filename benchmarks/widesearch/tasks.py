@@ -49,6 +49,8 @@ class Task(msgspec.Struct, frozen=True):
     rules: dict[str, Rule] = {}
     """Rule of each column, key columns included, in the order of the gold table."""
     gold: Table = {}
+    group: str = ""
+    """Name that tasks with common entities share; empty for none. Not in WideSearch's own tasks."""
 
     @property
     def rows(self) -> int:

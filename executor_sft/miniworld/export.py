@@ -15,7 +15,7 @@ import csv
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import tomlkit
@@ -55,6 +55,9 @@ class Options(Knobs, frozen=True, kw_only=True):
     """write a world with requests for tables instead of questions"""
     tables: Count = 20
     """with --wide: max tables of each of the three sizes"""
+    wording: Literal["widesearch", "plain"] = "widesearch"
+    """with --wide: widesearch ends each question with the columns and the form of the table, as the
+    tasks of WideSearch do; plain leaves them out"""
     force: bool = False
     """write into a folder that is not empty, and overwrite files there"""
 
@@ -70,7 +73,7 @@ def run(options: Options) -> int:
     if options.wide:
         wide = WideWorld(options.seed, options.side, options, tasks=options.tables)
         write_corpus(out, wide.library.passages, _vocabulary_of_tables(wide))
-        export_tables(wide, out)
+        export_tables(wide, out, plain=options.wording == "plain")
         print(f"{out}: a wide world of seed {options.seed} with {len(wide.tasks)} tables")
     else:
         questions = export(World(options.seed, options.side), out, options.questions)
@@ -98,8 +101,9 @@ def export(
     return asked
 
 
-def export_tables(wide: WideWorld, folder: Path) -> None:
-    """Write the tables of a world into `folder`.
+def export_tables(wide: WideWorld, folder: Path, *, plain: bool = False) -> None:
+    """Write the tables of a world into `folder`. `plain`: leave the columns and the form of the
+    table out of the questions.
 
     `tasks.jsonl` with `gold/<id>.csv` has them in WideSearch's format, and `questions.jsonl` in the
     format of `rolegate sft rollout`. For the analysis of errors, `reach.jsonl` names where each
@@ -114,7 +118,12 @@ def export_tables(wide: WideWorld, folder: Path) -> None:
         evaluation = json.dumps(
             {"unique_columns": task.columns[:1], "required": task.columns, "eval_pipeline": rules}
         )
-        written = {"query": task.query, "evaluation": evaluation, "language": "en"}
+        written = {
+            "query": task.question if plain else task.query,
+            "evaluation": evaluation,
+            "language": "en",
+            "group": f"{wide.world.seed}-{task.columns[0]}",
+        }
         tasks.append({"instance_id": task.id, **written})
         stale = sorted(wide.listed(task) - {row.mention for row in task.rows})
         reaches.append(

@@ -10,7 +10,7 @@ from router.table.cell_value import canonical
 from router.table.completeness import Completeness, completeness
 from router.table.filling import independent_discoveries
 from router.trace import Event, Execution, Run
-from router.trace.table import Ask, Cell, Claim, Column, Row, RowKey, Schema
+from router.trace.table import Ask, Cell, Claim, Column, Condition, Row, RowKey, Schema
 from router.trace.values import Planned, Reported, RowChanged, SubQueryDispatched, TableRun
 
 
@@ -19,6 +19,7 @@ class TableEvents:
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.columns: tuple[Column, ...] = ()
+        self.conditions: tuple[Condition, ...] = ()
         self.asks: dict[Ask, int] = {}
         """The number of the sub-query for each ask. An ask is a request to discover rows, or to
         fill or settle cells of a row.
@@ -31,8 +32,9 @@ class TableEvents:
     def take(self, event: Event) -> None:
         """Apply the next event to the state."""
         match event:
-            case Planned(columns=columns):
+            case Planned(columns=columns, conditions=conditions):
                 self.columns = columns
+                self.conditions = conditions
             case SubQueryDispatched(index=index, ask=Ask() as ask):
                 self.asks[ask] = index
             case Reported(index=index, execution=Execution() as execution):
@@ -101,7 +103,7 @@ class _Fold:
         asks = [Ask("fill", ())] * (1 + last)
         for ask, number in state.asks.items():
             asks[number] = ask
-        table = Table(Schema(state.columns), tuple(state.rows.values()))
+        table = Table.of(Schema(state.columns, state.conditions), state.rows.values())
         return RunTable(table, asks, dict(state.executions))
 
 

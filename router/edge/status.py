@@ -65,6 +65,7 @@ _CODES: dict[int, tuple[type[RolegateError], ...]] = {
     code_pb2.UNAUTHENTICATED: (errors.NoKey,),
     code_pb2.UNAVAILABLE: (
         errors.RunInterrupted,
+        errors.Starting,
         errors.StoreFailed,
         UpstreamUnavailable,
         UpstreamProtocolError,
@@ -227,20 +228,26 @@ def _row_of(error: str) -> tuple[int, str]:
     return _ROWS.get(error.partition(":")[0], (code_pb2.INTERNAL, "INTERNAL"))
 
 
+def error_as_seen_by(error: str, identity: Identity) -> str:
+    """Return a stored run's error as `identity` may see it: for tenants, the words of its class."""
+    if identity.tenant is None or not error:
+        return error
+    name = error.partition(":")[0]
+    return f"{name}: {_words(name).lower()}" if name in _ROWS else "internal error"
+
+
 def as_seen_by(run: Run, identity: Identity) -> Run:
     """Return a run as `identity` may see it. For tenants, addresses of engines and the error
     messages of models and tools are removed; operators get the run unchanged.
     """
     if identity.tenant is None:
         return run
-    name = run.error.partition(":")[0]
-    words = f"{name}: {_words(name).lower()}" if name in _ROWS else "internal error"
     calls = tuple(msgspec.structs.replace(call, deployment="") for call in run.calls)
     result, events = map(_without_server_errors, (run.result, run.events))
     return msgspec.structs.replace(
         run,
         calls=calls,
-        error=words if run.error else "",
+        error=error_as_seen_by(run.error, identity),
         result=result,
         events=events,
     )

@@ -169,14 +169,17 @@ class Ledger:
         limited: bool = False,
         shadow: bool = False,
         resumed: Resumed | None = None,
+        key_id: str = "",
     ) -> None:
         """`journal`: where calls, turns and searches are recorded; None to store nothing.
         `allowance`: the run's budget; None for no limit. `limited`: True if the tenant has quotas.
         `shadow`: True to book all calls with the purpose `shadow`. `resumed`: the interrupted run
-        that this run resumes; what it has spent counts against the budget.
+        that this run resumes; what it has spent counts against the budget. `key_id`: see
+        `OpenedCall.key_id`.
         """
         self.run_id = run_id
         self.tenant = tenant
+        self._key_id = key_id
         self._journal: Journal = journal or NoJournal()
         self._allowance = allowance or Allowance()
         self._tenant_limited = limited
@@ -423,6 +426,7 @@ class Ledger:
             prompt_bound=caller.prompt_bound,
             manager=agent.manager,
             worker=agent.worker,
+            key_id=self._key_id,
         )
         self._allowance.reserve(caller.role, worst)
         self._books.opened += 1

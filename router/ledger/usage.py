@@ -8,7 +8,7 @@ import msgspec
 from router.trace import RoleName
 from router.trace.call import RoleTotal, UsageSums
 
-Dimension = Literal["tenant", "role", "model", "executor_version", "manager"]
+Dimension = Literal["tenant", "role", "model", "executor_version", "manager", "key_id"]
 Bucket = Literal["hour", "day", "month"]
 
 
@@ -38,6 +38,8 @@ class UsageRow(UsageSums, frozen=True, kw_only=True):
     model: str | None = None
     executor_version: str | None = None
     manager: str | None = None
+    key_id: str | None = None
+    """Public part of an API key; empty for calls whose key is not known."""
 
 
 class UsageReport(msgspec.Struct, frozen=True):

@@ -1,11 +1,11 @@
 """The interface of the archive of stored runs, and the values of its queries."""
 
-from collections.abc import AsyncIterator
-from typing import Literal, Protocol
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from router.trace import Run
+from router.trace import Call, Event, Run
 from router.trace.run import Feedback, RunKind, RunStatus
 from router.trace.table import TableOutcome
 from router.trace.values import AnswerOutcome, TopologyName
@@ -49,6 +49,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     """
     unsupported: bool = False
     """True if the answer has names or numbers that no cited evidence contains."""
+    key_id: str = ""
+    """Public part of the API key of the request; empty if it had none."""
     good: bool | None = None
     """Verdict of the latest feedback on the run: True for right, False for wrong; None if there is
     no verdict.
@@ -80,14 +82,16 @@ class RunFilter(msgspec.Struct, frozen=True):
     """
     unsupported: bool = False
     """True selects only answers with names or numbers that no cited evidence contains."""
-    feedback: Literal["good", "bad", "any"] | None = None
-    """Select runs with feedback: `good` for feedback with the verdict that the answer is right,
-    `bad` for the verdict that it is wrong, `any` for any feedback. See `Feedback.good`.
+    feedback: Literal["right", "wrong", "any"] | None = None
+    """Select runs with feedback: `right` for feedback with the verdict that the answer is right,
+    `wrong` for the verdict that it is wrong, `any` for any feedback. See `Feedback.good`.
     """
     min_nano_usd: int | None = None
     """Select runs that cost at least this much, in billionths of a dollar."""
     max_nano_usd: int | None = None
     """Select runs that cost at most this much, in billionths of a dollar."""
+    key_id: str = ""
+    """Select runs of requests with this API key, by its public part."""
     training: bool = False
     """True leaves out runs that must not be used for training: shadow runs, and runs of tenants
     that do not permit training.
@@ -105,12 +109,38 @@ class RunPage(msgspec.Struct, frozen=True):
     """The token of the next page; empty on the last page."""
 
 
+class RunFigures(msgspec.Struct, frozen=True):
+    """Figures of the runs that started in a span of time."""
+
+    runs: int = 0
+    right: int = 0
+    """Number of runs whose latest verdict in feedback is that the answer is right."""
+    wrong: int = 0
+    failed: int = 0
+    unsupported: int = 0
+    nano_usd: int | None = None
+    """Sum of the known costs, in billionths of a dollar; None if no cost is known."""
+    p50_s: float | None = None
+    """Median duration of the finished runs, in seconds; None if no run has finished."""
+    p95_s: float | None = None
+    """Duration in seconds that 95 % of the finished runs did not exceed; None if none has finished.
+    """
+
+
 class ExportedRun(msgspec.Struct, frozen=True):
     """A run that has ended, with the feedback on it, as exports contain it."""
 
     run: Run
     feedback: tuple[Feedback, ...]
     """Oldest first."""
+
+
+class Progress(NamedTuple):
+    """Everything that has happened so far in a run that is under way."""
+
+    events: Sequence[Event] = ()
+    calls: Sequence[Call] = ()
+    """Calls that have ended, in the order of their ends."""
 
 
 class Archive(Protocol):
@@ -137,6 +167,13 @@ class Archive(Protocol):
         `BadRequest` if this is no token of a page.
         """
 
+    async def figures(self, wanted: RunFilter, starts: Sequence[float]) -> Sequence[RunFigures]:
+        """Return the figures of the runs that match `wanted`, for each span of time.
+
+        `starts`: Unix times at which the spans begin, ascending; the first one not after
+        `wanted.start`. Each span ends where the next one begins, and the last at `wanted.end`.
+        """
+
     def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         """Yield all ended runs that match `wanted`, with their feedback, oldest first. Runs whose
         texts are not stored are included.
@@ -156,3 +193,9 @@ class Archive(Protocol):
 
     async def request_cancel(self, run_id: str) -> None:
         """Ask the process that works on a run to cancel it. Does nothing if the run has ended."""
+
+    async def progress(self, run_id: str, after: int = 0) -> Progress | None:
+        """Return what has happened so far in a run on which another gateway works; None if no other
+        gateway works on it. From the first such call on, that gateway writes it to the store every
+        half second. `after`: return only events with numbers above this, and no calls; 0 for all.
+        """

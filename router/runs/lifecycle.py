@@ -21,6 +21,7 @@ from router.errors import (
     NotFound,
     OutOfTime,
     RequestIdTaken,
+    RunCancelled,
     RunInterrupted,
     StoreFailed,
 )
@@ -42,7 +43,7 @@ from router.trace.values import AnswerWritten, OnEvent, RunStarted
 _log = structlog.get_logger("gateway")
 _RESUMABLE = ("answer", "table")
 """Kinds of runs that can be resumed after an interruption."""
-_POLL_S = 0.2
+POLL_S = 0.2
 """Seconds between two looks at the status of a run of another process."""
 _STORING_SHARE = 0.05
 _LONGEST_STORING_S = 0.5
@@ -139,10 +140,11 @@ class OpenRun:
 
     @property
     def error(self) -> str:
-        """The class and the message of the exception that ended a failed run; else empty. For the
-        operator only, as the message may name addresses.
+        """The class and the message of the exception that ended a run that failed or was cancelled
+        on request; else empty. For the operator only, as the message may name addresses.
         """
-        return f"{type(self.failure).__name__}: {self.failure}" if self.status == "failed" else ""
+        shown = self.status == "failed" or isinstance(self.failure, RunCancelled)
+        return f"{type(self.failure).__name__}: {self.failure}" if shown else ""
 
 
 @dataclass(frozen=True)
@@ -310,6 +312,7 @@ class RunLifecycle:
             limited=began.limited,
             shadow=start.kind == "shadow",
             resumed=began.resumed,
+            key_id=start.key_id,
         )
         context = RunContext.lasting(
             deadline - asyncio.get_running_loop().time(),
@@ -344,7 +347,7 @@ class RunLifecycle:
 
     async def _begin(self, start: RunStart) -> Admitted | Run:
         """Record the beginning of the run. If an earlier run has the same `request_id`, wait until
-        it ends, and return it if it finished.
+        it ends, and return it if it finished. Raises `RunCancelled` if it is cancelled on request.
         """
         while True:
             try:
@@ -362,6 +365,8 @@ class RunLifecycle:
             run = None
             with suppress(NotFound):
                 run = await ended_run(began.run_id, self.archive, self.live)
+            if run and run.status == "cancelled" and run.error:  # on request
+                raise RunCancelled(f"Run {run.id} was cancelled.")
             if run is None or run.status != "finished":
                 continue
             if run.redacted:
@@ -449,7 +454,7 @@ async def ended_run(
         return await asyncio.shield(here.ended)
     # The run may belong to another process, which does not notify this one of its end.
     while (run := await archive.load(run_id, tenant)).status == "running":  # noqa: ASYNC110
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(POLL_S)
     return run
 
 

@@ -1,7 +1,8 @@
 """Access of callers to their own runs: results, lists, events, cancellation, feedback."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from weakref import WeakValueDictionary
 
 from cachetools import TTLCache
@@ -9,8 +10,8 @@ from msgspec.structs import replace
 
 from router.background import free_slowly
 from router.errors import BadRequest, StoreFailed
-from router.runs.archive import Archive, ExportedRun, RunFilter, RunPage
-from router.runs.lifecycle import ended_run
+from router.runs.archive import Archive, ExportedRun, RunFigures, RunFilter, RunPage
+from router.runs.lifecycle import POLL_S, ended_run
 from router.runs.live import LiveRuns
 from router.trace import Event, Run
 from router.trace.identity import Identity
@@ -27,6 +28,9 @@ _KEPT_S = 30.0
 """Seconds that an ended run stays in the cache."""
 _USED_S = 60.0
 """Seconds after that in which requests may still use the run, before it is freed."""
+
+_PROGRESS_S = 2.0
+"""Max seconds to wait for the progress of a run from the gateway that works on it."""
 
 OnFeedback = Callable[[Feedback], Awaitable[None]]
 
@@ -57,8 +61,9 @@ class Runs:
         """A lock for each run that is being loaded, so that concurrent readers load it once."""
 
     async def get(self, run_id: str, identity: Identity) -> Run:
-        """Return a run. If it is under way in this process, it has its events so far. Raises
-        `NotFound` if there is no such run, or if the caller may not see it.
+        """Return a run. If it is under way, it has its events and calls so far; at another gateway,
+        those of about half a second ago, or none if that gateway does not answer. Raises `NotFound`
+        if there is no such run, or if the caller may not see it.
         """
         async with self._loading.setdefault(run_id, asyncio.Lock()):
             run = self._ended.get(run_id)
@@ -68,9 +73,19 @@ class Runs:
                     self._ended[run_id] = run
                     executions = getattr(run.result, "executions", ())
                     free_slowly((*run.events, *executions), _KEPT_S + _USED_S)
-        live = self._live.find(run_id)
-        if live and run.status == "running":
+        if run.status != "running":
+            return run
+        if live := self._live.find(run_id):
             return replace(run, events=tuple(live.events))
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PROGRESS_S):
+                while progress := await self._archive.progress(run_id):
+                    run = replace(run, **progress._asdict())
+                    if run.events:
+                        return run
+                    await asyncio.sleep(POLL_S)
+                return await self._archive.load(run_id)  # it has ended
         return run
 
     async def feedback_on(self, run: Run) -> tuple[Feedback, ...]:
@@ -89,6 +104,15 @@ class Runs:
         """
         own = _own(wanted, identity)
         return await self._archive.list(own, size, page) if own else RunPage((), "")
+
+    async def figures(
+        self, wanted: RunFilter, starts: Sequence[float], identity: Identity
+    ) -> Sequence[RunFigures]:
+        """Return the figures of runs for each span of time that begins at one of `starts`. See
+        `Archive.figures`.
+        """
+        own = _own(wanted, identity)
+        return await self._archive.figures(own, starts) if own else [RunFigures()] * len(starts)
 
     async def export(self, wanted: RunFilter, identity: Identity) -> AsyncIterator[ExportedRun]:
         """Yield all ended runs that match `wanted`, with their feedback, oldest first."""
@@ -125,6 +149,11 @@ class Runs:
                 after = number
             ended = await asyncio.shield(live.ended)
         elif run.status == "running":
+            while progress := await self._archive.progress(run_id, after):
+                for event in progress.events:
+                    after += 1
+                    yield after, event
+                await asyncio.sleep(POLL_S)
             ended = await ended_run(run_id, self._archive, self._live, identity.tenant)
         if ended is None:
             raise StoreFailed(
@@ -132,7 +161,7 @@ class Runs:
             )
         run = ended
         last = len(run.events) + _AFTER_EVENTS
-        if after >= last:
+        if after >= last and run.status == "finished":
             raise BadRequest(
                 f"after_event_number must be below {last}, the number of the last event of run "
                 f"{run_id}, got {after}."

@@ -5,6 +5,7 @@ tool, or writes its report.
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -103,8 +104,15 @@ class ContextWindow:
     When the model's context becomes too small, passages are dropped from the messages.
     """
 
-    def __init__(self, opening: tuple[Message, ...], form: Form) -> None:
+    def __init__(
+        self,
+        opening: tuple[Message, ...],
+        form: Form,
+        session: Tools | None = None,
+    ) -> None:
+        """`session`: the conversation's session with the tools; None if it has none."""
         self.messages = opening
+        self.session = session
         self._form = form
         self.outputs: list[Completion] = []
         self.searches: list[SearchRecord] = []
@@ -251,9 +259,13 @@ class Agent:
         self._indexes = Indexes.of(retriever) if retriever else None
         self._tools = tools
 
-    def begin(self, text: str) -> ContextWindow:
+    def session(self) -> AbstractAsyncContextManager[Tools | None]:
+        """Open a session with the agent's tools, for one conversation; None if it has no tools."""
+        return self._tools.session() if self._tools else nullcontext()
+
+    def begin(self, text: str, session: Tools | None = None) -> ContextWindow:
         """Return a new conversation about the question or sub-query `text`."""
-        return ContextWindow(self.role.opening(prompts.request(text)), self.form)
+        return ContextWindow(self.role.opening(prompts.request(text)), self.form, session)
 
     def goes_on(self, work: ContextWindow) -> bool:
         """Return whether there is no report yet, and another turn is allowed."""
@@ -290,7 +302,7 @@ class Agent:
                     return
                 query = f"{text} (in {document})"
                 await add(query, partial(self._access, query, document, text, context.scope))
-            case CallTurn(name, arguments) if self._tools and self._may_search(work):
+            case CallTurn(name, arguments) if work.session and self._may_search(work):
                 query = f"{name} {arguments}"
                 await add(query, partial(self._call, work, query, name, arguments))
             case SearchTurn() if self._indexes or not self._tools:
@@ -308,7 +320,7 @@ class Agent:
         """List the available tools, and describe them in the system prompt. If documents may be
         opened, the prompt also explains that.
         """
-        tools = offered(await self._tools.available()) if self._tools else {}
+        tools = offered(await work.session.available()) if work.session else {}
         functions = [function for _, function in tools.values()]
         parts = (
             (prompts.ACCESS, self.limits.access_k),
@@ -380,7 +392,7 @@ class Agent:
         """Call the tool `name`. Never raises `ToolFailed`: a failed call, an unknown tool, and
         invalid arguments are recorded as the error of the returned record.
         """
-        assert self._tools is not None
+        assert work.session is not None
         tool, _ = (work.tools or {}).get(name, (None, None))
         arguments = tool.arguments(text) if tool else None
         if tool is None or arguments is None:
@@ -391,7 +403,7 @@ class Agent:
         passages = tuple[Passage, ...]()
         error = None
         try:
-            output = await self._tools.call(tool, arguments)
+            output = await work.session.call(tool, arguments)
             passages = passages_of(tool, query, output, self.limits.access_chars)
         except ToolFailed as failed:
             error = str(failed)

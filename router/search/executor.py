@@ -101,19 +101,20 @@ class Executor:
         unavailable, so that its calls are recorded with the purpose `fallback`.
         """
         agent = self._forms.get(context.reporting.form, self._agent)
-        work = agent.begin(sub_query)
         outcome: ExecutionOutcome = "no_report"
-        try:
-            async with context.searching():
-                while agent.goes_on(work):
-                    await agent.turn(work, context, index, "fallback" if instead else "first")
-        except TimeoutError:
-            outcome = "timed_out"
-        except BudgetExhausted:
-            outcome = "budget_exhausted"
-        except UpstreamError as error:
-            outcome = "model_failed" if error.role else "retrieval_failed"
-            context.failures[index] = error
+        async with agent.session() as session:
+            work = agent.begin(sub_query, session)
+            try:
+                async with context.searching():
+                    while agent.goes_on(work):
+                        await agent.turn(work, context, index, "fallback" if instead else "first")
+            except TimeoutError:
+                outcome = "timed_out"
+            except BudgetExhausted:
+                outcome = "budget_exhausted"
+            except UpstreamError as error:
+                outcome = "model_failed" if error.role else "retrieval_failed"
+                context.failures[index] = error
 
         report = NO_EVIDENCE
         if work.report is not None:

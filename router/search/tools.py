@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 import msgspec
@@ -73,6 +74,11 @@ class Tools(Protocol):
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolOutput:
         """Call `tool` and return its result. Raises `ToolFailed` if the tool's server is down,
         ends, times out, returns too much, breaks the protocol, or reports a failure.
+        """
+
+    def session(self) -> AbstractAsyncContextManager["Tools"]:
+        """Open a session: the same tools, to be called by one executor for one sub-query. State
+        that a tool keeps for a session, such as an open page, ends with it.
         """
 
 

@@ -1,4 +1,4 @@
-"""Storage of tenants and keys in a database."""
+"""Storage of tenants, of keys and of the audit log in a database."""
 
 import time
 from collections.abc import Collection
@@ -6,10 +6,13 @@ from collections.abc import Collection
 import msgspec
 from sqlalchemy import Connection, func, select
 
-from router.access import CLOCK_SKEW_S, Key, Spent, Tenant
-from router.store.database import Database
+from router.access import ACT, CLOCK_SKEW_S, LAST_EVENT, AuditEvent, Key, Spent, Tenant
+from router.store.database import Database, storable
 from router.store.projection import put
-from router.store.schema import KEYS, SPENDING, TENANTS, struct_of, structs
+from router.store.schema import AUDIT, KEYS, SPENDING, TENANTS, struct_of, structs
+
+_LONGEST_TARGET = 200
+"""Max characters of a target in the audit log. Names in refused requests may be longer."""
 
 
 class SQLAccounts:
@@ -31,6 +34,7 @@ class SQLAccounts:
             if key.tenant is not None and key.tenant not in known:
                 connection.execute(TENANTS.insert().values(_row(Tenant(key.tenant))))
             _insert(connection, key)
+            note(connection)
             return first
 
         return await self._database.write(add)
@@ -47,6 +51,7 @@ class SQLAccounts:
                 return None
             if successor:
                 _insert(connection, successor)
+            note(connection)
             return next(key for key in _keys(connection) if key.key_id == key_id)
 
         return await self._database.write(expire)
@@ -66,6 +71,7 @@ class SQLAccounts:
         row = _row(tenant)
 
         def write(connection: Connection) -> None:
+            note(connection)
             if only is not None:
                 # The name is written too, so that the statement is valid if nothing changes.
                 changed = {name: row[name] for name in ("name", *only)}
@@ -76,12 +82,35 @@ class SQLAccounts:
 
         await self._database.write(write)
 
+    async def note(self) -> None:
+        """See `Accounts.note`."""
+        await self._database.write(note)
+
+    async def audit(self, size: int, before: int = LAST_EVENT) -> list[AuditEvent]:
+        """See `Accounts.audit`."""
+        number = AUDIT.c.number
+        newest = select(AUDIT).where(number < before).order_by(number.desc()).limit(size)
+        return await self._database.read(
+            lambda connection: structs(connection, AuditEvent, newest), behind=True
+        )
+
     async def spending(self, tenant: str) -> list[Spent]:
         """See `Accounts.spending`."""
         of_tenant = (
             select(SPENDING).where(SPENDING.c.tenant == tenant).order_by(SPENDING.c.period.desc())
         )
         return await self._database.read(lambda connection: structs(connection, Spent, of_tenant))
+
+
+def note(connection: Connection) -> None:
+    """Write the current act, if there is one, to the audit log. Of two transactions that choose the
+    same number, PostgreSQL refuses one, and `Database.write` repeats it.
+    """
+    if act := ACT.get():
+        last = connection.scalar(select(func.max(AUDIT.c.number))) or 0
+        target = storable(act.target[:_LONGEST_TARGET])
+        row = msgspec.structs.asdict(act) | {"number": last + 1, "target": target}
+        connection.execute(AUDIT.insert().values(row))
 
 
 def _row(tenant: Tenant) -> dict[str, object]:

@@ -7,10 +7,11 @@ import math
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import count
 
 import msgspec
 import structlog
@@ -18,21 +19,43 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
+    String,
     and_,
+    bindparam,
+    case,
     exists,
     false,
     func,
     select,
+    text,
     true,
     tuple_,
 )
 
 from router.errors import BadRequest, NotFound
 from router.runs import RunFilter
-from router.runs.archive import MAX_LISTED_CHARS, ExportedRun, RunPage, RunSummary, shortened
+from router.runs.archive import (
+    MAX_LISTED_CHARS,
+    ExportedRun,
+    Progress,
+    RunFigures,
+    RunPage,
+    RunSummary,
+    shortened,
+)
 from router.store.database import Database, storable
-from router.store.schema import CALLS, FEEDBACK, RUNS, TENANTS, VERSION_TRIALS, run_of, struct_of
-from router.trace import Call, Run
+from router.store.projection import put
+from router.store.schema import (
+    CALLS,
+    FEEDBACK,
+    PROGRESS,
+    RUNS,
+    TENANTS,
+    VERSION_TRIALS,
+    run_of,
+    struct_of,
+)
+from router.trace import Call, Event, Run
 from router.trace.run import MAX_A_RUN, Feedback
 
 _log = structlog.get_logger("store")
@@ -42,9 +65,11 @@ _DELETED = 100
 """Number of runs that are deleted in one transaction. It is small, so that other writers do not
 wait long.
 """
+_EVENT = msgspec.msgpack.Decoder(Event)
+_CALL = msgspec.msgpack.Decoder(Call)
 _SUMMARY = (
     "run_id tenant kind request_id status outcome topology unsupported answer nano_usd "
-    "started_at duration_s"
+    "started_at duration_s key_id"
 )
 _LISTED = (
     *(RUNS.c[name] for name in _SUMMARY.split()),
@@ -52,6 +77,27 @@ _LISTED = (
 )
 _POSITION = tuple_(RUNS.c.started_at, RUNS.c.run_id)
 """Columns by which runs are sorted in time."""
+# The latest verdict on each run. A subquery for each run would take PostgreSQL seconds, because it
+# would compile a query of such a cost.
+_VERDICTS = text("""
+SELECT DISTINCT run_id, first_value(coalesce(accepted, score >= 0.5))
+    OVER (PARTITION BY run_id ORDER BY given_at DESC) AS good
+FROM feedback WHERE given_at >= :start AND (accepted IS NOT NULL OR score IS NOT NULL)
+""")
+_VERDICT = _VERDICTS.columns(FEEDBACK.c.run_id).subquery()
+_RANKED = text("""
+*, cume_dist() OVER (PARTITION BY span, status = 'finished' ORDER BY duration_s) AS share
+""")
+_FIGURES = text("""
+span, count(*) AS runs,
+count(*) FILTER (WHERE good) AS "right", count(*) FILTER (WHERE NOT good) AS wrong,
+count(*) FILTER (WHERE status = 'failed') AS failed,
+count(*) FILTER (WHERE unsupported) AS unsupported,
+CAST(sum(nano_usd) AS BIGINT) AS nano_usd,
+min(duration_s) FILTER (WHERE status = 'finished' AND share >= 0.5) AS p50_s,
+min(duration_s) FILTER (WHERE status = 'finished' AND share >= 0.95) AS p95_s
+""")
+"""Columns of `RunFigures`."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +146,10 @@ class SQLArchive:
         )
         return await self.database.read(read)
 
+    async def figures(self, wanted: RunFilter, starts: Sequence[float]) -> Sequence[RunFigures]:
+        """See `Archive.figures`. One query computes all of them."""
+        return await self.database.read(partial(_figures, wanted=wanted, starts=starts))
+
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         """Yield all ended runs that match `wanted`, with their feedback, oldest first. Redacted
         runs are included.
@@ -138,6 +188,16 @@ class SQLArchive:
             lambda connection: connection.execute(running.values(cancel_requested=True))
         )
 
+    async def progress(self, run_id: str, after: int = 0) -> Progress | None:
+        """See `Archive.progress`. None also for a database that gateways cannot share."""
+        if not self.database.shared:
+            return None
+        run_id = storable(run_id)
+        if not after:
+            request = partial(_put_progress, run_id=run_id, items=[(0, None)])
+            await self.database.write(request, on_disk=False)
+        return await self.database.read(partial(_progress, run_id=run_id, after=after))
+
 
 def _load(connection: Connection, run_id: str, tenant: str | None) -> Run:
     row = connection.execute(select(RUNS).where(*_visible(run_id, tenant))).one_or_none()
@@ -172,6 +232,20 @@ def _list(
     if len(rows) > size:
         last = rows[size - 1]
     return RunPage(runs, _token(last.started_at, last.run_id) if last else "")
+
+
+def _figures(
+    connection: Connection, wanted: RunFilter, starts: Sequence[float]
+) -> list[RunFigures]:
+    span = case(*((RUNS.c.started_at >= start, start) for start in reversed(starts))).label("span")
+    runs = RUNS.outerjoin(_VERDICT, _VERDICT.c.run_id == RUNS.c.run_id)
+    columns = text("status, unsupported, nano_usd, duration_s, good")
+    chosen = select(span, columns).select_from(runs).where(*_conditions(wanted))
+    ranked = select(_RANKED).select_from(chosen.subquery())
+    query = select(_FIGURES).select_from(ranked.subquery()).group_by(text("span"))
+    rows = connection.execute(query, {"start": starts[0]})
+    figures = {row.span: struct_of(RunFigures, row._mapping) for row in rows}
+    return [figures.get(start, RunFigures()) for start in starts]
 
 
 def _piece(
@@ -261,21 +335,22 @@ def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
 def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
     """Return those conditions of a filter that no index serves, so that rows must be read."""
     columns = RUNS.c
-    text = storable(wanted.text)
-    in_request = columns.request.icontains(text, autoescape=True)
-    in_answer = columns.answer.icontains(text, autoescape=True)
+    words = storable(wanted.text)
+    in_request = columns.request.icontains(words, autoescape=True)
+    in_answer = columns.answer.icontains(words, autoescape=True)
     worked = exists().where(
         CALLS.c.run_id == columns.run_id, CALLS.c.executor_version == wanted.executor_version
     )
     accepted = func.coalesce(FEEDBACK.c.accepted, FEEDBACK.c.score >= 0.5)  # as `Feedback.good`
     verdict: ColumnElement[bool] = true()
     if wanted.feedback != "any":
-        verdict = accepted == (true() if wanted.feedback == "good" else false())
+        verdict = accepted == (true() if wanted.feedback == "right" else false())
     # The concatenation keeps the database from using the index of statuses, which only helps for
     # the status `running`: all other statuses have too many runs.
     status = columns.status.concat("")
     conditions = (
-        (bool(text), in_request | in_answer),
+        (bool(words), in_request | in_answer),
+        (bool(wanted.key_id), columns.key_id == storable(wanted.key_id)),
         (wanted.kind is not None, columns.kind == wanted.kind),
         (wanted.status not in (None, "running"), status == wanted.status),
         (wanted.outcome is not None, and_(columns.outcome == wanted.outcome, status == "finished")),
@@ -324,12 +399,63 @@ def _place(page: str) -> tuple[float, str]:
     return started_at, storable(run_id)
 
 
-def runs_to_cancel(connection: Connection, log: str) -> list[str]:
-    """Return the identifiers of running runs whose cancellation was requested. `log`: name of the
-    log of the gateway that runs them.
+_REQUESTS = text("""
+SELECT run_id, cancel_requested, min(number) AS last_call, max(number) AS last_event
+FROM runs LEFT JOIN progress USING (run_id)
+WHERE run_id IN :run_ids AND status = 'running' AND (cancel_requested OR number IS NOT NULL)
+GROUP BY run_id, cancel_requested
+""").bindparams(bindparam("run_ids", type_=String, expanding=True))
+_PROGRESS = text("""
+SELECT number, content
+FROM runs LEFT JOIN progress ON progress.run_id = runs.run_id AND number > :after
+WHERE runs.run_id = :run_id AND status = 'running' ORDER BY abs(number)
+""")
+_FORGET = text("""
+DELETE FROM progress WHERE NOT EXISTS (
+    SELECT 1 FROM runs WHERE runs.run_id = progress.run_id AND status = 'running'
+)
+""")
+_LEAST = -(1 << 31)
+
+
+def publish(
+    connection: Connection, run_ids: Sequence[str], happened: Callable[[str], Progress]
+) -> list[str]:
+    """Write the progress of those of the runs `run_ids` for which it is requested, and delete that
+    of runs which have ended. Return those of `run_ids` that should be cancelled.
+
+    `happened`: returns the whole progress of a run.
     """
-    running = RUNS.c.status == "running", RUNS.c.log == log, RUNS.c.cancel_requested
-    return list(connection.scalars(select(RUNS.c.run_id).where(*running)))
+    requests = connection.execute(_REQUESTS, {"run_ids": run_ids}).all()
+    for run_id, _, last_call, last_event in requests:
+        if last_event is not None:
+            events, calls = happened(run_id)
+            new_calls = zip(count(last_call - 1, -1), calls[-last_call:], strict=False)
+            new_events = enumerate(events[last_event:], last_event + 1)
+            _put_progress(connection, run_id, [*new_calls, *new_events])
+    connection.execute(_FORGET)
+    return [request.run_id for request in requests if request.cancel_requested]
+
+
+def _put_progress(
+    connection: Connection, run_id: str, items: Iterable[tuple[int, Event | Call | None]]
+) -> None:
+    rows = [
+        {"run_id": run_id, "number": number, "content": msgspec.msgpack.encode(item)}
+        for number, item in items
+    ]
+    put(connection, PROGRESS, rows)
+
+
+def _progress(connection: Connection, run_id: str, after: int) -> Progress | None:
+    rows = connection.execute(_PROGRESS, {"run_id": run_id, "after": after or _LEAST}).all()
+    if not rows:
+        return None
+    numbered = [row for row in rows if row.number]
+    return Progress(
+        tuple(_EVENT.decode(content) for number, content in numbered if number > 0),
+        tuple(_CALL.decode(content) for number, content in numbered if number < 0),
+    )
 
 
 async def delete_old(database: Database, keep_days: float) -> None:

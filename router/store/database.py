@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from contextvars import copy_context
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,6 +94,20 @@ def _cannot_open(url: str, error: Exception) -> BadConfig:
     return BadConfig(
         f"server.store: cannot open {address.render_as_string(hide_password=True)}: {reason}"
     )
+
+
+@contextmanager
+def engine_for_once(url: str) -> Iterator[Engine]:
+    """Yield an engine for `url`, which is disposed of on exit. Translate the errors of its use to
+    `BadConfig`.
+    """
+    engine = engine_of(url)
+    try:
+        yield engine
+    except (BadConfig, SQLAlchemyError) as error:
+        raise _cannot_open(url, error) from error
+    finally:
+        engine.dispose()
 
 
 def _postgresql(address: URL) -> Engine:
@@ -186,18 +201,20 @@ def sqlite_file(url: str) -> Path | None:
     return Path(address.database)
 
 
+def default_log(file: Path) -> Path:
+    """Return the default folder of the log of a SQLite database."""
+    return Path(f"{file.resolve()}.log")
+
+
 def store_problem(url: str) -> str | None:
     """Return the reason why a database cannot be used, such as tables of another release. Return
     None if it can be used, even if it has no tables yet. Creates nothing. Blocks while it connects.
     """
-    engine = engine_of(url)
     try:
-        with engine.connect() as connection:
+        with engine_for_once(url) as engine, engine.connect() as connection:
             expansions(steps(connection) or [])
-    except (BadConfig, SQLAlchemyError) as error:
-        return str(_cannot_open(url, error))
-    finally:
-        engine.dispose()
+    except BadConfig as error:
+        return str(error)
     return None
 
 
@@ -252,7 +269,7 @@ class Database:
         it contains a folder for each gateway's log.
         """
         if self._files:
-            return Path(f"{next(iter(self._files)).resolve()}.log")
+            return default_log(next(iter(self._files)))
         address = self._engine.url.set(password=None).render_as_string()
         return (
             Path("~/.cache/rolegate/logs").expanduser() / sha256(address.encode()).hexdigest()[:16]
@@ -362,7 +379,9 @@ class Database:
 
     async def _run(self, threads: ThreadPoolExecutor, work: Callable[[], Value]) -> Value:
         try:
-            return await asyncio.get_running_loop().run_in_executor(threads, work)
+            # In the context of the caller, from which `note` takes the administrative act
+            run = copy_context().run
+            return await asyncio.get_running_loop().run_in_executor(threads, run, work)
         except (SQLAlchemyError, OverflowError) as error:
             # The SQLite driver raises OverflowError for an integer that is too large. SQLAlchemy's
             # own message is not logged, because it contains the row, and so maybe an answer.
@@ -413,19 +432,15 @@ def upgrade(url: str, release: Release = THIS, *, check: bool = False) -> list[S
 
     `check`: True to change nothing. Blocks. Raises `BadConfig`.
     """
-    engine = engine_of(url)
-    if engine.dialect.name == "sqlite":  # else SQLite deletes the rows that refer to a copied table
-        event.listen(engine, "connect", lambda driver, _: driver.execute(_UNCHECKED))
-    try:
+    with engine_for_once(url) as engine:
+        if engine.dialect.name == "sqlite":
+            # Else SQLite deletes the rows that refer to a copied table.
+            event.listen(engine, "connect", lambda driver, _: driver.execute(_UNCHECKED))
         if check:
             with engine.connect() as connection:
                 return steps(connection, release) or []
         with engine.execution_options(**WRITES).begin() as connection:
             return prepare(connection, release, contracts=True)
-    except (BadConfig, SQLAlchemyError) as error:
-        raise _cannot_open(url, error) from error
-    finally:
-        engine.dispose()
 
 
 def unwritable(error: BaseException) -> bool:

@@ -20,7 +20,14 @@ from router.errors import BadConfig, StoreFailed, StoreInUse
 from router.store.database import COPY, Database, unwritable
 from router.store.group_commit import GroupCommit
 from router.store.log import Position, RunLog, give_back_room, number_of, read_all, segments
-from router.store.projection import ended_among, keep_place, left_over, place_of, project
+from router.store.projection import (
+    cancelled_among,
+    ended_among,
+    keep_place,
+    left_over,
+    place_of,
+    project,
+)
 from router.store.records import (
     Begun,
     Change,
@@ -175,8 +182,9 @@ class Follower:
         """Recover a log that its last owner has left: write its changes to the database, begin a
         new segment, and close the runs that have not ended.
 
-        Return all interrupted runs in the log, and True if everything that was on disk could be
-        read. Raises `StoreFailed`, and `BadConfig` if the log cannot be read at all.
+        Return the interrupted runs in the log, without cancelled ones, and True if everything that
+        was on disk could be read. Raises `StoreFailed`, and `BadConfig` if the log cannot be read
+        at all.
         """
         missing = await missing_segments(self._database, self.name, self._log.folder)
         if missing:
@@ -213,7 +221,11 @@ class Follower:
         # The changes so far may not be on disk, so write the place to disk, and them with it.
         # Otherwise, readers may see rows that a power cut removes.
         await self._keep_place(on_disk=True)
-        return [*fold.interrupted.values(), *left.values()], fold.complete and not missing
+        interrupted = fold.interrupted | left
+        among = partial(cancelled_among, run_ids=list(interrupted))
+        for run_id in await self._database.read(among):
+            del interrupted[run_id]
+        return [*interrupted.values()], fold.complete and not missing
 
     async def read(self) -> Fold:
         """Write the changes to the database that the last owner of the log has left. Return the
@@ -327,14 +339,14 @@ async def missing_segments(database: Database, name: str, folder: Path) -> list[
     return sorted(set(range(first, last + 1)) - numbers)
 
 
-def own_log(database: Database, folder: Path | None = None) -> RunLog:
+def own_log(database: Database, log_folder: str | None = None) -> RunLog:
     """Open a log for a gateway of this database, and lock it. With PostgreSQL, that is the first
     log that no other process has locked.
 
-    `folder`: the folder of the log, or for PostgreSQL, the folder that contains the logs' folders;
-    None for the database's `log_folder`. Raises `StoreInUse` and `StoreFailed`.
+    `log_folder`: the folder of the log, or for PostgreSQL, the folder that contains the logs'
+    folders; None for the database's `log_folder`. Raises `StoreInUse` and `StoreFailed`.
     """
-    folder = folder or database.log_folder
+    folder = Path(log_folder or database.log_folder)
     for number in count(1):
         with suppress(*([StoreInUse] if database.shared else [])):
             return RunLog.open(folder / str(number) if database.shared else folder)
@@ -343,18 +355,20 @@ def own_log(database: Database, folder: Path | None = None) -> RunLog:
 
 @asynccontextmanager
 async def opened(
-    url: str, on_missing: Callable[[list[int]], None] = lambda _numbers: None
+    url: str,
+    on_missing: Callable[[list[int]], None] = lambda _numbers: None,
+    log_folder: str | None = None,
 ) -> AsyncIterator[Database]:
     """Open a database for a command, and make sure that it has everything that a gateway has
     acknowledged so far. If no gateway runs on a SQLite file, the file's log is read here.
 
-    `on_missing`: called with the numbers of missing segments of a SQLite file's log. Raises
-    `BadConfig`, and `StoreFailed` if a running gateway does not write its log to the database in
-    time.
+    `on_missing`: called with the numbers of missing segments of a SQLite file's log. `log_folder`:
+    folder of that log; None for the database's `log_folder`. Raises `BadConfig`, and `StoreFailed`
+    if a running gateway does not write its log to the database in time.
     """
     database = await Database.open(url)
     try:
-        folder = database.log_folder
+        folder = Path(log_folder or database.log_folder)
         if not database.shared:
             on_missing(await missing_segments(database, _SQLITE, folder))
         if not database.shared and segments(folder):

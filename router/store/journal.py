@@ -19,8 +19,10 @@ from router.errors import BadRequest, QuotaExhausted, RolegateError, StoreFailed
 from router.ledger import RunStart
 from router.ledger.journal import Admitted, EarlierRun, Resumed
 from router.models import Completion, Message
+from router.runs.archive import Progress
+from router.runs.live import LiveRun
 from router.store.accounts import SQLAccounts
-from router.store.archive import delete_old, runs_to_cancel
+from router.store.archive import delete_old, publish
 from router.store.database import Database
 from router.store.follower import Follower, own_log
 from router.store.group_commit import GroupCommit
@@ -52,7 +54,7 @@ _log = structlog.get_logger("store")
 _WATCH_S = 0.5
 """Interval of the checks of settings and disks, in seconds."""
 _SELDOM = 4
-"""Number of checks after which one also writes to the database."""
+"""Number of checks after which one also deletes segments of the log that nobody needs any more."""
 _DATABASE_TIMEOUT_S = 5.0
 """Seconds without an answer after which the database counts as down."""
 _RESUMABLE_S = 3600.0
@@ -73,11 +75,13 @@ class LogJournal:
         log: RunLog,
         on_cancel: Callable[[str], None],
         on_health: Callable[[str | None], None],
+        find: Callable[[str], LiveRun | None],
     ) -> None:
         self._database = database
         self._log = log
         self._on_cancel = on_cancel
         self._on_health = on_health
+        self._find = find
         self._accounts = SQLAccounts(database)
         self._names = RequestNames(database)
         self._quotas = Quotas(shared=database.shared)
@@ -105,6 +109,7 @@ class LogJournal:
         *,
         on_cancel: Callable[[str], None] = lambda _run_id: None,
         on_health: Callable[[str | None], None] = lambda _why: None,
+        find: Callable[[str], LiveRun | None] = lambda _run_id: None,
         keep_days: float | None = None,
     ) -> AsyncIterator["LogJournal"]:
         """Open a journal. When the context is left, changes that are not in the database yet are
@@ -112,12 +117,18 @@ class LogJournal:
 
         `log`: the log to write to; None for the log in its default folder. `on_cancel`: called with
         the identifier of a run whose cancellation was requested, maybe more than once. `on_health`:
-        called regularly with the reason why runs cannot be written, or None. `keep_days`: days
-        after their start at which runs are deleted; None to keep all runs. Raises `BadConfig` and
-        `StoreFailed`.
+        called regularly with the reason why runs cannot be written, or None. `find`: returns a run
+        that this gateway is running, by its identifier. `keep_days`: days after their start at
+        which runs are deleted; None to keep all runs. Raises `BadConfig` and `StoreFailed`.
         """
         log = log or own_log(database)
-        journal = cls(database, log, on_cancel, on_health)
+        journal = cls(
+            database,
+            log,
+            on_cancel,
+            on_health,
+            find,
+        )
         done = False
         try:
             async with (
@@ -474,7 +485,7 @@ class LogJournal:
                 if self._commits:
                     self._commits.give_back()
                 async with asyncio.timeout(_DATABASE_TIMEOUT_S):
-                    await self._watch_database(writes=bool(problem) or not turn % _SELDOM)
+                    await self._watch_database(deletes=bool(problem) or not turn % _SELDOM)
                 problem = None
             except TimeoutError:
                 problem = f"nothing was written within {_DATABASE_TIMEOUT_S:g} s"
@@ -487,14 +498,24 @@ class LogJournal:
             self._refusal = full or late
             self._on_health(self._refusal or problem)
 
-    async def _watch_database(self, *, writes: bool) -> None:
+    async def _watch_database(self, *, deletes: bool) -> None:
         await self._end_lost()
         await self._read_settings()
-        if writes:
-            await self._delete_segments()  # this also shows whether the database can be written
-            wanted = partial(runs_to_cancel, log=self._follower.name)
-            for run_id in await self._database.read(wanted, behind=True):
-                self._on_cancel(run_id)
+        work = partial(publish, run_ids=list(self._runs), happened=self._happened)
+        for run_id in await self._database.write(work, on_disk=False, behind=True):
+            self._on_cancel(run_id)
+        if deletes:
+            await self._delete_segments()
+
+    def _happened(self, run_id: str) -> Progress:
+        """Return what has happened so far in a run; if it is redacted, only the first event and the
+        calls, which have no texts.
+        """
+        run = self._runs.get(run_id)
+        live = self._find(run_id)
+        if run is None or live is None:
+            return Progress()
+        return Progress(live.events[:1] if run.redact else live.events, run.calls)
 
     async def _end_lost(self) -> None:
         """Write the last records of runs whose ends could not be written before. Raises

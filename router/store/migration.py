@@ -124,7 +124,7 @@ def steps(connection: Connection, release: Release = THIS) -> list[Step] | None:
         raise BadConfig(
             f"a later release of rolegate has changed it to {contents}, and this release needs "
             f"schema {release.number}. Nothing was changed; install that release again, or restore "
-            "a backup from before `rolegate store upgrade`."
+            "a backup from before `rolegate store upgrade` (`rolegate store restore`, pg_restore)."
         )
 
     missing = None
@@ -133,10 +133,13 @@ def steps(connection: Connection, release: Release = THIS) -> list[Step] | None:
         if missing is None and number == release.number:
             return []  # a later release has expanded the schema
     if missing is None:
+        writer = "another program"
+        if number:
+            writer = "a release that `rolegate store upgrade` does not know"
         raise BadConfig(
             f"it has {contents}, and this release of rolegate needs schema {release.number}, so "
-            "another release or another program wrote it. Nothing was changed; name another file "
-            "or an empty database."
+            f"{writer} wrote it. Nothing was changed; use what wrote it, or name another file or "
+            "an empty database."
         )
     return missing
 
@@ -183,6 +186,14 @@ def _apply(connection: Connection, missing: Sequence[Step], release: Release) ->
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(release.scripts).replace("%", "%%"))
     command.upgrade(config, missing[-1].revision)
+    if connection.dialect.name == "sqlite":  # does not check while it copies tables
+        lost = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
+        if lost:
+            raise BadConfig(
+                f"the revisions up to {missing[-1].revision} leave a row of the table {lost[0]} "
+                f"that refers to a missing row of {lost[2]}. Nothing was changed; run `rolegate "
+                "store check`, and restore a backup if it finds that, too."
+            )
     numbers = [step.number for step in missing if step.number]
     if numbers:
         connection.execute(SCHEMA.update().values(number=numbers[-1]))

@@ -42,15 +42,17 @@ from router.store.database import storable
 from router.store.log import Position
 from router.store.names import Name, name_of
 from router.store.quotas import Period, Tally, add_spent, periods
-from router.store.records import Begun, Change, RecordedRun, withheld
+from router.store.records import Begun, Change, RecordedRun, cancelled, withheld
 from router.store.schema import (
     CALLS,
+    KEY_GROUPS,
     LEASES,
     LOGS,
     RUNS,
     SPENDING,
     TENANTS,
     USAGE_HOURS,
+    USAGE_KEY_HOURS,
     call_row,
     found_by,
     struct_of,
@@ -90,11 +92,11 @@ def _as_they_stand(
 ) -> Iterator[Change]:
     """Yield the changes that must be written to a PostgreSQL database, where each run has a row
     since it began. A run that another gateway has closed is added to `closed`, and yielded as
-    interrupted, without its answer.
+    interrupted, without its answer; as cancelled if that was requested.
     """
     ids = [change.start.id for change in changes]
     wanted = (
-        select(RUNS.c.run_id, RUNS.c.status, RUNS.c.request_id)
+        select(RUNS.c.run_id, RUNS.c.status, RUNS.c.request_id, RUNS.c.cancel_requested)
         .where(RUNS.c.run_id.in_(ids))
         .with_for_update()
     )
@@ -109,6 +111,8 @@ def _as_they_stand(
         if row is None or row.status not in ("running", run.status):
             closed.add(run.id)
             run = withheld(run, "interrupted", "")
+        if row and row.cancel_requested and run.status == "interrupted":
+            run = cancelled(run)
         if change.position > place:
             name = row.request_id if row else None
             yield change._replace(start=replace(change.start, request_id=name or ""), run=run)
@@ -133,6 +137,7 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
     put(connection, RUNS, rows)
     put(connection, CALLS, list(map(call_row, calls)))
     put(connection, USAGE_HOURS, hourly_usage(calls), adds=True)
+    put(connection, USAGE_KEY_HOURS, hourly_usage(calls, KEY_GROUPS), adds=True)
 
     sums = [
         dict(zip(_SPENDING, (*key, tally.requests, tally.tokens, tally.nano_usd), strict=True))
@@ -164,14 +169,20 @@ def _do(connection: Connection, statement: Any, rows: Sequence[Row]) -> None:
 
 
 def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
-    """Return the identifiers of those runs that have ended in the database. An interrupted run
-    without calls does not count as ended: another gateway may have closed it, without its calls.
+    """Return the identifiers of those runs that have ended in the database. A run without calls
+    that is interrupted, or still marked to be cancelled, does not count as ended: another gateway
+    may have closed it, without its calls.
     """
     known = exists().where(CALLS.c.run_id == RUNS.c.run_id)
-    ended = RUNS.c.status.not_in(("running", "interrupted")) | (
-        (RUNS.c.status == "interrupted") & known
-    )
+    closed = (RUNS.c.status == "interrupted") | RUNS.c.cancel_requested
+    ended = (RUNS.c.status != "running") & (~closed | known)
     return set(connection.scalars(select(RUNS.c.run_id).where(RUNS.c.run_id.in_(run_ids), ended)))
+
+
+def cancelled_among(connection: Connection, run_ids: list[str]) -> set[str]:
+    """Return the identifiers of those runs that were cancelled."""
+    wanted = RUNS.c.run_id.in_(run_ids) & (RUNS.c.status == "cancelled")
+    return set(connection.scalars(select(RUNS.c.run_id).where(wanted)))
 
 
 def left_over(connection: Connection, name: str) -> list[RecordedRun]:
@@ -186,7 +197,9 @@ def left_over(connection: Connection, name: str) -> list[RecordedRun]:
     runs: list[RecordedRun] = []
     for row in connection.execute(wanted).mappings():
         start = struct_of(RunStart, row, id=row["run_id"], request_id=row["request_id"] or "")
-        runs.append(RecordedRun(Begun(start, bool(row["redact"]))))
+        run = RecordedRun(Begun(start, bool(row["redact"])))
+        run.cancelled = row["cancel_requested"]
+        runs.append(run)
     return runs
 
 

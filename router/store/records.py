@@ -130,6 +130,8 @@ class RecordedRun:
         self.kept = begun.start.hold
         """Amount reserved for the answer."""
         self.turns = Turns()
+        self.cancelled = False
+        """True if the database says that the run should be cancelled."""
         self.before: RecordedRun | None = None
         """The interrupted run that this run resumes; None if it resumes none. Its turns are kept,
         because this run may not have reached all of them.
@@ -187,13 +189,13 @@ class RecordedRun:
         return replace(self.turns.within(run), calls=calls, error=run.error or self.damage)
 
     def interrupted(self) -> Run:
-        """Return the run as an interrupted one, for a run without a `RunEnded` record. Calls that
-        were in flight are charged their worst case.
+        """Return the run as an interrupted one, or a cancelled one, for a run without a `RunEnded`
+        record. Calls that were in flight are charged their worst case.
         """
         calls = (*self.calls, *self.cut())
         begun = self.start.started_at
         ended_at = max((call.started_at + call.duration_s for call in calls), default=begun)
-        return self.start.ended(
+        run = self.start.ended(
             status="interrupted",
             calls=calls,
             duration_s=max(0.0, ended_at - begun),
@@ -202,6 +204,7 @@ class RecordedRun:
             result=None,
             settings={},
         )
+        return cancelled(run) if self.cancelled else run
 
     def cut(self) -> Iterator[Call]:
         """Yield the open calls as ended ones, with the outcome `interrupted` and unknown usage."""
@@ -230,6 +233,11 @@ def withheld(run: Run, status: RunStatus, error: str) -> Run:
         result=None,
         events=events,
     )
+
+
+def cancelled(run: Run) -> Run:
+    """Return an interrupted run as one that was cancelled on request."""
+    return replace(run, status="cancelled", error=f"RunCancelled: Run {run.id} was cancelled.")
 
 
 class Change(NamedTuple):

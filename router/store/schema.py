@@ -27,7 +27,7 @@ from sqlalchemy import (
     Table,
 )
 
-from router.access import Key, Spent, Tenant
+from router.access import AuditEvent, Key, Spent, Tenant
 from router.amount import Amount
 from router.errors import StoreFailed
 from router.models.model import TOKEN_COUNTS
@@ -80,7 +80,7 @@ SCHEMA_NUMBER = 8
 """Number of the schema. A release works with a database of its number, also if a later release has
 added tables and columns to it. Only a revision that contracts the schema changes the number.
 """
-REVISION = "0001"
+REVISION = "0004"
 """Revision of this schema: the last script in `migrations/versions`."""
 REVISIONS = Table(  # Alembic's table, which has the revision of the database
     "alembic_version", MetaData(), Column("version_num", String(32), primary_key=True)
@@ -127,8 +127,9 @@ CALLS = Table(
     *_columns(
         Call,
         "number",
-        without=("run_id", "executor_version", "reserved", "usage", "impossible_usage"),
+        without=("run_id", "key_id", "executor_version", "reserved", "usage", "impossible_usage"),
     ),
+    Column("key_id", String, nullable=False, server_default=""),
     Column("executor_version", String, nullable=False),  # empty for roles other than execution
     *(Column(column, BigInteger, nullable=name == "nano_usd") for column, name in RESERVED.items()),
     *(Column(name, BigInteger) for name in TOKEN_COUNTS),  # null if the usage is unknown
@@ -142,17 +143,23 @@ GROUPS = "tenant", "hour", "role", "model", "deployment", "executor_version", "m
 """Primary key of `usage_hours`: a row has the sums of the calls with equal values of these. `hour`
 is the Unix time of a call's start // 3600.
 """
+KEY_GROUPS = *GROUPS, "key_id"
+"""Primary key of `usage_key_hours`."""
+
+
+def _of_hours(name: str, groups: tuple[str, ...]) -> Table:
+    keys = (
+        Column(group, Integer if group == "hour" else String, primary_key=True, autoincrement=False)
+        for group in groups
+    )
+    return Table(name, METADATA, *keys, *_columns(UsageSums), Index(f"{name}_by_time", "hour"))
+
+
 # Sums of ended calls by the hour in which they started. They are kept when the calls are deleted.
-USAGE_HOURS = Table(
-    "usage_hours",
-    METADATA,
-    *(
-        Column(name, Integer if name == "hour" else String, primary_key=True, autoincrement=False)
-        for name in GROUPS
-    ),
-    *_columns(UsageSums),
-    Index("usage_hours_by_time", "hour"),
-)
+USAGE_HOURS = _of_hours("usage_hours", GROUPS)
+# The same sums by key. Calls from before its revision have no key, and calls of gateways of the
+# release before are only in `usage_hours`.
+USAGE_KEY_HOURS = _of_hours("usage_key_hours", KEY_GROUPS)
 # Sums that count against quotas: a row for each day and each month in which a tenant has requests
 SPENDING = Table(
     "spending", METADATA, Column("tenant", String, primary_key=True), *_columns(Spent, "period")
@@ -174,6 +181,7 @@ KEYS = Table(  # `scopes` are separated by commas
     *_columns(Key, "key_id", without=("tenant",)),
     Column("tenant", ForeignKey("tenants.name")),
 )
+AUDIT = Table("audit", METADATA, *_columns(AuditEvent, "number"))  # no row is ever deleted
 LOGS = Table(  # the place of each log: the position up to which it is written to the database
     "logs",
     METADATA,
@@ -187,6 +195,15 @@ GATEWAYS = Table(  # the gateways that share a PostgreSQL database and are not f
     Column("epoch", BigInteger, Identity(), primary_key=True),
     Column("log", String, nullable=False),
     Column("session", BigInteger, nullable=False),  # number of sessions that have held its lock
+)
+# What has happened so far in running runs that are watched at other gateways: events have numbers
+# from 1, ended calls from -1 downwards. The row with number 0 requests the others
+PROGRESS = Table(
+    "progress",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("content", LargeBinary, nullable=False),  # as MessagePack
 )
 LEASES = Table(  # the parts of quotas that gateways may spend in addition to `spending`
     "leases",

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Select,
     case,
     func,
+    literal,
     literal_column,
     select,
     tuple_,
@@ -33,7 +34,7 @@ from router.ledger.reconciliation import LedgerSum, Tokens
 from router.ledger.usage import Bucket, Dimension, UsageRow
 from router.models import Usage
 from router.store.database import Database, begin_snapshot, storable
-from router.store.schema import CALLS, GROUPS, RUNS, USAGE_HOURS
+from router.store.schema import CALLS, GROUPS, RUNS, USAGE_HOURS, USAGE_KEY_HOURS
 from router.trace import Call
 from router.trace.call import COMPLETE_OUTCOMES, SUMMED_COUNTS, SUMS, OpenedCall, added, sums_of
 
@@ -101,8 +102,9 @@ def usage_in(connection: Connection, query: UsageQuery) -> UsageReport:
     first = -int(-start // _HOUR_S)
     last = int(end // _HOUR_S)
     pieces = [(start, first * _HOUR_S), (last * _HOUR_S, end)] if first <= last else [(start, end)]
-    hours = USAGE_HOURS.c
-    whole_hours = select(*(hours[name] for name in _COLUMNS)).where(
+    hours = (USAGE_KEY_HOURS if "key_id" in query.by else USAGE_HOURS).c
+    known = {"key_id": literal(""), **dict(hours.items())}
+    whole_hours = select(*(known[name].label(name) for name in _COLUMNS)).where(
         hours.hour >= first, hours.hour < last
     )
     runs = select(func.count()).where(RUNS.c.started_at >= start, RUNS.c.started_at < end)
@@ -221,16 +223,15 @@ def _bucket_start(bucket: Bucket, hour: int) -> float:
     return (begun.replace(day=1) if bucket == "month" else begun).timestamp()
 
 
-def hourly_usage(calls: Iterable[Call]) -> list[dict[str, Any]]:
-    """Return the sums of calls as rows of `usage_hours`."""
+def hourly_usage(calls: Iterable[Call], by: tuple[str, ...] = GROUPS) -> list[dict[str, Any]]:
+    """Return the sums of calls as rows of a table with the primary key `by`."""
     groups: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:
         row = msgspec.structs.asdict(call) | {"hour": int(call.started_at // _HOUR_S)}
-        key = tuple("" if row[name] is None else row[name] for name in GROUPS)
+        key = tuple("" if row[name] is None else row[name] for name in by)
         groups.setdefault(key, []).append(call)
     return [
-        {**dict(zip(GROUPS, key, strict=True)), **sums_of(members)}
-        for key, members in groups.items()
+        {**dict(zip(by, key, strict=True)), **sums_of(members)} for key, members in groups.items()
     ]
 
 

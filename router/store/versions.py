@@ -9,6 +9,7 @@ from msgspec.structs import asdict
 from sqlalchemy import Connection, RowMapping, func, or_, select, true
 
 from router.errors import BadRequest
+from router.store.accounts import note
 from router.store.database import Database, storable
 from router.store.schema import (
     EXECUTOR_VERSIONS,
@@ -52,6 +53,7 @@ class SQLVersionBook:
                 raise BadRequest(f"version {version.version!r}: exists already; use another name.")
             connection.execute(EXECUTOR_VERSIONS.insert().values(asdict(version)))
             _note(connection, [decision])
+            note(connection)
 
         await self._database.write(add, behind=True)
 
@@ -77,6 +79,7 @@ class SQLVersionBook:
                 this = EXECUTOR_VERSIONS.c.version == version.version
                 connection.execute(EXECUTOR_VERSIONS.update().where(this).values(asdict(version)))
             _note(connection, decisions)
+            note(connection)
             return True
 
         return await self._database.write(change, behind=True)

@@ -8,7 +8,8 @@ reports arrive.
    rank of the ask (the piece of work) whose report named the key.
 3. A cell is computed from all claims in its column. Claims with equal canonical forms state one
    value. The best supported value wins. If two values are supported equally well, the cell is in
-   conflict.
+   conflict. A value that no passage contains fills no cell, and a name that no passage contains
+   makes no row.
 
 Ranks depend on the asks alone, not on time, so the same reports give the same table in any order.
 `Assembly` works incrementally: a report changes only the cells that it is about. All keys are
@@ -20,19 +21,32 @@ import sys
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple, get_args
 
 import msgspec
+from msgspec.structs import replace
 
-from router.folding import sought
+from router.folding import fold, sought
 from router.table.cell_value import canonical, is_blank, is_mistyped, row_key
+from router.table.conditions import state_of
 from router.table.plain_text import plain
-from router.table.support import Shown, Tie, tied
+from router.table.support import Shown, Tie, support_of, tied
 from router.table.table_text import read_rows, read_values
 from router.trace import Execution
-from router.trace.table import Ask, Cell, Claim, Column, Row, RowKey, Schema, Support
+from router.trace.table import (
+    Ask,
+    Cell,
+    Check,
+    Claim,
+    Column,
+    Row,
+    RowKey,
+    Schema,
+    Support,
+)
 
 _Place = tuple[tuple[Any, ...], int]
 """Where a row was named: the rank of the ask, and the number of the row in its report."""
@@ -46,7 +60,21 @@ class Table(msgspec.Struct, frozen=True):
     """
 
     schema: Schema
+    """The columns, without hidden ones, and the conditions."""
     rows: tuple[Row, ...]
+    excluded: tuple[Row, ...] = ()
+    """Rows that contradict a condition, in the same order."""
+
+    @classmethod
+    def of(cls, schema: Schema, rows: Collection[Row]) -> "Table":
+        """Return the table of `rows`, of which some are excluded."""
+        excluded = tuple(row for row in rows if row.excluded)
+        return cls(schema, tuple(row for row in rows if not row.excluded), excluded)
+
+    @property
+    def every_row(self) -> tuple[Row, ...]:
+        """The rows of the table, then the excluded ones."""
+        return self.rows + self.excluded
 
 
 class RowClaims(NamedTuple):
@@ -69,6 +97,8 @@ class ReportRows(NamedTuple):
     """Number of rows that were cut off or left out in the report, so that it should be asked for
     again.
     """
+    unsupported: int
+    """Number of rows that were left out because the passages do not name them."""
 
 
 def read_report(
@@ -89,20 +119,26 @@ def read_report(
         for column in schema.columns
         if column.name in ask.columns or (column.key and ask.row is None)
     ]
+    lost = execution.report.lost_lines
+    unsupported = 0
     if ask.row is None:
-        listed, lost = read_rows(answer, columns)
+        listed, cut = read_rows(answer, columns)
+        lost += cut
+        asked = fold(execution.sub_query)
         rows = []
         keys = set[RowKey]()
         for row in listed:
             key = row_key(Schema(tuple(columns)), row)
-            if key in keys or len(keys) <= max_rows:
+            if not _is_named(columns, row, shown, asked):
+                unsupported += 1
+            elif key in keys or len(keys) <= max_rows:
                 keys.add(key)
                 rows.append((key, row))
     else:
         rows = [(ask.row, read_values(answer, schema, columns, ask.row))]
-        lost = 0
 
     looked = ask.row is not None and execution.looked
+    evidence = cache(lambda: execution.citations(execution.report.evidence))
     row_claims = list[RowClaims]()
     for key, row in rows:
         names = shown.also_named(names_of(schema, key))
@@ -111,6 +147,8 @@ def read_report(
             if not is_blank(value, column):
                 form = canonical(column, value)
                 support, citations = shown.support(column, value, form, names)
+                if column.type == "boolean" or (column.type == "choice" and not citations):
+                    support, citations = support_of(chain.from_iterable(evidence()), names)
                 claims[column.name] = Claim(
                     value,
                     form,
@@ -120,7 +158,26 @@ def read_report(
                 )
         in_order = tuple(claims.get(column.name) for column in schema.columns)
         row_claims.append(RowClaims(ask, key, in_order, looked))
-    return ReportRows(tuple(row_claims), shown.ties, lost + execution.report.lost_lines)
+    return ReportRows(tuple(row_claims), shown.ties, lost, unsupported)
+
+
+def _is_named(
+    columns: Sequence[Column],
+    row: Sequence[str],
+    shown: Shown,
+    asked: str,
+) -> bool:
+    """Return whether the passages name a row. Of several names in its key, all but one may come
+    from the folded sub-query `asked`, such as the country in a key of country and city.
+    """
+    parts = [
+        (column, value)
+        for column, value in zip(columns, map(plain, row), strict=True)
+        if column.key and sought(value)
+    ]
+    names = [(column, value) for column, value in parts if column.type == "text"] or parts
+    unknown = [sought(value) for column, value in names if not shown.holds(column, value)]
+    return not unknown or (len(unknown) < len(names) and all(name in asked for name in unknown))
 
 
 def names_of(schema: Schema, key: RowKey) -> list[str]:
@@ -149,9 +206,9 @@ class Assembly:
         asks_per_cell: int = 2,
         max_rows: int = sys.maxsize,
     ) -> None:
-        """`given`: rows that the client gave, with a value for each column; an empty value is to be
-        looked up. `asks_per_cell`: number of executors without a value for a cell after which the
-        cell is `not_found`. `max_rows`: max rows of the table.
+        """`given`: rows that the client gave, with a value for each column that is not hidden; an
+        empty value is to be looked up. `asks_per_cell`: number of executors without a value for a
+        cell after which the cell is `not_found`. `max_rows`: max rows, including excluded ones.
         """
         self._schema = schema
         self._asks_per_cell = asks_per_cell
@@ -236,9 +293,25 @@ class Assembly:
     def table(self) -> Table:
         """Return the table that results from the reports so far."""
         deque(self.take_changed(), 0)
-        return Table(
-            self._schema, tuple(self._rows[home] for _, home in self._order[: self._max_rows])
+        return Table.of(
+            replace(self._schema, columns=self._schema.shown),
+            [self._rows[home] for _, home in self._order[: self._max_rows]],
         )
+
+    def excludes(self, key: RowKey) -> bool:
+        """Return whether reports about `key`, other than those of discoveries, contradict a
+        condition. The result depends on no other key.
+        """
+        if not self._schema.conditions:
+            return False
+        members = [row for _, row in self._claims[key] if row.ask.row is not None]
+        row = self._row(
+            key,
+            members,
+            None,
+            (),
+        )
+        return row.excluded
 
     def _know(self, keys: Iterable[RowKey]) -> None:
         """Note the folded parts and names of new keys."""
@@ -300,7 +373,8 @@ class Assembly:
         cells = list[Cell]()
         parts = iter(home)
         for at, column in enumerate(self._schema.columns):
-            if before and not column.key and column.name not in columns:
+            is_other = not (column.key or column.hidden or column.name in columns)
+            if before and is_other:
                 cells.append(before.cells[at])
                 continue
             claims: dict[tuple[Ask, str], Claim] = {}
@@ -308,20 +382,26 @@ class Assembly:
             for claim in sorted(all_claims, key=_grade):
                 claims.setdefault((claim.ask, claim.canonical), claim)
             looked = sum(row.looked and column.name in row.ask.columns for row in members)
-            value = given[at] if given else ""
+            value = given[at] if given and not column.hidden else ""
             cell = _cell(column, value, list(claims.values()), looked >= self._asks_per_cell)
             # A key cell without a claim shows the row's key
             part = next(parts) if column.key else ""
-            cells.append(cell if cell.value else Cell(part, cell.state))
+            cells.append(cell if cell.value else replace(cell, value=part))
 
         asks = dict.fromkeys(row.ask for row in members if row.ask.row is None)
         aliases = dict.fromkeys(row.key for row in members if row.key != home)
+        names = [column.name for column in self._schema.columns]
+        checks = list[Check]()
+        for condition in self._schema.conditions:
+            cell = cells[names.index(condition.column.name)]
+            checks.append(Check(state_of(condition, cell), cell))
         return Row(
             home,
-            tuple(cells),
+            tuple(cells[: len(self._schema.shown)]),
             tuple(asks),
             tuple(aliases),
             given is not None,
+            tuple(checks),
         )
 
 
@@ -347,25 +427,30 @@ def _cell(
     exhausted: bool,
 ) -> Cell:
     """Return the cell that results from `claims`, which are sorted: best supported first, then by
-    rank. `given`: the client's value, or empty. `exhausted`: whether the allowed number of
-    executors have looked for the cell.
+    rank. Claims without support give a cell no value, except for a key, which is a name of the row.
+
+    `given`: the client's value, or empty. `exhausted`: whether the allowed number of executors have
+    looked for the cell.
     """
-    finer = _finer({claim.canonical for claim in claims}) if column.type == "date" else {}
+    supported = [claim for claim in claims if column.key or claim.support != "unsupported"]
+    finer = _finer({claim.canonical for claim in supported}) if column.type == "date" else {}
     groups: dict[str, list[Claim]] = {}
-    for claim in claims:
+    for claim in supported:
         form = finer.get(claim.canonical, claim.canonical)
         groups.setdefault("" if column.key else form, []).append(claim)
     for members in groups.values():
         members.sort(key=lambda claim: (_grade(claim), claim.canonical in finer))
     values = sorted(groups.values(), key=lambda members: _worth(column, members))
-    shown = tuple(chain.from_iterable(values))
+    # Claims without support are last, as `claims` is sorted by support.
+    shown = (*chain.from_iterable(values), *claims[len(supported) :])
     if given:
         return Cell(given, "given", shown)
-    if not shown:
-        return Cell("", "not_found" if exhausted else "missing", shown)
-    if len(values) > 1 and values[0][0].support == values[1][0].support:
+    if not values:
+        return Cell("", "not_found" if exhausted and not shown else "missing", shown)
+    best = _best(values[0])
+    if len(values) > 1 and best[0].support == values[1][0].support:
         return Cell(shown[0].value, "conflict", shown)
-    agreed = len({claim.ask for claim in values[0]}) > 1 and len(_documents(values[0])) > 1
+    agreed = len({claim.ask for claim in best}) > 1 and len(_documents(best)) > 1
     return Cell(shown[0].value, "agreed" if agreed else "single", shown)
 
 
@@ -375,14 +460,21 @@ def _grade(claim: Claim) -> int:
 
 def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int]:
     """Return a sort key for a value with these claims; the best value has the smallest. It compares
-    support, then whether the type is right, then the numbers of documents and of claims.
+    support, then whether the type is right, then the numbers of documents and of claims with that
+    support.
     """
+    best = _best(claims)
     return (
-        _grade(claims[0]),
-        is_mistyped(column, claims[0].canonical),
-        -len(_documents(claims)),
-        -len(claims),
+        _grade(best[0]),
+        is_mistyped(column, best[0].canonical),
+        -len(_documents(best)),
+        -len(best),
     )
+
+
+def _best(claims: Sequence[Claim]) -> Sequence[Claim]:
+    """Return those of sorted claims that are supported as well as the first."""
+    return [claim for claim in claims if claim.support == claims[0].support]
 
 
 def _documents(claims: Iterable[Claim]) -> set[str]:

@@ -112,11 +112,11 @@ def _typed(column: Column, value: str) -> str | None:
 
 def row_key(schema: Schema, values: Sequence[str]) -> RowKey:
     """Return the key of a row: the canonical forms of its key values. `values`: one value for each
-    column of the schema.
+    column of the schema that is not hidden.
     """
     return tuple(
         canonical(column, value)
-        for column, value in zip(schema.columns, values, strict=True)
+        for column, value in zip(schema.shown, values, strict=True)
         if column.key
     )
 

@@ -11,7 +11,7 @@ from router.trace.table import Ask, CellState
 
 
 class Completeness(msgspec.Struct, frozen=True):
-    """How complete a table is."""
+    """How complete a table is, without excluded rows."""
 
     rows: int
     complete_rows: int

@@ -18,7 +18,7 @@ class TableCost(NamedTuple):
     """
 
     rows: tuple[Amount, ...]
-    """Cost of each row, in the order of the rows."""
+    """Cost of each row, in the order of `Table.every_row`."""
     overhead: Amount
     """Cost that belongs to no row: of the delegator's calls and of discoveries that named no new
     row, and what remains when a cost is divided into whole numbers.
@@ -34,9 +34,10 @@ def table_cost(
     divided equally among the rows that it was the first to name. The cost of any other ask belongs
     to its row. `asks`: all asks of the run, each at the position that is its sub-query's number.
     """
-    homes = {key: at for at, row in enumerate(table.rows) for key in (row.key, *row.aliases)}
+    every_row = table.every_row
+    homes = {key: at for at, row in enumerate(every_row) for key in (row.key, *row.aliases)}
     first: dict[Ask, list[int]] = {}
-    for at, row in enumerate(table.rows):
+    for at, row in enumerate(every_row):
         if row.found_by and row.found_by[0].discovery and not row.given:
             first.setdefault(row.found_by[0], []).append(at)
     spent: dict[int | None, list[Amount]] = {}
@@ -47,7 +48,7 @@ def table_cost(
         tokens = call.usage.total_tokens if call.usage else 0
         spent.setdefault(number, []).append(Amount(tokens, call.nano_usd))
 
-    rows: list[list[Amount]] = [[] for _ in table.rows]
+    rows: list[list[Amount]] = [[] for _ in every_row]
     overhead = spent.pop(None, [])
     for number, amounts in spent.items():
         ask = asks[number or 0]

@@ -6,10 +6,12 @@ rows, a fill looks up cells of a row, and a settling gets a second opinion on ce
    rows and missing cells.
 2. All asks are in one queue, from which up to `width` executors work at a time. Asks about cells
    have priority over discoveries, so known rows are completed while further rows are searched for.
-3. Each report is added to the table (`Assembly`). For a new row, fills of its cells are queued. A
-   cell whose value is missing from a report is queued again, until `asks_per_cell` executors have
-   looked for it; if executors fail, up to twice as many are tried in all. A cell that one executor
-   has looked for is always asked for again as a settling, which words the question differently.
+3. Each report is added to the table (`Assembly`). For a new row, fills of its cells are queued,
+   first of those that conditions are about. A row that contradicts a condition is not filled. A
+   cell whose value is missing from a report, or from all passages behind it, is queued again, until
+   `asks_per_cell` executors have looked for it; if executors fail, up to twice as many are tried in
+   all. A cell that one executor has looked for is always asked for again as a settling, which words
+   the question differently.
 4. Once the queue is empty and no executor works, settlings are queued for cells with conflicting
    values.
 5. When nothing is left to do, the delegator is shown the new status. It writes more discoveries, or
@@ -47,10 +49,11 @@ from router.search.executor import EXECUTOR, Executes
 from router.table import table_delegation
 from router.table.assembly import Assembly, ReportRows, Table, assemble
 from router.table.cell_value import is_mistyped, row_key
+from router.table.conditions import with_conditions
 from router.table.schema import checked_rows, checked_schema, question
 from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution
-from router.trace.table import Ask, AskKind, Column, RowKey, Schema, TableOutcome
+from router.trace.table import Ask, AskKind, Column, Condition, RowKey, Schema, TableOutcome
 from router.trace.values import (
     Planned,
     Reported,
@@ -126,6 +129,8 @@ class TableRequest(msgspec.Struct, frozen=True):
     """Whether the known rows are all rows of the table, so that no others are looked for."""
     max_rows: int = 0
     """Max rows of the table; 0 for the limit in the configuration."""
+    conditions: tuple[Condition, ...] = ()
+    """Conditions that the rows of the table must meet. The delegator may add others."""
 
     def checked(self, limits: TableLimits) -> "TableRequest":
         """Return the request with normalized values. Raises `BadRequest` for the first defect."""
@@ -147,7 +152,10 @@ class TableRequest(msgspec.Struct, frozen=True):
 
         schema = checked_schema(self.columns)
         rows = checked_rows(schema, self.rows)
-        return replace(self, columns=schema.columns, rows=rows, max_rows=max_rows)
+        conditions = with_conditions(schema, self.conditions).conditions
+        return replace(
+            self, columns=schema.columns, rows=rows, max_rows=max_rows, conditions=conditions
+        )
 
 
 def table_of(run: TableRun) -> Table:
@@ -233,7 +241,10 @@ class _Filling:
         self._limits = search.limits
         self._context = dataclasses.replace(context, reporting=TABLE_REPORTING)
         self._group: asyncio.TaskGroup
-        self._schema = Schema(request.columns)
+        self._schema = with_conditions(Schema(request.columns), request.conditions)
+        self._asked_schema = self._schema
+        """The columns and conditions of the request, without the delegator's plan."""
+        self._ignored: tuple[str, ...] = ()
         self._assembly: Assembly
         self._delegation = Conversation(())
         self._outcome: TableOutcome = "filled"
@@ -266,8 +277,10 @@ class _Filling:
         """Number of the last attempt for each cell, by row and column."""
         self._looked = defaultdict[RowKey, Counter[str]](Counter)
         """Number of executors that looked for each cell without failing, by row and column."""
-        self._filled: set[RowKey] = set()
-        """Keys of the rows whose fills have been queued."""
+        self._steps: dict[RowKey, list[list[str]]] = {}
+        """The columns that are still to be asked for in each row, one step after the other: first
+        the column of each condition, then all others.
+        """
 
     @property
     def result(self) -> TableRun:
@@ -282,6 +295,7 @@ class _Filling:
             self._outcome,
             asks_per_cell=self._limits.asks_per_cell,
             max_rows=self._request.max_rows,
+            ignored=self._ignored,
         )
 
     # The delegator's part
@@ -304,7 +318,7 @@ class _Filling:
         if self._request.closed:  # at most one turn, to get the missing question templates
             rounds = int(any(not (column.key or column.ask) for column in self._schema.columns))
         if not rounds:
-            self._context.on_event(Planned(self._schema.columns))
+            self._announce_plan()
             await self._work_off()
         for self._round in range(1, rounds + 1):
             searching = await self._turn()
@@ -316,15 +330,18 @@ class _Filling:
 
     def _restart_assembly(self, text: str) -> None:
         """Start a new assembly of the table, without reports. Its columns get the question
-        templates in the delegator's turn `text`.
+        templates and conditions in the delegator's turn `text`.
         """
-        self._schema = table_delegation.planned(Schema(self._request.columns), text)
+        self._schema, self._ignored = table_delegation.planned(self._asked_schema, text)
         self._assembly = Assembly(
             self._schema,
             self._request.rows,
             asks_per_cell=self._limits.asks_per_cell,
             max_rows=self._request.max_rows,
         )
+
+    def _announce_plan(self) -> None:
+        self._context.on_event(Planned(self._schema.shown, self._schema.conditions))
 
     def _status(self) -> str:
         """Return the text that shows the delegator the table's status."""
@@ -355,7 +372,7 @@ class _Filling:
         if first:
             outputs = self._delegation.outputs
             await in_worker(self._restart_assembly, outputs[-1].text if outputs else "")
-            context.on_event(Planned(self._schema.columns))
+            self._announce_plan()
         return await self._discover(questions, early)
 
     async def _decide(self, early: Dispatching) -> list[tuple[str, str]]:
@@ -534,9 +551,14 @@ class _Filling:
             column.name
             for column, claim in zip(self._schema.columns, row.claims, strict=True)
             if column.name in ask.columns
-            and (claim is None or is_mistyped(column, claim.canonical))
+            and (
+                claim is None
+                or claim.support == "unsupported"
+                or is_mistyped(column, claim.canonical)
+            )
         ]
-        self._ask(ask.row, lacking, execution.report.escalate_to)
+        if not self._ask(ask.row, lacking, execution.report.escalate_to):
+            self._fill(ask.row)
 
     def _take_rows(
         self,
@@ -570,8 +592,8 @@ class _Filling:
 
     def _key_values(self, values: Sequence[str]) -> tuple[str, ...]:
         """Return the values of the key columns. `values`: one value for each column."""
-        columns = self._schema.columns
-        return tuple(value for column, value in zip(columns, values, strict=True) if column.key)
+        columns = self._schema.columns  # values of hidden ones, which are last, may be missing
+        return tuple(value for column, value in zip(columns, values, strict=False) if column.key)
 
     def _manager(self, attempt: int, wanted: str = "") -> str:
         """Return the name of the manager for an attempt: `wanted` if there is a manager of that
@@ -587,9 +609,9 @@ class _Filling:
         key: RowKey,
         columns: Iterable[str],
         wanted: str = "",
-    ) -> None:
+    ) -> bool:
         """Queue asks for cells of a row, except for cells that have reached their limit of
-        attempts.
+        attempts. Return whether there are any.
 
         `wanted`: the manager to which the last report escalated; empty if it did not.
         """
@@ -617,6 +639,7 @@ class _Filling:
                     manager=manager,
                 )
             )
+        return bool(holes)
 
     def _wanted(self, ask: Ask) -> bool:
         """Return whether the outcome so far still allows work on `ask` to begin."""
@@ -646,17 +669,31 @@ class _Filling:
         for row in self._assembly.take_changed():
             await asyncio.sleep(0)
             self._context.on_event(RowChanged(row.key, row))
-            wanted = [
+            known = {
                 column.name
-                for column, cell in zip(self._schema.columns, row.cells, strict=True)
-                if not column.key and cell.state != "given"
-            ]
+                for column, cell in zip(self._schema.shown, row.cells, strict=True)
+                if column.key or cell.state == "given"
+            }
+            wanted = [column.name for column in self._schema.columns if column.name not in known]
+            checked = {condition.column.name for condition in self._schema.conditions}
+            rest = [name for name in wanted if name not in checked]
             # Ask for each key of the row: documents may tie keys together only after each was asked
             # for, and the asks must not depend on the order in which reports arrive.
             for key in (row.key, *row.aliases):
-                if key not in self._filled:
-                    self._filled.add(key)
-                    self._ask(key, wanted)
+                if key not in self._steps:
+                    self._steps[key] = [*([name] for name in wanted if name in checked), rest]
+                    self._fill(key)
+
+    def _fill(self, key: RowKey) -> None:
+        """Queue the next asks for cells of a row, unless the row contradicts a condition.
+
+        That depends only on reports about this key, as the asks must not depend on the order in
+        which reports arrive.
+        """
+        steps = self._steps[key]
+        asked = False
+        while steps and not asked and not self._assembly.excludes(key):
+            asked = self._ask(key, steps.pop(0))
 
     async def _settle(self) -> None:
         """Queue settlings for all cells with conflicting values.
@@ -671,7 +708,7 @@ class _Filling:
                 row.key,
                 [
                     column.name
-                    for column, cell in zip(self._schema.columns, row.cells, strict=True)
+                    for column, cell in zip(self._schema.shown, row.cells, strict=True)
                     if cell.state == "conflict"
                 ],
             )

@@ -200,6 +200,11 @@ def only_number(text: str, column: Column) -> str | None:
     return number if known and after[0] not in ("m", "b", "t") else None
 
 
+def units_in(text: str) -> frozenset[str]:
+    """Return the known units in a text with a number."""
+    return _UNITS.intersection(_WORD.findall(_NUMBER.sub(" ", number_text(text))))
+
+
 _TIME = re.compile(
     r"\bt?\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?[ap]\.?m\b|z\b)?|\b\d{1,2}\s?[ap]\.?m\b"
 )

@@ -9,7 +9,7 @@ from functools import lru_cache
 from router.errors import BadRequest
 from router.table.cell_value import is_blank, row_key
 from router.table.plain_text import folded
-from router.trace.table import Column, RowKey, Schema
+from router.trace.table import Column, Condition, RowKey, Schema
 
 MAX_COLUMNS = 64
 MAX_CHOICES = 1024
@@ -42,10 +42,12 @@ def check_number(columns: Sized) -> None:
         )
 
 
-def checked_schema(columns: Iterable[Column]) -> Schema:
-    """Return the schema with these columns. Raises `BadRequest` for the first defect."""
-    schema = Schema(tuple(columns))
-    check_number(schema.columns)
+def checked_schema(columns: Iterable[Column], conditions: tuple[Condition, ...] = ()) -> Schema:
+    """Return the schema with these columns and conditions. Raises `BadRequest` for the first defect
+    of the columns.
+    """
+    schema = Schema(tuple(columns), conditions)
+    check_number(schema.shown)
     if (choices := sum(len(column.choices) for column in schema.columns)) > MAX_CHOICES:
         raise BadRequest(
             f"columns: {choices} choices given in all columns together, at most {MAX_CHOICES} are "
@@ -145,8 +147,9 @@ def _question(
     *,
     reworded: bool,
 ) -> str:
-    if column.ask and not reworded:
-        return _PLACEHOLDER.sub(lambda place: key[normal_name(place[1])], column.ask)
+    if column.ask and (column.hidden or not reworded):
+        asked = _PLACEHOLDER.sub(lambda place: key[normal_name(place[1])], column.ask)
+        return f"Look up again: {asked}" if reworded else asked
     about = meaning(column)
     wanted = f"the {column.name}{about and f' ({about})'} of {', '.join(key.values())}"
     return f"Look up {wanted}." if reworded and not column.ask else f"What is {wanted}?"

@@ -5,6 +5,9 @@ names that passages say belong to the same thing ("A, also known as B").
   before or after it, or in the passage's title.
 - `value_only`: a sentence contains the value, but the row is not named nearby.
 - `unsupported`: no sentence contains the value.
+
+A key is also stated by a passage's title. The values of boolean columns, and choices whose words no
+sentence contains, have the support of the report's evidence instead.
 """
 
 import re
@@ -15,7 +18,7 @@ from typing import NamedTuple
 
 from router.folding import fold, sought
 from router.protocol import Passage
-from router.table.cell_value import values_in
+from router.table.cell_value import canonical, values_in
 from router.trace.citation import MAX_CITED, Citation, citation, read
 from router.trace.table import Column, Support
 
@@ -35,6 +38,7 @@ _TIE = re.compile(
 )
 """Matches words such as "also known as" between two names of the same thing, in a folded sentence.
 """
+_BREAK = re.compile(r"<br\s{0,4}/?>", re.IGNORECASE)
 _MAX_WORDS = 12
 _MAX_CHARS = 200
 """Max words and characters of a name."""
@@ -101,12 +105,32 @@ def _ties_of(text: str, document: str) -> tuple[Tie, ...]:
     return tuple(islice(chain.from_iterable(sentences), _MAX_TIES))
 
 
+def support_of(
+    citations: Iterable[Citation], names: Collection[str]
+) -> tuple[Support, tuple[Citation, ...]]:
+    """Return the support of a value that need not occur in a passage, such as "yes", by the
+    citations of its report's evidence. `names`: the folded names of the value's row.
+    """
+    cited = tuple(dict.fromkeys(citations))[:MAX_CITED]
+    stated = tuple(
+        at for at in cited if any(name in fold(f"{at.title}\n{at.quote}") for name in names)
+    )
+    if stated:
+        return "stated", stated
+    return "value_only" if cited else "unsupported", cited
+
+
+def _kind(column: Column) -> Column:
+    """Return a column that stands for all columns with the same type and unit."""
+    return Column("", column.type, unit=column.unit)
+
+
 class Shown:
     """The distinct passages that an executor was shown, prepared for looking up values."""
 
     def __init__(self, passages: Iterable[Passage]) -> None:
         self._passages = list({passage.id: passage for passage in passages}.values())
-        self._readings = [read(passage.text) for passage in self._passages]
+        self._readings = [read(_BREAK.sub("\n", passage.text)) for passage in self._passages]
         self._titles = [fold(passage.title) for passage in self._passages]
         self.ties = tuple(
             tie
@@ -139,8 +163,7 @@ class Shown:
         `form`: the value's canonical form. `names`: the folded names of the value's row.
         """
         wanted = sought(value)
-        kind = Column("", column.type, unit=column.unit)
-        typed = self._values(kind)
+        kind = _kind(column)
 
         def worth(excerpt: str, folded: str) -> int:
             holds = wanted in folded or any(
@@ -150,15 +173,17 @@ class Shown:
 
         stated = list[Citation]()
         unnamed = list[Citation]()
-        for passage, reading, title, values in zip(
+        titles = list[Citation]()
+        for passage, reading, title, places in zip(
             self._passages,
             self._readings,
             self._titles,
-            typed,
+            self._places(column, value, form),
             strict=True,
         ):
-            places = [*reading.places(wanted), *values.get(form, ())]
             if not places:
+                if column.key and wanted and wanted in title:
+                    titles.append(citation(passage, passage.title))
                 continue
             named = set(chain.from_iterable(map(reading.places, names)))
             titled = any(name in title for name in names)
@@ -167,9 +192,22 @@ class Shown:
             sentence = reading.sentences[(best or places)[0]]
             (stated if best else unnamed).append(citation(passage, sentence, worth))
 
-        if stated:
-            return "stated", tuple(stated[:MAX_CITED])
+        if stated or titles:
+            return "stated", tuple((stated or titles)[:MAX_CITED])
         return "value_only" if unnamed else "unsupported", tuple(unnamed[:MAX_CITED])
+
+    def holds(self, column: Column, value: str) -> bool:
+        """Return whether a passage, or its title, contains a value that has words."""
+        wanted = sought(value)
+        return any(wanted in title for title in self._titles) or any(
+            self._places(column, value, canonical(column, value))
+        )
+
+    def _places(self, column: Column, value: str, form: str) -> Iterator[list[int]]:
+        """Yield, for each passage, the numbers of the sentences that contain a value."""
+        wanted = sought(value)
+        for reading, values in zip(self._readings, self._values(_kind(column)), strict=True):
+            yield [*reading.places(wanted), *values.get(form, ())]
 
     def _by_value(self, column: Column) -> list[dict[str, list[int]]]:
         """Return, for each passage, a mapping from the canonical form of each number or date to the

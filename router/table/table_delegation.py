@@ -6,16 +6,19 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
+from typing import Any, get_args
 
 from msgspec.structs import replace
 
 from router.errors import BadRequest
+from router.folding import fold
 from router.protocol import prompts
 from router.protocol.tags import one_line, readable, without_thinking
 from router.table.assembly import Table
 from router.table.completeness import completeness
+from router.table.conditions import with_condition
 from router.table.schema import checked_schema, meaning, normal_name
-from router.trace.table import Ask, CellState, Column, Row, Schema
+from router.trace.table import Ask, CellState, Column, Condition, Operator, Row, Schema
 
 STOP = ("<table",)
 """Stop strings: a model that writes the tag of a status would invent the table's next status."""
@@ -36,9 +39,58 @@ _ASK = re.compile(
 )
 
 
+_MAX_TAGS = 64
+_MAX_TAG_CHARS = 5000
+"""Max conditions that are read in a turn, and max characters of their attributes."""
+_WHERE = re.compile(r"<\s{0,4}where\b([^<>]*?)(?:/>|>([^<]*))", re.IGNORECASE)
+_ATTRIBUTE = re.compile(
+    r"""([a-z]{1,9})\s{0,4}=\s{0,4}["'“]([^"”]*?)["'”](?=\s|/|\Z)""", re.IGNORECASE
+)
+
+_FORM = re.compile(r"```markdown\s*\{[^{}]{1,40}\}\s*```[\s.。]*\Z")
+"""The last lines of every question of the benchmark WideSearch."""
+_SENTENCE = re.compile(r"[^.?!。？！\n]*(?:[.?!。？！\n]\s*|\Z)")
+_FORM_WORDS = frozenset(
+    fold("""
+please organize output present give put provide return list display show results data information
+organized compiled final table tables markdown format form of in into as one single with following
+specified column columns name names header headers labeled labelled order sequence exact this these
+should be are is follows don't ask me any questions just according to without omitting cells
+arbitrarily leave no cell out that can known result a
+请以一整个Markdown表格的格式输出整理后的数据，不要拆分成多个表格，每个单元格都需要按列名要求输出，不得无故省略，输出采用中文。
+表格中的列名依次为：不要问我任何问题，只需输出结果，将到一个
+""").split()
+)
+"""Words of the sentences that describe the form of a table and nothing else."""
+_MAX_NAMES_CHARS = 1000
+"""Max characters of the columns' names that are looked for in a question."""
+
+
 def opening(question: str, schema: Schema) -> str:
-    """Return the text of the request that the delegator is shown first."""
-    return prompts.table_request(question, map(described, schema.columns))
+    """Return the text of the request that the delegator is shown first. It has the hidden columns
+    that need a question template, too.
+    """
+    columns = [column for column in schema.columns if not (column.hidden and column.ask)]
+    return prompts.table_request(without_form(question, schema), map(described, columns))
+
+
+def without_form(question: str, schema: Schema) -> str:
+    """Return a question without the sentences that only repeat the schema's columns and the form of
+    the table. WideSearch ends all its questions with such sentences.
+    """
+    end = _FORM.search(question)
+    names = "".join(normal_name(column.name) for column in schema.shown)
+    if not end or len(names) > _MAX_NAMES_CHARS:
+        return question
+    letters = [at for at in range(end.start()) if question[at].isalnum()]
+    first = "".join(question[at].lower()[0] for at in letters).rfind(names)
+    if first < 0:
+        return question
+    before = question[: letters[first]]
+    after = question[letters[first + len(names) - 1] + 1 : end.start()]
+    parts = _SENTENCE.findall(f"{before}\n{after}")
+    kept = [part for part in parts if not _FORM_WORDS.issuperset(fold(part).split())]
+    return "".join(kept).strip() or question
 
 
 def described(column: Column) -> str:
@@ -48,19 +100,43 @@ def described(column: Column) -> str:
     return f"{column.name}{'*' * column.key}{kind}{about and f' ({about})'}"
 
 
-def planned(schema: Schema, text: str) -> Schema:
-    """Return the schema with the question templates that the delegator wrote in its turn `text`.
+def planned(schema: Schema, text: str) -> tuple[Schema, tuple[str, ...]]:
+    """Return the schema with the conditions and question templates that the delegator wrote in its
+    turn `text`, and the conditions that are ignored because they are invalid, each with the reason.
     Only columns without a template get one. Invalid templates are ignored.
     """
-    for name, ask in _ASK.findall(without_thinking(text)):
+    text = without_thinking(text)
+    ignored = list[str]()
+    for tag in islice(_WHERE.finditer(text), _MAX_TAGS):
+        try:
+            schema = with_condition(schema, _condition(*tag.groups("")))
+        except BadRequest as error:
+            ignored.append(f"{one_line(tag[0][:_MAX_CHARS])}: {error}")
+
+    for name, ask in _ASK.findall(text):
         wanted = normal_name(readable(name))
         columns = list(schema.columns)
         for at, column in enumerate(columns):
             if normal_name(column.name) == wanted and not column.key and not column.ask:
                 columns[at] = replace(column, ask=one_line(ask))
         with suppress(BadRequest):
-            schema = checked_schema(columns)
-    return schema
+            schema = checked_schema(columns, schema.conditions)
+    return schema, tuple(ignored)
+
+
+def _condition(attributes: str, body: str) -> Condition:
+    """Return the condition in a tag `<where column="…" is="…">…</where>` or `<where ask="…"/>`. The
+    values of `one_of` have bars between them. Raises `BadRequest` for an unknown operator.
+    """
+    named = {
+        name.lower(): readable(value)
+        for name, value in _ATTRIBUTE.findall(attributes[:_MAX_TAG_CHARS])
+    }
+    operator: Any = named.get("is", "equals").strip().lower().replace(" ", "_")
+    if operator not in get_args(Operator):
+        raise BadRequest(f"is={operator[:_MAX_CHARS]!r}: use {', '.join(get_args(Operator))}.")
+    column = Column(named.get("column", ""), ask=named.get("ask", ""))
+    return Condition(column, operator, tuple(filter(None, map(one_line, body.split("|")))))
 
 
 def status(
@@ -81,6 +157,8 @@ def status(
     counts |= {"conflicts": known.cells.get("conflict", 0), "seen_once": known.rows_seen_once}
     if known.estimated_rows is not None:
         counts["estimate"] = known.estimated_rows
+    if table.excluded:
+        counts["excluded"] = len(table.excluded)
     names = [_name(table.schema, row) for row in table.rows]
     holes = islice(_holes(table, names), MAX_HOLES)
     return prompts.table_status(counts, names[:MAX_KEYS], holes, not_dispatched)

@@ -69,6 +69,8 @@ class OpenedCall(msgspec.Struct, frozen=True, gc=False):
     """Name of the manager that the sub-query went to; empty if there is none."""
     worker: int | None = None
     """The number of the worker within its manager, from 0; None for the manager itself."""
+    key_id: str = ""
+    """Public part of the API key of the run's request; empty if it had none."""
 
     @property
     def request_id(self) -> str:

@@ -113,20 +113,25 @@ class Reading:
 
     @cached_property
     def _in_one(self) -> tuple[str, tuple[int, ...]]:
-        """All folded sentences in one text, a line each, and the start position of each line."""
-        lengths = (len(sentence) + 1 for sentence in self.folded)
-        return "\n".join(self.folded), tuple(accumulate(lengths, initial=0))
+        """All folded sentences in one folded text, and the position at which each starts."""
+        parts = [sentence.rstrip() for sentence in self.folded]
+        return f"{''.join(parts)} ", tuple(accumulate(map(len, parts), initial=0))
 
     def places(self, wanted: str) -> list[int]:
-        """Return the numbers of the sentences that contain the folded text `wanted`."""
+        """Return the numbers of the sentences that contain the folded text `wanted`. If no single
+        sentence does, return those in which it begins.
+        """
         text, starts = self._in_one
-        numbers = list[int]()
+        whole = list[int]()
+        begun = list[int]()
         start = text.find(wanted) if wanted else -1
         while start >= 0:
             number = bisect_right(starts, start) - 1
-            numbers.append(number)
-            start = text.find(wanted, starts[number + 1])
-        return numbers
+            end = starts[number + 1]
+            is_whole = start + len(wanted) <= end + 1
+            (whole if is_whole else begun).append(number)
+            start = text.find(wanted, end)
+        return whole or begun
 
     @cached_property
     def terms(self) -> tuple[tuple[str, ...], ...]:

@@ -41,6 +41,8 @@ class Identity(msgspec.Struct, frozen=True):
     """Names of the indexes that the tenant may search, sorted. The operator may search all indexes;
     for the operator, these are the indexes of requests that name none.
     """
+    address: str = ""
+    """Address from which the request came, for the audit log; empty if unknown."""
 
     @property
     def books_on(self) -> str:

@@ -15,7 +15,7 @@ from router.trace.values import Execution, Reranking, RunStarted, ToolCall
 
 _WHOLE = (Call, Usage, RoleSetting, RunStarted)
 _NAMES: dict[type[msgspec.Struct], frozenset[str]] = {
-    Run: frozenset(("id", "tenant", "request_id", "settings", "resumed_from")),
+    Run: frozenset(("id", "tenant", "key_id", "request_id", "settings", "resumed_from")),
     Execution: frozenset(("executor", "shared_from", "manager")),
     Completion: frozenset(("finish_reason",)),
     ToolCall: frozenset(("server", "tool")),
@@ -30,9 +30,10 @@ Value = TypeVar("Value")
 
 def redacted(run: Run) -> Run:
     """Return the run with every text replaced by an empty string. Numbers, hashes, names of models,
-    and outcomes are kept.
+    and outcomes are kept, and that the run was cancelled on request.
     """
-    return msgspec.structs.replace(_blank(run), redacted=True)
+    error = run.error if run.status == "cancelled" else ""
+    return msgspec.structs.replace(_blank(run), redacted=True, error=error)
 
 
 def _blank(value: Value) -> Value:

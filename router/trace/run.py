@@ -30,8 +30,8 @@ class Run(msgspec.Struct, frozen=True):
     """The text of the request: a question, a sub-query, or the last message of a conversation."""
     status: RunStatus
     error: str
-    """Message of the error if `status` is `failed`, else empty. It is meant for the operator, as it
-    may contain addresses.
+    """Message of the error if `status` is `failed`, or if the run was cancelled on request; else
+    empty. It is meant for the operator, as it may contain addresses.
     """
     result: Result | None
     """The result, whose type depends on `kind`. Partial for a run that did not finish; None if
@@ -56,6 +56,8 @@ class Run(msgspec.Struct, frozen=True):
     """
     scope: Scope = DEFAULT_SCOPE
     """The indexes and documents that the run could search."""
+    key_id: str = ""
+    """Public part of the API key of the request; empty if it had none."""
 
     @property
     def question(self) -> str:

@@ -10,6 +10,11 @@ from router.trace.citation import Citation
 
 ColumnType = Literal["text", "integer", "number", "date", "url", "boolean", "choice"]
 AskKind = Literal["discover", "fill", "settle"]
+Operator = Literal["equals", "one_of", "before", "after", "at_least", "at_most", "contains"]
+"""How a condition compares the value of a row with its own. `before` and `after` leave out the
+condition's value: after 1990 is 1991 or later.
+"""
+CheckState = Literal["met", "contradicted", "not_checked"]
 RowKey = tuple[str, ...]
 """Canonical values of a row's key columns, in the order of the columns."""
 
@@ -30,12 +35,41 @@ class Column(msgspec.Struct, frozen=True, gc=False):
     choices: tuple[str, ...] = ()
     """All possible values, if `type` is `choice`."""
     unit: str = ""
+    hidden: bool = False
+    """True for a column that is only looked up to check conditions, and is not in the table."""
+
+
+class Condition(msgspec.Struct, frozen=True, gc=False):
+    """A condition that a row must meet to belong to the table."""
+
+    column: Column
+    """The column whose value is compared. A yes/no question is a hidden column of the type boolean.
+    """
+    operator: Operator = "equals"
+    values: tuple[str, ...] = ()
+    """The value to compare with; several for `one_of`."""
+
+    @property
+    def text(self) -> str:
+        """The condition in words, as `founded after 1990`."""
+        name = self.column.name
+        if name == self.column.ask:
+            return name
+        return f"{name} {self.operator.replace('_', ' ')} {', '.join(self.values)}"
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """The columns of a table, in order. `router.table.schema` checks that they are valid."""
+    """The columns of a table, in order, hidden ones last; and the conditions for its rows.
+    `router.table.schema` and `router.table.conditions` check that they are valid.
+    """
 
     columns: tuple[Column, ...]
+    conditions: tuple[Condition, ...] = ()
+
+    @property
+    def shown(self) -> tuple[Column, ...]:
+        """The columns of the table itself: all except hidden ones."""
+        return tuple(column for column in self.columns if not column.hidden)
 
     @property
     def keys(self) -> tuple[Column, ...]:
@@ -115,10 +149,10 @@ class Cell(msgspec.Struct, frozen=True, gc=False):
 
     value: str
     state: CellState
-    """State of the value. `missing`: there is none yet. `given`: the client gave it. `single`: one
-    report, or one document, states it. `agreed`: at least two reports state it, from different
-    documents. `conflict`: another value is supported equally well. `not_found`: the allowed number
-    of executors found none.
+    """State of the value. `missing`: there is none yet, or only values without support. `given`:
+    the client gave it. `single`: one report, or one document, states it. `agreed`: at least two
+    reports state it, from different documents. `conflict`: another value is supported equally well.
+    `not_found`: the allowed number of executors found none.
     """
     claims: tuple[Claim, ...] = ()
     """All claims, best supported first: those of the cell's value, then those of other values. If
@@ -126,8 +160,30 @@ class Cell(msgspec.Struct, frozen=True, gc=False):
     """
 
 
+class Check(msgspec.Struct, frozen=True, gc=False):
+    """Result of checking a condition for a row."""
+
+    state: CheckState
+    """`contradicted`: a sentence about the row states another value than the condition demands, or
+    the client gave one. `not_checked`: no sentence about the row states a value, stated values are
+    in conflict, or the value is too vague to compare.
+    """
+    cell: Cell
+    """The row's cell in the column of the condition."""
+
+    @property
+    def value(self) -> str:
+        """The value that was compared."""
+        return self.cell.value
+
+    @property
+    def citations(self) -> tuple[Citation, ...]:
+        """The sentences that state the value."""
+        return self.cell.claims[0].citations if self.cell.claims and self.value else ()
+
+
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """A row of a table, with one cell for each column."""
+    """A row of a table, with one cell for each column that is not hidden."""
 
     key: RowKey
     cells: tuple[Cell, ...]
@@ -137,3 +193,10 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     """Other keys under which asks and reports name this row."""
     given: bool = False
     """Whether the client gave the row."""
+    checks: tuple[Check, ...] = ()
+    """The result of each condition of the table, in their order."""
+
+    @property
+    def excluded(self) -> bool:
+        """True if the row contradicts a condition, so that it is not in the table."""
+        return any(check.state == "contradicted" for check in self.checks)

@@ -14,6 +14,7 @@ from router.trace.citation import Citation, cite
 from router.trace.table import (
     Ask,
     Column,
+    Condition,
     Row,
     RowKey,
     Schema,
@@ -228,6 +229,8 @@ class Planned(msgspec.Struct, frozen=True, tag=True):
     """The delegator has planned a table: its columns now have question templates."""
 
     columns: tuple[Column, ...]
+    """The columns of the table, without hidden ones."""
+    conditions: tuple[Condition, ...] = ()
 
 
 class RowChanged(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -383,7 +386,9 @@ class TableRun(msgspec.Struct, frozen=True, tag=True):
     """
 
     schema: Schema
-    """The columns, with the question templates that the delegator wrote."""
+    """The columns, with the question templates that the delegator wrote and with hidden columns;
+    and the conditions of the client and of the delegator.
+    """
     given: tuple[tuple[str, ...], ...] = ()
     """Rows that the client gave, with a value for each column. An empty value is a cell to fill."""
     asks: tuple[Ask, ...] = ()
@@ -397,6 +402,8 @@ class TableRun(msgspec.Struct, frozen=True, tag=True):
     """Max executors that look for one cell."""
     max_rows: int = 2000
     """Max rows of the table."""
+    ignored: tuple[str, ...] = ()
+    """Conditions that the delegator wrote but that were ignored, each with the reason."""
 
 
 Result = Trajectory | TableRun | Execution | Conversation

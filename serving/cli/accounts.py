@@ -2,13 +2,15 @@
 
 import argparse
 import asyncio
+import getpass
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 from rich.console import Console
 from rich.table import Table
 from rolegate.client import AsyncClient
@@ -16,13 +18,13 @@ from rolegate.client.calls import Call
 from rolegate.client.options import Result
 from rolegate.v1 import admin_service_pb2 as pb
 
-from router.access import Spent, Tenant
-from router.administration import SETTINGS, Administration, dollars, limit_from_text
+from router.access import CALLER, Spent, Tenant
+from router.administration import SETTINGS, Administration, Auditor, dollars, limit_from_text
 from router.edge.grpc.admin_service import AdminServicer
 from router.edge.grpc.convert_request import from_proto, time_field
 from router.errors import BadRequest
 from router.store import SQLAccounts
-from router.trace.identity import KeyScope
+from router.trace.identity import LOCAL, KeyScope
 from serving.cli.command import POSITIONAL, Command, exclusive, reads, run_subcommand
 from serving.cli.grid import new_table
 from serving.cli.options import (
@@ -127,6 +129,17 @@ class ListKeysOptions(AccountOptions, frozen=True):
     """Show all keys, without their secrets."""
 
 
+class AuditOptions(StoreOptions, frozen=True):
+    """Print the audit log, one line of JSON for each act, newest act first.
+
+    It has all administrative acts at all gateways on the store, and those of commands that opened
+    the store: what was done to which key, tenant or executor version, by which key and from where.
+    """
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 50
+    """Show at most this many acts."""
+
+
 def keys(arguments: Sequence[str]) -> int:
     """Run `rolegate keys`; return the exit status."""
     commands = {
@@ -135,6 +148,7 @@ def keys(arguments: Sequence[str]) -> int:
         "rotate": Command(RotateKeyOptions, _rotate),
         "expire": Command(ExpireKeyOptions, _expire),
         "revoke": Command(RevokeKeyOptions, _revoke),
+        "audit": Command(AuditOptions, _audit),
     }
     return run_subcommand(
         "keys",
@@ -145,7 +159,7 @@ def keys(arguments: Sequence[str]) -> int:
     )
 
 
-def _run(work: Callable[[AsyncClient, Any], Any], options: AccountOptions) -> int:
+def _run(work: Callable[[AsyncClient, Any], Any], options: StoreOptions) -> int:
     """Run the coroutine function `work` with a client of a gateway or of the config's store, and
     with `options`; return the exit status. Create the store if it does not exist.
     """
@@ -160,9 +174,10 @@ def _run(work: Callable[[AsyncClient, Any], Any], options: AccountOptions) -> in
         config = read_config(options.config)
         async with opened_store(options.config, make=True) as database:
             prices = partial(unpriced, config)
-            administration = Administration(
-                SQLAccounts(database), "command", config.all_indexes, prices
-            )
+            auditor = Auditor(SQLAccounts(database), "command")
+            administration = Administration(auditor, config.all_indexes, prices)
+            user = f"{getpass.getuser()}@{socket.gethostname()}"
+            CALLER.set(msgspec.structs.replace(LOCAL, address=user))
             await work(StoreClient(AdminServicer(administration)), options)
 
     return status_of(lambda: asyncio.run(run()))
@@ -247,6 +262,11 @@ async def _revoke(client: AsyncClient, options: RevokeKeyOptions) -> None:
             "It was the last valid key: all callers are refused until you create another key with "
             "`rolegate keys create`, which itself needs no key."
         )
+
+
+async def _audit(client: AsyncClient, options: AuditOptions) -> None:
+    for event in (await client.audit(options.limit)).events:
+        print(json_of(event))
 
 
 def _public(key: pb.Key) -> dict[str, object]:

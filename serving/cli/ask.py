@@ -34,6 +34,7 @@ from rolegate.v1.usage_pb2 import RoleUsage
 
 from router.access import new_key
 from router.errors import BadRequest, StoreInUse
+from router.protocol.style import Length
 from router.trace.identity import SCOPES
 from serving.cli.command import POSITIONAL, exclusive, parse
 from serving.cli.grid import print_line
@@ -167,6 +168,10 @@ class AskOptions(TermsOptions, frozen=True, kw_only=True):
     """Organization of the search; host puts managers between the delegator and the executors
     (docs/operating.md).
     """
+    language: Name = ""
+    """Language of the answer, such as German (default: the question's)."""
+    length: Length | None = None
+    """How long the answer is (default: answer.length of the gateway's config)."""
     stream: bool = False
     """Show rounds, sub-queries and searches as they happen."""
 
@@ -218,8 +223,8 @@ def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Open
 
 
 _HINT = (
-    "A question may refer to the ones before it.\nCommands: /new, /good, /bad [RIGHT ANSWER], "
-    "/usage, /help, /quit."
+    "A question may refer to the ones before it.\nCommands: /new, /index [NAME ...], /good, "
+    "/bad [RIGHT ANSWER], /usage, /help, /quit."
 )
 _ENDS = ("exit", "quit", "/exit", "/quit", ":exit", ":quit", ":q", "/q")
 
@@ -232,6 +237,7 @@ class ChatOptions(GatewayOptions, frozen=True):
     the chat. Commands (`:` works in place of `/`):
 
       /new                  begin a new conversation
+      /index [NAME ...]     search these indexes, or all
       /good                 say that the last answer was right
       /bad [RIGHT ANSWER]   say that the last answer was wrong
       /usage                show the tokens and the cost of this chat's answers
@@ -239,6 +245,10 @@ class ChatOptions(GatewayOptions, frozen=True):
       /quit                 end the chat
     """
 
+    language: Name = ""
+    """Language of the answers, such as German (default: the question's)."""
+    length: Length | None = None
+    """How long the answers are (default: answer.length of the gateway's config)."""
     stream: bool = False
     """Show rounds, sub-queries and searches as they happen."""
 
@@ -249,7 +259,7 @@ def chat(arguments: Sequence[str]) -> int:
     After an error of the gateway the chat continues. Ctrl-C cancels the running question only.
     """
     options = parse(ChatOptions, "chat", arguments)
-    scope = terms(options, IndexOptions)
+    request_options = terms(options, RequestOptions)
     errors_only()
     progress = Console(stderr=True)
     view = AnswerView(Console(), progress, stream=options.stream, as_json=False)
@@ -278,17 +288,17 @@ def chat(arguments: Sequence[str]) -> int:
                         say(f"your feedback is stored with run {last.run_id}")
                     case [":new"]:
                         history = ()
-                    case [":help"]:
-                        say(_HINT)
+                    case [":index", *names]:
+                        request_options["index"] = "".join(names).split()
+                        say(f"searching {''.join(names) or 'all indexes'}")
                     case [":usage"]:
                         view.out.print(usage_table(usage))
                     case [word, *_] if word.startswith(":"):
-                        say(f"{word} is not a command.\n{_HINT}")
+                        say(_HINT if word == ":help" else f"{word} is not a command.\n{_HINT}")
                     case _:
                         last = None
-                        last = view.follow(
-                            client.stream(line, options.timeout, history=history, **scope)
-                        )
+                        request_options["history"] = history
+                        last = view.follow(client.stream(line, options.timeout, **request_options))
                         if last.question not in ("", line):
                             say(f"searched as: {last.question}")
                         view.show(last)

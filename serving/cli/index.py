@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from itertools import cycle
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 from rich.console import Console
 
@@ -21,6 +23,7 @@ from router.errors import BadConfig
 from router.search import Indexes
 from router.search.retrieval import WatchedRetriever
 from router.trace.scope import DEFAULT_INDEX
+from serving.bulk import finished, workers_of
 from serving.cli.command import POSITIONAL, Command, run_subcommand, shown_as
 from serving.cli.grid import counted, print_lines
 from serving.cli.options import File, Folder, HostPort, Name, Options, json_of
@@ -28,8 +31,8 @@ from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig,
 from serving.config.file import load_config
 from serving.engines.engine import cores
 from serving.retrieval.adopt import adopt_index
-from serving.retrieval.build import Built, build_index
-from serving.retrieval.embedder import Embedder
+from serving.retrieval.build import BATCH, Built, build_index
+from serving.retrieval.embedder import Embedder, MiniLM, Vectors
 from serving.retrieval.gaps import gaps_of
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import Check, open_embedder, open_retriever, stoppable, vector_store
@@ -91,6 +94,8 @@ class BuildOptions(EmbedderOptions, frozen=True, kw_only=True):
     """Size of a passage in tokens of the embedder."""
     lexical: bool = False
     """Also store word statistics, to combine lexical search with vector search."""
+    ray: str | None = None
+    """Run MiniLM on this Ray cluster: local (this machine's cores), or HOST:PORT of its head."""
     json: bool = False
     """Print the result as JSON."""
     verbose: bool = False
@@ -155,14 +160,37 @@ async def _build(options: BuildOptions) -> None:
     config, engines = _retrieval(options)
     log = partial(Console(stderr=True).print, markup=False)
     async with open_embedder(config.embedder, engines, log, cpu_threads=cores()) as embedder:
-        built = await stoppable(partial(_built, config, embedder))
+        built = await stoppable(partial(_built, config, embedder, options.ray))
     if options.json:
         print(json_of(_for_programs(built)))
     else:
         _show(built, Path(config.index or ""), Console(soft_wrap=True), verbose=options.verbose)
 
 
-def _built(config: RetrievalConfig, embedder: Embedder, check: Check) -> Built:
+class _MiniLMOnRay(MiniLM):
+    """MiniLM on the workers of a Ray cluster, each of which embeds `BATCH` texts at a time."""
+
+    def __init__(self, workers: Any) -> None:
+        super().__init__()
+        self._workers = workers
+
+    def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
+        """See `Embedder.embed`. Also raises `RolegateError` if workers die too often."""
+        calls = [
+            worker.embed.remote(texts[start : start + BATCH], queries=queries)
+            for worker, start in zip(
+                cycle(self._workers), range(0, len(texts), BATCH), strict=False
+            )
+        ]
+        return np.concatenate([asyncio.run(finished(call)) for call in calls])
+
+
+def _built(config: RetrievalConfig, embedder: Embedder, ray: str | None, check: Check) -> Built:
+    batch = BATCH
+    if ray and config.embedder.in_process:
+        workers = workers_of(ray, MiniLM)
+        embedder = _MiniLMOnRay(workers)
+        batch *= 2 * len(workers)
     with progress_bar() as bar:
         task = bar.add_task("")
 
@@ -179,6 +207,7 @@ def _built(config: RetrievalConfig, embedder: Embedder, check: Check) -> Built:
             lexical=config.lexical,
             chunk_tokens=config.chunk_tokens,
             progress=show,
+            batch=batch,
             store=vector_store(config),
         )
 
@@ -201,8 +230,8 @@ def _show(
     )
     passages = f"{counted(built.manifest.passages, 'passage')} ({built.embedded} embedded now)"
     lines.append(f"{out}: {documents}, {passages}, {built.manifest.embedder}")
-    for top_k, share in built.manifest.recall.items():
-        lines.append(f"{out}: recall at {top_k} {share:.3f} of an exact search")
+    if built.manifest.recall:
+        lines.append(f"{out}: {built.manifest.searched_by}")
     print_lines(console, lines)
 
 

@@ -31,7 +31,7 @@ _COMMANDS = {
     "keys": "create, list and revoke API keys",
     "tenants": "limit what each tenant may spend",
     "versions": "try, promote and roll back versions of the executor",
-    "store": "check or copy the store",
+    "store": "check, upgrade, copy and restore the store",
     "retrieve": "run a retrieval server",
 }
 _MODULES = {"chat": "ask", "retrieve": "index", "keys": "accounts", "tenants": "accounts"}

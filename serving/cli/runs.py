@@ -44,6 +44,8 @@ class ListOptions(PeriodOptions, frozen=True):
     """Show only runs of this kind."""
     status: RunStatus | None = None
     """Show only runs with this status."""
+    key_id: str = ""
+    """Show only runs of this API key, by its identifier, as in `keys list`."""
     unsupported: bool = False
     """Show only answers with names or numbers that no cited evidence contains."""
     json: bool = False
@@ -145,6 +147,7 @@ def _list(client: Client, options: ListOptions) -> None:
         kind=options.kind,
         status=options.status,
         unsupported=options.unsupported,
+        key_id=options.key_id,
         start=options.since,
         end=options.until,
     )

@@ -1,9 +1,11 @@
-"""`rolegate store` and `rolegate runs export`: check and back up the store, and export its runs."""
+"""`rolegate store` and `rolegate runs export`: check, upgrade, copy and restore the store, and
+export its runs.
+"""
 
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from threading import Event
@@ -20,7 +22,10 @@ from router.runs import RunFilter
 from router.runs.archive import ExportedRun
 from router.store import Database, SQLArchive, opened
 from router.store.check import Checked, Problem, check
-from router.store.database import sqlite_file, upgrade
+from router.store.copies.restore import restore
+from router.store.copies.transfer import export_rows, import_rows
+from router.store.database import default_log, sqlite_file, upgrade
+from router.store.log import RunLog
 from router.store.migration import THIS, Release, Step
 from router.trace import Run
 from router.trace.export import ExportRow, agent_trajectories, export_row
@@ -58,10 +63,10 @@ async def opened_store(
     `make`: create the store if it does not exist; otherwise that raises `BadConfig`. `on_missing`:
     called with the numbers of missing segments of the log.
     """
-    url = read_config(config).server.store
+    server = read_config(config).server
     if not make:
-        _see_file(url)
-    async with opened(url, on_missing) as database:
+        _see_file(server.store)
+    async with opened(server.store, on_missing, server.log) as database:
         yield database
 
 
@@ -83,6 +88,40 @@ class BackupOptions(ConfigOptions, frozen=True, kw_only=True):
 
     file: Annotated[Path, POSITIONAL]
     """Write the copy to this file, which must not exist yet."""
+
+
+class RowsOptions(JSONConfigOptions, frozen=True, kw_only=True):
+    """Options of commands that copy the rows of the store."""
+
+    file: Annotated[Path, POSITIONAL]
+    """File of JSON lines; `export` does not replace a file."""
+
+
+class ExportStoreOptions(RowsOptions, frozen=True):
+    """Write the whole store into a file of JSON lines, which any other store can import.
+
+    The file holds every answer that clients have received so far. A gateway may continue to write
+    meanwhile.
+    """
+
+
+class ImportStoreOptions(RowsOptions, frozen=True):
+    """Fill an empty store from a file of `rolegate store export`.
+
+    Either all rows of the file are imported, or none.
+    """
+
+
+class RestoreOptions(ConfigOptions, frozen=True, kw_only=True):
+    """Put a backup in the place of a SQLite store.
+
+    No gateway may be running. For PostgreSQL use pg_restore.
+    """
+
+    file: Annotated[Path, POSITIONAL]
+    """Restore this file, which `rolegate store backup` has made."""
+    force: bool = False
+    """Rename the present store and its log, if there is one."""
 
 
 class UpgradeOptions(JSONConfigOptions, frozen=True):
@@ -108,12 +147,19 @@ def store(arguments: Sequence[str], release: Release = THIS) -> int:
     commands = {
         "upgrade": Command(UpgradeOptions, lambda options: _upgrade(options, release)),
         "check": Command(CheckStoreOptions, _check),
-        "backup": Command(BackupOptions, lambda options: asyncio.run(_back_up(options))),
+        "backup": Command(BackupOptions, _back_up),
+        "restore": Command(RestoreOptions, _restore),
+        "export": Command(ExportStoreOptions, _export_all),
+        "import": Command(ImportStoreOptions, _import_all),
     }
-    return run_subcommand("store", "Check, upgrade or back up the store.", commands, arguments)
+    about = "Check, upgrade, copy or restore the store."
+    errors_only()
+    return run_subcommand(
+        "store", about, commands, arguments, lambda work, options: asyncio.run(work(options))
+    )
 
 
-def _upgrade(options: UpgradeOptions, release: Release) -> int:
+async def _upgrade(options: UpgradeOptions, release: Release) -> int:
     url = read_config(options.config).server.store
     _see_file(url)
     steps = upgrade(url, release, check=options.check)
@@ -137,9 +183,15 @@ def _see_file(url: str) -> None:
         )
 
 
-def _check(options: CheckStoreOptions) -> int:
-    errors_only()
-    checked = asyncio.run(_checked(options.config))
+async def _check(options: CheckStoreOptions) -> int:
+    missing = list[int]()
+    async with opened_store(options.config, on_missing=missing.extend) as database:
+        with _progress("checking runs") as on_progress:
+            checked = await check(database, on_progress)
+    checked.problems[:0] = [
+        Problem("log", f"segment {number} is missing: runs that only it contained are lost")
+        for number in missing
+    ]
     if options.json:
         print(json_of(checked))
     else:
@@ -147,43 +199,79 @@ def _check(options: CheckStoreOptions) -> int:
     return int(bool(checked.problems))
 
 
-async def _checked(config: Path) -> Checked:
+@contextmanager
+def _progress(title: str) -> Iterator[Callable[..., None]]:
+    """Show a progress bar, and yield a function that is called with the number of items so far and
+    the number of all items, if that is known. After an interrupt it raises `InterruptedError`.
+    """
     stopped = Event()
-    missing = list[int]()
-    async with opened_store(config, on_missing=missing.extend) as database:
-        with progress_bar() as bar:
-            task = bar.add_task("checking runs", total=None)
+    with progress_bar() as bar:
+        task = bar.add_task(title, total=None)
 
-            def on_progress(done: int, total: int) -> None:
-                if stopped.is_set():
-                    raise InterruptedError
-                bar.update(task, completed=done, total=total)
+        def on_progress(done: int, total: int | None = None) -> None:
+            if stopped.is_set():
+                raise InterruptedError
+            bar.update(task, completed=done, total=total)
 
-            try:
-                checked = await check(database, on_progress)
-            finally:
-                stopped.set()
-    checked.problems[:0] = [
-        Problem("log", f"segment {number} is missing: runs that only it contained are lost")
-        for number in missing
-    ]
-    return checked
+        try:
+            yield on_progress
+        finally:
+            stopped.set()
 
 
 async def _back_up(options: BackupOptions) -> None:
-    errors_only()
+    await _copied(options, "copying", lambda database, file, _: database.copy(file))
+    print(f"{options.file}: {options.file.stat().st_size:,} bytes")
+
+
+async def _export_all(options: RowsOptions) -> None:
+    rows = await _copied(
+        options,
+        "exporting rows",
+        lambda database, *to: database.read(lambda connection: export_rows(connection, *to)),
+    )
+    _show_rows(rows, options)
+
+
+async def _copied(
+    options: BackupOptions | RowsOptions, title: str, copy: Callable[..., Awaitable[Any]]
+) -> Any:
+    """Let `copy` write the store to a new file, and return its result."""
     file = options.file
     if file.exists():
         raise BadConfig(f"{file}: the file exists already; name another one.")
     check_new_file("FILE", file)
     async with opened_store(options.config) as database:
-        with (
-            replacing(file) as unfinished,
-            progress_bar(SpinnerColumn(), TextColumn("copying")) as bar,
-        ):
-            bar.add_task("", total=None)
-            await database.copy(unfinished)
-    print(f"{file}: {file.stat().st_size:,} bytes")
+        with replacing(file) as unfinished, _progress(title) as on_progress:
+            return await copy(database, unfinished, on_progress)
+
+
+async def _import_all(options: RowsOptions) -> None:
+    async with opened_store(options.config, make=True) as database:
+        with _progress("importing rows") as on_progress:
+            rows = await database.write(
+                lambda connection: import_rows(connection, options.file, on_progress)
+            )
+    _show_rows(rows, options)
+
+
+def _show_rows(rows: int, options: RowsOptions) -> None:
+    print(json_of({"rows": rows}) if options.json else f"{options.file}: {counted(rows, 'row')}")
+
+
+async def _restore(options: RestoreOptions) -> None:
+    server = read_config(options.config).server
+    file = sqlite_file(server.store)
+    if file is None:
+        raise BadConfig("server.store: is not a SQLite file; use pg_restore for PostgreSQL.")
+    file = file.resolve()
+    log = Path(server.log or default_log(file))
+    # The copy has its name before the log is unlocked.
+    with RunLog.open(log), replacing(file) as unfinished:
+        end = await restore(options.file, unfinished, file, log, force=options.force)
+    print(f"{file}: restored from {options.file}")
+    if end:
+        print(f"{file}{end}: the store before")
 
 
 def _show_checked(checked: Checked, console: Console) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 from rich.console import Console
 from rich.markup import escape
@@ -14,7 +15,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 from rolegate.client import GatewayError, Table
 from rolegate.client.requests import TableOptions
-from rolegate.client.table import parse_columns, rival_line
+from rolegate.client.table import membership, parse_columns, rival_line
 from rolegate.v1 import table_service_pb2 as pb
 
 from router.errors import BadConfig
@@ -55,6 +56,12 @@ class FillOptions(TermsOptions, frozen=True, kw_only=True):
     """
     closed: bool = False
     """Search for no other rows than those of --rows."""
+    conditions: Annotated[tuple[str, ...], Meta(extra={"metavar": "CONDITION"})] = msgspec.field(
+        default=(), name="where"
+    )
+    """Exclude rows that contradict this: "founded after 1990", "Is {city} in Veshoux?"."""
+    excluded: bool = False
+    """Also show excluded rows, with the sentences that exclude them, and write them to --out."""
     max_rows: int = 0
     """Return at most this many rows; 0 means the gateway's limit."""
     out: File | None = None
@@ -84,12 +91,19 @@ def table(arguments: Sequence[str]) -> int:
                 **request_options,
             )
             filled = client.with_all_rows(view.follow(stream))
-        except GatewayError as error:
+        except (GatewayError, ValueError) as error:
             complain(f"rolegate: {_with_lines(str(error), options.rows, rows.lines)}")
             return 1
     view.show(filled)
+    if options.excluded and not options.json:
+        print_lines(view.out, [_membership(filled.message, row) for row in filled.message.excluded])
     if options.out:
-        content = filled.to_file(options.out.suffix, sources=options.sources, others=rows.others)
+        content = filled.to_file(
+            options.out.suffix,
+            sources=options.sources,
+            excluded=options.excluded,
+            others=rows.others,
+        )
         write_atomically(options.out, content)
         print_lines(progress, [f"{options.out} is written"])
     return 0
@@ -176,7 +190,10 @@ class TableView(RunView):
             filled = f", {completeness.fill_rate:.0%} filled{hint}"
         outcome = word(pb.TableOutcome, message.outcome)
         rows = counted(completeness.rows, "row")
-        line = f"{outcome}: {rows}{estimated}{filled}; {message.run_id}, {seconds:.1f} s"
+        excluded = ""
+        if message.excluded:
+            excluded = f", {len(message.excluded)} excluded (see --excluded)"
+        line = f"{outcome}: {rows}{estimated}{filled}{excluded}; {message.run_id}, {seconds:.1f} s"
         print_line(self.progress, line, style="dim")
 
 
@@ -209,13 +226,19 @@ def _not_stated(cell: pb.Cell) -> bool:
     )
 
 
+def _membership(table: pb.Table, row: pb.Row) -> str:
+    return f"{row.cells[0].value}: {membership(table.conditions, row)}"
+
+
 def _to_check(table: pb.Table) -> Sequence[str]:
     """Return lines on what should be checked: one for each cell whose sources disagree, and for
     each other kind of doubt one with the number of cells, and the row and column of the first.
     """
-    lines = []
+    lines = [f"condition ignored: {text}" for text in table.ignored_conditions]
     doubts = defaultdict[str, list[str]](list)
     for row in table.rows:
+        if membership(table.conditions, row):
+            lines.append(_membership(table, row))
         for column, cell in zip(table.columns, row.cells, strict=True):
             name = f"{row.cells[0].value}, {column.name}"
             if _not_stated(cell):

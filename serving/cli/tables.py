@@ -82,8 +82,8 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
 
 
 def labels(row: UsageRow) -> dict[str, str]:
-    """Return what the calls summed in a row have in common (tenant, role, model, version, manager),
-    by the names that options and tables use. Values that the row is not grouped by are empty.
+    """Return what the calls summed in a row have in common, such as tenant and role, by the names
+    that options and tables use. Values that the row is not grouped by are empty.
     """
     role = word(Role, row.usage.role) if row.usage.role else ""
     return {
@@ -92,6 +92,7 @@ def labels(row: UsageRow) -> dict[str, str]:
         "model": row.usage.model,
         "version": row.executor_version,
         "manager": row.usage.manager,
+        "key": row.key_id,
     }
 
 

@@ -20,13 +20,14 @@ from serving.cli.options import (
 )
 from serving.cli.tables import grouped_table, labels, uncounted, word
 
-Dimension = Literal["tenant", "role", "model", "executor_version", "manager"]
+Dimension = Literal["tenant", "role", "model", "executor_version", "manager", "key_id"]
 _DIMENSIONS: dict[str, Dimension] = {
     "tenant": "tenant",
     "role": "role",
     "model": "model",
     "version": "executor_version",
     "manager": "manager",
+    "key": "key_id",
 }
 _FIGURES = (
     "attempts",
@@ -52,7 +53,7 @@ class UsageOptions(PeriodOptions, frozen=True):
     """
 
     by: tuple[str, ...] = ("role", "model")
-    """Split the sums by these: tenant, role, model, version, manager."""
+    """Split the sums by these: tenant, role, model, version, manager, key."""
     per: Literal["hour", "day", "month"] | None = None
     """Split the sums by hours, days or months, in UTC."""
     json: Annotated[bool, exclusive("format")] = False

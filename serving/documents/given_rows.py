@@ -38,7 +38,7 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
     lines: list[int] = []
     others: dict[tuple[str, ...], dict[str, str]] = {}
     try:
-        read = _read(file)
+        read = read_cells(file)
         header = [names.get(normal_name(name), name.strip()) for name in next(read, (1, [""]))[1]]
         if not set(header) & set(names.values()):
             raise ValueError(
@@ -76,7 +76,7 @@ def _unquoted(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and inert(cell[1:]) == cell else cell
 
 
-def _read(file: Path) -> Rows:
+def read_cells(file: Path) -> Rows:
     """Yield the number and the cells of each row: of the first sheet of a workbook, or of delimited
     text in any encoding. Raises `ValueError`, with the number of a malformed line.
     """

@@ -382,7 +382,8 @@ def _probe_index(config: RetrievalConfig, embedder: Embedder) -> dict[str, Probe
     try:
         if folder.exists() or not config.documents:
             index = Index.open(folder, embedder, store=vector_store(config))
-            built = ProbeResult(True, f"{len(index.passages)} passages")
+            word = f"{len(index.passages)} passages, {index.manifest.searched_by}"
+            built = ProbeResult(True, word)
     except BadIndex as error:
         built = ProbeResult(False, "no", f"{error} Run `rolegate index build`.", needed=True)
     return {"embedder": {"reachable": embeds}, "index": {"built": built}}

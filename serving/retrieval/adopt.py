@@ -73,7 +73,7 @@ def adopt_index(
         with build_lock(out, wait=False):
             _fill(folder, faiss_file, corpus, embedder)
             dense = _checked(folder, faiss_file, embedder)
-            return publish(out, embedder, metric=dense.metric, chunk_tokens=0, lexical=False)
+            return publish(out, embedder, chunk_tokens=0, metric=dense.metric)
     except BaseException:
         shutil.rmtree(out)
         raise

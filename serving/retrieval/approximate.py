@@ -16,13 +16,11 @@ import numpy as np
 from router.errors import BadIndex
 from router.trace.scope import DocumentFilter
 from serving.config.config import FACTORY
-from serving.retrieval.candidates import CandidateIndex, Ids, write_ids
-from serving.retrieval.embedder import Vectors
+from serving.retrieval.candidates import BLOCK, CandidateIndex, Ids, write_ids
+from serving.retrieval.embedder import Rows, Vectors
 from serving.retrieval.faiss_index import FaissIndex, read_faiss, write_faiss
 from serving.retrieval.passages import PassageStore
 
-_BLOCK = 8192
-"""Number of vectors that are added together."""
 _COPY_S = 60.0
 """Min seconds between two copies of a filling on the disk."""
 _PQ_CENTROIDS = 256
@@ -33,7 +31,6 @@ _TRAINING = 64
 """Number of vectors of the training for each list or centroid."""
 _LEAST_TRAINING = 65_536
 _HNSW_BREADTH = 128
-_FEW = 100_000
 
 
 class ApproximateStore:
@@ -45,12 +42,13 @@ class ApproximateStore:
         """
         shape = FACTORY.fullmatch(factory)
         assert shape is not None
-        self._links, self._lists, self._code_bytes = (int(number or 0) for number in shape.groups())
-        self._centroids = max(self._lists, _PQ_CENTROIDS if self._code_bytes else 0)
-        self._breadth = breadth or int(2 * self._lists**0.5) or _HNSW_BREADTH
-        self._memory_gb = memory_gb
-        self._file = f"{factory}.faiss"
+        links, lists, self._code_bytes = (int(number or 0) for number in shape.groups())
         self.name = factory
+        self._file = f"{factory}.faiss"
+        self._memory_bytes = memory_gb * 2**30
+        self._links_bytes = 8 * links
+        self._centroids = max(lists, _PQ_CENTROIDS if self._code_bytes else 0)
+        self._breadth = breadth or int(2 * lists**0.5) or _HNSW_BREADTH
 
     def build(
         self, folder: Path, dimension: int, batches: Iterable[Vectors]
@@ -59,24 +57,29 @@ class ApproximateStore:
         passages = len(PassageStore(folder))
         is_small = passages < (_LEAST_PER_CENTROID * self._centroids or _LEAST_HNSW)
         # An index of FAISS is copied when it grows, so at times it takes twice its size
-        entry_bytes = (self._code_bytes or dimension) + 8 * self._links + 24
-        needed_gb = 2 * passages * entry_bytes / 2**30
-        if needed_gb > self._memory_gb and not is_small:
+        entry_bytes = (self._code_bytes or dimension) + self._links_bytes + 24
+        needed = 2 * passages * entry_bytes
+        if needed > self._memory_bytes and not is_small:
             raise BadIndex(
-                f"{self.name}: {passages:,} passages take {needed_gb:.3g} GiB of memory while they "
-                f"are added, but retrieval.memory_gb is {self._memory_gb:g}; raise it, or set "
-                "retrieval.vectors to a smaller factory, such as IVF4096,PQ48."
+                f"{self.name}: {passages:,} passages take {needed / 2**30:.3g} GiB of memory while "
+                f"they are added, but retrieval.memory_gb is {self._memory_bytes / 2**30:g}; raise "
+                "it, or set retrieval.vectors to a smaller factory, such as IVF4096,PQ48."
             )
         FaissIndex.build(folder, dimension, batches)
         if is_small:
             return {}
         self._fill(folder, write_ids(folder), FaissIndex.open(folder))
-        return self._opened(folder).recall()
+        return ApproximateIndex(folder, self._file, self._breadth).recall()
 
     def open(self, folder: Path) -> FaissIndex:
         """See `VectorStore.open`."""
-        is_approximate = (folder / self._file).exists()
-        return self._opened(folder) if is_approximate else FaissIndex.open(folder)
+        if not (folder / self._file).exists():
+            return FaissIndex.open(folder)
+        return ApproximateIndex(folder, self._file, self._breadth)
+
+    def is_complete(self, folder: Path) -> bool:
+        """See `VectorStore.is_complete`."""
+        return True
 
     def _fill(self, folder: Path, ids: Ids, exact: FaissIndex) -> None:
         """Write the small index to `folder`."""
@@ -84,8 +87,8 @@ class ApproximateStore:
         index, known = self._start([copy, *folder.parent.glob(f"*/{self._file}")], ids, exact)
         missing = np.flatnonzero(~np.isin(ids, known))
         copied_at = 0.0  # so that the first block, which is small, is copied immediately
-        for first in range(0, len(missing), _BLOCK):
-            rows = missing[first : first + _BLOCK]
+        for first in range(0, len(missing), BLOCK):
+            rows = missing[first : first + BLOCK]
             index.add_with_ids(exact.vectors(rows), ids[rows])
             if time.monotonic() - copied_at > _COPY_S:
                 write_faiss(index, copy)
@@ -93,8 +96,8 @@ class ApproximateStore:
         write_faiss(index, folder / self._file)
 
     def _start(self, files: Iterable[Path], ids: Ids, exact: FaissIndex) -> tuple[Any, Ids]:
-        """Return the index to begin with, and the ids in it. It is the first of `files` of whose
-        entries more than half belong to rows, or else an empty one, which is trained now.
+        """Return the index to begin with, and the ids in it. It is from the first of `files` of
+        whose entries more than half belong to rows, or else an empty one, which is trained now.
         """
         import faiss
 
@@ -102,42 +105,48 @@ class ApproximateStore:
             if file.exists():
                 index: Any = faiss.read_index(str(file))
                 known = faiss.vector_to_array(index.id_map)
-                if 2 * np.isin(known, ids).sum() > len(known):
+                if 2 * np.count_nonzero(np.isin(known, ids)) > len(known):
                     return index, known
         factory = f"IDMap,{self.name}"
         index = faiss.index_factory(exact.dimension, factory, faiss.METRIC_INNER_PRODUCT)
-        inner: Any = faiss.downcast_index(index.index)
-        if self._code_bytes:
+        inner = faiss.downcast_index(index.index)
+        if hasattr(inner, "do_polysemous_training"):
             inner.do_polysemous_training = False  # takes minutes, for another kind of search
-        size = max(_TRAINING * self._centroids, _LEAST_TRAINING)
-        fitting = int(self._memory_gb * 2**30 / (8 * exact.dimension))
-        size = min(size, fitting, len(exact))
+        wanted = max(_TRAINING * self._centroids, _LEAST_TRAINING)
+        fitting = int(self._memory_bytes / (8 * exact.dimension))
+        size = min(wanted, fitting, len(exact))
         rows = np.random.default_rng(0).choice(len(exact), size, replace=False)
         index.train(exact.vectors(np.sort(rows)))
         return index, ids[:0]
 
-    def _opened(self, folder: Path) -> CandidateIndex:
+
+class ApproximateIndex(CandidateIndex):
+    """The opened `VectorIndex` of a factory of FAISS."""
+
+    def __init__(self, folder: Path, file: str, breadth: int) -> None:
+        """`file`: name of the small index in `folder`. `breadth`: see `IndexConfig`."""
+        super().__init__(folder)
+        self._small = read_faiss(folder / file)
+        self._breadth = breadth
+
+    def candidates(
+        self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
+    ) -> Iterable[Ids]:
+        """See `CandidateIndex.candidates`."""
         import faiss
 
         untyped: Any = faiss
-        small = read_faiss(folder / self._file)
-
-        def find(
-            queries: Vectors, count: int, among: Ids | None, only: DocumentFilter
-        ) -> Iterable[Ids]:
-            parameters: dict[str, Any] = {}
-            widening = small.ntotal / (len(index) if among is None else len(among))
-            if among is None:
-                count = int(count * widening)  # some candidates belong to no row
-            else:
-                parameters["sel"] = untyped.IDSelectorBatch(among)
-            breadth = int(self._breadth * widening)
-            if self._lists:
-                params = untyped.SearchParametersIVF(nprobe=breadth, **parameters)
-            else:
-                params = untyped.SearchParametersHNSW(efSearch=breadth, **parameters)
-            ids: Iterable[Ids] = small.search(queries, count, params=params)[1]
-            return ids
-
-        index = CandidateIndex(folder, find, _FEW)
-        return index
+        rows = len(self) if among is None else len(among)
+        widening = self._small.ntotal / rows
+        options: dict[str, Any] = {}
+        if among is None:
+            count = int(count * widening)  # some candidates belong to no row
+        else:
+            options["sel"] = untyped.IDSelectorBatch(self.ids[among])
+        breadth = int(self._breadth * widening)
+        if "HNSW" in type(faiss.downcast_index(self._small.index)).__name__:
+            parameters = untyped.SearchParametersHNSW(efSearch=breadth, **options)
+        else:
+            parameters = untyped.SearchParametersIVF(nprobe=breadth, **options)
+        ids: Iterable[Ids] = self._small.search(queries, count, params=parameters)[1]
+        return ids

@@ -53,7 +53,7 @@ from serving.retrieval.passages import (
 )
 
 BATCH = 256
-"""Number of passages that are embedded between two calls of `progress`."""
+"""Usual number of passages that are embedded between two calls of `progress`."""
 _SPECIAL_TOKENS = 2
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _EMBEDDED = ".embedded-"
@@ -113,13 +113,14 @@ def build_index(
     wait: bool = True,
     progress: Progress = lambda _stage, _done, _total: None,
     store: VectorStore = FaissIndex,
+    batch: int = BATCH,
 ) -> Built:
     """Bring the index in the folder `out` up to date with the files and folders `places`, or with
     files that were found already, or create it. Blocks.
 
     `lexical`: whether to write word statistics for BM25. `chunk_tokens`: max tokens of a passage.
     `wait`: whether to wait if another build of this index is running; otherwise `BadIndex` is
-    raised.
+    raised. `batch`: number of passages that are embedded between two calls of `progress`.
 
     Raises `BadDocument` or `NoText` if nothing can be read, `BadIndex` if `out` contains
     something that is not an index or cannot be written, and the errors of `embedder`. After an
@@ -144,6 +145,7 @@ def build_index(
                 lexical=lexical,
                 chunk_tokens=chunk_tokens,
                 progress=progress,
+                batch=batch,
             )
             return build.run(_outside(out, files))
         except OSError as error:
@@ -172,8 +174,10 @@ class _Build:
         lexical: bool,
         chunk_tokens: int,
         progress: Progress,
+        batch: int,
     ) -> None:
         self._out = out
+        self._batch = batch
         self._embedder = embedder
         self._store = store
         self._lexical = lexical
@@ -209,7 +213,6 @@ class _Build:
         manifest = publish(
             self._out,
             self._embedder,
-            metric="inner_product",
             chunk_tokens=self._chunk_tokens,
             lexical=self._lexical,
             files_not_read=_files_not_read(files, entries),
@@ -257,7 +260,11 @@ class _Build:
 
     def _is_alike(self, manifest: Manifest) -> bool:
         """Return whether an index has the word statistics and the vectors that are wanted."""
-        return has_words(manifest) == self._lexical and manifest.vectors == self._store.name
+        return (
+            has_words(manifest) == self._lexical
+            and manifest.vectors == self._store.name
+            and self._store.is_complete(self._out / manifest.generation)
+        )
 
     def _unchanged(self, earlier: _Earlier, files: FoundFiles) -> Built:
         """Return the previous generation as the result. If the counts of files that are not read
@@ -340,8 +347,8 @@ class _Build:
             return (embedded_text(passages[row]) for row in range(start, end))
 
         def batches() -> Iterator[Vectors]:
-            for start in range(0, len(passages), BATCH):
-                end = min(start + BATCH, len(passages))
+            for start in range(0, len(passages), self._batch):
+                end = min(start + self._batch, len(passages))
                 yield cache.embed(list(texts(start, end)))
                 self._progress("embedding", end, len(passages))
 

@@ -1,8 +1,9 @@
-"""Search that compares only candidates: something else proposes them, and their exact scores
+"""Base of the approximate stores: something else proposes candidates, and their exact scores
 decide.
 """
 
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean
@@ -17,27 +18,36 @@ from serving.retrieval.passages import PassageStore
 
 Ids = Rows
 """Ids of passages: 64 bits of a digest. Unlike row numbers, they stay the same in every build."""
-Find = Callable[[Vectors, int, Ids | None, DocumentFilter], Iterable[Ids]]
-"""Function that finds candidates. Arguments: queries, the number of candidates of a query, and the
-passages to search, by their ids and by the filter that they pass; see `VectorIndex.search`. It may
-also return ids of other passages, or of none.
-"""
+BLOCK = 8192
+"""Number of vectors that are read, or stored, together."""
 _IDS = "ids.npy"
-_LEAST = 100
+_LEAST_CANDIDATES = 100
+"""Min number of candidates, so that the order of the first hits does not depend on `top_k`."""
 _SAMPLE = 200
+_FURTHEST = 5
 _TIE = 1e-6
+"""Difference of scores up to which a hit counts as near as another."""
 
 
-class CandidateIndex(FaissIndex):
-    """An exact index in a mapped file, of which a search compares only candidates."""
+class CandidateIndex(FaissIndex, ABC):
+    """An exact index in a mapped file, of which a search compares only the candidates."""
 
-    def __init__(self, folder: Path, find: Find, few: int = 0) -> None:
-        """`few`: number of rows up to which a search among some rows is exact."""
+    few = 100_000
+    """Max number of rows among which a search is exact."""
+
+    def __init__(self, folder: Path) -> None:
         super().__init__(read_faiss(folder / VECTORS))
-        self._ids: Ids = np.load(folder / _IDS)
-        self._order = np.argsort(self._ids)
-        self._find = find
-        self._few = few
+        self.ids: Ids = read_ids(folder)
+        """The id of each row."""
+        self._order = np.argsort(self.ids)
+
+    @abstractmethod
+    def candidates(
+        self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
+    ) -> Iterable[Ids]:
+        """Return about `count` ids for each query. Ids of other rows than `among`, or of no row,
+        are ignored.
+        """
 
     def search(
         self,
@@ -46,43 +56,41 @@ class CandidateIndex(FaissIndex):
         among: Rows | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Hit]]:
-        """See `VectorIndex.search`. At least 100 candidates are compared, so that the order of the
-        first hits does not depend on `top_k`.
-        """
-        ids = None
-        if among is not None:
-            if len(among) <= self._few:
-                return super().search(queries, top_k, among)
-            ids = self._ids[among]
+        """See `VectorIndex.search`."""
+        if among is not None and len(among) <= self.few:
+            return super().search(queries, top_k, among)
+        count = max(2 * top_k, _LEAST_CANDIDATES)
         ranked = []
-        candidates = self._find(queries, max(2 * top_k, _LEAST), ids, only)
-        for query, found in zip(queries, candidates, strict=True):
-            places = np.searchsorted(self._ids, found, sorter=self._order) % len(self)
+        candidates = self.candidates(queries, count, among, only)
+        for query, ids in zip(queries, candidates, strict=True):
+            places = np.searchsorted(self.ids, ids, sorter=self._order) % len(self)
             rows = self._order[places]
-            is_row = self._ids[rows] == found
+            rows = rows[self.ids[rows] == ids]
             if among is not None:
-                is_row &= np.isin(rows, among)
-            ranked.append(self.scored(query, rows[is_row])[:top_k])
+                rows = rows[np.isin(rows, among)]
+            ranked.append(self.scored(query, rows)[:top_k])
         return ranked
 
     def recall(self) -> dict[int, float]:
         """Return the recall at 3 and at 5: the share of the nearest other passages that searches
-        for some of the passages find. Nothing if there are too few passages.
+        for some passages find. Nothing if there are too few passages.
         """
-        if len(self) <= 5:
+        if len(self) <= _FURTHEST:
             return {}
         rows = np.random.default_rng(0).choice(len(self), min(_SAMPLE, len(self)), replace=False)
         queries = self.vectors(rows)
         # One search for each, because a server may have a timeout for searches of usual size
-        found = [self.search(query[None], 6)[0] for query in queries]
-        pairs = [*zip(found, super().search(queries, 6), strict=True)]
-        return {
-            top_k: fmean(
-                sum(hit.score > nearest[top_k].score - _TIE for hit in hits[1 : top_k + 1]) / top_k
-                for hits, nearest in pairs
-            )
-            for top_k in (3, 5)
-        }
+        found = [self.search(query[None], _FURTHEST + 1)[0] for query in queries]
+        nearest = FaissIndex.search(self, queries, _FURTHEST + 1)
+        return {top_k: _recall(top_k, found, nearest) for top_k in (3, _FURTHEST)}
+
+
+def _recall(top_k: int, found: Sequence[Sequence[Hit]], nearest: Sequence[Sequence[Hit]]) -> float:
+    """Return the mean share of the `top_k` hits after the first that were found."""
+    return fmean(
+        sum(hit.score > best[top_k].score - _TIE for hit in hits[1 : top_k + 1]) / top_k
+        for hits, best in zip(found, nearest, strict=True)
+    )
 
 
 def write_ids(folder: Path) -> Ids:
@@ -92,8 +100,16 @@ def write_ids(folder: Path) -> Ids:
     passages = PassageStore(folder)
     exact = FaissIndex.open(folder)
     ids = np.empty(len(passages), np.int64)
-    for row in range(len(ids)):
-        content = exact.vectors(np.array([row])).tobytes() + passages.line(row)
-        ids[row] = int.from_bytes(blake2b(content, digest_size=8).digest(), signed=True)
+    for start in range(0, len(ids), BLOCK):
+        rows = np.arange(start, min(start + BLOCK, len(ids)))
+        for row, vector in zip(rows.tolist(), exact.vectors(rows), strict=True):
+            digest = blake2b(vector.tobytes() + passages.line(row), digest_size=8)
+            ids[row] = int.from_bytes(digest.digest(), signed=True)
     np.save(folder / _IDS, ids)
+    return ids
+
+
+def read_ids(folder: Path) -> Ids:
+    """Return the ids that `write_ids` wrote to `folder`."""
+    ids: Ids = np.load(folder / _IDS)
     return ids

@@ -78,3 +78,8 @@ class VectorStore(Protocol):
 
     def open(self, folder: Path) -> VectorIndex:
         """Open the index that `build` wrote to `folder`. Raises `BadIndex`."""
+
+    def is_complete(self, folder: Path) -> bool:
+        """Return whether all vectors of the index in `folder` are there. A store outside of the
+        folder may have lost some. Raises `UpstreamUnavailable`.
+        """

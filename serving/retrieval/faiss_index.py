@@ -93,6 +93,11 @@ class FaissIndex:
         """See `VectorStore.open`."""
         return cls(read_faiss(folder / VECTORS))
 
+    @classmethod
+    def is_complete(cls, folder: Path) -> bool:
+        """See `VectorStore.is_complete`."""
+        return True
+
     def __len__(self) -> int:
         return int(self._vectors.ntotal)
 

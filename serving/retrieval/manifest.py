@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 
@@ -69,6 +69,12 @@ class Manifest(msgspec.Struct, frozen=True):
     that they find. Empty for exact search.
     """
 
+    @property
+    def searched_by(self) -> str:
+        """The store of the vectors and its recall, in words."""
+        shares = [f"recall@{top_k} {share:.3f}" for top_k, share in self.recall.items()]
+        return ", ".join([self.vectors, *shares])
+
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of the index in `folder`. Raises `BadIndex` if there is no manifest, or if
@@ -110,10 +116,16 @@ def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
 def publish(
     out: Path,
     embedder: Embedder,
-    **described: Any,
+    *,
+    chunk_tokens: int,
+    lexical: bool = False,
+    metric: Literal["inner_product", "l2"] = "inner_product",
+    files_not_read: dict[str, int] | None = None,
+    vectors: str = "Flat",
+    recall: Mapping[int, float] = {},
 ) -> Manifest:
     """Make the finished folder `BUILDING` of the index `out` the current generation, and return the
-    new manifest. `described`: those of its fields that do not follow from the folder.
+    new manifest.
     """
     folder = out / BUILDING
     files: dict[str, FileEntry] = {}
@@ -125,11 +137,16 @@ def publish(
         generation=f"{max((int(path.name) for path in generations(out)), default=0) + 1:06}",
         embedder=embedder.identity,
         dimension=embedder.dimension,
+        metric=metric,
         passages=len(PassageStore(folder)),
+        chunk_tokens=chunk_tokens,
         corpus_sha256=files[PASSAGES].sha256,
+        lexical=lexical,
         files=files,
         reading=READING,
-        **described,
+        files_not_read=files_not_read or {},
+        vectors=vectors,
+        recall=recall,
     )
     folder.rename(out / manifest.generation)
     flush(out)

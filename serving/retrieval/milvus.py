@@ -22,43 +22,114 @@ import numpy as np
 
 from router.errors import UpstreamUnavailable
 from router.models.failures import without_userinfo
-from router.trace.scope import DocumentFilter
+from router.trace.scope import NO_FILTER, DocumentFilter
 from serving.config.config import MilvusConfig
 from serving.config.secrets import api_key
 from serving.documents.metadata import StoredPassage
-from serving.retrieval.candidates import CandidateIndex, Ids, write_ids
+from serving.retrieval.candidates import CandidateIndex, Ids, read_ids, write_ids
 from serving.retrieval.embedder import Rows, Vectors
 from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.passages import PassageStore
 
 _BATCH = 1024
 """Number of passages in a request, which may have 64 MiB."""
+_WRITE_S = 60.0
+"""Timeout of a request of a build."""
 _SPECIAL = re.compile(r'[%_"\\\x00-\x1f]')
 
 
 class MilvusStore:
-    """The `VectorStore` of a partition in Milvus. Builds and searches raise `UpstreamUnavailable`
-    if Milvus fails.
-    """
+    """The `VectorStore` of a partition in Milvus."""
 
     def __init__(self, config: MilvusConfig) -> None:
         self.name = f"Milvus {config.collection}/{config.partition}"
-        self._config = config
-        self._collection = config.collection
-        self._partition = config.partition
-        self._is_loaded = False
+        self._partition = Partition(config, self.name)
 
     def build(
         self, folder: Path, dimension: int, batches: Iterable[Vectors]
     ) -> Mapping[int, float]:
-        """See `VectorStore.build`."""
+        """See `VectorStore.build`. Raises `UpstreamUnavailable` if Milvus fails: if it is away,
+        before anything is embedded.
+        """
+        self._partition.create(dimension)
         FaissIndex.build(folder, dimension, batches)
+        self._partition.fill(folder, write_ids(folder))
+        return self.open(folder).recall()
+
+    def open(self, folder: Path) -> CandidateIndex:
+        """See `VectorStore.open`. Milvus is not called before the first search."""
+        return MilvusIndex(folder, self._partition)
+
+    def is_complete(self, folder: Path) -> bool:
+        """See `VectorStore.is_complete`. The passages in the partition are counted."""
+        return self._partition.count() == len(np.unique(read_ids(folder)))
+
+
+class MilvusIndex(CandidateIndex):
+    """The opened `VectorIndex` of a partition. Searches raise `UpstreamUnavailable` if Milvus
+    fails.
+    """
+
+    few = 0
+
+    def __init__(self, folder: Path, partition: "Partition") -> None:
+        super().__init__(folder)
+        self._partition = partition
+
+    def candidates(
+        self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
+    ) -> Iterable[Ids]:
+        """See `CandidateIndex.candidates`. Milvus applies the filter."""
+        return self._partition.search(queries, count, only)
+
+
+class Partition:
+    """A partition of a collection in Milvus. Methods raise `UpstreamUnavailable`, within the
+    timeouts.
+    """
+
+    def __init__(self, config: MilvusConfig, name: str) -> None:
+        """`name`: the partition's name in errors."""
+        self._config = config
+        self._name = name
+        self._collection = config.collection
+        self._is_loaded = False
+
+    def create(self, dimension: int) -> None:
+        """Create the partition and its collection, if they are missing."""
+        with self._calls() as client:
+            if not client.has_collection(self._collection, self._config.timeout_s):
+                client.create_collection(
+                    self._collection,
+                    dimension,
+                    metric_type="IP",
+                    consistency_level="Session",
+                    timeout=_WRITE_S,
+                )
+            if not self._exists(client):
+                client.create_partition(self._collection, self._config.partition, _WRITE_S)
+
+    def count(self) -> int:
+        """Return the number of passages in the partition; 0 if it is missing."""
+        with self._calls() as client:
+            is_there = client.has_collection(self._collection, self._config.timeout_s)
+            if not is_there or not self._exists(client):
+                return 0
+            self._load(client)
+            answer = client.query(
+                self._collection, output_fields=["count(*)"], **self._reading(_WRITE_S)
+            )
+            return int(answer[0]["count(*)"])
+
+    def fill(self, folder: Path, ids: Ids) -> None:
+        """Make the passages of the index in `folder` those of the partition. `ids`: their ids."""
         exact = FaissIndex.open(folder)
         passages = PassageStore(folder)
-        ids = write_ids(folder)
-        with self._client(dimension) as client:
+        writing = {"partition_name": self._config.partition, "timeout": _WRITE_S}
+        with self._calls() as client:
+            self._load(client)
             pages = client.query_iterator(
-                self._collection, _BATCH, output_fields=["id"], partition_names=[self._partition]
+                self._collection, _BATCH, output_fields=["id"], **self._reading(_WRITE_S)
             )
             entities = chain.from_iterable(iter(pages.next, []))
             known = np.fromiter((entity["id"] for entity in entities), np.int64)
@@ -67,55 +138,63 @@ class MilvusStore:
                     {"id": int(ids[row]), "vector": vector, **_properties(passages.stored(row))}
                     for row, vector in zip(rows.tolist(), exact.vectors(rows), strict=True)
                 ]
-                client.insert(self._collection, missing, partition_name=self._partition)
+                # Another gateway that builds the same index may insert the same passages
+                client.upsert(self._collection, missing, **writing)
             for gone in _batches(known[~np.isin(known, ids)]):
-                client.delete(self._collection, gone.tolist(), partition_name=self._partition)
-        return self.open(folder).recall()
+                client.delete(self._collection, gone.tolist(), **writing)
 
-    def open(self, folder: Path) -> CandidateIndex:
-        """See `VectorStore.open`. Milvus is not called before the first search."""
-        return CandidateIndex(folder, self._find)
-
-    def _find(
-        self, queries: Vectors, count: int, among: Ids | None, only: DocumentFilter
-    ) -> Iterable[Ids]:
-        """See `Find`. Milvus applies the filter."""
-        with self._client() as client:
+    def search(self, queries: Vectors, count: int, only: DocumentFilter) -> list[Ids]:
+        """Return the ids of the `count` nearest passages of each query."""
+        with self._calls() as client:
+            self._load(client)
             found = client.search(
                 self._collection,
                 list(queries),
                 _condition(only),
                 count,
                 timeout=self._config.timeout_s,
-                partition_names=[self._partition],
+                partition_names=[self._config.partition],
             )
-            return [np.array([hit["id"] for hit in hits], np.int64) for hits in found]
+        ids = [np.array([hit["id"] for hit in hits], np.int64) for hits in found]
+        if only == NO_FILTER and not all(map(len, ids)):
+            raise self._failed("the partition is empty; run `rolegate index build`")
+        return ids
+
+    def _exists(self, client: Any) -> bool:
+        return bool(
+            client.has_partition(self._collection, self._config.partition, self._config.timeout_s)
+        )
+
+    def _reading(self, timeout_s: float) -> dict[str, Any]:
+        """Arguments of a request that sees everything that was written before."""
+        return {
+            "partition_names": [self._config.partition],
+            "consistency_level": "Strong",
+            "timeout": timeout_s,
+        }
+
+    def _load(self, client: Any) -> None:
+        if not self._is_loaded:
+            client.load_collection(self._collection, self._config.timeout_s)
+            self._is_loaded = True
 
     @contextmanager
-    def _client(self, dimension: int = 0) -> Iterator[Any]:
-        """Yield a client. With a `dimension`, the partition is created if it is missing."""
+    def _calls(self) -> Iterator[Any]:
+        """Yield a client, and translate its errors."""
         from pymilvus import MilvusException
 
-        config = self._config
         try:
-            token = api_key(config.token_env)
-            client = _connected(config.address, token, config.timeout_s)
-            if dimension and not client.has_collection(self._collection):
-                client.create_collection(
-                    self._collection, dimension, metric_type="IP", consistency_level="Session"
-                )
-            if dimension and not client.has_partition(self._collection, self._partition):
-                client.create_partition(self._collection, self._partition)
-            if not self._is_loaded:
-                client.load_collection(self._collection, config.timeout_s)
-                self._is_loaded = True
-            yield client
+            token = api_key(self._config.token_env)
+            yield _connected(self._config.address, token, self._config.timeout_s)
         except (MilvusException, grpc.RpcError) as error:
             self._is_loaded = False  # Milvus may have been restarted
             reason = error.message if isinstance(error, MilvusException) else error.details()
-            raise UpstreamUnavailable(
-                f"{self.name}: {reason}", endpoint=without_userinfo(config.address)
-            ) from error
+            raise self._failed(str(reason)) from error
+
+    def _failed(self, reason: str) -> UpstreamUnavailable:
+        return UpstreamUnavailable(
+            f"{self._name}: {reason}", endpoint=without_userinfo(self._config.address)
+        )
 
 
 @cache

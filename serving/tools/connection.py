@@ -4,6 +4,7 @@ the length of outputs, and masks the server's secrets in them.
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
@@ -28,6 +29,10 @@ _MAX_PAGES = 50
 _REASON_CHARS = 500
 _OVERHEAD_BYTES = 1 << 20
 """Bytes that a message may have in addition to the longest allowed text."""
+_PAGE = re.compile("^- Page URL: (?P<address>.*)\n- Page Title: (?P<title>.*)", re.MULTILINE)
+"""The open page in an output of Playwright's server, which has no resources. A page cannot write
+such lines: in a snapshot, its texts stand behind their roles.
+"""
 _CLIENT_INFO = types.Implementation(name="rolegate", version=version("rolegate"))
 
 
@@ -143,6 +148,10 @@ class MCPConnection:
         output = output_of(result, self._max_chars, self._secrets)
         if result.is_error:
             raise self._failed(output.text)
+
+        info = self._client.server_info
+        if info and info.name == "Playwright" and (page := _PAGE.search(output.text)):
+            output = ToolOutput(output.text, page["title"], page["address"])
         return output
 
     def _failed(self, message: str) -> ToolFailed:

@@ -1,10 +1,10 @@
-"""The MCP servers of a gateway, shared by all runs: keep them running, list their tools, and limit
-concurrent calls.
+"""The MCP servers of a gateway: keep them running, list their tools, and limit concurrent calls.
+All workers of all runs share a server's connection, or each has its own (`own_sessions`).
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from router.background import background_tasks
@@ -17,6 +17,8 @@ from serving.tools.failures import reason
 if TYPE_CHECKING:
     from serving.tools.connection import MCPConnection
 
+_FIRST_PAUSE_S = 1.0
+"""Pause before the first restart of a server."""
 _MAX_PAUSE_S = 60.0
 _STABLE_AFTER_S = 60.0
 """Uptime of a server after which the pause before its next restart is the first pause again. After
@@ -48,13 +50,20 @@ class ToolPool:
             )
         return await server.call(tool.name, arguments)
 
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Tools]:
+        """Open a session of one worker. It is the worker's own for servers with `own_sessions`."""
+        async with AsyncExitStack() as stack:
+            servers = self._servers.items()
+            yield ToolPool({name: server.within(stack) for name, server in servers})
+
 
 @asynccontextmanager
 async def tool_pool(
     configs: Mapping[str, ToolServerConfig],
     readiness: Readiness,
     *,
-    first_pause_s: float = 1.0,
+    first_pause_s: float = _FIRST_PAUSE_S,
 ) -> AsyncIterator[ToolPool]:
     """Start the MCP servers in `configs`, and keep them running while the context is open.
 
@@ -65,12 +74,20 @@ async def tool_pool(
         yield ToolPool({})
         return
     servers = {name: _Server(name, config, readiness) for name, config in configs.items()}
-    running = (server.keep_running(first_pause_s) for server in servers.values())
-    async with background_tasks(*running):
+    async with _kept_running(servers.values(), first_pause_s):
+        yield ToolPool(servers)
+
+
+@asynccontextmanager
+async def _kept_running(
+    servers: Collection["_Server"], first_pause_s: float
+) -> AsyncIterator[None]:
+    """Keep servers running while the context is open."""
+    async with background_tasks(*(server.keep_running(first_pause_s) for server in servers)):
         try:
-            yield ToolPool(servers)
+            yield
         finally:
-            for server in servers.values():
+            for server in servers:
                 server.closing = True
 
 
@@ -92,6 +109,10 @@ class _Server:
         """Set once the first start has succeeded or failed."""
         self._down_reason: str | None = None
         self.closing = False
+
+    def within(self, stack: AsyncExitStack) -> "_Server":
+        """Return the server for one worker, whose session ends with `stack`."""
+        return _OwnServer(self, stack) if self._config.own_sessions else self
 
     async def available(self) -> Sequence[Tool]:
         """Wait until the first start has succeeded or failed, then return the server's tools that
@@ -170,3 +191,29 @@ class _Server:
         self._tools = {tool.name: tool for tool in tools if tool.name in self._config.allow}
         self._started.set()
         self._readiness.report(self._endpoint, [], down_reason)
+
+
+class _OwnServer(_Server):
+    """A worker's own session with a server. It starts with the first call, because many workers
+    end without one, and ends with the worker. The shared server only lists the tools.
+    """
+
+    def __init__(self, shared: _Server, stack: AsyncExitStack) -> None:
+        super().__init__(shared._name, shared._config, Readiness())
+        self._shared = shared
+        self._stack = stack
+        self._opened = False
+
+    async def available(self) -> Sequence[Tool]:
+        """Return the tools of the shared server."""
+        return await self._shared.available()
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
+        """Call a tool. The first call starts the session, after waiting until there are fewer than
+        `max_in_flight`. Raises `ToolFailed`.
+        """
+        if not self._opened:
+            self._opened = True
+            await self._stack.enter_async_context(self._shared._slots)
+            await self._stack.enter_async_context(_kept_running([self], _FIRST_PAUSE_S))
+        return await super().call(name, arguments)

@@ -1,12 +1,16 @@
 """Data sets in their published forms, and `rolegate bench datasets` over them."""
 
+import base64
+import csv
 import gzip
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import openpyxl
 import pytest
 
 from benchmarks.__main__ import main
@@ -268,6 +272,9 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
         ),
         ("q.json", json.dumps([HOTPOT, 1]), "q.json, item 2: must be a JSON object"),
         ("q.jsonl", json.dumps(MUSIQUE | {"answerable": False}), "q.jsonl:1: no answer"),
+        ("q.csv", "problem,answer,canary\nx,y,z\n", "q.csv:2: cannot be decrypted with its canary"),
+        ("q.csv", 'problem,answer\n"Who?', "q.csv: cannot be read "),
+        ("q.xlsx", "x", "q.xlsx: cannot be read .*not a zip file"),
         (
             "q.jsonl",
             json.dumps(POPQA | {"possible_answers": '["painter'}),
@@ -279,6 +286,47 @@ def test_bad_rows_are_named(tmp_path: Path, name: str, content: str | bytes, why
     """The error has the file and the line, or the number of the item."""
     with pytest.raises(BadCorpus, match=why):
         list(read_entries(written(tmp_path / name, content)))
+
+
+def encrypted(text: str, canary: str) -> str:
+    """Encrypt a text as BrowseComp does."""
+    key = hashlib.sha256(canary.encode()).digest()
+    data = text.encode()
+    repeated = key * (len(data) // len(key) + 1)
+    return base64.b64encode(bytes(a ^ b for a, b in zip(data, repeated, strict=False))).decode()
+
+
+PROBLEM = "Which keeper of a lighthouse, born before 1900, wrote the longest log?"
+
+
+def test_encrypted_browsecomp_is_read(tmp_path: Path) -> None:
+    """It is CSV with a key for each row; decrypted rows are read, too."""
+    lines = [["problem", "answer", "problem_topic", "canary"]]
+    lines += [
+        [*(encrypted(text, canary) for text in (PROBLEM, "Ana", "Art")), canary]
+        for canary in ("BrowseComp", "another key")
+    ]
+    with (tmp_path / "browse_comp_test_set.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(lines)
+    first, second = read_entries(tmp_path / "browse_comp_test_set.csv")
+    expected = BenchmarkQuestion("browsecomp-1", PROBLEM, ("Ana",), "browsecomp", "test")
+    assert first.question == expected
+    assert (second.question.question, second.question.id) == (PROBLEM, "browsecomp-2")
+    plain = {"problem": PROBLEM, "answer": "Ana", "problem_topic": "Art"}
+    assert only(written(tmp_path / "plain.jsonl", [plain])) == expected
+
+
+def test_encrypted_browsecomp_zh_is_read(tmp_path: Path) -> None:
+    """It is a workbook with other names of columns."""
+    question = "哪位灯塔守护者写下了最长的日志？"
+    book = openpyxl.Workbook()
+    sheet = book.create_sheet("questions", 0)
+    sheet.append(["Topic", "Question", "Answer", "canary"])
+    sheet.append([*(encrypted(text, "钥匙") for text in ("艺术", question, "安娜")), "钥匙"])
+    book.save(tmp_path / "browsecomp-zh-encrypted.xlsx")
+    assert only(tmp_path / "browsecomp-zh-encrypted.xlsx") == BenchmarkQuestion(
+        "browsecomp-zh-1", question, ("安娜",), "browsecomp-zh", "test"
+    )
 
 
 def test_rows_are_read_lazily(tmp_path: Path) -> None:

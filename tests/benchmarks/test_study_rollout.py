@@ -27,10 +27,11 @@ async def asked(
     sweep: Path, name: str, change: Callable[[SweepCell], SweepCell] = lambda cell: cell
 ) -> QuestionResult:
     """Return the row of one rollout of the cell with this name."""
-    cell = next(cell for cell in cells_of(read_plan(sweep)) if cell.name == name)
+    plan = read_plan(sweep)
+    cell = next(cell for cell in cells_of(plan) if cell.name == name)
     async with open_runtime(cell.config, lambda _step: None) as bench:
         cell = change(cell)
-        return await ask(cell, replace(bench, config=cell.config), None, QUESTION, 0)
+        return await ask(cell, plan, None, replace(bench, config=cell.config), (QUESTION, 0))
 
 
 async def test_a_rollout_without_execution_needs_no_executor(sweep: Path) -> None:

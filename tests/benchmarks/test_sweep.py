@@ -243,7 +243,7 @@ async def test_another_index_is_refused(ran: Ran, sweep: Path, tmp_path: Path) -
     assert status == 0, output
     (index,) = {row.index for row in rows(tmp_path / "out")}
     with closing(JsonlFile(tmp_path / "out" / "results.jsonl", QuestionResult, ADVICE)) as file:
-        going_on = Sweep(read_plan(sweep), tmp_path / "out", file, print, lambda: None)
+        going_on = Sweep(read_plan(sweep), tmp_path / "out", file, print, lambda: None, None)
         going_on.check_index(index)
         with pytest.raises(BadConfig, match="its results were made with the index "):
             going_on.check_index("other")

@@ -69,7 +69,7 @@ class Cities(BaseModel):
 
 PAGE = (
     "Krua is a city. Krua was founded in 1,043 by Ana Torrin. Its area is 12.50 km2. "
-    "It was chartered on 3 May 1101."
+    "It was chartered on 3 May 1101. Krua is a big city with a wall around it."
 )
 FACTS = {
     "name": "Krua",
@@ -113,7 +113,8 @@ def reads(facts: Mapping[str, str]) -> ScriptedModel:
         if not wanted:
             wanted = [name for name in facts if re.search(rf"\b{name}|Who {name}", asked)]
             return written(facts[wanted[0]])
-        return written("\n".join(f"{name}: {facts[name]}" for name in wanted))
+        lines = "\n".join(f"{name}: {facts[name]}" for name in wanted)
+        return written(lines, "Krua is a big city with a wall around it.")
 
     return ScriptedModel(turn, "small")
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from rolegate.client import AsyncClient, Client, GatewayError, Table
-from rolegate.client.table import given_rows, joined, parse_columns
+from rolegate.client.table import given_rows, joined, parse_columns, parse_conditions
 from rolegate.v1 import table_service_pb2 as pb
 
 from tests.router.deployment import Deployment
@@ -45,6 +45,50 @@ def test_a_table_is_returned_and_sent_back(gateway: str) -> None:
     assert {cell.state for row in second_table.message.rows for cell in row.cells} == {
         pb.CELL_STATE_GIVEN
     }
+
+
+def test_conditions_are_texts_or_messages(gateway: str) -> None:
+    """Excluded rows are in the message."""
+    message = pb.Condition(
+        column=pb.Column(name="founded", type=pb.COLUMN_TYPE_TEXT),
+        operator=pb.OPERATOR_AFTER,
+        values=["1000"],
+    )
+    assert parse_conditions(["founded after 1000"]) == [message]
+    with Client(gateway) as sync_client:
+        for condition in ("founded after 1000", message):
+            table = sync_client.table(QUESTION, COLUMNS, conditions=[condition])
+            assert table.rows == ROWS[:1]
+            assert [row.cells[0].value for row in table.message.excluded] == ["Bel"]
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "operator", "values"),
+    [
+        ("founded:date at least 5 May 1990", "founded", pb.OPERATOR_AT_LEAST, ["5 May 1990"]),
+        ("country one of Vorland|Norland", "country", pb.OPERATOR_ONE_OF, ["Vorland", "Norland"]),
+        ("first name contains Ann", "first name", pb.OPERATOR_CONTAINS, ["Ann"]),
+        ("所在国 equals 沃兰", "所在国", pb.OPERATOR_EQUALS, ["沃兰"]),
+    ],
+)
+def test_a_condition_has_a_column_an_operator_and_values(
+    text: str, column: str, operator: pb.Operator, values: list[str]
+) -> None:
+    (condition,) = parse_conditions([text])
+    assert (condition.column.name, condition.operator) == (column, operator)
+    assert [*condition.values] == values
+
+
+@pytest.mark.parametrize("text", ["Is {city} in Veshoux?", "{城市}在沃兰吗？"])
+def test_a_condition_may_be_a_question(text: str) -> None:
+    (condition,) = parse_conditions([text])
+    assert (condition.column.ask, condition.column.name) == (text, "")
+
+
+@pytest.mark.parametrize("text", ["", "founded", "founded since 1990", "a" * 100_000])
+def test_other_texts_are_no_conditions(text: str) -> None:
+    with pytest.raises(ValueError, match="is no condition; write"):
+        parse_conditions([text])
 
 
 def test_events_end_with_the_table(gateway: str) -> None:

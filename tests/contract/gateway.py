@@ -32,6 +32,7 @@ _VOLATILE = {
     r'"\d{4}-\d\d-\d\dT[\d:.]+Z"': '"<time>"',
     r'"\d+(\.\d+)?s"': '"<duration>"',
     r'("retry_after_s": )"[\d.]+"': r'\1"<seconds>"',
+    r'("key_id": )"[0-9a-f]{8}"': r'\1"<key>"',
     r'("created": )\d+': r'\1"<time>"',
     r"\b(chatcmpl|feedback)-[0-9a-f]+": r"<\1>",
 }

@@ -89,10 +89,13 @@ def outputs(contract: Contract, tmp_path_factory: pytest.TempPathFactory) -> dic
     run("tenants list", *config)
     run("tenants show", "acme", *config)
     run("store check", *config)
+    run("store upgrade", *config)
+    run("store export", str(folder / "store.jsonl"), *config)
     run("check", *config)
     run("check", "--live", *config, name="check --live", status=1)
     # With a store of its own, as the first key shuts a gateway for all who have none.
     copied = ("--config", str(write_config(folder, config_of("main", contract.upstream))))
+    run("store import", str(folder / "store.jsonl"), *copied)
     made = run("keys create", "--tenant", "acme", *copied)
     run("keys list", *copied)
     run("keys expire", made[0]["key_id"], "--after", "1d", *copied)

@@ -96,7 +96,7 @@ def test_compose_names_services_files_and_volumes_that_are_there() -> None:
 
 
 def test_a_gateway_has_time_to_finish_before_it_is_killed() -> None:
-    grace_s = read_config(CONFIGS[0]).server.grace_s
+    server = read_config(CONFIGS[0]).server
     stops = [
         service["stop_grace_period"]
         for service in COMPOSE["services"].values()
@@ -111,7 +111,7 @@ def test_a_gateway_has_time_to_finish_before_it_is_killed() -> None:
     ]
     limits = [int(stop.removesuffix("s")) for stop in stops]
     limits += [int(unit_s), pod_s]
-    assert min(limits) > grace_s
+    assert min(limits) > server.drain_s + server.grace_s
 
 
 @pytest.mark.parametrize("manifest", manifests(), ids=lambda manifest: manifest["kind"])

@@ -54,7 +54,7 @@ async def test_rollouts_cost_what_the_engines_counted(config: Config, tmp_path: 
     ) as bench:
         before = await counted(bench)
         failed = await roll_out_all(
-            rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda: None
+            rollout_worker(bench).roll_out, questions, tmp_path / ROLLOUTS, 4, lambda: None
         )
         assert bench.cache is not None
         spent = bench.cache.spent
@@ -72,7 +72,9 @@ async def test_rollouts_cost_what_the_engines_counted(config: Config, tmp_path: 
             )
         written = (tmp_path / ROLLOUTS).read_bytes()
         (tmp_path / ROLLOUTS).unlink()
-        await roll_out_all(rollout_worker(bench), questions, tmp_path / ROLLOUTS, 4, lambda: None)
+        await roll_out_all(
+            rollout_worker(bench).roll_out, questions, tmp_path / ROLLOUTS, 4, lambda: None
+        )
         rewritten = (tmp_path / ROLLOUTS).read_bytes()
         assert (without_scores(rewritten), bench.cache.spent) == (without_scores(written), spent)
     assert failed == {}

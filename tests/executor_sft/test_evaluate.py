@@ -162,6 +162,21 @@ def test_intervals_cover_the_true_difference_as_often_as_stated() -> None:
     assert 88 <= covered <= 100
 
 
+def test_groups_are_drawn_whole() -> None:
+    """Ten equal scores of one group tell as much as one, and a group of all questions tells nothing
+    of the spread.
+    """
+    new_scores = [1.0] * 10 + [0.0] * 2
+    old_scores = [0.0] * 12
+    alone = paired_difference(new_scores, old_scores)
+    grouped = paired_difference(new_scores, old_scores, groups=["a"] * 10 + ["b", "c"])
+    assert alone.mean == grouped.mean == pytest.approx(10 / 12)
+    assert grouped.low == 0
+    assert alone.low > 0.5
+    together = paired_difference(new_scores, old_scores, groups=["a"] * 12)
+    assert together.low == together.high == together.mean
+
+
 def test_equal_scores_have_an_interval_of_zero() -> None:
     """If both agree question by question, the difference is 0, no matter how much questions
     differ.

@@ -14,10 +14,11 @@ from executor_sft.__main__ import run
 from executor_sft.publish import publish, try_version
 from executor_sft.step import Step
 from executor_sft.train import load_recipe
+from router.administration import Auditor
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer
 from router.errors import BadVersion, RolegateError
-from router.store import Database, SQLVersionBook
+from router.store import Database, SQLAccounts, SQLVersionBook
 from router.versions import GateRule, Versions
 from serving.cli.options import ConnectionOptions, with_client
 from serving.config.file import load_config
@@ -174,7 +175,9 @@ async def gateway(tmp_path: Path) -> AsyncIterator[str]:
     database = await Database.open(f"sqlite:///{tmp_path / 'runs.db'}")
     versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0, 10_000))
     await versions.ensure_base("mini-executor")
-    server = Server(None, None, ExecutorVersionServicer(versions))
+    server = Server(
+        None, None, ExecutorVersionServicer(versions, Auditor(SQLAccounts(database), "grpc"))
+    )
     yield f"127.0.0.1:{await server.start('127.0.0.1:0')}"
     await server.drain(0)
     await database.close()

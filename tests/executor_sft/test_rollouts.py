@@ -140,7 +140,9 @@ async def rolled_out(roles: ScriptedRoles, folder: Path, concurrency: int = 3) -
     """Roll out as one start of the command does."""
     with CallCache.open(folder / "calls.jsonl") as cache:
         path = folder / "rollouts.jsonl"
-        return await roll_out_all(roles.worker(cache), QUESTIONS, path, concurrency, lambda: None)
+        return await roll_out_all(
+            roles.worker(cache).roll_out, QUESTIONS, path, concurrency, lambda: None
+        )
 
 
 def ids(folder: Path) -> list[str]:

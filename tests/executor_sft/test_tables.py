@@ -109,7 +109,12 @@ def reports(rows: tuple[tuple[str, ...], ...], *more: tuple[Ask, Execution]) -> 
             "found nothing",
         ),
         (discovery(2), executed("Bel", REGISTER), None, None),
-        (discovery(2), executed("Bel\nTal", REGISTER), "wrong answer", "right answer not known"),
+        (
+            discovery(2),
+            executed("Bel\nTal", f"{REGISTER} Tal is not."),
+            "wrong answer",
+            "right answer not known",
+        ),
         (
             discovery(2),
             executed("Bel", KROUROU),

@@ -370,10 +370,14 @@ def test_files_have_widesearch_s_form(wide: WideWorld, tmp_path: Path) -> None:
             for row in task.rows
         ]
         assert f"columns:\n{', '.join(header)}\n" in written["query"]
+        assert written["group"].endswith(f"-{header[0]}")
+    export_tables(wide, tmp_path, plain=True)
+    lines = (tmp_path / "tasks.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["query"] for line in lines] == [task.question for task in wide.tasks]
     if not WIDESEARCH.is_file():
         pytest.skip("there is no WideSearch in a folder `shared` next to the checkout")
     theirs = [json.loads(line) for line in WIDESEARCH.read_text("utf-8").splitlines()]
-    assert {frozenset(task) for task in tasks} == {frozenset(task) for task in theirs}
+    assert {frozenset(task) - {"group"} for task in tasks} == {frozenset(task) for task in theirs}
     known = [json.loads(task["evaluation"])["eval_pipeline"] for task in theirs]
     shapes = {
         (*rule["preprocess"], *rule["metric"], type(rule.get("criterion")))

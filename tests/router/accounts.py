@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from router.access import Key, Spent, Tenant
+from router.access import LAST_EVENT, AuditEvent, Key, Spent, Tenant
 
 
 class KeptAccounts:
@@ -38,6 +38,12 @@ class KeptAccounts:
 
     async def set_tenant(self, tenant: Tenant, only: Collection[str] | None = None) -> None:
         raise NotImplementedError
+
+    async def note(self) -> None:
+        raise NotImplementedError
+
+    async def audit(self, size: int, before: int = LAST_EVENT) -> list[AuditEvent]:
+        return []
 
     async def spending(self, tenant: str) -> list[Spent]:
         return []

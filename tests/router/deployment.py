@@ -13,7 +13,7 @@ from router.models import Completion, Delta, Model, OnDelta, Prompt, Sampling, S
 from router.protocol import Passage, Vocabulary
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.runs import Admission, Gateway, RunFilter, RunLifecycle
-from router.runs.archive import ExportedRun, RunPage, RunSummary
+from router.runs.archive import ExportedRun, Progress, RunFigures, RunPage, RunSummary
 from router.runs.live import LiveRuns
 from router.search import (
     Answerer,
@@ -28,6 +28,7 @@ from router.search.agent import ExecutorLimits
 from router.search.condenser import Condenser
 from router.search.executor import Executes
 from router.trace import Call, Event, RoleName, Run
+from router.trace.redaction import redacted
 from router.trace.run import Feedback, RoleSetting, RunStatus
 from router.trace.values import TopologyName
 from tests.router.retriever import FixedRetriever
@@ -166,7 +167,7 @@ _RUNNING: RunStatus = "running"
 class Kept(NoJournal):
     """A journal and an archive in memory.
 
-    `full` makes storing fail; clearing `let` makes it wait.
+    `full` makes storing fail; clearing `let` makes it wait. `redact` drops the texts of runs.
     """
 
     def __init__(self) -> None:
@@ -175,6 +176,7 @@ class Kept(NoJournal):
         self.settled: list[Call] = []
         self.given: list[Feedback] = []
         self.full = False
+        self.redact = False
         self.let = asyncio.Event()
         self.let.set()
         self.asked = asyncio.Event()
@@ -204,7 +206,7 @@ class Kept(NoJournal):
         await self.let.wait()
         if self.full:
             raise StoreFailed("the disk is full")
-        self.runs.append(run)
+        self.runs.append(redacted(run) if self.redact else run)
         self._arrived.put_nowait(run)
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
@@ -247,12 +249,17 @@ class Kept(NoJournal):
             if wanted.tenant in (None, run.tenant)
             and wanted.kind in (None, run.kind)
             and wanted.unsupported <= run.unsupported
+            and wanted.key_id in ("", run.key_id)
         ]
         if not page.isdecimal() and page:
             raise BadRequest("page_token is none of ours.")
         first = int(page or 0)
         more = first + size < len(summaries)
         return RunPage(tuple(summaries[first : first + size]), str(first + size) if more else "")
+
+    async def figures(self, wanted: RunFilter, starts: Sequence[float]) -> Sequence[RunFigures]:
+        listed = (await self.list(wanted, len(self.runs))).runs
+        return [RunFigures(len(listed)), *(RunFigures() for _ in starts[1:])]
 
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         for run in self.runs:
@@ -269,6 +276,9 @@ class Kept(NoJournal):
 
     async def request_cancel(self, run_id: str) -> None:
         """Refuse, as no other gateway works on its runs."""
+
+    async def progress(self, run_id: str, after: int = 0) -> Progress | None:
+        return None
 
     async def next(self) -> Run:
         """Wait for the next run and return it."""

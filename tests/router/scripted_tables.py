@@ -7,6 +7,7 @@ from router.runs import RequestOptions, RunLifecycle
 from router.runs.lifecycle import RunRequest
 from router.table import TableLimits, TableRequest
 from router.table.assembly import Assembly
+from router.table.conditions import with_conditions
 from router.trace import Execution, Run
 from router.trace.table import Ask, RowKey, Schema
 from router.trace.values import OnEvent, Planned, Reported, RowChanged, SubQueryDispatched, TableRun
@@ -14,12 +15,13 @@ from tests.router.table.reports import discovery, executed, fill
 
 KROUROU = "Krurou: Krurou was founded in 1200 by Ana. It is old."
 BEL = "Bel: Bel was founded in 900."
+ANNALS = "Annals: Bo was a founder."
 REGISTER = "Register: The cities of Vorland are Krurou and Bel."
 SCRIPT = (
     (discovery(1), executed("| city |\n|---|\n| Krurou |\n| Bel |", REGISTER)),
     (discovery(2), executed("- Bel", REGISTER)),
     (fill("krurou", "founder", "founded"), executed("founder: Ana\nfounded: 1200", KROUROU)),
-    (fill("bel", "founder", "founded"), executed("founder: Bo\nfounded: 900", BEL)),
+    (fill("bel", "founder", "founded"), executed("founder: Bo\nfounded: 900", BEL, ANNALS)),
 )
 
 
@@ -46,7 +48,7 @@ class ScriptedTables:
         """Fill a table from the script."""
         request = request.checked(TableLimits())
         self.requests.append(request)
-        schema = Schema(request.columns)
+        schema = with_conditions(Schema(request.columns), request.conditions)
         assembly = Assembly(schema, request.rows)
         rows = dict[RowKey, object]()
         asked = RunRequest("table", request.question, request)
@@ -54,7 +56,7 @@ class ScriptedTables:
             if isinstance(run, Run):
                 return run
             tell = run.live.on_event
-            tell(Planned(schema.columns))
+            tell(Planned(schema.shown, schema.conditions))
             for number, (ask, execution) in enumerate(self._script):
                 tell(SubQueryDispatched(number, 1, f"{ask.kind} {number}", ask))
                 if number == self.held and not self.let.is_set():
@@ -62,7 +64,7 @@ class ScriptedTables:
                     await self.let.wait()
                 tell(Reported(number, execution))
                 assembly.add(ask, execution)
-                for row in assembly.table().rows:
+                for row in assembly.table().every_row:
                     if rows.get(row.key) is not row:
                         rows[row.key] = row
                         tell(RowChanged(row.key, row))

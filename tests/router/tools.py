@@ -1,7 +1,8 @@
 """Tools with fixed answers."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from router.errors import ToolFailed
@@ -32,3 +33,8 @@ class FixedTools:
         if isinstance(output, ToolFailed):
             raise output
         return output
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator["FixedTools"]:
+        """Yield these tools; they keep no state."""
+        yield self

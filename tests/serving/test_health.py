@@ -1,8 +1,10 @@
 """Health of a whole gateway: what a question needs is down until a call has succeeded."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from aiohttp import web
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from msgspec.structs import replace
 from rolegate.v1 import completion_service_pb2 as pb
 from rolegate.v1 import run_service_pb2 as run_pb
 from rolegate.v1 import usage_pb2
@@ -21,10 +24,18 @@ from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 from router.edge.grpc.server import Server
 from router.testing.openai_server import MODEL, fails, says, serving
 from serving.composition import running_gateway
-from serving.config.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
+from serving.config.config import (
+    Config,
+    RetrievalConfig,
+    RoleConfig,
+    RolesConfig,
+    SearchConfig,
+    ServerConfig,
+)
 from serving.retrieval.services import RetrievalServicer
 from tests.router.deployment import PASSAGE
-from tests.router.retriever import FixedRetriever
+from tests.router.edge.wire import info_of
+from tests.router.retriever import FixedRetriever, NamedRetriever
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -88,6 +99,66 @@ async def watched(config: Config, *services: str) -> AsyncIterator[tuple[grpc.ai
             if "OpenAI-compatible" in step
         ]
         yield channel, Watch(channel, door, *services)
+
+
+def free_address() -> str:
+    """Return an address of this machine where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+class SlowStart(NamedRetriever):
+    """A retriever whose searches wait until the test lets them go on."""
+
+    go_on: asyncio.Event
+
+    async def search(self, *arguments: Any, **named: Any) -> Any:
+        """Search, once the test lets it."""
+        await self.go_on.wait()
+        return await super().search(*arguments, **named)
+
+
+async def test_a_gateway_that_starts_is_alive_and_not_ready(tmp_path: Path) -> None:
+    """It listens from the beginning: probes get an answer, and requests are refused with the advice
+    to try again. Then the gateway serves on the same addresses.
+    """
+    address, http = free_address(), free_address()
+    retriever = SlowStart({"document": []})
+    retriever.go_on = asyncio.Event()
+    async with (
+        serving() as models,
+        AsyncExitStack() as gateway,
+        grpc.aio.insecure_channel(address) as channel,
+        aiohttp.ClientSession(f"http://{http}") as session,
+    ):
+        config = config_of(tmp_path, f"sqlite:///{tmp_path}/runs.db", models.base_url, address)
+        config = replace(config, search=SearchConfig(access=True))
+        steps: list[str] = []
+        running = running_gateway(config, address, steps.append, http, retriever=retriever)
+        starting = asyncio.create_task(gateway.enter_async_context(running))
+        stub: Any = HealthStub(channel)
+        check = partial(stub.Check, health_pb2.HealthCheckRequest(), wait_for_ready=True)
+        assert (await check()).status == NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await CompletionServiceStub(channel).Complete(COMPLETE)
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert info_of(refused.value).reason == "STARTING"
+        assert await statuses(session) == {"/healthz": 200, "/readyz": 503, "/v1/models": 503}
+
+        retriever.go_on.set()
+        await starting
+        assert (await check()).status == SERVING
+        await CompletionServiceStub(channel).Complete(COMPLETE)
+        assert await statuses(session) == {"/healthz": 200, "/readyz": 200, "/v1/models": 200}
+
+
+async def statuses(session: aiohttp.ClientSession) -> dict[str, int]:
+    """Return the HTTP status of some paths."""
+    found = {}
+    for path in ("/healthz", "/readyz", "/v1/models"):
+        async with session.get(path) as response:
+            found[path] = response.status
+    return found
 
 
 async def test_an_endpoint_that_fails_every_completion_is_down(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ def script(asked: ChatRequest) -> Reply:
         case "executor", 4 if documents := re.findall("<name>([^<]+)</name>", texts[-1]):
             reply = f'<access document="{documents[-1]}">the password</access>'
         case "executor", _:
-            answer = f"password: {words}" if "\n- " in texts[1] else words
+            answer = words
+            if "\n- " in texts[1]:  # the columns of a table, each of which has one word
+                answer = f"password: {words.partition(' ')[0]}\nlast: {words.rpartition(' ')[2]}"
             reply = f"<answer>{answer}</answer><evidence>{evidence}</evidence>"
         case _:
             reply = f"<answer>{words}</answer>"
@@ -439,7 +441,7 @@ COMMANDS = {
     "ask": (QUESTION,),
     "search": (QUESTION,),
     "chat": (),
-    "table": ("archives", "--columns", "archive*, password", "--closed", "--rows"),
+    "table": ("archives", "--columns", "archive*, password, last", "--closed", "--rows"),
 }
 
 
@@ -449,7 +451,7 @@ async def test_a_command_chooses_index_and_documents(
 ) -> None:
     """Without options, the tenant's indexes are searched."""
     rows = tmp_path / "rows.csv"
-    rows.write_text("archive,password\nthe archive,\n", "utf-8")
+    rows.write_text("archive,password,last\nthe archive,,\n", "utf-8")
     arguments = [command, *COMMANDS[command], *([str(rows)] if command == "table" else [])]
     acme = world.callers["acme"]
 
@@ -482,8 +484,8 @@ async def test_the_tools_of_mcp_take_a_filter(world: World) -> None:
         "ask": {"question": QUESTION},
         "table": {
             "question": "archives",
-            "columns": ["archive*", "password"],
-            "rows": [["the archive", ""]],
+            "columns": ["archive*", "password", "last"],
+            "rows": [["the archive", "", ""]],
             "closed": True,
         },
     }

@@ -1,6 +1,7 @@
 """Two tenants at one gateway with a real store: no data of one tenant reaches the other."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -31,6 +32,7 @@ from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 from sqlalchemy import func, select
 
 from router.access import Access, Tenant, new_key
+from router.administration import Auditor
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer, RunServicer, UsageServicer
 from router.edge.grpc.table_service import TableServicer
@@ -185,7 +187,9 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
         UsageServicer(
             SQLUsages(database), Reconciler({"scripted": None}, NoCounts(), SQLUsages(database))
         ),
-        ExecutorVersionServicer(Versions(SQLVersionBook(database), _load)),
+        ExecutorVersionServicer(
+            Versions(SQLVersionBook(database), _load), Auditor(accounts, "grpc")
+        ),
         TableServicer(ScriptedTables(lifecycle), Runs(archive, live)),
         access=Access(accounts),
     )
@@ -620,3 +624,41 @@ async def test_an_export_has_only_training_data_of_its_tenant(world: World) -> N
     await SQLAccounts(world.database).set_tenant(Tenant("first", training=False))
     left = await whole(_runs(world).ExportRuns(export, metadata=world.operator.metadata))
     assert (PLAIN in left, MARK in left) == (True, False)
+
+
+async def test_a_run_and_its_usage_have_the_key_that_asked(world: World) -> None:
+    """Runs can be listed by key. A tenant sees nothing of other tenants' keys."""
+    await execute(world, world.other)
+    keys = {
+        caller.name: caller.metadata[0][1].split("_")[1]
+        for caller in (world.owner, world.other, world.operator)
+    }
+    first, second, operator = keys.values()
+    shown = await _runs(world).GetRun(
+        run_pb.GetRunRequest(run_id=world.ended, include_trace=True), metadata=world.owner.metadata
+    )
+    trace = json.loads(shown.trace_json)
+    assert shown.run.key_id == trace["key_id"] == first
+    assert {call["key_id"] for call in trace["calls"]} == {first}
+    assert world.owner.metadata[0][1].split("_", 2)[2] not in str(shown)
+
+    async def listed(key: str, caller: Caller) -> set[str]:
+        request = run_pb.ListRunsRequest(key_id=key)
+        runs = (await _runs(world).ListRuns(request, metadata=caller.metadata)).runs
+        assert {run.key_id for run in runs} <= {key}
+        return {run.run_id for run in runs}
+
+    assert world.ended in await listed(first, world.operator)
+    assert len(await listed(second, world.operator)) == 1
+    assert await listed(second, world.owner) == set()
+    assert await listed(operator, world.operator) == set()
+
+    request = usage_pb.GetUsageRequest(group_by=[usage_pb.USAGE_DIMENSION_KEY_ID])
+    stub: Any = UsageServiceStub(world.channel)
+    usage = await stub.GetUsage(request, metadata=world.operator.metadata)
+    total = await stub.GetUsage(usage_pb.GetUsageRequest(), metadata=world.operator.metadata)
+    assert {row.key_id for row in usage.rows} == {first, second}
+    attempts = [sum(row.usage.attempts for row in sums.rows) for sums in (usage, total)]
+    assert attempts[0] == attempts[1]
+    own = await stub.GetUsage(request, metadata=world.other.metadata)
+    assert [(row.key_id, row.usage.attempts) for row in own.rows] == [(second, 2)]

@@ -23,6 +23,7 @@ from serving.cli.main import main
 from serving.logs import plain_tracebacks
 from serving.terminal import visible_output
 from tests.router.deployment import STOP, Deployment, block, report
+from tests.router.edge.administered import stored_key
 from tests.router.edge.wire import whole_server
 from tests.router.retriever import FixedRetriever
 from tests.store_config import write_config
@@ -134,7 +135,8 @@ def test_names_from_the_store_and_the_config_are_escaped(
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "400")
     (folder / "prompt.txt").write_text("Answer.", "utf-8")
-    assert main(["keys", "create", "--label", HOSTILE]) == 0
+    assert main(["keys", "create", "--label", HOSTILE]) == 1
+    asyncio.run(stored_key("sqlite:///rolegate.db", label=HOSTILE))  # as earlier releases did
     assert main(["keys", "list"]) == 0
     assert main(["keys", "list", "--json"]) == 0
     assert main(["store", "check"]) == 0

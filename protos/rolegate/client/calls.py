@@ -38,7 +38,14 @@ from rolegate.client.requests import (
     UsageOptions,
     request,
 )
-from rolegate.client.table import Columns, Rows, Table, given_rows, parse_columns
+from rolegate.client.table import (
+    Columns,
+    Rows,
+    Table,
+    given_rows,
+    parse_columns,
+    parse_conditions,
+)
 from rolegate.v1 import admin_service_pb2 as admin_pb
 from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import document_service_pb2 as document_pb
@@ -205,9 +212,10 @@ def _table_request(
 ) -> M:
     parsed = parse_columns(columns)
     given = given_rows(parsed, rows)
+    conditions = parse_conditions(options.get("conditions", ()))
     return request(
         kind,
-        options,
+        {**options, "conditions": conditions},
         question=question,
         columns=parsed,
         rows=given,
@@ -454,6 +462,14 @@ def expire_key(key_id: str, at: datetime | None) -> Call[admin_pb.Key]:
 def revoke_key(key_id: str) -> Call[admin_pb.RevokeKeyResponse]:
     """Revoke a key permanently. The result also says whether no valid key is left."""
     return Call("RevokeKey", admin_pb.RevokeKeyRequest(key_id=key_id))
+
+
+def audit(size: int = _PAGE, page_token: str = "") -> Call[admin_pb.ListAuditEventsResponse]:
+    """Return a page of the audit log, newest event first. `size`: max number of events, at most
+    1000. `page_token`: token from the previous page; empty for the first page.
+    """
+    sent = admin_pb.ListAuditEventsRequest(page_size=size, page_token=page_token)
+    return Call("ListAuditEvents", sent)
 
 
 def tenant(name: str) -> Call[admin_pb.GetTenantResponse]:

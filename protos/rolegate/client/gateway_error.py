@@ -109,7 +109,12 @@ def _message(code: grpc.StatusCode, details: str, address: str, run_id: str) -> 
                 f"no gateway answers at {address}; start one with `rolegate serve`, or give "
                 "another address. If it is still starting, wait until it prints serve.ready."
             )
-            if not re.search("failed to connect|resolving", details):
+            if re.search("status: 503|no gateway is ready", details):
+                help_text = (
+                    f"the proxy at {address} has no gateway that is ready; try again, or ask its "
+                    "operator to look at /readyz of the gateways."
+                )
+            elif not re.search("failed to connect|resolving", details):
                 during = f"while run {run_id} was under way" if run_id else "during the call"
                 help_text = (
                     f"the gateway at {address} ended the connection {during}; when it runs again, "

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from rolegate.client.options import enum_number
 from rolegate.v1.budget_pb2 import Budget
 from rolegate.v1.document_filter_pb2 import DocumentFilter
+from rolegate.v1.table_service_pb2 import Condition
 
 M = TypeVar("M", bound=Message)
 
@@ -114,6 +115,10 @@ class TableOptions(SearchOptions, total=False):
 
     closed: bool
     """True to fill only the given rows and to search for no further rows."""
+    conditions: Sequence[str | Condition]
+    """Conditions that rows must meet, such as "founded after 1990" or "Is {city} in Veshoux?"; see
+    `rolegate.client.table.parse_conditions`. Rows that contradict one are in `message.excluded`.
+    """
     max_rows: int
     """Max number of rows; the gateway's limit by default."""
 
@@ -151,6 +156,8 @@ class ListFilter(Filter, total=False):
 
     status: Literal["running", "finished", "failed", "cancelled", "interrupted"] | None
     """Only runs with this status."""
+    key_id: str
+    """Only runs of requests with this API key, by its identifier."""
     unsupported: bool
     """True for only those runs whose answer has names or numbers that no cited evidence contains.
     """
@@ -172,7 +179,7 @@ class UsageOptions(TypedDict, total=False):
     """Only calls that started at this time or later."""
     end: datetime | None
     """Only calls that started before this time."""
-    by: Sequence[Literal["tenant", "role", "model", "executor_version", "manager"]]
+    by: Sequence[Literal["tenant", "role", "model", "executor_version", "manager", "key_id"]]
     """Dimensions by which calls are grouped; role and model if empty."""
     bucket: Literal["hour", "day", "month"] | None
     """Length of the time for which calls are summed, in UTC; None for one sum over the whole time.

@@ -56,6 +56,37 @@ def _column(text: str) -> pb.Column:
     )
 
 
+_CONDITION = re.compile(
+    r"(.+?)\s+(equals|one of|before|after|at least|at most|contains)\s+(.+)", re.DOTALL
+)
+
+
+def parse_conditions(conditions: Iterable[str | pb.Condition]) -> list[pb.Condition]:
+    """Return conditions as messages. A text is a column, an operator and a value, such as "founded
+    after 1990" or "country one of Vorland|Norland"; or a yes/no question with key columns in
+    braces, such as "Is {city} in Veshoux?". Raises `ValueError` for any other text.
+    """
+    return [
+        condition if isinstance(condition, pb.Condition) else _condition(condition)
+        for condition in conditions
+    ]
+
+
+def _condition(text: str) -> pb.Condition:
+    if text.endswith(("?", "？")):
+        return pb.Condition(column=pb.Column(ask=text))
+    match = _CONDITION.fullmatch(text)
+    if not match:
+        raise ValueError(
+            f"{text!r} is no condition; write `founded after 1990`, with one of equals, one of, "
+            "before, after, at least, at most and contains, or a yes/no question: `Is {city} in "
+            "Veshoux?`."
+        )
+    operator: Any = enum_number(pb.Operator.DESCRIPTOR, text, match[2].replace(" ", "_"))
+    values = [value.strip() for value in match[3].split("|")]
+    return pb.Condition(column=_column(match[1]), operator=operator, values=values)
+
+
 def given_rows(columns: Sequence[pb.Column], rows: Rows) -> list[pb.GivenRow]:
     """Return known rows as messages. Each row is a sequence with a value for every column, or a
     mapping with some values by column name. Raises `ValueError` for an unknown column name.
@@ -117,15 +148,18 @@ class Table:
         ending: str,
         *,
         sources: bool = False,
+        excluded: bool = False,
         others: Mapping[tuple[str, ...], Mapping[str, str]] = {},
     ) -> bytes:
         """Return the content of a file with the table. `ending`: .csv, .tsv, .md, .xlsx (needs
         openpyxl), or .json for the whole message. Raises `ValueError` for other endings.
 
         `sources`: True to add a column with sources for each column: the sentences that are cited
-        for its cells, and conflicting values. `others`: values of further columns, see `Others`.
+        for its cells, and conflicting values. `excluded`: True to add the excluded rows. With
+        either, a table with conditions has a column `membership`, which names the conditions that a
+        row contradicts or that were not checked. `others`: values of further columns, see `Others`.
         """
-        rows = list(self._lines(sources, others))
+        rows = list(self._lines(sources, excluded, others))
         match ending:
             case ".csv":
                 return csv_text(rows).encode()
@@ -141,17 +175,23 @@ class Table:
             f"{ending!r} is not a table file's ending; use .csv, .tsv, .md, .xlsx or .json."
         )
 
-    def _lines(self, sources: bool, others: Others) -> Iterable[list[str]]:
+    def _lines(self, sources: bool, excluded: bool, others: Others) -> Iterable[list[str]]:
+        message = self.message
         further = list(dict.fromkeys(name for row in others.values() for name in row))
-        yield [*self.columns, *(f"{name}: sources" for name in self.columns if sources), *further]
-        for row, values in zip(self.message.rows, self.rows, strict=True):
+        checked = ["membership"] if message.conditions and (sources or excluded) else []
+        titles = [f"{name}: sources" for name in self.columns if sources]
+        yield [*self.columns, *titles, *checked, *further]
+        for row in (*message.rows, *(message.excluded if excluded else ())):
+            values = [cell.value for cell in row.cells]
             key = tuple(
                 value
                 for value, column in zip(values, self.message.columns, strict=True)
                 if column.key
             )
             rests_on = [_sources(cell) for cell in row.cells] if sources else []
-            yield [*values, *rests_on, *(others.get(key, {}).get(name, "") for name in further)]
+            member = [membership(message.conditions, row)] if checked else []
+            rest = [others.get(key, {}).get(name, "") for name in further]
+            yield [*values, *rests_on, *member, *rest]
 
 
 def _json(table: pb.Table) -> str:
@@ -161,6 +201,20 @@ def _json(table: pb.Table) -> str:
         always_print_fields_with_no_presence=True,
         ensure_ascii=False,
     )
+
+
+def membership(conditions: Iterable[pb.Condition], row: pb.Row) -> str:
+    """Return the conditions that a row contradicts, with the sentences that say so, and those that
+    were not checked. Empty if it meets all.
+    """
+    texts = list[str]()
+    for condition, check in zip(conditions, row.checks, strict=True):
+        if check.state == pb.CHECK_STATE_NOT_CHECKED:
+            texts.append(f"membership not checked: {condition.text}")
+        if check.state == pb.CHECK_STATE_CONTRADICTED:
+            lines = "".join(f" ({source_line(at)})" for at in check.citations[:1])
+            texts.append(f"excluded: not {condition.text}, but {check.value}{lines}")
+    return "; ".join(texts)
 
 
 def rival_line(cell: pb.Cell) -> str:
@@ -213,6 +267,7 @@ def joined(pages: Sequence[pb.Table]) -> Table:
     table.CopyFrom(pages[0])
     for page in pages[1:]:
         table.rows.extend(page.rows)
+        table.excluded.extend(page.excluded)
         table.markdown += "".join(page.markdown.splitlines(keepends=True)[2:])  # without its header
     table.next_page_token = ""
     return Table(table)

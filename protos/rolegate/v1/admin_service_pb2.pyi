@@ -194,3 +194,43 @@ class UpdateTenantResponse(_message.Message):
     tenant: Tenant
     unpriced_models: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, tenant: _Optional[_Union[Tenant, _Mapping]] = ..., unpriced_models: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AuditEvent(_message.Message):
+    __slots__ = ("number", "time", "act", "target", "tenant", "details_json", "key_id", "door", "address", "result")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    ACT_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_JSON_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    DOOR_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    time: _timestamp_pb2.Timestamp
+    act: str
+    target: str
+    tenant: str
+    details_json: str
+    key_id: str
+    door: str
+    address: str
+    result: str
+    def __init__(self, number: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., act: _Optional[str] = ..., target: _Optional[str] = ..., tenant: _Optional[str] = ..., details_json: _Optional[str] = ..., key_id: _Optional[str] = ..., door: _Optional[str] = ..., address: _Optional[str] = ..., result: _Optional[str] = ...) -> None: ...
+
+class ListAuditEventsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListAuditEventsResponse(_message.Message):
+    __slots__ = ("events", "next_page_token")
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[AuditEvent]
+    next_page_token: str
+    def __init__(self, events: _Optional[_Iterable[_Union[AuditEvent, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Manages API keys and tenants. Only operators may use it. Every change is in the gateway's log, as an event `admin.…`.
+    """Manages API keys and tenants. Only operators may use it. Every change is in the audit log, and in the gateway's log as an
+    event `admin.…`.
     """
 
     def __init__(self, channel):
@@ -75,10 +76,16 @@ class AdminServiceStub:
                 request_serializer=rolegate_dot_v1_dot_admin__service__pb2.UpdateTenantRequest.SerializeToString,
                 response_deserializer=rolegate_dot_v1_dot_admin__service__pb2.UpdateTenantResponse.FromString,
                 _registered_method=True)
+        self.ListAuditEvents = channel.unary_unary(
+                '/rolegate.v1.AdminService/ListAuditEvents',
+                request_serializer=rolegate_dot_v1_dot_admin__service__pb2.ListAuditEventsRequest.SerializeToString,
+                response_deserializer=rolegate_dot_v1_dot_admin__service__pb2.ListAuditEventsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
-    """Manages API keys and tenants. Only operators may use it. Every change is in the gateway's log, as an event `admin.…`.
+    """Manages API keys and tenants. Only operators may use it. Every change is in the audit log, and in the gateway's log as an
+    event `admin.…`.
     """
 
     def CreateKey(self, request, context):
@@ -138,6 +145,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAuditEvents(self, request, context):
+        """Returns a page of the audit log, newest event first: all administrative acts at all gateways on the store, and of
+        commands that open the store.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -181,6 +196,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=rolegate_dot_v1_dot_admin__service__pb2.UpdateTenantRequest.FromString,
                     response_serializer=rolegate_dot_v1_dot_admin__service__pb2.UpdateTenantResponse.SerializeToString,
             ),
+            'ListAuditEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAuditEvents,
+                    request_deserializer=rolegate_dot_v1_dot_admin__service__pb2.ListAuditEventsRequest.FromString,
+                    response_serializer=rolegate_dot_v1_dot_admin__service__pb2.ListAuditEventsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'rolegate.v1.AdminService', rpc_method_handlers)
@@ -190,7 +210,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Manages API keys and tenants. Only operators may use it. Every change is in the gateway's log, as an event `admin.…`.
+    """Manages API keys and tenants. Only operators may use it. Every change is in the audit log, and in the gateway's log as an
+    event `admin.…`.
     """
 
     @staticmethod
@@ -399,6 +420,33 @@ class AdminService:
             '/rolegate.v1.AdminService/UpdateTenant',
             rolegate_dot_v1_dot_admin__service__pb2.UpdateTenantRequest.SerializeToString,
             rolegate_dot_v1_dot_admin__service__pb2.UpdateTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAuditEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rolegate.v1.AdminService/ListAuditEvents',
+            rolegate_dot_v1_dot_admin__service__pb2.ListAuditEventsRequest.SerializeToString,
+            rolegate_dot_v1_dot_admin__service__pb2.ListAuditEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

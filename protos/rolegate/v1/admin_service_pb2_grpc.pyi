@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """Manages API keys and tenants. Only operators may use it. Every change is in the gateway's log, as an event `admin.…`."""
+    """Manages API keys and tenants. Only operators may use it. Every change is in the audit log, and in the gateway's log as an
+    event `admin.…`.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -51,10 +53,16 @@ class AdminServiceStub:
     """Returns a page of the tenants: `default`, which always exists, then the others by name."""
     UpdateTenant: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateTenantRequest, _admin_service_pb2.UpdateTenantResponse]
     """Changes settings of a tenant, or creates a tenant."""
+    ListAuditEvents: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListAuditEventsRequest, _admin_service_pb2.ListAuditEventsResponse]
+    """Returns a page of the audit log, newest event first: all administrative acts at all gateways on the store, and of
+    commands that open the store.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """Manages API keys and tenants. Only operators may use it. Every change is in the gateway's log, as an event `admin.…`."""
+    """Manages API keys and tenants. Only operators may use it. Every change is in the audit log, and in the gateway's log as an
+    event `admin.…`.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateKey: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.CreateKeyRequest, _admin_service_pb2.CreateKeyResponse]  # type: ignore[assignment]
@@ -75,9 +83,15 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Returns a page of the tenants: `default`, which always exists, then the others by name."""
     UpdateTenant: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateTenantRequest, _admin_service_pb2.UpdateTenantResponse]  # type: ignore[assignment]
     """Changes settings of a tenant, or creates a tenant."""
+    ListAuditEvents: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListAuditEventsRequest, _admin_service_pb2.ListAuditEventsResponse]  # type: ignore[assignment]
+    """Returns a page of the audit log, newest event first: all administrative acts at all gateways on the store, and of
+    commands that open the store.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages API keys and tenants. Only operators may use it. Every change is in the gateway's log, as an event `admin.…`."""
+    """Manages API keys and tenants. Only operators may use it. Every change is in the audit log, and in the gateway's log as an
+    event `admin.…`.
+    """
 
     @_abc_1.abstractmethod
     def CreateKey(
@@ -144,5 +158,15 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.UpdateTenantResponse, _abc.Awaitable[_admin_service_pb2.UpdateTenantResponse]]:
         """Changes settings of a tenant, or creates a tenant."""
+
+    @_abc_1.abstractmethod
+    def ListAuditEvents(
+        self,
+        request: _admin_service_pb2.ListAuditEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListAuditEventsResponse, _abc.Awaitable[_admin_service_pb2.ListAuditEventsResponse]]:
+        """Returns a page of the audit log, newest event first: all administrative acts at all gateways on the store, and of
+        commands that open the store.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -29,49 +29,49 @@ from rolegate.v1 import table_service_pb2 as rolegate_dot_v1_dot_table__service_
 from rolegate.v1 import usage_pb2 as rolegate_dot_v1_dot_usage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1drolegate/v1/run_service.proto\x12\x0brolegate.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a rolegate/v1/answer_service.proto\x1a\x1frolegate/v1/table_service.proto\x1a\x17rolegate/v1/usage.proto\"\xe7\x02\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\"\n\x04kind\x18\x03 \x01(\x0e\x32\x14.rolegate.v1.RunKind\x12&\n\x06status\x18\x04 \x01(\x0e\x32\x16.rolegate.v1.RunStatus\x12\x0f\n\x07request\x18\x05 \x01(\t\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12+\n\x07outcome\x18\x07 \x01(\x0e\x32\x1a.rolegate.v1.AnswerOutcome\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x08\x64uration\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rtable_outcome\x18\n \x01(\x0e\x32\x19.rolegate.v1.TableOutcome\x12\x13\n\x0bunsupported\x18\x0b \x01(\x08\"\xad\x05\n\x0cUpstreamCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.rolegate.v1.Role\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\ndeployment\x18\x04 \x01(\t\x12\x18\n\x10\x65xecutor_version\x18\x05 \x01(\t\x12\x0f\n\x07purpose\x18\x06 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x05\x12\x0f\n\x07outcome\x18\x08 \x01(\t\x12\x0f\n\x07\x63ounted\x18\t \x01(\t\x12\x1a\n\rprompt_tokens\x18\n \x01(\x03H\x00\x88\x01\x01\x12\x1a\n\rcached_tokens\x18\x0b \x01(\x03H\x01\x88\x01\x01\x12\x1e\n\x11\x63ompletion_tokens\x18\x0c \x01(\x03H\x02\x88\x01\x01\x12\x1d\n\x10reasoning_tokens\x18\r \x01(\x03H\x03\x88\x01\x01\x12\x1a\n\rcost_nano_usd\x18\x0e \x01(\x03H\x04\x88\x01\x01\x12.\n\nstart_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x13time_to_first_token\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x64uration\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x0fsub_query_index\x18\x12 \x01(\x05H\x05\x88\x01\x01\x12\x0f\n\x07manager\x18\x13 \x01(\t\x12\x13\n\x06worker\x18\x14 \x01(\x05H\x06\x88\x01\x01\x42\x10\n\x0e_prompt_tokensB\x10\n\x0e_cached_tokensB\x14\n\x12_completion_tokensB\x13\n\x11_reasoning_tokensB\x10\n\x0e_cost_nano_usdB\x12\n\x10_sub_query_indexB\t\n\x07_worker\"6\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x15\n\rinclude_trace\x18\x02 \x01(\x08\"\xf2\x01\n\x0eGetRunResponse\x12\x1d\n\x03run\x18\x01 \x01(\x0b\x32\x10.rolegate.v1.Run\x12%\n\x05usage\x18\x02 \x03(\x0b\x32\x16.rolegate.v1.RoleUsage\x12(\n\x05\x63\x61lls\x18\x03 \x03(\x0b\x32\x19.rolegate.v1.UpstreamCall\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x12\n\ntrace_json\x18\x05 \x01(\t\x12\x0e\n\x06output\x18\x06 \x01(\t\x12\'\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x07 \x03(\x0b\x32\x15.rolegate.v1.Feedback\x12\x14\n\x0c\x65rror_reason\x18\x08 \x01(\t\"\x87\x02\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\"\n\x04kind\x18\x04 \x01(\x0e\x32\x14.rolegate.v1.RunKind\x12&\n\x06status\x18\x05 \x01(\x0e\x32\x16.rolegate.v1.RunStatus\x12.\n\nstart_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bunsupported\x18\x08 \x01(\x08\"K\n\x10ListRunsResponse\x12\x1e\n\x04runs\x18\x01 \x03(\x0b\x32\x10.rolegate.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"=\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1a\n\x12\x61\x66ter_event_number\x18\x02 \x01(\x03\"{\n\x10WatchRunResponse\x12\x30\n\x05\x65vent\x18\x01 \x01(\x0b\x32!.rolegate.v1.StreamAnswerResponse\x12\x35\n\x0btable_event\x18\x02 \x01(\x0b\x32 .rolegate.v1.StreamTableResponse\"\"\n\x10\x43\x61ncelRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x13\n\x11\x43\x61ncelRunResponse\"\x96\x01\n\x08\x46\x65\x65\x64\x62\x61\x63k\x12%\n\x07verdict\x18\x01 \x01(\x0e\x32\x14.rolegate.v1.Verdict\x12\x12\n\x05score\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0cright_answer\x18\x03 \x01(\t\x12\x0f\n\x07\x63omment\x18\x04 \x01(\t\x12\x13\n\x06tenant\x18\x05 \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06_scoreB\t\n\x07_tenant\"\x93\x01\n\x15SubmitFeedbackRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12%\n\x07verdict\x18\x02 \x01(\x0e\x32\x14.rolegate.v1.Verdict\x12\x12\n\x05score\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0cright_answer\x18\x04 \x01(\t\x12\x0f\n\x07\x63omment\x18\x05 \x01(\tB\x08\n\x06_score\"-\n\x16SubmitFeedbackResponse\x12\x13\n\x0b\x66\x65\x65\x64\x62\x61\x63k_id\x18\x01 \x01(\t\"\xbb\x01\n\x11\x45xportRunsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.rolegate.v1.RunKind\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0c\x66or_training\x18\x05 \x01(\x08\"\x80\x01\n\x12\x45xportRunsResponse\x12\x1d\n\x03run\x18\x01 \x01(\x0b\x32\x10.rolegate.v1.Run\x12\x0e\n\x06output\x18\x02 \x01(\t\x12\x12\n\ntrace_json\x18\x03 \x01(\t\x12\'\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x04 \x03(\x0b\x32\x15.rolegate.v1.Feedback*\x8e\x01\n\x07RunKind\x12\x18\n\x14RUN_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fRUN_KIND_ANSWER\x10\x01\x12\x15\n\x11RUN_KIND_COMPLETE\x10\x02\x12\x14\n\x10RUN_KIND_EXECUTE\x10\x03\x12\x13\n\x0fRUN_KIND_SHADOW\x10\x04\x12\x12\n\x0eRUN_KIND_TABLE\x10\x05*\xa5\x01\n\tRunStatus\x12\x1a\n\x16RUN_STATUS_UNSPECIFIED\x10\x00\x12\x16\n\x12RUN_STATUS_RUNNING\x10\x01\x12\x17\n\x13RUN_STATUS_FINISHED\x10\x02\x12\x15\n\x11RUN_STATUS_FAILED\x10\x03\x12\x18\n\x14RUN_STATUS_CANCELLED\x10\x04\x12\x1a\n\x16RUN_STATUS_INTERRUPTED\x10\x05*N\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x14\n\x10VERDICT_ACCEPTED\x10\x01\x12\x14\n\x10VERDICT_REJECTED\x10\x02\x32\xdb\x03\n\nRunService\x12\x41\n\x06GetRun\x12\x1a.rolegate.v1.GetRunRequest\x1a\x1b.rolegate.v1.GetRunResponse\x12G\n\x08ListRuns\x12\x1c.rolegate.v1.ListRunsRequest\x1a\x1d.rolegate.v1.ListRunsResponse\x12I\n\x08WatchRun\x12\x1c.rolegate.v1.WatchRunRequest\x1a\x1d.rolegate.v1.WatchRunResponse0\x01\x12J\n\tCancelRun\x12\x1d.rolegate.v1.CancelRunRequest\x1a\x1e.rolegate.v1.CancelRunResponse\x12Y\n\x0eSubmitFeedback\x12\".rolegate.v1.SubmitFeedbackRequest\x1a#.rolegate.v1.SubmitFeedbackResponse\x12O\n\nExportRuns\x12\x1e.rolegate.v1.ExportRunsRequest\x1a\x1f.rolegate.v1.ExportRunsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1drolegate/v1/run_service.proto\x12\x0brolegate.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a rolegate/v1/answer_service.proto\x1a\x1frolegate/v1/table_service.proto\x1a\x17rolegate/v1/usage.proto\"\xf7\x02\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\"\n\x04kind\x18\x03 \x01(\x0e\x32\x14.rolegate.v1.RunKind\x12&\n\x06status\x18\x04 \x01(\x0e\x32\x16.rolegate.v1.RunStatus\x12\x0f\n\x07request\x18\x05 \x01(\t\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12+\n\x07outcome\x18\x07 \x01(\x0e\x32\x1a.rolegate.v1.AnswerOutcome\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x08\x64uration\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rtable_outcome\x18\n \x01(\x0e\x32\x19.rolegate.v1.TableOutcome\x12\x13\n\x0bunsupported\x18\x0b \x01(\x08\x12\x0e\n\x06key_id\x18\x0c \x01(\t\"\xad\x05\n\x0cUpstreamCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.rolegate.v1.Role\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\ndeployment\x18\x04 \x01(\t\x12\x18\n\x10\x65xecutor_version\x18\x05 \x01(\t\x12\x0f\n\x07purpose\x18\x06 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x05\x12\x0f\n\x07outcome\x18\x08 \x01(\t\x12\x0f\n\x07\x63ounted\x18\t \x01(\t\x12\x1a\n\rprompt_tokens\x18\n \x01(\x03H\x00\x88\x01\x01\x12\x1a\n\rcached_tokens\x18\x0b \x01(\x03H\x01\x88\x01\x01\x12\x1e\n\x11\x63ompletion_tokens\x18\x0c \x01(\x03H\x02\x88\x01\x01\x12\x1d\n\x10reasoning_tokens\x18\r \x01(\x03H\x03\x88\x01\x01\x12\x1a\n\rcost_nano_usd\x18\x0e \x01(\x03H\x04\x88\x01\x01\x12.\n\nstart_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x13time_to_first_token\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x64uration\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x0fsub_query_index\x18\x12 \x01(\x05H\x05\x88\x01\x01\x12\x0f\n\x07manager\x18\x13 \x01(\t\x12\x13\n\x06worker\x18\x14 \x01(\x05H\x06\x88\x01\x01\x42\x10\n\x0e_prompt_tokensB\x10\n\x0e_cached_tokensB\x14\n\x12_completion_tokensB\x13\n\x11_reasoning_tokensB\x10\n\x0e_cost_nano_usdB\x12\n\x10_sub_query_indexB\t\n\x07_worker\"6\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x15\n\rinclude_trace\x18\x02 \x01(\x08\"\xf2\x01\n\x0eGetRunResponse\x12\x1d\n\x03run\x18\x01 \x01(\x0b\x32\x10.rolegate.v1.Run\x12%\n\x05usage\x18\x02 \x03(\x0b\x32\x16.rolegate.v1.RoleUsage\x12(\n\x05\x63\x61lls\x18\x03 \x03(\x0b\x32\x19.rolegate.v1.UpstreamCall\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x12\n\ntrace_json\x18\x05 \x01(\t\x12\x0e\n\x06output\x18\x06 \x01(\t\x12\'\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x07 \x03(\x0b\x32\x15.rolegate.v1.Feedback\x12\x14\n\x0c\x65rror_reason\x18\x08 \x01(\t\"\x97\x02\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\"\n\x04kind\x18\x04 \x01(\x0e\x32\x14.rolegate.v1.RunKind\x12&\n\x06status\x18\x05 \x01(\x0e\x32\x16.rolegate.v1.RunStatus\x12.\n\nstart_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bunsupported\x18\x08 \x01(\x08\x12\x0e\n\x06key_id\x18\t \x01(\t\"K\n\x10ListRunsResponse\x12\x1e\n\x04runs\x18\x01 \x03(\x0b\x32\x10.rolegate.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"=\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x1a\n\x12\x61\x66ter_event_number\x18\x02 \x01(\x03\"{\n\x10WatchRunResponse\x12\x30\n\x05\x65vent\x18\x01 \x01(\x0b\x32!.rolegate.v1.StreamAnswerResponse\x12\x35\n\x0btable_event\x18\x02 \x01(\x0b\x32 .rolegate.v1.StreamTableResponse\"\"\n\x10\x43\x61ncelRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x13\n\x11\x43\x61ncelRunResponse\"\x96\x01\n\x08\x46\x65\x65\x64\x62\x61\x63k\x12%\n\x07verdict\x18\x01 \x01(\x0e\x32\x14.rolegate.v1.Verdict\x12\x12\n\x05score\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0cright_answer\x18\x03 \x01(\t\x12\x0f\n\x07\x63omment\x18\x04 \x01(\t\x12\x13\n\x06tenant\x18\x05 \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06_scoreB\t\n\x07_tenant\"\x93\x01\n\x15SubmitFeedbackRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12%\n\x07verdict\x18\x02 \x01(\x0e\x32\x14.rolegate.v1.Verdict\x12\x12\n\x05score\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0cright_answer\x18\x04 \x01(\t\x12\x0f\n\x07\x63omment\x18\x05 \x01(\tB\x08\n\x06_score\"-\n\x16SubmitFeedbackResponse\x12\x13\n\x0b\x66\x65\x65\x64\x62\x61\x63k_id\x18\x01 \x01(\t\"\xbb\x01\n\x11\x45xportRunsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.rolegate.v1.RunKind\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0c\x66or_training\x18\x05 \x01(\x08\"\x80\x01\n\x12\x45xportRunsResponse\x12\x1d\n\x03run\x18\x01 \x01(\x0b\x32\x10.rolegate.v1.Run\x12\x0e\n\x06output\x18\x02 \x01(\t\x12\x12\n\ntrace_json\x18\x03 \x01(\t\x12\'\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x04 \x03(\x0b\x32\x15.rolegate.v1.Feedback*\x8e\x01\n\x07RunKind\x12\x18\n\x14RUN_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fRUN_KIND_ANSWER\x10\x01\x12\x15\n\x11RUN_KIND_COMPLETE\x10\x02\x12\x14\n\x10RUN_KIND_EXECUTE\x10\x03\x12\x13\n\x0fRUN_KIND_SHADOW\x10\x04\x12\x12\n\x0eRUN_KIND_TABLE\x10\x05*\xa5\x01\n\tRunStatus\x12\x1a\n\x16RUN_STATUS_UNSPECIFIED\x10\x00\x12\x16\n\x12RUN_STATUS_RUNNING\x10\x01\x12\x17\n\x13RUN_STATUS_FINISHED\x10\x02\x12\x15\n\x11RUN_STATUS_FAILED\x10\x03\x12\x18\n\x14RUN_STATUS_CANCELLED\x10\x04\x12\x1a\n\x16RUN_STATUS_INTERRUPTED\x10\x05*N\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x14\n\x10VERDICT_ACCEPTED\x10\x01\x12\x14\n\x10VERDICT_REJECTED\x10\x02\x32\xdb\x03\n\nRunService\x12\x41\n\x06GetRun\x12\x1a.rolegate.v1.GetRunRequest\x1a\x1b.rolegate.v1.GetRunResponse\x12G\n\x08ListRuns\x12\x1c.rolegate.v1.ListRunsRequest\x1a\x1d.rolegate.v1.ListRunsResponse\x12I\n\x08WatchRun\x12\x1c.rolegate.v1.WatchRunRequest\x1a\x1d.rolegate.v1.WatchRunResponse0\x01\x12J\n\tCancelRun\x12\x1d.rolegate.v1.CancelRunRequest\x1a\x1e.rolegate.v1.CancelRunResponse\x12Y\n\x0eSubmitFeedback\x12\".rolegate.v1.SubmitFeedbackRequest\x1a#.rolegate.v1.SubmitFeedbackResponse\x12O\n\nExportRuns\x12\x1e.rolegate.v1.ExportRunsRequest\x1a\x1f.rolegate.v1.ExportRunsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rolegate.v1.run_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNKIND']._serialized_start=2814
-  _globals['_RUNKIND']._serialized_end=2956
-  _globals['_RUNSTATUS']._serialized_start=2959
-  _globals['_RUNSTATUS']._serialized_end=3124
-  _globals['_VERDICT']._serialized_start=3126
-  _globals['_VERDICT']._serialized_end=3204
+  _globals['_RUNKIND']._serialized_start=2846
+  _globals['_RUNKIND']._serialized_end=2988
+  _globals['_RUNSTATUS']._serialized_start=2991
+  _globals['_RUNSTATUS']._serialized_end=3156
+  _globals['_VERDICT']._serialized_start=3158
+  _globals['_VERDICT']._serialized_end=3236
   _globals['_RUN']._serialized_start=204
-  _globals['_RUN']._serialized_end=563
-  _globals['_UPSTREAMCALL']._serialized_start=566
-  _globals['_UPSTREAMCALL']._serialized_end=1251
-  _globals['_GETRUNREQUEST']._serialized_start=1253
-  _globals['_GETRUNREQUEST']._serialized_end=1307
-  _globals['_GETRUNRESPONSE']._serialized_start=1310
-  _globals['_GETRUNRESPONSE']._serialized_end=1552
-  _globals['_LISTRUNSREQUEST']._serialized_start=1555
-  _globals['_LISTRUNSREQUEST']._serialized_end=1818
-  _globals['_LISTRUNSRESPONSE']._serialized_start=1820
-  _globals['_LISTRUNSRESPONSE']._serialized_end=1895
-  _globals['_WATCHRUNREQUEST']._serialized_start=1897
-  _globals['_WATCHRUNREQUEST']._serialized_end=1958
-  _globals['_WATCHRUNRESPONSE']._serialized_start=1960
-  _globals['_WATCHRUNRESPONSE']._serialized_end=2083
-  _globals['_CANCELRUNREQUEST']._serialized_start=2085
-  _globals['_CANCELRUNREQUEST']._serialized_end=2119
-  _globals['_CANCELRUNRESPONSE']._serialized_start=2121
-  _globals['_CANCELRUNRESPONSE']._serialized_end=2140
-  _globals['_FEEDBACK']._serialized_start=2143
-  _globals['_FEEDBACK']._serialized_end=2293
-  _globals['_SUBMITFEEDBACKREQUEST']._serialized_start=2296
-  _globals['_SUBMITFEEDBACKREQUEST']._serialized_end=2443
-  _globals['_SUBMITFEEDBACKRESPONSE']._serialized_start=2445
-  _globals['_SUBMITFEEDBACKRESPONSE']._serialized_end=2490
-  _globals['_EXPORTRUNSREQUEST']._serialized_start=2493
-  _globals['_EXPORTRUNSREQUEST']._serialized_end=2680
-  _globals['_EXPORTRUNSRESPONSE']._serialized_start=2683
-  _globals['_EXPORTRUNSRESPONSE']._serialized_end=2811
-  _globals['_RUNSERVICE']._serialized_start=3207
-  _globals['_RUNSERVICE']._serialized_end=3682
+  _globals['_RUN']._serialized_end=579
+  _globals['_UPSTREAMCALL']._serialized_start=582
+  _globals['_UPSTREAMCALL']._serialized_end=1267
+  _globals['_GETRUNREQUEST']._serialized_start=1269
+  _globals['_GETRUNREQUEST']._serialized_end=1323
+  _globals['_GETRUNRESPONSE']._serialized_start=1326
+  _globals['_GETRUNRESPONSE']._serialized_end=1568
+  _globals['_LISTRUNSREQUEST']._serialized_start=1571
+  _globals['_LISTRUNSREQUEST']._serialized_end=1850
+  _globals['_LISTRUNSRESPONSE']._serialized_start=1852
+  _globals['_LISTRUNSRESPONSE']._serialized_end=1927
+  _globals['_WATCHRUNREQUEST']._serialized_start=1929
+  _globals['_WATCHRUNREQUEST']._serialized_end=1990
+  _globals['_WATCHRUNRESPONSE']._serialized_start=1992
+  _globals['_WATCHRUNRESPONSE']._serialized_end=2115
+  _globals['_CANCELRUNREQUEST']._serialized_start=2117
+  _globals['_CANCELRUNREQUEST']._serialized_end=2151
+  _globals['_CANCELRUNRESPONSE']._serialized_start=2153
+  _globals['_CANCELRUNRESPONSE']._serialized_end=2172
+  _globals['_FEEDBACK']._serialized_start=2175
+  _globals['_FEEDBACK']._serialized_end=2325
+  _globals['_SUBMITFEEDBACKREQUEST']._serialized_start=2328
+  _globals['_SUBMITFEEDBACKREQUEST']._serialized_end=2475
+  _globals['_SUBMITFEEDBACKRESPONSE']._serialized_start=2477
+  _globals['_SUBMITFEEDBACKRESPONSE']._serialized_end=2522
+  _globals['_EXPORTRUNSREQUEST']._serialized_start=2525
+  _globals['_EXPORTRUNSREQUEST']._serialized_end=2712
+  _globals['_EXPORTRUNSRESPONSE']._serialized_start=2715
+  _globals['_EXPORTRUNSRESPONSE']._serialized_end=2843
+  _globals['_RUNSERVICE']._serialized_start=3239
+  _globals['_RUNSERVICE']._serialized_end=3714
 # @@protoc_insertion_point(module_scope)

@@ -54,7 +54,7 @@ VERDICT_ACCEPTED: Verdict
 VERDICT_REJECTED: Verdict
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "tenant", "kind", "status", "request", "request_id", "outcome", "start_time", "duration", "table_outcome", "unsupported")
+    __slots__ = ("run_id", "tenant", "kind", "status", "request", "request_id", "outcome", "start_time", "duration", "table_outcome", "unsupported", "key_id")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class Run(_message.Message):
     DURATION_FIELD_NUMBER: _ClassVar[int]
     TABLE_OUTCOME_FIELD_NUMBER: _ClassVar[int]
     UNSUPPORTED_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     tenant: str
     kind: RunKind
@@ -77,7 +78,8 @@ class Run(_message.Message):
     duration: _duration_pb2.Duration
     table_outcome: _table_service_pb2.TableOutcome
     unsupported: bool
-    def __init__(self, run_id: _Optional[str] = ..., tenant: _Optional[str] = ..., kind: _Optional[_Union[RunKind, str]] = ..., status: _Optional[_Union[RunStatus, str]] = ..., request: _Optional[str] = ..., request_id: _Optional[str] = ..., outcome: _Optional[_Union[_answer_service_pb2.AnswerOutcome, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., table_outcome: _Optional[_Union[_table_service_pb2.TableOutcome, str]] = ..., unsupported: _Optional[bool] = ...) -> None: ...
+    key_id: str
+    def __init__(self, run_id: _Optional[str] = ..., tenant: _Optional[str] = ..., kind: _Optional[_Union[RunKind, str]] = ..., status: _Optional[_Union[RunStatus, str]] = ..., request: _Optional[str] = ..., request_id: _Optional[str] = ..., outcome: _Optional[_Union[_answer_service_pb2.AnswerOutcome, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., table_outcome: _Optional[_Union[_table_service_pb2.TableOutcome, str]] = ..., unsupported: _Optional[bool] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class UpstreamCall(_message.Message):
     __slots__ = ("call_id", "role", "model", "deployment", "executor_version", "purpose", "attempt", "outcome", "counted", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "cost_nano_usd", "start_time", "time_to_first_token", "duration", "sub_query_index", "manager", "worker")
@@ -152,7 +154,7 @@ class GetRunResponse(_message.Message):
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., calls: _Optional[_Iterable[_Union[UpstreamCall, _Mapping]]] = ..., error: _Optional[str] = ..., trace_json: _Optional[str] = ..., output: _Optional[str] = ..., feedback: _Optional[_Iterable[_Union[Feedback, _Mapping]]] = ..., error_reason: _Optional[str] = ...) -> None: ...
 
 class ListRunsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "tenant", "kind", "status", "start_time", "end_time", "unsupported")
+    __slots__ = ("page_size", "page_token", "tenant", "kind", "status", "start_time", "end_time", "unsupported", "key_id")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +163,7 @@ class ListRunsRequest(_message.Message):
     START_TIME_FIELD_NUMBER: _ClassVar[int]
     END_TIME_FIELD_NUMBER: _ClassVar[int]
     UNSUPPORTED_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     tenant: str
@@ -169,7 +172,8 @@ class ListRunsRequest(_message.Message):
     start_time: _timestamp_pb2.Timestamp
     end_time: _timestamp_pb2.Timestamp
     unsupported: bool
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., tenant: _Optional[str] = ..., kind: _Optional[_Union[RunKind, str]] = ..., status: _Optional[_Union[RunStatus, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., unsupported: _Optional[bool] = ...) -> None: ...
+    key_id: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., tenant: _Optional[str] = ..., kind: _Optional[_Union[RunKind, str]] = ..., status: _Optional[_Union[RunStatus, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., unsupported: _Optional[bool] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class ListRunsResponse(_message.Message):
     __slots__ = ("runs", "next_page_token")

@@ -93,7 +93,8 @@ class RunServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelRun(self, request, context):
-        """Cancels a run. The request that started the run gets CANCELLED. The run stays stored with its results so far.
+        """Cancels a run, also one of another gateway on the same database. The request that started the run, and requests that
+        wait for it because they have its `request_id`, get CANCELLED. The run stays stored with its results so far.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

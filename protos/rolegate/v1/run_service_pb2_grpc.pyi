@@ -40,7 +40,9 @@ class RunServiceStub:
     WatchRun: _grpc.UnaryStreamMultiCallable[_run_service_pb2.WatchRunRequest, _run_service_pb2.WatchRunResponse]
     """Streams the events of an answer or a table, beginning with any event. The run may be under way or have ended."""
     CancelRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.CancelRunRequest, _run_service_pb2.CancelRunResponse]
-    """Cancels a run. The request that started the run gets CANCELLED. The run stays stored with its results so far."""
+    """Cancels a run, also one of another gateway on the same database. The request that started the run, and requests that
+    wait for it because they have its `request_id`, get CANCELLED. The run stays stored with its results so far.
+    """
     SubmitFeedback: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.SubmitFeedbackRequest, _run_service_pb2.SubmitFeedbackResponse]
     """Stores feedback on an answer. It shows which runs were right and which were wrong."""
     ExportRuns: _grpc.UnaryStreamMultiCallable[_run_service_pb2.ExportRunsRequest, _run_service_pb2.ExportRunsResponse]
@@ -58,7 +60,9 @@ class RunServiceAsyncStub(RunServiceStub):
     WatchRun: _aio.UnaryStreamMultiCallable[_run_service_pb2.WatchRunRequest, _run_service_pb2.WatchRunResponse]  # type: ignore[assignment]
     """Streams the events of an answer or a table, beginning with any event. The run may be under way or have ended."""
     CancelRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.CancelRunRequest, _run_service_pb2.CancelRunResponse]  # type: ignore[assignment]
-    """Cancels a run. The request that started the run gets CANCELLED. The run stays stored with its results so far."""
+    """Cancels a run, also one of another gateway on the same database. The request that started the run, and requests that
+    wait for it because they have its `request_id`, get CANCELLED. The run stays stored with its results so far.
+    """
     SubmitFeedback: _aio.UnaryUnaryMultiCallable[_run_service_pb2.SubmitFeedbackRequest, _run_service_pb2.SubmitFeedbackResponse]  # type: ignore[assignment]
     """Stores feedback on an answer. It shows which runs were right and which were wrong."""
     ExportRuns: _aio.UnaryStreamMultiCallable[_run_service_pb2.ExportRunsRequest, _run_service_pb2.ExportRunsResponse]  # type: ignore[assignment]
@@ -97,7 +101,9 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.CancelRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_run_service_pb2.CancelRunResponse, _abc.Awaitable[_run_service_pb2.CancelRunResponse]]:
-        """Cancels a run. The request that started the run gets CANCELLED. The run stays stored with its results so far."""
+        """Cancels a run, also one of another gateway on the same database. The request that started the run, and requests that
+        wait for it because they have its `request_id`, get CANCELLED. The run stays stored with its results so far.
+        """
 
     @_abc_1.abstractmethod
     def SubmitFeedback(

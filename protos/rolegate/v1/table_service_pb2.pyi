@@ -26,6 +26,24 @@ class ColumnType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COLUMN_TYPE_BOOLEAN: _ClassVar[ColumnType]
     COLUMN_TYPE_CHOICE: _ClassVar[ColumnType]
 
+class Operator(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OPERATOR_UNSPECIFIED: _ClassVar[Operator]
+    OPERATOR_EQUALS: _ClassVar[Operator]
+    OPERATOR_ONE_OF: _ClassVar[Operator]
+    OPERATOR_BEFORE: _ClassVar[Operator]
+    OPERATOR_AFTER: _ClassVar[Operator]
+    OPERATOR_AT_LEAST: _ClassVar[Operator]
+    OPERATOR_AT_MOST: _ClassVar[Operator]
+    OPERATOR_CONTAINS: _ClassVar[Operator]
+
+class CheckState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHECK_STATE_UNSPECIFIED: _ClassVar[CheckState]
+    CHECK_STATE_MET: _ClassVar[CheckState]
+    CHECK_STATE_CONTRADICTED: _ClassVar[CheckState]
+    CHECK_STATE_NOT_CHECKED: _ClassVar[CheckState]
+
 class TableOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TABLE_OUTCOME_UNSPECIFIED: _ClassVar[TableOutcome]
@@ -63,6 +81,18 @@ COLUMN_TYPE_DATE: ColumnType
 COLUMN_TYPE_URL: ColumnType
 COLUMN_TYPE_BOOLEAN: ColumnType
 COLUMN_TYPE_CHOICE: ColumnType
+OPERATOR_UNSPECIFIED: Operator
+OPERATOR_EQUALS: Operator
+OPERATOR_ONE_OF: Operator
+OPERATOR_BEFORE: Operator
+OPERATOR_AFTER: Operator
+OPERATOR_AT_LEAST: Operator
+OPERATOR_AT_MOST: Operator
+OPERATOR_CONTAINS: Operator
+CHECK_STATE_UNSPECIFIED: CheckState
+CHECK_STATE_MET: CheckState
+CHECK_STATE_CONTRADICTED: CheckState
+CHECK_STATE_NOT_CHECKED: CheckState
 TABLE_OUTCOME_UNSPECIFIED: TableOutcome
 TABLE_OUTCOME_FILLED: TableOutcome
 TABLE_OUTCOME_ROUNDS_EXHAUSTED: TableOutcome
@@ -103,6 +133,28 @@ class Column(_message.Message):
     unit: str
     def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[ColumnType, str]] = ..., key: _Optional[bool] = ..., about: _Optional[str] = ..., ask: _Optional[str] = ..., choices: _Optional[_Iterable[str]] = ..., unit: _Optional[str] = ...) -> None: ...
 
+class Condition(_message.Message):
+    __slots__ = ("column", "operator", "values", "text")
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    column: Column
+    operator: Operator
+    values: _containers.RepeatedScalarFieldContainer[str]
+    text: str
+    def __init__(self, column: _Optional[_Union[Column, _Mapping]] = ..., operator: _Optional[_Union[Operator, str]] = ..., values: _Optional[_Iterable[str]] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Check(_message.Message):
+    __slots__ = ("state", "value", "citations")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    CITATIONS_FIELD_NUMBER: _ClassVar[int]
+    state: CheckState
+    value: str
+    citations: _containers.RepeatedCompositeFieldContainer[_evidence_pb2.Citation]
+    def __init__(self, state: _Optional[_Union[CheckState, str]] = ..., value: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ...) -> None: ...
+
 class GivenRow(_message.Message):
     __slots__ = ("values",)
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -110,7 +162,7 @@ class GivenRow(_message.Message):
     def __init__(self, values: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FillTableRequest(_message.Message):
-    __slots__ = ("question", "columns", "rows", "closed", "max_rows", "request_id", "budget", "no_cache", "detached", "resume_run_id", "index", "filter")
+    __slots__ = ("question", "columns", "rows", "closed", "max_rows", "request_id", "budget", "no_cache", "detached", "resume_run_id", "index", "filter", "conditions")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +175,7 @@ class FillTableRequest(_message.Message):
     RESUME_RUN_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     question: str
     columns: _containers.RepeatedCompositeFieldContainer[Column]
     rows: _containers.RepeatedCompositeFieldContainer[GivenRow]
@@ -135,7 +188,8 @@ class FillTableRequest(_message.Message):
     resume_run_id: str
     index: _containers.RepeatedScalarFieldContainer[str]
     filter: _document_filter_pb2.DocumentFilter
-    def __init__(self, question: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[GivenRow, _Mapping]]] = ..., closed: _Optional[bool] = ..., max_rows: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., detached: _Optional[bool] = ..., resume_run_id: _Optional[str] = ..., index: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[_document_filter_pb2.DocumentFilter, _Mapping]] = ...) -> None: ...
+    conditions: _containers.RepeatedCompositeFieldContainer[Condition]
+    def __init__(self, question: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[GivenRow, _Mapping]]] = ..., closed: _Optional[bool] = ..., max_rows: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., detached: _Optional[bool] = ..., resume_run_id: _Optional[str] = ..., index: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[_document_filter_pb2.DocumentFilter, _Mapping]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("value", "support", "citations", "sub_query_index")
@@ -168,18 +222,20 @@ class Cell(_message.Message):
     def __init__(self, value: _Optional[str] = ..., state: _Optional[_Union[CellState, str]] = ..., support: _Optional[_Union[Support, str]] = ..., citations: _Optional[_Iterable[_Union[_evidence_pb2.Citation, _Mapping]]] = ..., rivals: _Optional[_Iterable[_Union[Claim, _Mapping]]] = ..., mistyped: _Optional[bool] = ..., contradicted: _Optional[bool] = ...) -> None: ...
 
 class Row(_message.Message):
-    __slots__ = ("row_id", "cells", "tokens", "cost_nano_usd", "merged_row_ids")
+    __slots__ = ("row_id", "cells", "tokens", "cost_nano_usd", "merged_row_ids", "checks")
     ROW_ID_FIELD_NUMBER: _ClassVar[int]
     CELLS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     COST_NANO_USD_FIELD_NUMBER: _ClassVar[int]
     MERGED_ROW_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
     row_id: str
     cells: _containers.RepeatedCompositeFieldContainer[Cell]
     tokens: int
     cost_nano_usd: int
     merged_row_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, row_id: _Optional[str] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., tokens: _Optional[int] = ..., cost_nano_usd: _Optional[int] = ..., merged_row_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    checks: _containers.RepeatedCompositeFieldContainer[Check]
+    def __init__(self, row_id: _Optional[str] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., tokens: _Optional[int] = ..., cost_nano_usd: _Optional[int] = ..., merged_row_ids: _Optional[_Iterable[str]] = ..., checks: _Optional[_Iterable[_Union[Check, _Mapping]]] = ...) -> None: ...
 
 class Completeness(_message.Message):
     __slots__ = ("rows", "complete_rows", "missing", "not_found", "conflicts", "fill_rate", "rows_seen_once", "estimated_rows")
@@ -202,7 +258,7 @@ class Completeness(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., complete_rows: _Optional[int] = ..., missing: _Optional[int] = ..., not_found: _Optional[int] = ..., conflicts: _Optional[int] = ..., fill_rate: _Optional[float] = ..., rows_seen_once: _Optional[int] = ..., estimated_rows: _Optional[int] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("run_id", "outcome", "columns", "rows", "completeness", "usage", "overhead_tokens", "overhead_nano_usd", "duration", "markdown", "next_page_token")
+    __slots__ = ("run_id", "outcome", "columns", "rows", "completeness", "usage", "overhead_tokens", "overhead_nano_usd", "duration", "markdown", "next_page_token", "conditions", "excluded", "ignored_conditions")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +270,9 @@ class Table(_message.Message):
     DURATION_FIELD_NUMBER: _ClassVar[int]
     MARKDOWN_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    IGNORED_CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     outcome: TableOutcome
     columns: _containers.RepeatedCompositeFieldContainer[Column]
@@ -225,7 +284,10 @@ class Table(_message.Message):
     duration: _duration_pb2.Duration
     markdown: str
     next_page_token: str
-    def __init__(self, run_id: _Optional[str] = ..., outcome: _Optional[_Union[TableOutcome, str]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., completeness: _Optional[_Union[Completeness, _Mapping]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., overhead_tokens: _Optional[int] = ..., overhead_nano_usd: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., markdown: _Optional[str] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    conditions: _containers.RepeatedCompositeFieldContainer[Condition]
+    excluded: _containers.RepeatedCompositeFieldContainer[Row]
+    ignored_conditions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., outcome: _Optional[_Union[TableOutcome, str]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., completeness: _Optional[_Union[Completeness, _Mapping]] = ..., usage: _Optional[_Iterable[_Union[_usage_pb2.RoleUsage, _Mapping]]] = ..., overhead_tokens: _Optional[int] = ..., overhead_nano_usd: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., markdown: _Optional[str] = ..., next_page_token: _Optional[str] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., excluded: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., ignored_conditions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FillTableResponse(_message.Message):
     __slots__ = ("run_id", "table")
@@ -236,7 +298,7 @@ class FillTableResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
 
 class StreamTableRequest(_message.Message):
-    __slots__ = ("question", "columns", "rows", "closed", "max_rows", "request_id", "budget", "no_cache", "resume_run_id", "index", "filter")
+    __slots__ = ("question", "columns", "rows", "closed", "max_rows", "request_id", "budget", "no_cache", "resume_run_id", "index", "filter", "conditions")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -248,6 +310,7 @@ class StreamTableRequest(_message.Message):
     RESUME_RUN_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     question: str
     columns: _containers.RepeatedCompositeFieldContainer[Column]
     rows: _containers.RepeatedCompositeFieldContainer[GivenRow]
@@ -259,7 +322,8 @@ class StreamTableRequest(_message.Message):
     resume_run_id: str
     index: _containers.RepeatedScalarFieldContainer[str]
     filter: _document_filter_pb2.DocumentFilter
-    def __init__(self, question: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[GivenRow, _Mapping]]] = ..., closed: _Optional[bool] = ..., max_rows: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., resume_run_id: _Optional[str] = ..., index: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[_document_filter_pb2.DocumentFilter, _Mapping]] = ...) -> None: ...
+    conditions: _containers.RepeatedCompositeFieldContainer[Condition]
+    def __init__(self, question: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[GivenRow, _Mapping]]] = ..., closed: _Optional[bool] = ..., max_rows: _Optional[int] = ..., request_id: _Optional[str] = ..., budget: _Optional[_Union[_budget_pb2.Budget, _Mapping]] = ..., no_cache: _Optional[bool] = ..., resume_run_id: _Optional[str] = ..., index: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[_document_filter_pb2.DocumentFilter, _Mapping]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ...) -> None: ...
 
 class StreamTableResponse(_message.Message):
     __slots__ = ("event_number", "run_started", "round_started", "planned", "sub_query_dispatched", "search_done", "reported", "row_changed", "usage_counted", "done")
@@ -286,10 +350,12 @@ class StreamTableResponse(_message.Message):
     def __init__(self, event_number: _Optional[int] = ..., run_started: _Optional[_Union[_answer_service_pb2.RunStarted, _Mapping]] = ..., round_started: _Optional[_Union[_answer_service_pb2.RoundStarted, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ..., sub_query_dispatched: _Optional[_Union[_answer_service_pb2.SubQueryDispatched, _Mapping]] = ..., search_done: _Optional[_Union[_answer_service_pb2.SearchDone, _Mapping]] = ..., reported: _Optional[_Union[_answer_service_pb2.Reported, _Mapping]] = ..., row_changed: _Optional[_Union[RowChanged, _Mapping]] = ..., usage_counted: _Optional[_Union[_answer_service_pb2.UsageCounted, _Mapping]] = ..., done: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
 
 class Planned(_message.Message):
-    __slots__ = ("columns",)
+    __slots__ = ("columns", "conditions")
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     columns: _containers.RepeatedCompositeFieldContainer[Column]
-    def __init__(self, columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ...) -> None: ...
+    conditions: _containers.RepeatedCompositeFieldContainer[Condition]
+    def __init__(self, columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ...) -> None: ...
 
 class RowChanged(_message.Message):
     __slots__ = ("row_id", "row")

@@ -26,33 +26,33 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from rolegate.v1 import usage_pb2 as rolegate_dot_v1_dot_usage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frolegate/v1/usage_service.proto\x12\x0brolegate.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17rolegate/v1/usage.proto\"\xd8\x01\n\x0fGetUsageRequest\x12.\n\nstart_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12-\n\x08group_by\x18\x04 \x03(\x0e\x32\x1b.rolegate.v1.UsageDimension\x12(\n\x06\x62ucket\x18\x05 \x01(\x0e\x32\x18.rolegate.v1.UsageBucket\"\x92\x01\n\x08UsageRow\x12\x35\n\x11\x62ucket_start_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x18\n\x10\x65xecutor_version\x18\x03 \x01(\t\x12%\n\x05usage\x18\x04 \x01(\x0b\x32\x16.rolegate.v1.RoleUsage\"K\n\x10GetUsageResponse\x12\x0c\n\x04runs\x18\x01 \x01(\x03\x12#\n\x04rows\x18\x03 \x03(\x0b\x32\x15.rolegate.v1.UsageRowJ\x04\x08\x02\x10\x03\"\x17\n\x15ReconcileUsageRequest\"F\n\x10ReconciledTokens\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\x03\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\x12\n\nledger_max\x18\x03 \x01(\x03\"\xbb\x02\n\x0eReconciliation\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x33\n\x07verdict\x18\x02 \x01(\x0e\x32\".rolegate.v1.ReconciliationVerdict\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x0f\x63ompleted_calls\x18\x05 \x01(\x03\x12\x17\n\x0funcertain_calls\x18\x06 \x03(\t\x12\x34\n\rprompt_tokens\x18\x07 \x01(\x0b\x32\x1d.rolegate.v1.ReconciledTokens\x12\x38\n\x11\x63ompletion_tokens\x18\x08 \x01(\x0b\x32\x1d.rolegate.v1.ReconciledTokens\"N\n\x16ReconcileUsageResponse\x12\x34\n\x0freconciliations\x18\x01 \x03(\x0b\x32\x1b.rolegate.v1.Reconciliation*\xc5\x01\n\x0eUsageDimension\x12\x1f\n\x1bUSAGE_DIMENSION_UNSPECIFIED\x10\x00\x12\x1a\n\x16USAGE_DIMENSION_TENANT\x10\x01\x12\x18\n\x14USAGE_DIMENSION_ROLE\x10\x02\x12\x19\n\x15USAGE_DIMENSION_MODEL\x10\x03\x12$\n USAGE_DIMENSION_EXECUTOR_VERSION\x10\x04\x12\x1b\n\x17USAGE_DIMENSION_MANAGER\x10\x05*p\n\x0bUsageBucket\x12\x1c\n\x18USAGE_BUCKET_UNSPECIFIED\x10\x00\x12\x15\n\x11USAGE_BUCKET_HOUR\x10\x01\x12\x14\n\x10USAGE_BUCKET_DAY\x10\x02\x12\x16\n\x12USAGE_BUCKET_MONTH\x10\x03*\xd5\x01\n\x15ReconciliationVerdict\x12&\n\"RECONCILIATION_VERDICT_UNSPECIFIED\x10\x00\x12 \n\x1cRECONCILIATION_VERDICT_EQUAL\x10\x01\x12(\n$RECONCILIATION_VERDICT_WITHIN_BOUNDS\x10\x02\x12$\n RECONCILIATION_VERDICT_DIFFERENT\x10\x03\x12\"\n\x1eRECONCILIATION_VERDICT_UNKNOWN\x10\x04\x32\xb2\x01\n\x0cUsageService\x12G\n\x08GetUsage\x12\x1c.rolegate.v1.GetUsageRequest\x1a\x1d.rolegate.v1.GetUsageResponse\x12Y\n\x0eReconcileUsage\x12\".rolegate.v1.ReconcileUsageRequest\x1a#.rolegate.v1.ReconcileUsageResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frolegate/v1/usage_service.proto\x12\x0brolegate.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17rolegate/v1/usage.proto\"\xd8\x01\n\x0fGetUsageRequest\x12.\n\nstart_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12-\n\x08group_by\x18\x04 \x03(\x0e\x32\x1b.rolegate.v1.UsageDimension\x12(\n\x06\x62ucket\x18\x05 \x01(\x0e\x32\x18.rolegate.v1.UsageBucket\"\xa2\x01\n\x08UsageRow\x12\x35\n\x11\x62ucket_start_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x18\n\x10\x65xecutor_version\x18\x03 \x01(\t\x12%\n\x05usage\x18\x04 \x01(\x0b\x32\x16.rolegate.v1.RoleUsage\x12\x0e\n\x06key_id\x18\x05 \x01(\t\"K\n\x10GetUsageResponse\x12\x0c\n\x04runs\x18\x01 \x01(\x03\x12#\n\x04rows\x18\x03 \x03(\x0b\x32\x15.rolegate.v1.UsageRowJ\x04\x08\x02\x10\x03\"\x17\n\x15ReconcileUsageRequest\"F\n\x10ReconciledTokens\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\x03\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\x12\n\nledger_max\x18\x03 \x01(\x03\"\xbb\x02\n\x0eReconciliation\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x33\n\x07verdict\x18\x02 \x01(\x0e\x32\".rolegate.v1.ReconciliationVerdict\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x0f\x63ompleted_calls\x18\x05 \x01(\x03\x12\x17\n\x0funcertain_calls\x18\x06 \x03(\t\x12\x34\n\rprompt_tokens\x18\x07 \x01(\x0b\x32\x1d.rolegate.v1.ReconciledTokens\x12\x38\n\x11\x63ompletion_tokens\x18\x08 \x01(\x0b\x32\x1d.rolegate.v1.ReconciledTokens\"N\n\x16ReconcileUsageResponse\x12\x34\n\x0freconciliations\x18\x01 \x03(\x0b\x32\x1b.rolegate.v1.Reconciliation*\xe1\x01\n\x0eUsageDimension\x12\x1f\n\x1bUSAGE_DIMENSION_UNSPECIFIED\x10\x00\x12\x1a\n\x16USAGE_DIMENSION_TENANT\x10\x01\x12\x18\n\x14USAGE_DIMENSION_ROLE\x10\x02\x12\x19\n\x15USAGE_DIMENSION_MODEL\x10\x03\x12$\n USAGE_DIMENSION_EXECUTOR_VERSION\x10\x04\x12\x1b\n\x17USAGE_DIMENSION_MANAGER\x10\x05\x12\x1a\n\x16USAGE_DIMENSION_KEY_ID\x10\x06*p\n\x0bUsageBucket\x12\x1c\n\x18USAGE_BUCKET_UNSPECIFIED\x10\x00\x12\x15\n\x11USAGE_BUCKET_HOUR\x10\x01\x12\x14\n\x10USAGE_BUCKET_DAY\x10\x02\x12\x16\n\x12USAGE_BUCKET_MONTH\x10\x03*\xd5\x01\n\x15ReconciliationVerdict\x12&\n\"RECONCILIATION_VERDICT_UNSPECIFIED\x10\x00\x12 \n\x1cRECONCILIATION_VERDICT_EQUAL\x10\x01\x12(\n$RECONCILIATION_VERDICT_WITHIN_BOUNDS\x10\x02\x12$\n RECONCILIATION_VERDICT_DIFFERENT\x10\x03\x12\"\n\x1eRECONCILIATION_VERDICT_UNKNOWN\x10\x04\x32\xb2\x01\n\x0cUsageService\x12G\n\x08GetUsage\x12\x1c.rolegate.v1.GetUsageRequest\x1a\x1d.rolegate.v1.GetUsageResponse\x12Y\n\x0eReconcileUsage\x12\".rolegate.v1.ReconcileUsageRequest\x1a#.rolegate.v1.ReconcileUsageResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rolegate.v1.usage_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_USAGEDIMENSION']._serialized_start=1047
-  _globals['_USAGEDIMENSION']._serialized_end=1244
-  _globals['_USAGEBUCKET']._serialized_start=1246
-  _globals['_USAGEBUCKET']._serialized_end=1358
-  _globals['_RECONCILIATIONVERDICT']._serialized_start=1361
-  _globals['_RECONCILIATIONVERDICT']._serialized_end=1574
+  _globals['_USAGEDIMENSION']._serialized_start=1063
+  _globals['_USAGEDIMENSION']._serialized_end=1288
+  _globals['_USAGEBUCKET']._serialized_start=1290
+  _globals['_USAGEBUCKET']._serialized_end=1402
+  _globals['_RECONCILIATIONVERDICT']._serialized_start=1405
+  _globals['_RECONCILIATIONVERDICT']._serialized_end=1618
   _globals['_GETUSAGEREQUEST']._serialized_start=107
   _globals['_GETUSAGEREQUEST']._serialized_end=323
   _globals['_USAGEROW']._serialized_start=326
-  _globals['_USAGEROW']._serialized_end=472
-  _globals['_GETUSAGERESPONSE']._serialized_start=474
-  _globals['_GETUSAGERESPONSE']._serialized_end=549
-  _globals['_RECONCILEUSAGEREQUEST']._serialized_start=551
-  _globals['_RECONCILEUSAGEREQUEST']._serialized_end=574
-  _globals['_RECONCILEDTOKENS']._serialized_start=576
-  _globals['_RECONCILEDTOKENS']._serialized_end=646
-  _globals['_RECONCILIATION']._serialized_start=649
-  _globals['_RECONCILIATION']._serialized_end=964
-  _globals['_RECONCILEUSAGERESPONSE']._serialized_start=966
-  _globals['_RECONCILEUSAGERESPONSE']._serialized_end=1044
-  _globals['_USAGESERVICE']._serialized_start=1577
-  _globals['_USAGESERVICE']._serialized_end=1755
+  _globals['_USAGEROW']._serialized_end=488
+  _globals['_GETUSAGERESPONSE']._serialized_start=490
+  _globals['_GETUSAGERESPONSE']._serialized_end=565
+  _globals['_RECONCILEUSAGEREQUEST']._serialized_start=567
+  _globals['_RECONCILEUSAGEREQUEST']._serialized_end=590
+  _globals['_RECONCILEDTOKENS']._serialized_start=592
+  _globals['_RECONCILEDTOKENS']._serialized_end=662
+  _globals['_RECONCILIATION']._serialized_start=665
+  _globals['_RECONCILIATION']._serialized_end=980
+  _globals['_RECONCILEUSAGERESPONSE']._serialized_start=982
+  _globals['_RECONCILEUSAGERESPONSE']._serialized_end=1060
+  _globals['_USAGESERVICE']._serialized_start=1621
+  _globals['_USAGESERVICE']._serialized_end=1799
 # @@protoc_insertion_point(module_scope)

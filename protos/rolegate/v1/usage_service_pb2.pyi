@@ -19,6 +19,7 @@ class UsageDimension(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     USAGE_DIMENSION_MODEL: _ClassVar[UsageDimension]
     USAGE_DIMENSION_EXECUTOR_VERSION: _ClassVar[UsageDimension]
     USAGE_DIMENSION_MANAGER: _ClassVar[UsageDimension]
+    USAGE_DIMENSION_KEY_ID: _ClassVar[UsageDimension]
 
 class UsageBucket(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -40,6 +41,7 @@ USAGE_DIMENSION_ROLE: UsageDimension
 USAGE_DIMENSION_MODEL: UsageDimension
 USAGE_DIMENSION_EXECUTOR_VERSION: UsageDimension
 USAGE_DIMENSION_MANAGER: UsageDimension
+USAGE_DIMENSION_KEY_ID: UsageDimension
 USAGE_BUCKET_UNSPECIFIED: UsageBucket
 USAGE_BUCKET_HOUR: UsageBucket
 USAGE_BUCKET_DAY: UsageBucket
@@ -65,16 +67,18 @@ class GetUsageRequest(_message.Message):
     def __init__(self, start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ..., group_by: _Optional[_Iterable[_Union[UsageDimension, str]]] = ..., bucket: _Optional[_Union[UsageBucket, str]] = ...) -> None: ...
 
 class UsageRow(_message.Message):
-    __slots__ = ("bucket_start_time", "tenant", "executor_version", "usage")
+    __slots__ = ("bucket_start_time", "tenant", "executor_version", "usage", "key_id")
     BUCKET_START_TIME_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_VERSION_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
     bucket_start_time: _timestamp_pb2.Timestamp
     tenant: str
     executor_version: str
     usage: _usage_pb2.RoleUsage
-    def __init__(self, bucket_start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ..., executor_version: _Optional[str] = ..., usage: _Optional[_Union[_usage_pb2.RoleUsage, _Mapping]] = ...) -> None: ...
+    key_id: str
+    def __init__(self, bucket_start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tenant: _Optional[str] = ..., executor_version: _Optional[str] = ..., usage: _Optional[_Union[_usage_pb2.RoleUsage, _Mapping]] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class GetUsageResponse(_message.Message):
     __slots__ = ("runs", "rows")

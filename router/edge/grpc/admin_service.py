@@ -6,13 +6,14 @@ from typing import Any
 from rolegate.v1 import admin_service_pb2 as pb
 from rolegate.v1 import admin_service_pb2_grpc as pb_grpc
 
-from router.access import Key, Tenant
+from router.access import LAST_EVENT, Key, Tenant
 from router.administration import SETTINGS, Administration
 from router.edge.grpc.convert import to_proto
 from router.edge.grpc.convert_request import from_proto, page_size, time_field
 from router.errors import BadRequest
 
 _PAGE = 100
+_UNKNOWN = "page_token: is unknown; send the token of the previous page."
 
 
 class AdminServicer(pb_grpc.AdminServiceServicer):
@@ -84,6 +85,21 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
         )
         return pb.UpdateTenantResponse(tenant=to_proto(pb.Tenant, tenant), unpriced_models=unpriced)
 
+    async def ListAuditEvents(
+        self, request: pb.ListAuditEventsRequest, _context: Any
+    ) -> pb.ListAuditEventsResponse:
+        """Return a page of the audit log, newest event first."""
+        try:
+            before = min(abs(int(request.page_token or LAST_EVENT)), LAST_EVENT)
+        except ValueError:
+            raise BadRequest(_UNKNOWN) from None
+        size = page_size(request.page_size, _PAGE)
+        events = await self._administration.audit(size + 1, before)
+        return pb.ListAuditEventsResponse(
+            events=[to_proto(pb.AuditEvent, event, time=event.at) for event in events[:size]],
+            next_page_token=str(events[size - 1].number) if len(events) > size else "",
+        )
+
 
 def _page(
     items: Sequence[Any],
@@ -97,7 +113,7 @@ def _page(
     if request.page_token:
         names = [getattr(item, name) for item in items]
         if request.page_token not in names:
-            raise BadRequest("page_token: is unknown; send the token of the previous page.")
+            raise BadRequest(_UNKNOWN)
         start = names.index(request.page_token) + 1
     end = start + page_size(request.page_size, _PAGE)
     return items[start:end], getattr(items[end - 1], name) if end < len(items) else ""

@@ -25,7 +25,7 @@ from router.table import TableRequest, table_cost
 from router.table.cell_value import is_mistyped
 from router.trace import Event, Run
 from router.trace.run import RunKind
-from router.trace.table import Ask, Cell, Column, Row
+from router.trace.table import Ask, Cell, Column, Condition, Row
 from router.trace.values import Reported, RowChanged, TableRun
 
 
@@ -35,7 +35,14 @@ def table_request_from_proto(request: pb.FillTableRequest | pb.StreamTableReques
         from_proto(Column, column, f"columns[{at}].") for at, column in enumerate(request.columns)
     )
     rows = tuple(tuple(row.values) for row in request.rows)
-    return from_proto(TableRequest, request, columns=columns, rows=rows)
+    conditions = list[Condition]()
+    for number, condition in enumerate(request.conditions):
+        at = f"conditions[{number}]."
+        column = from_proto(Column, condition.column, f"{at}column.")
+        conditions.append(from_proto(Condition, condition, at, column=column))
+    return from_proto(
+        TableRequest, request, columns=columns, rows=rows, conditions=tuple(conditions)
+    )
 
 
 _MAX_BYTES = 1 << 20
@@ -100,17 +107,20 @@ def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
     cost = table_cost(table, asks, run.calls)
     numbers = {ask: number for number, ask in enumerate(asks)}
     columns = table.schema.columns
-    shown = range(len(table.rows))[start:end]
+    every_row = table.every_row
+    shown = range(len(every_row))[start:end]
     rows = list[pb.Row]()
     size = 0
     for at in shown:
-        row = _row_to_proto(table.rows[at], columns, numbers, cost.rows[at])
+        row = _row_to_proto(every_row[at], columns, numbers, cost.rows[at])
         line = markdown_table((), [[cell.value for cell in row.cells]])
         size += row.ByteSize() + len(line.encode())
         if rows and size > _MAX_BYTES:
             break
         rows.append(row)
     end = start + len(rows)
+    excluded = rows[max(0, len(table.rows) - start) :]
+    del rows[len(rows) - len(excluded) :]
     return to_proto(
         pb.Table,
         run,
@@ -120,6 +130,9 @@ def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
         else None,
         columns=columns,
         rows=rows,
+        excluded=excluded,
+        conditions=table.schema.conditions,
+        ignored_conditions=run.result.ignored if isinstance(run.result, TableRun) else None,
         completeness=to_proto(
             pb.Completeness,
             known := filled.completeness,
@@ -134,7 +147,7 @@ def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
             (column.name for column in columns),
             ([cell.value for cell in row.cells] for row in rows),
         ),
-        next_page_token=str(end) if end < len(table.rows) else "",
+        next_page_token=str(end) if end < len(every_row) else "",
     )
 
 
@@ -161,12 +174,15 @@ def _row_to_proto(
         tokens=spent and spent.tokens,
         cost_nano_usd=spent and spent.nano_usd,
         merged_row_ids=map(row_id, row.aliases),
+        checks=row.checks,
     )
     if message.ByteSize() > _MAX_ROW_BYTES:
+        parts: list[pb.Cell | pb.Check] = [*message.cells, *message.checks]
+        for part in parts:
+            part.ClearField("citations")
+            part.value = shortened(part.value, _MAX_ROW_BYTES // (4 * len(parts)))
         for cell in message.cells:
-            cell.ClearField("citations")
             cell.ClearField("rivals")
-            cell.value = shortened(cell.value, _MAX_ROW_BYTES // (4 * len(columns)))
     return message
 
 

@@ -11,7 +11,7 @@ from router.calls import Need, Readiness
 
 _STORE: frozenset[Need] = frozenset({"store"})
 _MODELS: frozenset[Need] = _STORE | {"delegation", "execution", "answer"}
-_NEEDS: dict[str, frozenset[Need]] = {
+NEEDS: dict[str, frozenset[Need]] = {
     "": _MODELS | {"retrieval"},
     "rolegate.v1.AnswerService": _MODELS | {"retrieval"},
     "rolegate.v1.CompletionService": _MODELS,
@@ -30,7 +30,7 @@ async def publish_health(
     server.
     """
     for name in names:
-        down = readiness.down(_NEEDS.get(name, _STORE))
+        down = readiness.down(NEEDS.get(name, _STORE))
         await servicer.set(
             name, HealthCheckResponse.NOT_SERVING if down else HealthCheckResponse.SERVING
         )

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, aclosing, contextmanager, nullcon
 from typing import Any
 
 import grpc
+import msgspec
 from google.protobuf.message import DecodeError
 from google.rpc import code_pb2
 from grpc_status import rpc_status
@@ -137,7 +138,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         assert self._access is not None
         identity = await self._access.identify(_metadata(context).get("authorization", ""))
         # gRPC serves each call in its own task, so only this call sees the value.
-        CALLER.set(identity)
+        CALLER.set(msgspec.structs.replace(identity, address=context.peer()))
         check_scope(identity, needed_scope(method))
         return self._access.serving(identity)
 

@@ -77,18 +77,7 @@ class Server:
         reach the address although no key is required. Raises `StoreFailed` if the keys cannot be
         read.
         """
-        await before_listening(address, "server.address", self._access, self._tls)
-        try:
-            if self._tls:
-                port = self._server.add_secure_port(address, self._tls.for_grpc())
-            else:
-                port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise BadConfig(
-                f"server.address: cannot listen on {address}; is the port in use? Set another "
-                "port, or port 0 for any free port."
-            ) from error
-        await self._server.start()
+        port = await listen(self._server, address, self._access, self._tls)
         reported = self._health, self._readiness, ("", *self._names)
         await publish_health(*reported)
         following = [self._access.follow()] if self._access else []
@@ -117,6 +106,25 @@ class Server:
         await self._server.stop(grace_s + _ENDING_S)
         if self._gateway:
             await self._gateway.settled()
+
+
+async def listen(
+    server: grpc.aio.Server, address: str, access: Access | None, tls: TLS | None
+) -> int:
+    """Start a server on `host:port`, and return the port. See `Server.start`."""
+    await before_listening(address, "server.address", access, tls)
+    try:
+        if tls:
+            port = server.add_secure_port(address, tls.for_grpc())
+        else:
+            port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise BadConfig(
+            f"server.address: cannot listen on {address}; is the port in use? Set another port, or "
+            "port 0 for any free port."
+        ) from error
+    await server.start()
+    return port
 
 
 def _add(servicer: Any, server: grpc.aio.Server) -> str:

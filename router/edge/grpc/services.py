@@ -20,7 +20,7 @@ from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1 import usage_service_pb2_grpc as usage_pb_grpc
 
 from router.access import caller
-from router.administration import audited
+from router.administration import Auditor
 from router.background import in_viewer
 from router.edge.grpc import convert
 from router.edge.grpc import convert_request as parse
@@ -170,8 +170,9 @@ class ExecutionServicer(execution_pb_grpc.ExecutionServiceServicer):
 class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     """Implements `ExecutorVersionService`."""
 
-    def __init__(self, versions: Versions) -> None:
+    def __init__(self, versions: Versions, auditor: Auditor) -> None:
         self._versions = versions
+        self._act = auditor.act
 
     async def ListExecutorVersions(
         self, _request: version_pb.ListExecutorVersionsRequest, _context: Any
@@ -186,8 +187,8 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
         self, request: version_pb.RegisterExecutorVersionRequest, _context: Any
     ) -> version_pb.RegisterExecutorVersionResponse:
         """Check a published version of the executor, load it, and register it."""
-        version = await audited(
-            "grpc", "register_version", request.version, self._versions.register(request.version)
+        version = await self._act(
+            "register_version", request.version, self._versions.register(request.version)
         )
         return version_pb.RegisterExecutorVersionResponse(version=convert.version_to_proto(version))
 
@@ -197,7 +198,7 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
         """Start a trial of a version, as shadow or canary, or stop it."""
         state = parse.state_from_proto(request)
         change = self._versions.set_traffic(request.version, state, request.canary_share)
-        version = await audited("grpc", "set_version_traffic", request.version, change, state=state)
+        version = await self._act("set_version_traffic", request.version, change, state=state)
         figures = await self._versions.figures(version)
         return version_pb.SetExecutorVersionTrafficResponse(
             version=convert.version_to_proto(version, figures)
@@ -207,8 +208,8 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
         self, request: version_pb.PromoteExecutorVersionRequest, _context: Any
     ) -> version_pb.PromoteExecutorVersionResponse:
         """Make a version the active version."""
-        version = await audited(
-            "grpc", "promote_version", request.version, self._versions.promote(request.version)
+        version = await self._act(
+            "promote_version", request.version, self._versions.promote(request.version)
         )
         return version_pb.PromoteExecutorVersionResponse(version=convert.version_to_proto(version))
 
@@ -216,8 +217,8 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
         self, request: version_pb.RollBackExecutorVersionRequest, _context: Any
     ) -> version_pb.RollBackExecutorVersionResponse:
         """Take a version out of service, and return the version that is active then."""
-        active = await audited(
-            "grpc", "roll_back_version", request.version, self._versions.roll_back(request.version)
+        active = await self._act(
+            "roll_back_version", request.version, self._versions.roll_back(request.version)
         )
         return version_pb.RollBackExecutorVersionResponse(
             active=None if active is None else convert.version_to_proto(active)
@@ -274,8 +275,11 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         identity = caller()
         run = await self._runs.get(request.run_id, identity)
         to_proto = EventsToProto(run.kind, run.events[: max(0, after)])
+        first = after
+        if run.status == "running":  # the client may have more events from the run's own gateway
+            first = min(after, len(run.events))
         field = "table_event" if run.kind == "table" else "event"
-        async for number, item in self._runs.watch(request.run_id, after, identity):
+        async for number, item in self._runs.watch(request.run_id, first, identity):
             if not isinstance(item, Run):
                 events: Iterable[Any] = [await to_proto.one(number, item)]
             elif item.status == "finished":

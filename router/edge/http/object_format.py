@@ -180,7 +180,7 @@ def object_format(schema: bytes) -> ObjectFormat:
 
 def _value(column: Column, cell: Cell | None) -> object:
     """Return the value of a property. None if it was not found, is not of the property's type, or
-    stands in no passage; the words of booleans and choices need not stand there.
+    stands in no passage.
     """
     if cell is None or not cell.value or is_mistyped(column, cell.value):
         return None

@@ -16,6 +16,8 @@ from router.errors import BadRequest
 from router.trace.identity import SCOPES
 
 _HOUR_S = 3600.0
+_EVENTS = 50
+"""Number of events of the audit log on the page."""
 
 
 def add_keys(site: Site, administration: Administration) -> None:
@@ -31,6 +33,7 @@ def add_keys(site: Site, administration: Administration) -> None:
             scopes=sorted(SCOPES),
             limits=LIMITS,
             dollars=dollars,
+            events=await administration.audit(_EVENTS),
         )
 
     # The text of a new key is only in the response to the form, so these do not redirect.

@@ -72,6 +72,7 @@ class RunPages:
         site.get("/runs/{run}/agents/{agent}", self._agent)
         site.post("/runs/{run}/feedback", self._feedback)
         site.post("/runs/{run}/cancel", self._cancel)
+        site.post("/ask/{run}/cancel", self._cancel)
         TablePages(site, self.run)
 
     async def run(self, request: web.Request) -> Run:
@@ -88,7 +89,7 @@ class RunPages:
         """Render the page of a run. For a request by htmx, render only `part`, which changes while
         the run is under way.
 
-        If the part has not changed, htmx gets an empty response. Once the run has ended, htmx is
+        If the part has not changed, htmx gets the clock alone. Once the run has ended, htmx is
         asked to reload the whole page.
         """
         run = await self.run(request)
@@ -99,7 +100,9 @@ class RunPages:
         if part_alone and not running:
             return web.Response(status=204, headers={"HX-Refresh": "true"})
         if part_alone and request.query.get("seen") == seen:
-            return web.Response(status=204)
+            clock = await self._site.render(request, "clock.html", run=run)
+            clock.headers["HX-Reswap"] = "none"
+            return clock
         feedback = () if running else await self._runs.feedback_on(run)
         golds = right_answers(feedback)[-_GOLDS:]
         return await self._site.render(
@@ -178,6 +181,7 @@ class RunPages:
             caller().tenant,
             request.query.get("lane"),
             request.query.get("row"),
+            request.query.get("only"),
         )
 
         def view() -> dict[str, Any]:
@@ -192,21 +196,14 @@ class RunPages:
         verdict = {"right": True, "wrong": False}.get(field(request, "verdict"))
         gold, comment = (field(request, name).strip() for name in ("right_answer", "comment"))
         await self._runs.feedback(
-            Feedback(
-                run.id,
-                verdict,
-                None,
-                gold,
-                comment,
-            ),
+            Feedback(run.id, verdict, None, gold, comment),
             caller(),
         )
         return redirect(f"/runs/{run.id}#feedback")
 
     async def _cancel(self, request: web.Request) -> web.Response:
-        run = await self.run(request)
-        await self._runs.cancel(run.id, caller())
-        return redirect(f"/runs/{run.id}")
+        await self._runs.cancel(request.match_info["run"], caller())
+        return redirect(request.path_qs.replace("/cancel", "", 1))
 
 
 def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict[str, Any]:

@@ -1,36 +1,46 @@
-"""The page with the list of runs, newest first. The list updates itself. The filters are part of
-the URL.
+"""The page with the list of runs, newest first, and the figures of today's runs. The list updates
+itself. The filters are part of the URL.
 """
 
 import hashlib
+import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, get_args
 from urllib.parse import urlencode
 
 import msgspec
 from aiohttp import web
+from cachetools import LRUCache, TTLCache
 
 from router.access import caller
 from router.edge.pages.site import Site, redirect
-from router.errors import BadRequest
+from router.edge.status import error_as_seen_by
+from router.errors import BadRequest, NotFound, StoreFailed
 from router.runs import RunFilter, Runs
+from router.runs.archive import MAX_LISTED_CHARS, RunFigures, shortened
 from router.trace.run import RunKind, RunStatus
 from router.trace.table import TableOutcome
 from router.trace.values import AnswerOutcome, TopologyName
 
 _PAGE = 50
+_DAY_S = 86400
+_FIGURES_S = 10.0
+"""Seconds for which the figures of a day are shown, because an open page asks every three seconds.
+"""
 _MAX_NANO_USD = 2**63 - 1
 _CHOICES: dict[str, tuple[str, ...]] = {
     "status": get_args(RunStatus),
     "outcome": tuple(dict.fromkeys((*get_args(AnswerOutcome), *get_args(TableOutcome)))),
     "kind": get_args(RunKind),
     "topology": get_args(TopologyName),
-    "feedback": ("good", "bad", "any"),
+    "feedback": ("right", "wrong", "any"),
 }
 _OTHERS = (
     "unsupported",
     "text",
     "tenant",
+    "key_id",
     "executor_version",
     "min_cost",
     "max_cost",
@@ -42,6 +52,29 @@ _OTHERS = (
 
 def add_runs(site: Site, runs: Runs) -> None:
     """Add the page with the list of runs to `site`. It is also the home page."""
+    figures: TTLCache[object, RunFigures] = TTLCache(1000, _FIGURES_S)
+
+    async def figures_since(start: float, tenant: str | None) -> RunFigures:
+        """Return the figures of the runs since `start`. `tenant`: None for all that the user may
+        see.
+        """
+        key = start, tenant, caller().tenant
+        if (shown := figures.get(key)) is None:
+            (shown,) = await runs.figures(RunFilter(tenant, start=start), [start], caller())
+            figures[key] = shown
+        return shown
+
+    errors = LRUCache[str, str](10_000)
+
+    async def error_of(run_id: str) -> str:
+        """Return the error of a failed run; empty if its trace cannot be read. Only the trace has
+        the error, so errors are cached.
+        """
+        if run_id not in errors:
+            with suppress(NotFound, StoreFailed):
+                failed = await runs.get(run_id, caller())
+                errors[run_id] = shortened(failed.error, MAX_LISTED_CHARS)
+        return error_as_seen_by(errors.get(run_id, ""), caller())
 
     async def first(_request: web.Request) -> web.Response:
         return redirect("/runs")
@@ -57,7 +90,9 @@ def add_runs(site: Site, runs: Runs) -> None:
         }
         page = request.query.get("page", "")
         listed_runs = await runs.list(run_filter(asked), _PAGE, page, caller())
-        seen = hashlib.sha256(msgspec.json.encode(listed_runs)).hexdigest()[:16]
+        today = time.time() // _DAY_S * _DAY_S
+        since_today = await figures_since(today, asked.get("tenant"))
+        seen = hashlib.sha256(msgspec.json.encode((listed_runs, since_today))).hexdigest()[:16]
         if seen == request.query.get("seen"):
             return web.Response(status=204)
         part = "HX-Request" in request.headers
@@ -66,6 +101,11 @@ def add_runs(site: Site, runs: Runs) -> None:
             "runs_list.html" if part else "runs.html",
             choices=_CHOICES,
             listed=listed_runs,
+            today=today,
+            figures=since_today,
+            errors={
+                run.id: await error_of(run.id) for run in listed_runs.runs if run.status == "failed"
+            },
             asked=asked,
             address=urlencode(asked),
             page=page,

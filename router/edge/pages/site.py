@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
+import msgspec
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.typedefs import Handler
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -179,6 +180,7 @@ class Site:
             if scope is None:
                 return await page(request)
             user = await self._sessions.identify(request.cookies.get(COOKIE, ""))
+            user = msgspec.structs.replace(user, address=request.remote or "")
             # aiohttp serves each request in its own context, so only this one sees the value.
             CALLER.set(user)
             request[_IDENTITY] = user

@@ -46,7 +46,8 @@ class TablePages:
     @staticmethod
     def view(run: Run, query: Mapping[str, str]) -> Mapping[str, Any]:
         """Return the values for the template that shows a page of the table. `query`: the query of
-        the URL, which may contain the number of the first row to show.
+        the URL. In it, `only` is a list of states, separated by commas: then only rows with such a
+        cell are shown. `row` is the number of the first row to show, among these.
         """
         filled = run_table(run)
         table = filled.table
@@ -54,10 +55,22 @@ class TablePages:
         columns = table.schema.columns
         rows = min(_PAGE_ROWS, 1 + _PAGE_CELLS // max(1, len(columns)))
         first = max(0, number(query.get("row", "0")))
+        only = query.get("only", "")
+        states = only.split(",")
+        numbered = [
+            (number, row)
+            for number, row in enumerate(table.rows)
+            if not only or any(cell.state in states for cell in row.cells)
+        ]
         return {
             "is_contradicted": is_contradicted,
             "columns": columns,
-            "rows": list(enumerate(table.rows))[first : first + rows],
+            "only": only,
+            "matching": len(numbered),
+            "rows": numbered[first : first + rows],
+            "conditions": table.schema.conditions,
+            "excluded": table.excluded,
+            "ignored": getattr(run.result, "ignored", ()),
             "first": first,
             "previous": max(0, first - rows),
             "known": known,
@@ -76,12 +89,13 @@ class TablePages:
         if kind not in _TYPES or run.kind != "table" or run.redacted:
             raise web.HTTPNotFound(text="This run has no such export.")
         sources = "sources" in request.query
-        key = run.id, run.status, len(run.events), len(run.calls), kind, sources
+        excluded = "excluded" in request.query
+        key = run.id, run.status, len(run.events), len(run.calls), kind, sources, excluded
         async with self._exporting:  # concurrent requests for the same file build it only once
             if key not in self._files:
                 table = Table(await table_to_proto(run))
                 self._files[key] = await in_viewer(
-                    partial(table.to_file, f".{kind}", sources=sources)
+                    partial(table.to_file, f".{kind}", sources=sources, excluded=excluded)
                 )
             body = self._files[key]
         headers = {"Content-Disposition": f'attachment; filename="{run.id}.{kind}"'}

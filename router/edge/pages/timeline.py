@@ -56,6 +56,10 @@ class Lane(msgspec.Struct, frozen=True, gc=False):
     """The agent's execution of the sub-query; None for other roles, and while the agent works."""
     conversation: Conversation | None = None
     """The agent's conversation with its model; None if unknown."""
+    place: tuple[int, ...] = ()
+    """Place among the lanes. Equal for the agents of a sub-query, which are a manager and its
+    workers, and for all agents that work on a row of a table, or on discoveries.
+    """
 
     @property
     def name(self) -> str:
@@ -94,9 +98,17 @@ class Agents:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._length_s = length_s(run)
-        self._dispatched = {
+        self.dispatched = {
             event.index: event for event in run.events if isinstance(event, SubQueryDispatched)
         }
+        """The events that dispatched sub-queries, by the sub-queries' numbers."""
+        by_row = dict[object, int]()
+        self._firsts = {
+            number: by_row.setdefault(event.ask.row if event.ask else number, number)
+            for number, event in self.dispatched.items()
+        }
+        """For each sub-query, the number of the first one for the same row of a table."""
+
         self._works = {work.agent: work for work in work_of(run)}
         self._calls = dict[AgentId, list[Call]]()
         for call in run.calls:
@@ -104,13 +116,13 @@ class Agents:
 
         begun = {agent.sub_query_index for agent in (*self._works, *self._calls)}
         waiting = (
-            AgentId("execution", number) for number in self._dispatched if number not in begun
+            AgentId("execution", number) for number in self.dispatched if number not in begun
         )
         agents = dict.fromkeys((*self._works, *self._calls, *waiting))
-        self.ids: list[AgentId] = sorted(filter(self._is_shown, agents), key=_rank)
+        self.ids: list[AgentId] = sorted(filter(self._is_shown, agents), key=self._place)
         """The agents in the order of their lanes: first condenser and delegator, then those of
         sub-queries by the sub-queries' numbers, then answerer and judge. A manager comes before
-        its workers.
+        its workers. In a table, agents for the same row stand together.
         """
 
     @property
@@ -138,6 +150,7 @@ class Agents:
             dispatched.round if dispatched else 0,
             execution,
             conversation,
+            self._place(agent)[:-1],
         )
 
     def _is_shown(self, agent: AgentId) -> bool:
@@ -146,8 +159,13 @@ class Agents:
         work = self._works[agent]
         return bool(work.execution or work.conversation)
 
+    def _place(self, agent: AgentId) -> tuple[int, ...]:
+        number = _number(agent)
+        first = self._firsts.get(number, number)
+        return agent.role in ("answer", "judge"), agent != CONDENSER, first, number
+
     def _dispatch_of(self, agent: AgentId) -> SubQueryDispatched | None:
-        return None if agent.worker is not None else self._dispatched.get(_number(agent))
+        return None if agent.worker is not None else self.dispatched.get(_number(agent))
 
 
 def length_s(run: Run) -> float:
@@ -187,10 +205,6 @@ def source(at: Citation, passage: Passage | None) -> QuotedPassage:
 
 def _number(agent: AgentId) -> int:
     return -1 if agent.sub_query_index is None else agent.sub_query_index
-
-
-def _rank(agent: AgentId) -> tuple[bool, bool, int]:
-    return agent.role in ("answer", "judge"), agent != CONDENSER, _number(agent)
 
 
 def _bar(

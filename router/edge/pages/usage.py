@@ -1,8 +1,8 @@
-"""The page with usage: tokens and cost over time, and the tenants' quotas."""
+"""The page with usage: tokens, cost, durations and failures over time, and the tenants' quotas."""
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, get_args
 
@@ -14,6 +14,7 @@ from router.edge.pages.site import Site
 from router.errors import BadRequest
 from router.ledger import UsageQuery
 from router.ledger.usage import Bucket, Dimension, UsageRow, Usages
+from router.runs import RunFilter, Runs
 from router.trace.call import added
 
 _HOUR_S = 3600
@@ -33,7 +34,7 @@ is the sum of the remaining groups.
 _LABELS: dict[Bucket, str] = {"hour": "%d %b %H:00", "day": "%d %b", "month": "%b %Y"}
 
 
-def add_usage(site: Site, usages: Usages, accounts: Accounts) -> None:
+def add_usage(site: Site, usages: Usages, accounts: Accounts, runs: Runs) -> None:
     """Add the page with usage to `site`."""
 
     async def usage(request: web.Request) -> web.Response:
@@ -41,6 +42,9 @@ def add_usage(site: Site, usages: Usages, accounts: Accounts) -> None:
         user = caller()
         query, span = _query(asked, user.tenant)
         report = await usages.usage(query)
+        starts = _starts(query)
+        shown = RunFilter(query.tenant, start=query.start, end=query.end)
+        figures = await runs.figures(shown, list(starts.values()), user)
         groups = _groups(report.rows, query.by[0])
         series = list(groups)
         if len(series) > _SERIES:
@@ -57,7 +61,8 @@ def add_usage(site: Site, usages: Usages, accounts: Accounts) -> None:
             runs=report.runs,
             groups=groups,
             series=series,
-            columns=_columns(report.rows, query, series),
+            columns=_columns(report.rows, query, series, starts),
+            figures=dict(zip(starts, figures, strict=True)),
             left=[
                 each for tenant in tenants if tenant.name for each in await _left(accounts, tenant)
             ],
@@ -102,18 +107,31 @@ def _groups(rows: tuple[UsageRow, ...], by: Dimension) -> dict[str, UsageRow]:
     return dict(sorted(sums.items(), key=lambda group: (-group[1].prompt_tokens, group[0])))
 
 
-def _columns(
-    rows: tuple[UsageRow, ...], query: UsageQuery, series: Sequence[str]
-) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return the bars of the chart: for every hour, day or month of the time span, tokens and
-    billionths of a dollar by series. Groups without a series are added to the last series.
+def _starts(query: UsageQuery) -> dict[str, float]:
+    """Return the Unix time at which each hour, day or month of the time span begins, by its label.
+    The first one may begin before the time span.
     """
     form = _LABELS[query.bucket or "hour"]
     step = _HOUR_S if query.bucket == "hour" else 24 * _HOUR_S
-    first = int(query.start or 0) // step * step
-    columns: dict[str, dict[str, tuple[int, int]]] = {
-        time.strftime(form, time.gmtime(at)): {} for at in range(first, int(query.end or 0), step)
-    }
+    starts = dict[str, float]()
+    for at in range(int(query.start or 0) // step * step, int(query.end or 0), step):
+        starts.setdefault(time.strftime(form, time.gmtime(at)), at)
+    return starts
+
+
+def _columns(
+    rows: tuple[UsageRow, ...],
+    query: UsageQuery,
+    series: Sequence[str],
+    starts: Mapping[str, float],
+) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return the bars of the chart: for every hour, day or month of the time span, tokens and
+    billionths of a dollar by series. Groups without a series are added to the last series.
+
+    `starts`: has the labels of the hours, days or months.
+    """
+    form = _LABELS[query.bucket or "hour"]
+    columns: dict[str, dict[str, tuple[int, int]]] = {label: {} for label in starts}
     for row in rows:
         column = time.strftime(form, time.gmtime(row.bucket_start or 0))
         group = getattr(row, query.by[0]) or "none"

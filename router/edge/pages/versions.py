@@ -4,14 +4,14 @@ which an operator changes the active version.
 
 from aiohttp import web
 
-from router.administration import audited
+from router.administration import Auditor
 from router.edge.pages.site import Site, field, redirect
 from router.versions import VersionDecision, Versions
 
 _DECISIONS = 50
 
 
-def add_versions(site: Site, versions: Versions) -> None:
+def add_versions(site: Site, versions: Versions, auditor: Auditor) -> None:
     """Add the page and its forms to `site`. Only operators may use them."""
 
     async def shown(request: web.Request) -> web.Response:
@@ -27,12 +27,12 @@ def add_versions(site: Site, versions: Versions) -> None:
 
     async def promote(request: web.Request) -> web.Response:
         version = field(request, "version")
-        await audited("page", "promote_version", version, versions.promote(version))
+        await auditor.act("promote_version", version, versions.promote(version))
         return redirect("/versions")
 
     async def roll_back(request: web.Request) -> web.Response:
         version = field(request, "version")
-        await audited("page", "roll_back_version", version, versions.roll_back(version))
+        await auditor.act("roll_back_version", version, versions.roll_back(version))
         return redirect("/versions")
 
     site.get("/versions", shown, scope="operate")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,7 @@ def test_runs_are_averaged_by_task(
     assert list(scores["strict-Avg"]) == ["all", "en", "zh", "up to 12 rows"]
     page = (out / "report.md").read_text("utf-8")
     assert page.startswith("# WideSearch: 2 tasks, N = 2, without a judge: equal cells are right\n")
+    assert f"Read with dateparser {version('dateparser')} and pandas {version('pandas')}." in page
     assert page in capsys.readouterr().out
     with (out / "scores.csv").open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from router.access import Access, Key, new_key
-from router.administration import Administration
+from router.administration import Administration, Auditor
 from router.edge.grpc.admin_service import AdminServicer
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import RunServicer
@@ -53,23 +53,22 @@ async def gateway(url: str) -> AsyncIterator[Gateway]:
         access = Access(accounts)
         administered = partial(
             Administration,
-            accounts,
             indexes=INDEXES,
             unpriced=unpriced,
-            on_change=access.outdate,
         )
+        by_grpc, by_page = (Auditor(accounts, door, access.outdate) for door in ("grpc", "page"))
         archive = SQLArchive(database)
         runs = Runs(archive, LiveRuns())
         asked = Deployment().gateway()
         stack.push_async_callback(asked.settled)
         server = Server(
-            asked, RunServicer(runs), AdminServicer(administered(door="grpc")), access=access
+            asked, RunServicer(runs), AdminServicer(administered(by_grpc)), access=access
         )
         address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
         stack.push_async_callback(server.drain, 0)
         site = Site(access)
         add_runs(site, runs)
-        add_keys(site, administered(door="page"))
+        add_keys(site, administered(by_page))
         pages = HTTPServer(openai_app(asked, access, pages=site), 0.0, access=access)
         http = await pages.start("127.0.0.1:0", "server.http")
         stack.push_async_callback(pages.drain)
@@ -77,9 +76,11 @@ async def gateway(url: str) -> AsyncIterator[Gateway]:
         yield Gateway(address, channel, http)
 
 
-async def stored_key(url: str, tenant: str | None = None, *scopes: Any) -> tuple[str, Key]:
+async def stored_key(
+    url: str, tenant: str | None = None, *scopes: Any, label: str = "first"
+) -> tuple[str, Key]:
     """Store a key, and return its text and the key."""
-    text, key = new_key(tenant, scopes or SCOPES, "first")
+    text, key = new_key(tenant, scopes or SCOPES, label)
     database = await Database.open(url)
     await SQLAccounts(database).add_key(key)
     await database.close()

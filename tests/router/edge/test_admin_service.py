@@ -1,6 +1,7 @@
 """`AdminService` over real channels and a real store."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
@@ -20,10 +21,12 @@ from structlog.testing import capture_logs
 
 from router.access import CLOCK_SKEW_S, Key, Tenant
 from router.edge.grpc.convert import WIRE_NAMES
+from router.store import Database
 from tests.router.edge.administered import Gateway, gateway, stored_key
 from tests.router.edge.pages.world import browsing
 from tests.router.edge.wire import refusal
 from tests.router.store.conftest import home, postgres, url
+from tests.router.store.entries import change
 
 __all__ = ["home", "postgres", "url"]
 
@@ -213,8 +216,8 @@ async def test_an_expired_key_is_refused_by_every_gateway(operator: Operator, ur
             assert await admits(where, long.key_text)
     unlimited = await operator.ExpireKey(key_id=long.key.key_id)
     assert not unlimited.key.HasField("revoke_time")
-    for change in (operator.ExpireKey, operator.RotateKey):
-        refused = await refusal(change(key_id=short.key.key_id), "was revoked or has expired")
+    for method in (operator.ExpireKey, operator.RotateKey):
+        refused = await refusal(method(key_id=short.key.key_id), "was revoked or has expired")
         assert refused == ("INVALID_ARGUMENT", "BAD_REQUEST")
     assert len((await operator.ListKeys()).keys) == 3
 
@@ -229,6 +232,8 @@ async def test_an_expired_key_is_refused_by_every_gateway(operator: Operator, ur
         ("CreateKey", {"label": "a\nb"}, "label: must be"),
         ("CreateKey", {"label": "a\x00b"}, "label: must be"),
         ("ListKeys", {"page_token": "x"}, "page_token: is unknown"),
+        ("ListAuditEvents", {"page_token": "x"}, "page_token: is unknown"),
+        ("ListAuditEvents", {"page_size": -1}, "page_size is -1"),
         ("ListTenants", {"page_size": -1}, "page_size is -1"),
         ("ExpireKey", {"expire_time": datetime(2001, 1, 1, tzinfo=UTC)}, "must be in the future"),
         ("ExpireKey", {"expire_time": Timestamp(seconds=2**62)}, "expire_time: "),
@@ -387,6 +392,71 @@ async def test_every_act_is_in_the_log(operator: Operator) -> None:
     assert acts[4]["tokens_per_day"] == 5
     secrets = [key.split("_", 2)[2] for key in (created.key_text, rotated.key_text)]
     assert not any(secret in str(logged) for secret in secrets)
+
+
+async def test_every_act_is_in_the_audit_log(operator: Operator, url: str) -> None:
+    """With the operator's key, the tenant, time, address and values; newest first, at every
+    gateway. What is refused has its error; what was never begun is not there.
+    """
+    began = time.time()
+    created = await operator.CreateKey(tenant="acme", label="mine")
+    key_id = created.key.key_id
+    await operator.RotateKey(key_id=key_id)
+    assert await refusal(operator.ExpireKey(key_id=key_id)) == ("INVALID_ARGUMENT", "BAD_REQUEST")
+    other = pb.Tenant(name="other", tokens_per_day=5)
+    await operator.UpdateTenant(**made(other, "tokens_per_day"))
+    await refusal(operator.RevokeKey(key_id="00000000"))
+    async with gateway(url) as second:
+        events = (await Operator(second, operator.key).ListAuditEvents()).events
+    assert [(event.act, event.target, event.tenant, event.result) for event in events] == [
+        ("update_tenant", "other", "other", "done"),
+        ("expire_key", key_id, "acme", "BadRequest"),
+        ("rotate_key", key_id, "acme", "done"),
+        ("create_key", key_id, "acme", "done"),
+    ]
+    assert {event.key_id for event in events} == {operator.key.split("_")[1]}
+    assert {event.door for event in events} == {"grpc"}
+    assert all(event.address.startswith("ipv4:127.0.0.1:") for event in events)
+    assert all(began <= event.time.ToNanoseconds() / 1e9 <= time.time() for event in events)
+    assert json.loads(events[0].details_json) == {"tokens_per_day": 5}
+    assert created.key_text.split("_", 2)[2] not in str(events)
+
+
+async def test_the_audit_log_is_read_page_by_page(operator: Operator) -> None:
+    """Acts during the reading move nothing to another page."""
+    for number in range(4):
+        await operator.CreateKey(tenant=f"t{number}")
+    first = await operator.ListAuditEvents(page_size=3)
+    await operator.CreateKey(tenant="late")
+    rest = await operator.ListAuditEvents(page_size=3, page_token=first.next_page_token)
+    pages = [[event.tenant for event in page.events] for page in (first, rest)]
+    assert pages == [["t3", "t2", "t1"], ["t0"]]
+    assert rest.next_page_token == ""
+
+
+async def test_an_act_that_cannot_be_noted_is_not_done(operator: Operator, url: str) -> None:
+    """Both are in one transaction."""
+    database = await Database.open(url)
+    await change(database, "DROP TABLE audit")
+    await database.close()
+    failed = ("UNAVAILABLE", "STORE_FAILED")
+    assert await refusal(operator.CreateKey(tenant="acme")) == failed
+    assert await refusal(operator.RevokeKey(key_id=operator.key)) == failed
+    assert await refusal(operator.UpdateTenant(**made(pb.Tenant(name="acme")))) == failed
+    (key,) = (await operator.ListKeys()).keys
+    assert not key.HasField("revoke_time")
+    assert [tenant.name for tenant in (await operator.ListTenants()).tenants] == ["default"]
+
+
+async def test_acts_at_two_gateways_at_the_same_time_are_all_noted(
+    operator: Operator, url: str
+) -> None:
+    """Each event has its own number."""
+    async with gateway(url) as second:
+        both = (operator, Operator(second, operator.key))
+        await asyncio.gather(*(each.CreateKey(tenant="t") for each in both for _ in range(10)))
+    events = (await operator.ListAuditEvents()).events
+    assert [event.number for event in events] == list(range(20, 0, -1))
 
 
 async def test_no_file_of_the_store_has_a_secret(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.router.store.stored import call
 INSIDE = {
     "run_id",
     "tenant",
+    "key_id",
     "number",
     "max_tokens",
     "prompt_bound",

@@ -9,10 +9,11 @@ from rolegate.v1 import executor_version_service_pb2 as pb
 from rolegate.v1.executor_version_service_pb2_grpc import ExecutorVersionServiceStub
 from structlog.testing import capture_logs
 
+from router.administration import Auditor
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer
 from router.errors import BadVersion
-from router.store import Database, SQLVersionBook
+from router.store import Database, SQLAccounts, SQLVersionBook
 from router.versions import GateRule, Versions
 from router.versions.book import Judgement, Side, Trial
 from tests.router.edge.wire import refusal, served
@@ -39,7 +40,9 @@ async def stub_over(
     database = await Database.open(f"sqlite:///{folder / 'versions.db'}")
     versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0, 10_000))
     await versions.ensure_base(BASE)
-    server = Server(None, None, ExecutorVersionServicer(versions))
+    server = Server(
+        None, None, ExecutorVersionServicer(versions, Auditor(SQLAccounts(database), "grpc"))
+    )
     async with served(server) as channel:
         yield ExecutorVersionServiceStub(channel), database
     await database.close()
@@ -184,8 +187,8 @@ async def test_refusals_distinguish_bad_requests_from_bad_versions(tmp_path: Pat
 
 
 async def test_every_change_of_a_version_is_in_the_log(tmp_path: Path) -> None:
-    """A refused change is not logged as done."""
-    async with stub_over(tmp_path) as (stub, _):
+    """And in the audit log, with refused changes. The gateway's log has no refused change."""
+    async with stub_over(tmp_path) as (stub, database):
         with capture_logs() as logged:
             await stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version=FIRST))
             await stub.SetExecutorVersionTraffic(
@@ -196,8 +199,9 @@ async def test_every_change_of_a_version_is_in_the_log(tmp_path: Path) -> None:
             await stub.PromoteExecutorVersion(pb.PromoteExecutorVersionRequest(version=FIRST))
             await stub.RollBackExecutorVersion(pb.RollBackExecutorVersionRequest(version=FIRST))
             await refusal(
-                stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version="other"))
+                stub.RegisterExecutorVersion(pb.RegisterExecutorVersionRequest(version="x\0" * 120))
             )
+        events = await SQLAccounts(database).audit(10)
     acts = [entry for entry in logged if entry["event"].startswith("admin.")]
     assert [act["event"].removeprefix("admin.") for act in acts] == [
         "register_version",
@@ -206,3 +210,11 @@ async def test_every_change_of_a_version_is_in_the_log(tmp_path: Path) -> None:
         "roll_back_version",
     ]
     assert {(act["target"], act["door"], act["by"]) for act in acts} == {(FIRST, "grpc", "")}
+    refused, *done = events
+    assert [event.act for event in reversed(done)] == [act["event"][6:] for act in acts]
+    assert {(event.target, event.result, event.tenant) for event in done} == {(FIRST, "done", None)}
+    assert (refused.act, refused.target, refused.result) == (
+        "register_version",
+        "x\ufffd" * 100,
+        "BadRequest",
+    )

@@ -309,6 +309,7 @@ async def test_filters_reach_the_store_unchanged() -> None:
                 tenant="acme",
                 kind=pb.RUN_KIND_EXECUTE,
                 status=pb.RUN_STATUS_INTERRUPTED,
+                key_id="5f0c2a9e",
                 **span,
             )
         )
@@ -321,7 +322,7 @@ async def test_filters_reach_the_store_unchanged() -> None:
             pass
     assert store.wanted == [
         (RunFilter(), 50),
-        (RunFilter("acme", "execute", "interrupted", 1.0, 2.5), 1000),
+        (RunFilter("acme", "execute", "interrupted", 1.0, 2.5, key_id="5f0c2a9e"), 1000),
         (RunFilter(), 0),
         (RunFilter("acme", "complete", None, 1.0, 2.5, training=True), 0),
     ]

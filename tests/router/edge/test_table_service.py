@@ -24,8 +24,9 @@ from router.edge.grpc.table_service import TableServicer
 from router.models import Usage
 from router.runs import RunLifecycle, Runs
 from router.runs.live import LiveRuns
+from router.table.conditions import with_conditions
 from router.trace import Call
-from router.trace.table import Ask, Column, Schema
+from router.trace.table import Ask, Column, Condition, Schema
 from router.trace.values import Planned, Reported, SubQueryDispatched, TableRun
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, Kept
@@ -107,7 +108,7 @@ async def test_a_table_has_rows_cells_support_and_completeness() -> None:
     ]
     assert [cell.support for cell in (krurou[1], bel[1])] == [
         pb.SUPPORT_STATED,
-        pb.SUPPORT_UNSUPPORTED,
+        pb.SUPPORT_VALUE_ONLY,
     ]
     assert [at.quote for at in krurou[2].citations] == ["Krurou was founded in 1200 by Ana."]
     assert table.completeness.rows == 3
@@ -322,10 +323,104 @@ async def test_pages_have_their_rows_and_the_figures_of_the_whole_table() -> Non
     assert first_page.table.completeness == second_page.table.completeness
 
 
+AFTER = pb.Condition(column=pb.Column(name="Founded"), operator=pb.OPERATOR_AFTER, values=["1000"])
+CONTINENT = pb.Condition(
+    column=pb.Column(name="continent", type=pb.COLUMN_TYPE_TEXT), values=["Orrin"]
+)
+
+
+async def test_excluded_rows_are_apart_with_the_sentence_that_excludes_them() -> None:
+    """Every row has the result of each condition. Columns of conditions alone are not sent."""
+    async with wired() as services:
+        filled = await services.tables.FillTable(
+            pb.FillTableRequest(question=QUESTION, columns=COLUMNS, conditions=[AFTER, CONTINENT])
+        )
+    table = filled.table
+    assert (values(table), [row.row_id for row in table.excluded]) == (VALUES[:1], ['["bel"]'])
+    assert [condition.text for condition in table.conditions] == [
+        "founded after 1000",
+        "continent equals Orrin",
+    ]
+    assert [column.name for column in table.columns] == ["city", "founder", "founded"]
+    assert [check.state for check in table.rows[0].checks] == [
+        pb.CHECK_STATE_MET,
+        pb.CHECK_STATE_NOT_CHECKED,
+    ]
+    (excluded,) = table.excluded
+    assert [check.state for check in excluded.checks] == [
+        pb.CHECK_STATE_CONTRADICTED,
+        pb.CHECK_STATE_NOT_CHECKED,
+    ]
+    assert excluded.checks[0].value == "900"
+    assert [at.quote for at in excluded.checks[0].citations] == ["Bel was founded in 900."]
+    assert (table.completeness.rows, table.markdown.count("\n")) == (1, 3)
+
+
+async def test_pages_continue_with_excluded_rows() -> None:
+    """Watches show the conditions as soon as they are planned."""
+    request = pb.StreamTableRequest(question=QUESTION, columns=COLUMNS, conditions=[AFTER])
+    async with wired() as services:
+        streamed = [event async for event in services.tables.StreamTable(request)]
+        run_id = streamed[0].run_started.run_id
+        pages = []
+        token = ""
+        for _ in range(2):
+            page = await services.tables.GetTable(
+                pb.GetTableRequest(run_id=run_id, page_size=1, page_token=token)
+            )
+            pages.append(page.table)
+            token = page.next_page_token
+    assert token == ""
+    assert [(len(page.rows), len(page.excluded)) for page in pages] == [(1, 0), (0, 1)]
+    assert streamed[1].planned.conditions == streamed[-1].done.conditions
+    assert streamed[-1].done.excluded == pages[1].excluded
+
+
+async def test_conditions_are_shown_while_the_table_is_filled() -> None:
+    async with wired() as services:
+        services.script.held = 4
+        services.script.let.clear()
+        request = pb.FillTableRequest(
+            question=QUESTION, columns=COLUMNS, conditions=[AFTER], detached=True
+        )
+        response = await services.tables.FillTable(request)
+        run_id = response.run_id
+        partial = pb.GetTableResponse(running=True)
+        while not partial.table.excluded:
+            partial = await services.tables.GetTable(pb.GetTableRequest(run_id=run_id))
+    assert [condition.text for condition in partial.table.conditions] == ["founded after 1000"]
+    assert values(partial.table) == VALUES[:1]
+
+
+async def test_ignored_conditions_are_sent() -> None:
+    result = TableRun(SCHEMA, ignored=('<where is="near">: use equals',))
+    table = await table_to_proto(msgspec.structs.replace(run("run-1"), kind="table", result=result))
+    assert [*table.ignored_conditions] == [*result.ignored]
+
+
+async def test_a_huge_excluded_row_is_shortened() -> None:
+    """Its checks are kept."""
+    schema = with_conditions(SCHEMA, [Condition(Column("founder"), "equals", ("Ana",))])
+    result = TableRun(schema, (("Bel", "Bo" * 2_000_000, ""),))
+    table = await table_to_proto(msgspec.structs.replace(run("run-1"), kind="table", result=result))
+    (row,) = table.excluded
+    assert row.checks[0].state == pb.CHECK_STATE_CONTRADICTED
+    assert row.ByteSize() < 1 << 20
+
+
 @pytest.mark.parametrize(
     ("method", "request_", "match"),
     [
         ("FillTable", pb.FillTableRequest(question=QUESTION), "columns: no key column given"),
+        (
+            "FillTable",
+            pb.FillTableRequest(
+                question=QUESTION,
+                columns=[pb.Column(name="a", key=True)],
+                conditions=[pb.Condition()],
+            ),
+            r"conditions\[0\]: names no column",
+        ),
         ("FillTable", pb.FillTableRequest(columns=[pb.Column(name="a")]), "no key column given"),
         (
             "FillTable",

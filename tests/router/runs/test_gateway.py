@@ -380,6 +380,30 @@ async def test_a_request_that_is_repeated_while_it_runs_waits_for_the_first(
     assert first.cancelled() or await first is repeated_run
 
 
+@pytest.mark.parametrize("redact", [False, True])
+async def test_a_request_that_waits_for_a_run_is_cancelled_with_it(*, redact: bool) -> None:
+    """If somebody has cancelled the run; a later request with the same name starts again."""
+    store, model, deployment = answering(
+        delegator=ScriptedModel([block(QUESTION), STOP] * 2),
+        answers=["<answer>Michael Mann</answer>"] * 2,
+    )
+    live = LiveRuns()
+    gateway = deployment.gateway(store, live=live)
+    requests = [asyncio.create_task(gateway.answer(QUESTION, NAMED))]
+    await ended(model.called.wait())
+    requests.append(asyncio.create_task(gateway.answer(QUESTION, NAMED)))
+    await asyncio.sleep(0)
+    (run_id,) = store.starts
+    store.redact = redact
+    live.cancel(run_id)
+    for request in requests:
+        with pytest.raises(RunCancelled, match=run_id):
+            await ended(request)
+    model.let.set()
+    store.redact = False
+    assert (await ended(gateway.answer(QUESTION, NAMED))).status == "finished"
+
+
 async def test_a_repeated_request_starts_again_after_a_failure_elsewhere() -> None:
     """Holds also if the texts of runs are not kept."""
     store = Kept()

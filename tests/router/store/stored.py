@@ -10,7 +10,18 @@ from router.amount import NOTHING
 from router.models import Completion, Message, Usage
 from router.protocol import NO_EVIDENCE, Passage, Report
 from router.store import Database
-from router.store.schema import CALLS, RUNS, TENANTS, USAGE_HOURS, call_row, found_by, trace_of
+from router.store.schema import (
+    CALLS,
+    GROUPS,
+    KEY_GROUPS,
+    RUNS,
+    TENANTS,
+    USAGE_HOURS,
+    USAGE_KEY_HOURS,
+    call_row,
+    found_by,
+    trace_of,
+)
 from router.store.usage import hourly_usage
 from router.trace import Call, Conversation, Event, Execution, Run, Trajectory
 from router.trace.citation import Citation
@@ -139,8 +150,9 @@ async def put(database: Database, *runs: Run, tenants: Sequence[Tenant] = ()) ->
             connection.execute(RUNS.insert().values(run_row(stored_run)))
         if rows := [call_row(call) for run in runs for call in run.calls]:
             connection.execute(CALLS.insert(), rows)
-        if hours := hourly_usage([call for run in runs for call in run.calls]):
-            connection.execute(USAGE_HOURS.insert(), hours)
+        for table, groups in ((USAGE_HOURS, GROUPS), (USAGE_KEY_HOURS, KEY_GROUPS)):
+            if hours := hourly_usage([call for run in runs for call in run.calls], groups):
+                connection.execute(table.insert(), hours)
 
     await database.write(write)
 
@@ -150,7 +162,7 @@ def run_row(run: Run) -> dict[str, object]:
     return {
         "run_id": run.id,
         "tenant": run.tenant,
-        "key_id": "",
+        "key_id": run.key_id,
         "kind": run.kind,
         "request_id": run.request_id or None,
         "fingerprint": "",

@@ -18,7 +18,7 @@ from router.access import Tenant
 from router.errors import BadRequest, NotFound, StoreFailed
 from router.models import Message, Usage
 from router.runs import RunFilter
-from router.runs.archive import RunSummary
+from router.runs.archive import RunFigures, RunSummary
 from router.store import Database, LogJournal, SQLArchive
 from router.store.database import Value, engine_of
 from router.store.schema import FEEDBACK, RUNS
@@ -267,7 +267,7 @@ async def test_a_forged_page_token_shows_only_what_the_filter_admits(
 
 MANY = (
     run("run-1", 1.0, tenant="acme"),
-    run("run-2", 2.0, tenant="acme", kind="execute", result=EXECUTIONS[0], events=()),
+    run("run-2", 2.0, tenant="acme", kind="execute", result=EXECUTIONS[0], events=(), key_id="k"),
     run("run-3", 3.0, status="failed", result=None, events=(), error="UpstreamUnavailable: …"),
     run("run-4", 4.0, tenant="shy", status="cancelled"),
     run("run-5", 5.0, status="running", result=None, events=(), settings={}),
@@ -290,6 +290,8 @@ MANY = (
         (RunFilter(status="running"), "5"),
         (RunFilter(kind="shadow"), "8"),
         (RunFilter(kind="shadow", training=True), ""),
+        (RunFilter(key_id="k"), "2"),
+        (RunFilter(tenant="acme", key_id="other\0"), ""),
         (RunFilter(start=2.0), "234567"),
         (RunFilter(end=2.0), "1"),
         (RunFilter(start=2.0, end=4.0), "23"),
@@ -373,8 +375,8 @@ SAID = {
         (RunFilter(topology="host"), ""),
         (RunFilter(executor_version="executor-000002"), "25"),
         (RunFilter(executor_version="executor-000002", text="%"), "5"),
-        (RunFilter(feedback="good"), "1"),
-        (RunFilter(feedback="bad"), "24"),
+        (RunFilter(feedback="right"), "1"),
+        (RunFilter(feedback="wrong"), "24"),
         (RunFilter(feedback="any"), "1234"),
         (RunFilter(min_nano_usd=0), "125"),
         (RunFilter(min_nano_usd=8), "25"),
@@ -405,6 +407,48 @@ async def test_runs_are_found_by_text_actions_spending_and_feedback(
         run.id: {"run-1": True, "run-2": False, "run-4": False}.get(run.id) for run in page.runs
     }
     assert page.next_page == ""
+
+
+async def test_figures_of_runs_are_summed_by_span_of_time(
+    database: Database, archive: SQLArchive
+) -> None:
+    """Percentiles are of finished runs, and the latest verdict on a run counts."""
+    finished = [run(f"run-{number}", 100.0 + number, duration_s=number / 2) for number in range(20)]
+    others = (
+        run("run-failed", 110.0, [call("run-failed", nano_usd=5)], status="failed", result=None),
+        run("run-running", 110.0, status="running", result=None, duration_s=0.0),
+        run("run-shadow", 110.0, kind="shadow"),
+        run(
+            "run-other",
+            110.0,
+            tenant="other",
+            result=msgspec.structs.replace(ANSWER, unsupported=True),
+        ),
+        run("run-later", 199.9, [call("run-later", nano_usd=2)]),
+        run("run-latest", 200.0, duration_s=9.0),
+    )
+    await put(database, *finished, *others)
+    for feedback in (
+        Feedback("run-1", accepted=False),
+        Feedback("run-1", score=0.9),
+        Feedback("run-1", comment="no verdict"),
+        Feedback("run-2", accepted=True),
+        Feedback("run-2", score=0.1),
+        Feedback("run-later", accepted=True),
+    ):
+        await archive.add_feedback(feedback)
+
+    wanted = RunFilter(start=100.0, end=300.0)
+    assert await archive.figures(wanted, [100.0, 150.0, 200.0, 250.0]) == [
+        RunFigures(23, 1, 1, 1, 1, 5, 4.5, 9.0),
+        RunFigures(1, right=1, nano_usd=2, p50_s=2.5, p95_s=2.5),
+        RunFigures(1, p50_s=9.0, p95_s=9.0),
+        RunFigures(),
+    ]
+    other = RunFilter("other", start=100.0)
+    assert await archive.figures(other, [100.0]) == [
+        RunFigures(1, unsupported=1, p50_s=2.5, p95_s=2.5)
+    ]
 
 
 @settings(max_examples=25, deadline=None)

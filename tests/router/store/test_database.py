@@ -52,29 +52,41 @@ async def test_a_file_that_is_no_database_is_left_unchanged(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("statements", "message"),
+    ("statements", "contents", "writer"),
     [
-        (["CREATE TABLE runs (name VARCHAR)"], "it has the tables runs, but no schema number"),
-        (["CREATE TABLE rolegate_schema (number INTEGER)"], "it has schema None"),
+        (
+            ["CREATE TABLE runs (name VARCHAR)"],
+            "it has the tables runs, but no schema number",
+            "another program",
+        ),
+        (
+            ["CREATE TABLE rolegate_schema (number INTEGER)"],
+            "it has schema None",
+            "another program",
+        ),
         (
             [
                 "CREATE TABLE rolegate_schema (number INTEGER)",
                 "INSERT INTO rolegate_schema VALUES (7)",
             ],
-            "schema 7",
+            "it has schema 7",
+            "a release that `rolegate store upgrade` does not know",
         ),
     ],
 )
 async def test_tables_of_another_release_or_program_are_refused(
-    url: str, statements: list[str], message: str
+    url: str, statements: list[str], contents: str, writer: str
 ) -> None:
     """The message says what is there, what is needed and what to do. Nothing changes."""
     engine = engine_of(url)
     with engine.execution_options(**WRITES).begin() as connection:
         for statement in statements:
             connection.exec_driver_sql(statement)
-    advice = f"needs schema {SCHEMA_NUMBER}, .* name another file or an empty database"
-    with pytest.raises(BadConfig, match=rf"^server\.store: .*{message}.*{advice}"):
+    advice = "name another file or an empty database"
+    needs = f"needs schema {SCHEMA_NUMBER}, so "
+    with pytest.raises(
+        BadConfig, match=rf"^server\.store: .*{contents}.*{needs}{writer}.*{advice}"
+    ):
         await Database.open(url)
     assert len(inspect(engine).get_table_names()) == 1
     engine.dispose()

@@ -368,6 +368,39 @@ async def test_a_cancel_request_reaches_only_the_gateway_of_the_run(url: str) ->
     await database.close()
 
 
+@pytest.mark.parametrize("fenced", [True, False])
+async def test_a_cancelled_run_stays_cancelled_when_its_gateway_is_killed(
+    url: str, *, fenced: bool
+) -> None:
+    """Also if nobody closes it before the gateway starts again. It cannot be resumed, and its calls
+    are booked.
+    """
+    database = await Database.open(url)
+    statuses = "SELECT run_id, status FROM runs ORDER BY run_id"
+    closed = [("run-1", "cancelled"), ("run-2", "interrupted")]
+    async with gateway(url) as child:
+        for run_id in ("run-1", "run-2"):
+            await child.do(f"journal.begin(start('{run_id}', started_at={time.time()}))")
+            await child.do(f"journal.open(opened(ended('{run_id}')))")
+        await SQLArchive(database).request_cancel("run-1")
+        if fenced:
+            async with journals(url, 1):
+                await child.kill()
+                await until(database, statuses, closed)
+        else:
+            await child.kill()
+    for _ in range(2):  # a second start reads the same log
+        async with journals(url, 1) as (journal,):
+            assert await rows(database, statuses) == closed
+            assert journal.unfinished("run-1") is None
+            assert journal.unfinished("run-2") is not None
+    cancelled = await SQLArchive(database).load("run-1")
+    assert [call.outcome for call in cancelled.calls] == ["interrupted"]
+    assert cancelled.error == "RunCancelled: Run run-1 was cancelled."
+    assert (await check(database)).problems == []
+    await database.close()
+
+
 async def test_a_restart_of_postgresql_under_load_loses_nothing() -> None:
     """Acknowledged runs are there once, spending and leases agree, and no gateway is taken for
     dead.

@@ -12,15 +12,18 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from msgspec.structs import replace
 from sqlalchemy import inspect, text
 
 from router.errors import BadConfig
-from router.store import Database, LogJournal
+from router.ledger import UsageQuery
+from router.store import Database, LogJournal, SQLUsages
 from router.store.database import WRITES, engine_of, upgrade
 from router.store.migration import THIS, Release
 from router.store.schema import METADATA, REVISION
 from serving.cli.store import store
-from tests.router.store.entries import change, rows, start
+from tests.router.store.entries import rows, start
+from tests.router.store.stored import call, put, run
 from tests.store_config import write_config
 
 _EXPANDS = """
@@ -51,15 +54,19 @@ def _release(folder: Path, *bodies: str, number: int = THIS.number) -> Release:
     return Release(number, before, scripts)
 
 
+_SCHEMA = Path(__file__).with_name("schema_0001")
+"""Folder of the schema that releases without revisions created."""
+_TENANT = "INSERT INTO tenants (name, redact, training, indexes) VALUES ('acme', false, false, '')"
+
+
 async def _baseline(url: str) -> None:
     """Create a database as releases without revisions did, with a tenant in it."""
-    database = await Database.open(url)
-    await change(database, "DROP TABLE alembic_version")
-    await change(
-        database,
-        "INSERT INTO tenants (name, redact, training, indexes) VALUES ('acme', false, false, '')",
-    )
-    await database.close()
+    engine = engine_of(url)
+    schema = (_SCHEMA / f"{engine.dialect.name}.sql").read_text()
+    with engine.execution_options(**WRITES).begin() as connection:
+        for statement in [*filter(str.strip, schema.split(";")), _TENANT]:
+            connection.execute(text(statement))
+    engine.dispose()
 
 
 def _columns(url: str) -> set[str]:
@@ -83,12 +90,50 @@ async def test_a_new_database_has_the_last_revision_and_its_tables(url: str) -> 
     engine.dispose()
 
 
-async def test_a_database_without_a_revision_is_the_baseline(url: str) -> None:
+async def test_a_database_without_a_revision_gets_all_revisions(url: str) -> None:
+    """Afterwards, it has the tables of a new database, and its rows."""
     await _baseline(url)
     database = await Database.open(url)
-    assert await rows(database, "SELECT version_num FROM alembic_version") == [("0001",)]
+    assert await rows(database, "SELECT version_num FROM alembic_version") == [(REVISION,)]
     assert await rows(database, "SELECT name FROM tenants") == [("acme",)]
     await database.close()
+    engine = engine_of(url)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+    engine.dispose()
+
+
+async def test_sums_from_before_keys_belong_to_no_key(url: str) -> None:
+    """They are exact by every other dimension."""
+    await _baseline(url)
+    sums = "5, 1, 1, 70, 20, NULL, NULL, 3, 9"
+    engine = engine_of(url)
+    with engine.execution_options(**WRITES).begin() as connection:
+        connection.execute(
+            text(f"INSERT INTO usage_hours VALUES ('acme', 7, 'answer', 'm', 'd', '', '', {sums})")
+        )
+    engine.dispose()
+    database = await Database.open(url)
+    usages = SQLUsages(database)
+    (by_key,) = (await usages.usage(UsageQuery(by=("tenant", "model", "key_id")))).rows
+    (total,) = (await usages.usage(UsageQuery(by=("tenant", "model")))).rows
+    assert (by_key.key_id, by_key.prompt_tokens, by_key.cached_tokens) == ("", 70, None)
+    assert replace(by_key, key_id=None) == total
+    await database.close()
+
+
+async def test_rows_of_the_first_release_stay_complete(url: str) -> None:
+    """Columns that it does not know are null, or have a default."""
+    await _baseline(url)
+    engine = engine_of(url)
+    inspector = inspect(engine)
+    for table in METADATA.sorted_tables:
+        if inspector.has_table(table.name):
+            known = {column["name"] for column in inspector.get_columns(table.name)}
+            added = [column for column in table.columns if column.name not in known]
+            assert all(column.nullable or column.server_default for column in added)
+            assert {column.name for column in table.primary_key} <= known
+    engine.dispose()
 
 
 async def test_neighbouring_releases_work_on_an_expanded_database(url: str, tmp_path: Path) -> None:
@@ -125,8 +170,42 @@ async def test_a_contraction_waits_for_the_command(url: str, tmp_path: Path) -> 
     assert upgrade(url, later) == []
 
     await (await Database.open(url, later)).close()
-    with pytest.raises(BadConfig, match=r"a later release .* install that release"):
+    with pytest.raises(
+        BadConfig, match=r"a later release .* install that release again, .* store restore"
+    ):
         await Database.open(url)
+
+
+async def test_a_table_is_copied_with_all_rows_that_refer_to_it(url: str, tmp_path: Path) -> None:
+    """SQLite cannot change most of a table in another way."""
+    database = await Database.open(url)
+    await put(database, run("run-1", calls=[call("run-1")]))
+    await database.close()
+    copies = """
+    with op.batch_alter_table("runs", recreate="auto") as batch:
+        batch.drop_column("topology")
+        batch.alter_column("answer", nullable=True)
+"""
+    upgrade(url, _release(tmp_path, copies, number=THIS.number + 1))
+    engine = engine_of(url)
+    with engine.connect() as connection:
+        assert "topology" not in {item["name"] for item in inspect(connection).get_columns("runs")}
+        joined = "SELECT runs.run_id, number FROM runs JOIN calls ON calls.run_id = runs.run_id"
+        assert connection.execute(text(joined)).all() == [("run-1", 0)]
+    engine.dispose()
+
+
+async def test_an_upgrade_that_loses_rows_changes_nothing(url: str, tmp_path: Path) -> None:
+    """The rows that referred to them would be left alone."""
+    database = await Database.open(url)
+    await put(database, run("run-1", calls=[call("run-1")]))
+    await database.close()
+    loses = _release(tmp_path, "    op.execute('DELETE FROM runs')\n", number=THIS.number + 1)
+    with pytest.raises(BadConfig, match=r"refers to a missing row of runs|violates foreign key"):
+        upgrade(url, loses)
+    database = await Database.open(url)
+    assert await rows(database, "SELECT run_id FROM runs") == [("run-1",)]
+    await database.close()
 
 
 async def test_an_upgrade_that_fails_changes_nothing(url: str, tmp_path: Path) -> None:
@@ -136,7 +215,10 @@ async def test_an_upgrade_that_fails_changes_nothing(url: str, tmp_path: Path) -
     with pytest.raises(BadConfig, match="nothing"):
         upgrade(url, later)
     assert "note" not in _columns(url)
-    assert [step.revision for step in upgrade(url, later, check=True)] == ["later1", "later2"]
+    assert [step.revision for step in upgrade(url, later, check=True)][-2:] == [
+        "later1",
+        "later2",
+    ]
 
 
 _OPENS = """
@@ -194,11 +276,12 @@ def test_the_command_says_what_is_to_do_and_does_it(
     asyncio.run(_baseline("sqlite:///rolegate.db"))
     release = _release(tmp_path, dedent(_EXPANDS).replace("op.", "    op."))
     assert store(["upgrade", "--check", "--json"], release) == 1
-    steps = [{"revision": "later1", "about": "Change 1.", "number": None}]
-    assert json.loads(capsys.readouterr().out) == {"steps": steps}
+    step = {"revision": "later1", "about": "Change 1.", "number": None}
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    assert steps[-1] == step
     assert store(["upgrade"], release) == 0
-    assert capsys.readouterr().out == (
-        "later1 Change 1. (earlier releases go on working)\n1 revision done\n"
+    assert capsys.readouterr().out.endswith(
+        f"later1 Change 1. (earlier releases go on working)\n{len(steps)} revisions done\n"
     )
     assert store(["upgrade", "--check"], release) == 0
     assert capsys.readouterr().out == "0 revisions to do\n"

@@ -14,6 +14,7 @@ from router.store import Database, LogJournal, SQLArchive
 from router.store.log import RunLog, segments
 from serving.cli.main import main
 from serving.config.file import preset
+from tests.conftest import Rolegate
 from tests.router.store.disks import no_file_beyond
 from tests.router.store.entries import NOW, cut_short, ended, opened, start
 from tests.router.store.stored import run
@@ -151,6 +152,18 @@ async def test_a_log_that_was_closed_or_moved_with_its_store_is_whole(
     assert await _checked(config, capsys) == []
     shutil.rmtree(folder)
     assert await _checked(config, capsys) == []
+
+
+async def test_commands_read_the_log_where_the_config_has_it(
+    config: str, tmp_path: Path, rolegate: Rolegate
+) -> None:
+    """Of a killed gateway with `server.log`, the last runs are only in that folder."""
+    shutil.move(await _killed_with_three_segments(_url(config)), tmp_path / "elsewhere")
+    text = Path(config).read_text("utf-8")
+    Path(config).write_text(text.replace("[server]", '[server]\nlog = "elsewhere"'), "utf-8")
+    checked = await asyncio.to_thread(rolegate, "store", "check", "--config", config, "--json")
+    assert json.loads(checked.out)["runs"] == 3
+    assert json.loads(checked.out)["problems"] == []
 
 
 async def test_health_reports_that_files_cannot_grow(tmp_path: Path) -> None:

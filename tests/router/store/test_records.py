@@ -28,6 +28,7 @@ CALL = Call(
     prompt_bound=400,
     manager="browser",
     worker=1,
+    key_id="5f0c2a9e",
     outcome="failed",
     usage=Usage(30, 20, cached_tokens=10, reasoning_tokens=5, lower_bound=True, estimated=True),
     nano_usd=8,

@@ -25,7 +25,14 @@ from tests.router.store.stored import call, put, run, run_row
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 HOUR = 3600.0
-DIMENSIONS: tuple[Dimension, ...] = ("tenant", "role", "model", "executor_version", "manager")
+DIMENSIONS: tuple[Dimension, ...] = (
+    "tenant",
+    "role",
+    "model",
+    "executor_version",
+    "manager",
+    "key_id",
+)
 BUCKETS: tuple[Bucket | None, ...] = (None, "hour", "day", "month")
 
 
@@ -54,6 +61,7 @@ def some_calls(draw: random.Random, run_id: str, started_at: float) -> list[Call
                 (None, Usage(draw.randrange(10**6), 3), Usage(10, 10**9, 4, 2, lower_bound=True))
             ),
             nano_usd=draw.choice((None, draw.randrange(10**15))),
+            key_id=draw.choice(("", "5f0c2a9e", "91ab03cd")),
         )
         for number in range(draw.randrange(5))
     ]

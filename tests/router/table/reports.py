@@ -31,6 +31,11 @@ def executed(answer: str, *passages: str, outcome: ExecutionOutcome = "reported"
     return Execution("?", report, outcome, (SearchRecord("?", shown(passages)),), Conversation(()))
 
 
+def listed(names: str) -> Execution:
+    """Return an execution that reported `names` from a passage with the same text."""
+    return executed(names, f"Register: {names}")
+
+
 def shown(passages: Sequence[str]) -> tuple[Passage, ...]:
     """Return passages, each of a document with its title."""
     parted = [passage.partition(": ") for passage in passages]

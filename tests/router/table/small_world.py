@@ -158,9 +158,9 @@ class Reader(ScriptedModel):
         return match[1] if match else ""
 
 
-def written(answer: str) -> str:
+def written(answer: str, evidence: str = "as it is stated") -> str:
     """Return a report with some evidence."""
-    return f"<answer>{answer}</answer><evidence>as it is stated</evidence>"
+    return f"<answer>{answer}</answer><evidence>{evidence}</evidence>"
 
 
 def lead(world: World, a_turn: int = 4, *, first: int = 0) -> ScriptedModel:

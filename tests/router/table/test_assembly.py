@@ -18,7 +18,7 @@ from router.table.support import tied
 from router.trace import Execution
 from router.trace.table import Ask, Cell, Column, RowKey, Schema
 from router.trace.values import ExecutionOutcome
-from tests.router.table.reports import SCHEMA, discovery, executed, fill
+from tests.router.table.reports import SCHEMA, discovery, executed, fill, listed
 
 HEAD = "| city | founder | founded |\n|---|---|---|\n"
 KRUROU = "Krurou: Krurou was founded by Ana Ruiz in 1321."
@@ -38,7 +38,7 @@ def test_a_discovery_adds_rows_and_fills_set_their_cells() -> None:
             fill("bel", "founder", "founded"),
             executed("founder: Bo\nfounded: n/a", "Bel: Bo built it."),
         ),
-        (discovery(2), executed("- Tal\n- **KRUROU**", "Tal: Tal is a city.")),
+        (discovery(2), executed("- Tal\n- **KRUROU**", "Tal: Tal is a city.", KRUROU)),
         (
             discovery(1),
             executed(
@@ -61,7 +61,10 @@ def test_a_discovery_adds_rows_and_fills_set_their_cells() -> None:
 
 def test_a_fill_before_its_discovery_adds_its_row_last() -> None:
     """The row has the key of the fill."""
-    fills = [(fill("bel", "founder"), executed("Bo")), (discovery(), executed("- Krurou"))]
+    fills = [
+        (fill("bel", "founder"), executed("Bo", "Bel: Bo built it.")),
+        (discovery(), listed("- Krurou")),
+    ]
     assert cells(assemble(SCHEMA, [], fills)) == {
         "Krurou": [("Krurou", "single"), ("", "missing"), ("", "missing")],
         "bel": [("bel", "missing"), ("Bo", "single"), ("", "missing")],
@@ -90,6 +93,85 @@ def test_two_equally_supported_values_conflict() -> None:
     table = assemble(SCHEMA, [], [row, invented, other])
     assert table.rows[0].cells[1].state == "conflict"
     assert [claim.value for claim in table.rows[0].cells[1].claims] == ["Ana Ruiz", "Bo Li", "Cy"]
+
+
+def test_a_stated_value_wins_against_any_number_of_values_without_their_row() -> None:
+    """They are rivals of it, and do not make it agreed."""
+    stated = (
+        fill("krurou", "founder"),
+        executed("Ana Ruiz", "Annals: Krurou was built by Ana Ruiz."),
+    )
+    elsewhere = "Bel: Bel was founded by {}.".format, "Tal: Tal was founded by {}.".format
+    for name, state in (("Bo Li", "single"), ("Ana Ruiz", "single")):
+        value_only = [
+            (fill("krurou", "founder", attempt=attempt), executed(name, page(name)))
+            for attempt, page in enumerate(elsewhere, 2)
+        ]
+        table = assemble(SCHEMA, [], [*value_only, stated])
+        assert cells(table)["krurou"][1] == ("Ana Ruiz", state)
+    assert cells(assemble(SCHEMA, [], value_only))["krurou"][1] == ("Ana Ruiz", "agreed")
+
+
+def test_a_value_without_support_fills_no_cell() -> None:
+    """It is a rival of the missing value. One of a given value changes nothing."""
+    invented = [
+        (fill("krurou", "founder", attempt=attempt), executed("Cy", KRUROU)) for attempt in (1, 2)
+    ]
+    for given_value, state in (("", "missing"), ("Ana Ruiz", "given")):
+        table = assemble(SCHEMA, [["Krurou", given_value, ""]], invented)
+        cell = table.rows[0].cells[1]
+        assert (cell.value, cell.state) == (given_value, state)
+        assert [claim.value for claim in cell.claims] == ["Cy", "Cy"]
+
+
+@pytest.mark.parametrize(
+    ("passage", "rows"),
+    [
+        ("Krurou: It lies far.", 1),
+        ("Annals: Krurou lies far.", 1),
+        ("Annals: Nobody lives there.", 0),
+    ],
+)
+def test_a_name_that_no_passage_and_no_title_contains_makes_no_row(passage: str, rows: int) -> None:
+    """The report says how many there are."""
+    report = discovery(), executed("- Krurou", passage)
+    assert len(assemble(SCHEMA, [], [report]).rows) == rows
+    assert read_report(SCHEMA, *report).unsupported == 1 - rows
+
+
+def test_a_part_of_a_key_may_come_from_the_question() -> None:
+    """At least one part must be in the passages."""
+    schema = Schema((Column("country", key=True), Column("city", key=True)))
+    ask = Ask("discover", (), discovery=1)
+    text = "|country|city|\n|---|---|\n|Vorland|Krurou|\n|Vorland|Bel|\n|Norland|Krurou|"
+    report = replace(executed(text, "Krurou: A city."), sub_query="Which cities are in Vorland?")
+    assert [row.key for row in assemble(schema, [], [(ask, report)]).rows] == [
+        ("vorland", "krurou")
+    ]
+
+
+def test_yes_and_no_have_the_support_of_the_evidence() -> None:
+    """So do choices whose words are in no passage."""
+    schema = Schema(
+        (
+            Column("city", key=True),
+            Column("coastal", "boolean"),
+            Column("size", "choice", choices=("small", "large")),
+        )
+    )
+    ask = Ask("fill", ("coastal", "size"), ("krurou",))
+    page = executed("coastal: no\nsize: small", "Krurou: Krurou lies inland. 40 people live there.")
+    for evidence, support in (
+        ("Krurou lies inland.", "stated"),
+        ("Krurou lies on the sea.", "unsupported"),
+        ("", "unsupported"),
+    ):
+        report = replace(page, report=Report(page.report.answer, (evidence,)))
+        row = assemble(schema, [], [(ask, report)]).rows[0]
+        assert [cell.claims[0].support for cell in row.cells[1:]] == [support] * 2
+        if support == "stated":
+            assert [cell.value for cell in row.cells[1:]] == ["no", "small"]
+            assert row.cells[1].claims[0].citations[0].quote == "Krurou lies inland."
 
 
 def test_a_value_of_a_wrong_type_stands_behind_an_equally_supported_one() -> None:
@@ -173,7 +255,8 @@ def test_two_names_are_one_row_where_two_documents_tie_them() -> None:
 )
 def test_one_document_merges_no_rows(passages: list[str]) -> None:
     """Two of its passages, a copy of its sentence, or a tie to a third name do not either."""
-    report = discovery(1), executed("- Krurou\n- New Bel\n- Tal", *passages)
+    names = "- Krurou\n- New Bel\n- Tal"
+    report = discovery(1), executed(names, f"Names: {names}", *passages)
     assert [row.aliases for row in assemble(SCHEMA, [], [report]).rows] == [(), (), ()]
 
 
@@ -195,7 +278,7 @@ def test_a_document_that_ties_every_row_to_another_merges_none() -> None:
 def test_keys_that_differ_in_signs_only_are_separate_rows() -> None:
     """Nothing ties them."""
     table = assemble(
-        SCHEMA, [], [(discovery(), executed("- C\n- C++\n- C#\n- The Hague\n- Hague\n- hague."))]
+        SCHEMA, [], [(discovery(), listed("- C\n- C++\n- C#\n- The Hague\n- Hague\n- hague."))]
     )
     assert [row.key for row in table.rows] == [
         ("c",),
@@ -212,7 +295,7 @@ def test_both_columns_of_a_key_tell_rows_apart() -> None:
     )
     text = "|year|song|place|\n|---|---|---|\n|2020|Ode|1|\n||Lay|2|\n|2021|Ode|3|\n|2,020|ode|1|"
     ask = Ask("discover", ("year", "song", "place"), discovery=1)
-    table = assemble(schema, [], [(ask, executed(text, "Ode: In 2020 Ode was number 1."))])
+    table = assemble(schema, [], [(ask, listed(text))])
     assert [row.key for row in table.rows] == [("2020", "ode"), ("2020", "lay"), ("2021", "ode")]
     assert [row.cells[2].value for row in table.rows] == ["1", "2", "3"]
 
@@ -220,10 +303,10 @@ def test_both_columns_of_a_key_tell_rows_apart() -> None:
 def test_rows_that_a_report_lost_are_counted() -> None:
     """They can be asked for again."""
     reading = read_report(
-        SCHEMA, discovery(), executed(HEAD + "| Krurou | | |\n| ... | | |\n| | Ana Ruiz | |")
+        SCHEMA, discovery(), listed(HEAD + "| Krurou | | |\n| ... | | |\n| | Ana Ruiz | |")
     )
     assert (len(reading.rows), reading.lost) == (1, 2)
-    assert Assembly(SCHEMA).add(discovery(), executed("- Krurou\n- ...")).lost == 1
+    assert Assembly(SCHEMA).add(discovery(), listed("- Krurou\n- ...")).lost == 1
 
 
 _CITIES = ("Krurou", "Bel", "New Bel", "Tal")
@@ -369,7 +452,7 @@ def test_another_report_loses_nothing(
                     same[0] == claim
                     or len({reading.key for reading in read if reading.ask == claim.ask}) > 1
                 )
-                assert cell.state not in ("missing", "not_found")
+                assert cell.value or claim.support == "unsupported"
                 assert claim.support != "stated" or cell.claims[0].support == "stated"
 
 
@@ -435,7 +518,7 @@ def test_a_table_with_a_row_limit_does_not_depend_on_the_order(
 
 def test_a_discovery_beyond_the_row_limit_is_read_up_to_one_more_row() -> None:
     """The extra row shows that there are others."""
-    report = executed("- Bel\n" + "\n".join(f"- City {number}" for number in range(5000)))
+    report = listed("- Bel\n" + "\n".join(f"- City {number}" for number in range(5000)))
     reported_rows = read_report(SCHEMA, discovery(), report, 100).rows
     assert (len(reported_rows), reported_rows[0].key, reported_rows[100].key) == (
         101,
@@ -456,7 +539,7 @@ def test_the_cost_of_a_discovery_depends_on_its_own_rows() -> None:
             "\n".join(f"- City {number * 10 + at}" for at in range(10))
             for number in range(discoveries)
         ]
-        reported = [(discovery(number), executed(text)) for number, text in enumerate(texts, 1)]
+        reported = [(discovery(number), listed(text)) for number, text in enumerate(texts, 1)]
         assembly = Assembly(SCHEMA)
         begun = time.thread_time()
         for ask, execution in reported:

@@ -4,15 +4,15 @@ names.
 
 from router.table.assembly import assemble
 from router.table.completeness import completeness
-from tests.router.table.reports import SCHEMA, discovery, executed, fill
+from tests.router.table.reports import SCHEMA, discovery, executed, fill, listed
 
 
 def test_cells_and_rows_are_counted() -> None:
     """Given ones are included."""
     reports = [
-        (discovery(1), executed("- Krurou\n- Bel\n- Tal")),
-        (discovery(2), executed("- Krurou\n- Vor")),
-        (fill("krurou", "founder", "founded"), executed("founder: Ana Ruiz\nfounded: 1321")),
+        (discovery(1), listed("- Krurou\n- Bel\n- Tal")),
+        (discovery(2), listed("- Krurou\n- Vor")),
+        (fill("krurou", "founder", "founded"), listed("founder: Ana Ruiz\nfounded: 1321")),
         (fill("bel", "founder"), executed("not found")),
         (fill("bel", "founder", attempt=2), executed("not found")),
         (fill("tal", "founder"), executed("Bo Li", "Tal: Bo Li.")),
@@ -24,7 +24,7 @@ def test_cells_and_rows_are_counted() -> None:
     assert state.cells == {"given": 3, "single": 6, "missing": 4, "not_found": 1, "conflict": 1}
     assert state.fill_rate == 0.5
     assert (state.rows_seen_once, state.estimated_rows) == (3, None)
-    further = [(discovery(3), executed("- Bel\n- Xan")), (discovery(4), executed("- Xan"))]
+    further = [(discovery(3), listed("- Bel\n- Xan")), (discovery(4), listed("- Xan"))]
     more = assemble(SCHEMA, [], [*reports[:2], *further])
     again = completeness(more, {discovery(number) for number in (1, 2, 3, 4)})
     assert (again.rows_seen_once, again.estimated_rows) == (2, 5)
@@ -42,6 +42,6 @@ def test_unseen_rows_are_estimated_from_names_in_one_and_two_discoveries() -> No
     twice = "\n".join(f"- Twice {number}" for number in range(5))
     thrice = "\n".join(f"- Thrice {number}" for number in range(12))
     texts = (f"{once}\n{twice}\n{thrice}", f"{twice}\n{thrice}", thrice)
-    reports = [(discovery(number), executed(text)) for number, text in enumerate(texts, 1)]
+    reports = [(discovery(number), listed(text)) for number, text in enumerate(texts, 1)]
     known = completeness(assemble(SCHEMA, [], reports), {ask for ask, _ in reports})
     assert (known.rows, known.rows_seen_once, known.estimated_rows) == (23, 6, round(25.5))

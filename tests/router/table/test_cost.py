@@ -12,7 +12,7 @@ from router.table.cost import table_cost
 from router.trace import Call, Execution
 from router.trace.call import sum_known
 from router.trace.table import Ask
-from tests.router.table.reports import SCHEMA, discovery, executed, fill
+from tests.router.table.reports import SCHEMA, discovery, fill, listed
 from tests.router.table.test_assembly import GIVEN, reports
 
 
@@ -44,7 +44,7 @@ def call(sub_query_index: int | None, tokens: int | None, nano_usd: int | None =
 def test_a_discovery_counts_for_its_new_rows_and_a_fill_for_its_row() -> None:
     asks = [discovery(1), discovery(2), fill("bel", "founder", "founded"), discovery(3)]
     answers = ["- Krurou\n- Bel", "- Bel\n- Tal\n- Far", "founder: Bo", "not found"]
-    table = assemble(SCHEMA, [["Far", "", ""]], zip(asks, map(executed, answers), strict=True))
+    table = assemble(SCHEMA, [["Far", "", ""]], zip(asks, map(listed, answers), strict=True))
     assert [row.key for row in table.rows] == [("far",), ("krurou",), ("bel",), ("tal",)]
     calls = [
         call(None, 7, 1),

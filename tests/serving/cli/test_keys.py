@@ -1,6 +1,7 @@
 """`rolegate keys` and `rolegate tenants`, on a real store."""
 
 import json
+import socket
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,22 @@ def test_a_key_is_printed_once(commands: Commands, tmp_path: Path) -> None:
     assert "[mine]" in shown
     assert secret not in shown
     assert all(secret.encode() not in file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_acts_of_commands_are_in_the_audit_log(commands: Commands) -> None:
+    """With the user and the machine."""
+    created = commands.read("keys create --tenant acme")
+    act = json.loads(commands.run("keys audit")[0])
+    known = {name: act[name] for name in ("act", "target", "tenant", "door", "key_id", "result")}
+    assert known == {
+        "act": "create_key",
+        "target": created["key_id"],
+        "tenant": "acme",
+        "door": "command",
+        "key_id": "",
+        "result": "done",
+    }
+    assert act["address"].endswith(f"@{socket.gethostname()}")
 
 
 def test_an_operator_s_key_has_every_scope_by_default(commands: Commands) -> None:

@@ -195,3 +195,16 @@ async def test_an_export_that_a_gateway_refuses_leaves_no_file(
     status, output = await exported("--out", str(file), "--address", where.address)
     assert status == 1 and "unknown or revoked" in output
     assert not list(tmp_path.glob("*.jsonl*"))
+
+
+async def test_the_audit_log_is_printed(command: Command) -> None:
+    """One line of JSON for each act, newest first."""
+    await command("keys create --tenant acme")
+    await command("tenants set acme --tokens-per-day 5")
+    lines = (await command("keys audit"))[0].splitlines()
+    acts = [json.loads(line) for line in lines]
+    assert [(act["act"], act["door"], act["result"]) for act in acts] == [
+        ("update_tenant", "grpc", "done"),
+        ("create_key", "grpc", "done"),
+    ]
+    assert (await command("keys audit --limit 1"))[0].splitlines() == lines[:1]

@@ -7,6 +7,7 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -66,6 +67,49 @@ def test_a_second_signal_ends_the_gateway_immediately(
     assert server.process.returncode == 0
     assert re.search(r"serve\.stopping +grace_s=30\.0 +runs=1", re.sub(r"\x1b\[\d*m", "", log))
     assert "serve.stopped" in log
+    assert "Traceback" not in log
+
+
+def test_a_signal_leaves_an_empty_log(tmp_path: Path, upstream: socket.socket) -> None:
+    """Everything is in the database then."""
+    with service("serve", *config_at(upstream, tmp_path), cwd=tmp_path) as server:
+        server.ready()
+        assert list(tmp_path.glob("*.db.log/*.log"))
+        server.process.send_signal(signal.SIGTERM)
+        server.rest()
+    assert server.process.returncode == 0
+    assert not list(tmp_path.glob("*.db.log/*.log"))
+
+
+def test_a_gateway_that_drains_is_not_ready_and_still_accepts_requests(
+    tmp_path: Path, upstream: socket.socket
+) -> None:
+    """So a proxy loses none before it has seen that. A second signal ends this immediately."""
+    with scripted_gateway.running() as retrieval, ExitStack() as stack:
+        options = config_at(upstream, tmp_path, retrieval)
+        config = Path(options[1])
+        config.write_text(config.read_text().replace("[server]", "[server]\ndrain_s = 60"))
+        serving = service("serve", *options, "--http", "127.0.0.1:0", cwd=tmp_path)
+        server = stack.enter_context(serving)
+        address = server.ready()
+        door = re.findall(r"server is at (http://\S+)/v1", server.seen)[0]
+        with grpc.insecure_channel(address) as channel:
+            stub: Any = HealthStub(channel)
+            watch = stub.Watch(health_pb2.HealthCheckRequest())
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            server.process.send_signal(signal.SIGTERM)
+            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            with pytest.raises(HTTPError) as caught:
+                urllib.request.urlopen(f"{door}/readyz", timeout=60)
+            assert "draining" in caught.value.read().decode()
+            answer = AnswerServiceStub(channel).Answer.future(AnswerRequest(question="why?"))
+            connection, _ = upstream.accept()  # the gateway calls its delegator
+            server.process.send_signal(signal.SIGTERM)
+            error: Any = answer.exception(timeout=20)
+            assert "its gateway stopped" in error.details()
+            connection.close()
+        log = server.rest()
+    assert server.process.returncode == 0
     assert "Traceback" not in log
 
 

@@ -35,6 +35,44 @@ def test_a_table_is_printed_as_markdown_in_a_pipe(rolegate: Rolegate, gateway: s
     assert "done: 2 rows, 100% filled; run-" in err
 
 
+def test_excluded_rows_are_shown_on_request(rolegate: Rolegate, gateway: str) -> None:
+    """They are never silently gone."""
+    arguments = (
+        *("table", QUESTION, "--columns", COLUMNS, "--address", gateway),
+        *("--where", "founded after 1000", "--where", "Is {city} on the sea?"),
+    )
+    status, out, err = rolegate(*arguments)
+    assert (status, out.splitlines()) == (0, MARKDOWN[:3])
+    assert "Krurou: membership not checked: Is {city} on the sea?" in err
+    assert "done: 1 row, 100% filled, 1 excluded (see --excluded); run-" in err
+    status, out, err = rolegate(*arguments, "--excluded")
+    assert out.splitlines()[3:] == [
+        "Bel: excluded: not founded after 1000, but 900 (Bel: “Bel was founded in 900.” (Bel)); "
+        "membership not checked: Is {city} on the sea?"
+    ]
+    assert "Bel" not in err
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ("founded 1000", "'founded 1000' is no condition; write `founded after 1990`"),
+        ("founded after Ana", "'founded' of type integer cannot be compared with 'Ana' by after"),
+        ("founded:era after 1", "must be one of text, integer"),
+        ("Is it there?", "name the row in it by {city}"),
+    ],
+)
+def test_a_bad_condition_is_refused_with_what_to_write(
+    rolegate: Rolegate, gateway: str, condition: str, message: str
+) -> None:
+    status, out, err = rolegate(
+        "table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--where", condition
+    )
+    assert (status, out) == (1, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
 def test_json_is_the_protocol_s_message_in_one_line(rolegate: Rolegate, gateway: str) -> None:
     status, out, err = rolegate(
         "table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--json"

@@ -54,6 +54,29 @@ def lines_of(file: Path) -> list[list[str]]:
     )
 
 
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "md", "xlsx", "json"])
+def test_excluded_rows_follow_with_the_reason(
+    rolegate: Rolegate, gateway: str, tmp_path: Path, suffix: str
+) -> None:
+    """JSON has them in any case; other files only on request."""
+    out = tmp_path / f"t.{suffix}"
+    arguments = ("table", QUESTION, "--columns", COLUMNS, "--address", gateway, "--out", out)
+    assert rolegate(*arguments, "--where", "founded at least 1000", "--excluded").status == 0
+    if suffix == "json":
+        (excluded,) = json.loads(out.read_text("utf-8"))["excluded"]
+        assert excluded["checks"][0]["state"] == "CHECK_STATE_CONTRADICTED"
+        return
+    reason = "excluded: not founded at least 1000, but 900 (Bel: “Bel was founded in 900.” (Bel))"
+    assert lines_of(out) == [
+        [*NAMES, "membership"],
+        ["Krurou", "Ana", "1200", ""],
+        ["Bel", "Bo", "900", reason],
+    ]
+    out.unlink()
+    assert rolegate(*arguments, "--where", "founded at least 1000").status == 0
+    assert lines_of(out) == [NAMES, ["Krurou", "Ana", "1200"]]
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "md", "xlsx"])
 def test_sources_have_a_column_each_after_the_values(
     rolegate: Rolegate, gateway: str, tmp_path: Path, suffix: str

@@ -9,9 +9,10 @@ import pytest
 import structlog
 from rolegate.client import Client
 
+from router.administration import Auditor
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer
-from router.store import Database, SQLVersionBook
+from router.store import Database, SQLAccounts, SQLVersionBook
 from router.versions import GateRule, Versions
 from router.versions.book import Judgement, Side, Trial
 from serving.cli.main import main
@@ -40,7 +41,9 @@ async def address(database: Database) -> AsyncIterator[str]:
     """Address of a server of versions; the base is active."""
     versions = Versions(SQLVersionBook(database), load, GateRule(0.05, 0.05, 2.0, 10_000))
     await versions.ensure_base(BASE)
-    server = Server(None, None, ExecutorVersionServicer(versions))
+    server = Server(
+        None, None, ExecutorVersionServicer(versions, Auditor(SQLAccounts(database), "grpc"))
+    )
     yield f"127.0.0.1:{await server.start('127.0.0.1:0')}"
     await server.drain(0)
 

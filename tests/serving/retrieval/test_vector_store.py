@@ -35,6 +35,10 @@ class NumPyIndex:
     def open(cls, folder: Path) -> Self:
         return cls(np.load(folder / "vectors.npy"))
 
+    @classmethod
+    def is_complete(cls, folder: Path) -> bool:
+        return True
+
     def __len__(self) -> int:
         return len(self.array)
 

@@ -34,11 +34,13 @@ async def pool_of(**servers: ToolServerConfig) -> AsyncIterator[tuple[ToolPool, 
 
 
 @asynccontextmanager
-async def tools_of(config: ToolServerConfig) -> AsyncIterator[tuple[Tools, Readiness]]:
-    """Yield the tools of one running server, `web`."""
-    async with pool_of(web=config) as (pool, readiness):
-        await pool.view(["web"]).available()
-        yield pool.view(["web"]), readiness
+async def tools_of(
+    config: ToolServerConfig, name: str = "web"
+) -> AsyncIterator[tuple[Tools, Readiness]]:
+    """Yield the tools of one running server."""
+    async with pool_of(**{name: config}) as (pool, readiness):
+        await pool.view([name]).available()
+        yield pool.view([name]), readiness
 
 
 async def done(tools: Tools, fault: str = "", server: str = "web") -> str:

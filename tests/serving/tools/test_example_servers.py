@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from router.errors import ToolFailed
-from router.search.tools import ToolOutput
+from router.search.tools import ToolOutput, Tools
 from serving.config.config import ToolServerConfig
 from tests.scripted_gateway import ROOT
 from tests.serving.tools.pools import tools_of
@@ -72,3 +73,28 @@ async def test_replay_gives_recorded_answers(tmp_path: Path) -> None:
         ("look", {"a": 1}),
         ("look", {"a": 2}),
     ]
+
+
+async def test_run_python_runs_code_without_the_machine() -> None:
+    """Variables are kept within a worker's session. What code may not do is told to the worker."""
+    config = example("run_python.py", "--seconds", "1", "--megabytes", "10", allow=("python",))
+    async with (
+        tools_of(replace(config, own_sessions=True)) as (tools, _),
+        tools.session() as first,
+        tools.session() as second,
+    ):
+        (python,) = await first.available()
+
+        async def run(worker: Tools, code: str) -> str:
+            return (await worker.call(python, {"code": code})).text
+
+        assert await run(first, "print('to add')\nages = [41, 17]\nsum(ages)") == "to add\n58"
+        assert await run(first, "max(ages)") == "41"
+        assert await run(second, "ages") == "NameError: name 'ages' is not defined"
+        for code, error in (
+            ("open('/etc/passwd').read()", "PermissionError"),
+            ("import socket", "ModuleNotFoundError"),
+            ("[0] * 10**9", "MemoryError"),
+            ("while True: pass", "TimeoutError"),
+        ):
+            assert (await run(second, code)).startswith(error)

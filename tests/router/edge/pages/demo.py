@@ -7,6 +7,7 @@ import itertools
 import sys
 import time
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 from msgspec.structs import replace
@@ -209,7 +210,14 @@ def answered(
         ),
     )
     result = replace(result, unsupported=not is_supported(question, result))
-    settings: dict[str, RoleSetting] = {"delegation": RoleSetting("backbone-32b", "0" * 64)}
+    settings: dict[str, RoleSetting] = {
+        role: RoleSetting(model, sha256(model.encode()).hexdigest())
+        for role, model in (
+            ("delegation", "backbone-32b"),
+            ("execution", "small-1b"),
+            ("answer", "answerer-8b"),
+        )
+    }
     return Run(
         run_id, "answer", question, "finished", "", result, settings, tuple(calls), at,
         now + 1.2 - at,
@@ -261,6 +269,37 @@ def table(run_id: str, at: float = 0.0) -> Run:
     )  # fmt: skip
 
 
+def managed(run_id: str, at: float) -> Run:
+    """Return a run with a step that a manager gave to two workers."""
+    workers = [
+        execution(FIRST, (PEAK,), "Ada Brenn", "It was first climbed by Ada Brenn."),
+        execution(BORN, (BRENN,), "Tarn", "She was born in Tarn."),
+    ]
+    plain = answered(run_id, [workers], "Tarn", at=at)
+    assert isinstance(plain.result, Trajectory)
+    step = execution(QUESTION, (), "Tarn", "She was born in Tarn.")
+    led = replace(step, manager="browser", work=replace(plain.result, answering=None))
+    calls = [
+        call
+        if call.sub_query_index is None
+        else replace(call, sub_query_index=0, worker=call.sub_query_index, manager="browser")
+        for call in plain.calls
+    ]
+    calls[0] = replace(calls[0], duration_s=0.2)
+    own = replace(
+        calls[0],
+        number=len(calls),
+        sub_query_index=0,
+        manager="browser",
+        started_at=at + 0.2,
+        duration_s=0.3,
+    )
+    result = replace(plain.result, executions=(led,), rounds=(1,), topology="host")
+    events = (RoundStarted(1), SubQueryDispatched(0, 1, QUESTION), Reported(0, led))
+    settings = {**plain.settings, "managers.browser": RoleSetting("backbone-32b", "1" * 64)}
+    return replace(plain, result=result, calls=(*calls, own), events=events, settings=settings)
+
+
 def runs() -> list[Run]:
     """Return a run with a right answer, a run lost by each role, and a table."""
     now = time.time() - 3600
@@ -274,6 +313,7 @@ def runs() -> list[Run]:
     lived = execution(WHERE, (KESTREL,), "Kestrel", "Kestrel is a town of 4,000 on the river Sel.")
     unreported = execution("Where is Mount Orrin?", (), "", outcome="no_report")
     return [
+        managed("run-managers", now - 60),
         answered("run-right", [[climbed, unreported], [born]], "Tarn", at=now),
         answered("run-reading", [[climbed, unreported], [missed]], "Kestrel", at=now + 60),
         answered("run-answering", [[climbed, unreported], [born]], "Kestrel", at=now + 120),

@@ -81,7 +81,7 @@ def keep(store: Kept, run: Run) -> None:
         id=run.id,
         kind=run.kind,
         tenant=run.tenant,
-        key_id="",
+        key_id=run.key_id,
         request_id="",
         request=run.request,
         fingerprint="",

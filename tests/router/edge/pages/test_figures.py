@@ -1,14 +1,20 @@
 """Figures on pages equal those of the store."""
 
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from router.edge.pages.formats import moment, money, seconds
 from router.models import Usage
+from router.store import SQLArchive
+from router.store.schema import RUNS
+from router.trace.run import Feedback
+from tests.router.edge.pages.shown import read
 from tests.router.edge.pages.world import browsing, pages
-from tests.router.store.stored import call, put, run
+from tests.router.store.stored import ANSWER, call, put, run
 
 
 @pytest.mark.parametrize(
@@ -72,12 +78,77 @@ async def test_the_usage_page_sums_by_the_chosen_dimension(tmp_path: Path) -> No
                     assert "execution: 2,225</title>" in text
         bars = re.findall(r'y="([^"]+)" width="8" height="([^"]+)"[^>]*><title>[^<]* (\w+): ', text)
         assert [(name, *map(float, sizes)) for *sizes, name in bars[:2]] == [
-            ("execution", pytest.approx(33.3), pytest.approx(66.7)),
-            ("delegation", pytest.approx(0.0), pytest.approx(33.3)),
+            ("execution", pytest.approx(44.38), pytest.approx(55.62)),
+            ("delegation", pytest.approx(16.6), pytest.approx(27.78)),
         ]
         for query in ("span=x", "until=x", "by=x"):
             async with session.get(f"/usage?{query}") as response:
                 assert response.status == 400
+
+
+@pytest.mark.parametrize(
+    ("tokens", "nano_usd", "duration_s", "ticks"),
+    [
+        (
+            3,
+            1_200_000,
+            0.034,
+            ("0 1 2 3", "$0.00 $0.0005 $0.001 $0.0015", "0,10 ms,20 ms,30 ms,40 ms"),
+        ),
+        (
+            480,
+            10**10,
+            9.9,
+            (
+                "0 100 200 300 400 500",
+                "$0.00 $2.00 $4.00 $6.00 $8.00 $10.00",
+                "0,2 s,4 s,6 s,8 s,10 s",
+            ),
+        ),
+        (1, 0, 290.0, ("0 1", "$0.00", "0,1 min 0 s,2 min 0 s,3 min 0 s,4 min 0 s,5 min 0 s")),
+    ],
+)
+async def test_charts_have_round_ticks(
+    tokens: int, nano_usd: int, duration_s: float, ticks: tuple[str, ...], tmp_path: Path
+) -> None:
+    async with pages(tmp_path) as world, browsing(world) as session:
+        calls = (call("run-1", 0, usage=Usage(tokens, 0), nano_usd=nano_usd),)
+        await put(world.database, run("run-1", 1000.0, calls, duration_s=duration_s))
+        text = await read(session, "/usage?span=day&until=1970-01-02T00:00")
+    axes = re.findall('<ol class="ticks-y"[^>]*>(.*?)</ol>', text)
+    tokens_axis, money_axis, durations_axis, failures_axis = (
+        re.findall("<li>([^<]*)</li>", axis) for axis in axes
+    )
+    assert (tokens_axis, money_axis) == (ticks[0].split(), ticks[1].split())
+    assert (durations_axis, failures_axis) == (ticks[2].split(","), ["0"])
+    times = re.findall(
+        "<span>([^<]+)</span>", text.partition('<div class="axis"')[2].partition("</div>")[0]
+    )
+    assert times == ["01 Jan", "06:00", "12:00", "18:00"]
+
+
+async def test_the_usage_page_shows_durations_and_failures_over_time(tmp_path: Path) -> None:
+    """A tenant sees those of its own runs."""
+    async with pages(tmp_path, "", "acme") as world:
+        fast = [run(f"run-{number}", 3600.0, duration_s=1.0, tenant="acme") for number in range(9)]
+        await put(
+            world.database,
+            *fast,
+            run("run-slow", 3600.0, duration_s=8.0, tenant="acme"),
+            run("run-failed", 7300.0, status="failed", result=None, tenant="acme"),
+            run("run-other", 7300.0, result=replace(ANSWER, unsupported=True), tenant="other"),
+        )
+        durations = ["01 Jan 01:00 p95: 8 s", "01 Jan 01:00 p50: 1 s"]
+        failed = "01 Jan 02:00 failed: 1"
+        others = ["01 Jan 02:00 p95: 2.5 s", "01 Jan 02:00 p50: 2.5 s"]
+        for key, expected in (
+            ("acme", [*durations, failed]),
+            ("", [*durations, *others, failed, "01 Jan 02:00 unsupported: 1"]),
+        ):
+            async with browsing(world, world.keys[key]) as session:
+                text = await read(session, "/usage?span=day&until=1970-01-02T00:00")
+            assert re.findall("<title>(01[^<]*)</title>", text) == expected
+            assert "Durations of finished runs; the highest bar is 8 s" in text
 
 
 async def test_a_cost_that_is_unknown_has_no_chart(tmp_path: Path) -> None:
@@ -140,10 +211,85 @@ async def test_the_list_of_runs_follows_the_store(tmp_path: Path) -> None:
         assert 'href="/runs/run-4"' not in text
 
 
+async def test_the_strip_above_the_list_has_the_figures_of_today(tmp_path: Path) -> None:
+    """They lead to the list of the runs that they count. A tenant sees its own runs alone."""
+    async with pages(tmp_path, "", "acme") as world:
+        today = world.now // 86400 * 86400
+        await put(
+            world.database,
+            run("run-old", today - 1, tenant="acme"),
+            run("run-1", today, [call("run-1", nano_usd=2 * 10**9)], tenant="acme"),
+            run("run-2", today + 1, tenant="acme", status="failed", result=None),
+            run("run-3", today + 2, tenant="other"),
+        )
+        await SQLArchive(world.database).add_feedback(Feedback("run-1", accepted=True))
+        strips = list[list[str]]()
+        for key, query in (
+            ("", ""),
+            ("", "?tenant=other"),
+            ("acme", ""),
+            ("acme", "?tenant=other"),
+        ):
+            async with browsing(world, world.keys[key]) as session:
+                text = await read(session, f"/runs{query}")
+                strip = text.partition('class="card strip"')[2].partition("</dl>")[0]
+                strips.append(re.findall("<dd>(?:<a[^>]*>)?([^<]*)", strip))
+                for link, number in re.findall('href="([^"]*)"[^>]*>([^<]*)<', strip):
+                    linked = await read(session, unescape(link))
+                    assert linked.count('<a id="run-') == int(number), link
+        assert strips == [
+            ["3", "1", "0", "1", "0", "2.5 s", "2.5 s", "$2.00"],
+            ["1", "0", "0", "0", "0", "2.5 s", "2.5 s", "unknown"],
+            ["2", "1", "0", "1", "0", "2.5 s", "2.5 s", "$2.00"],
+            ["0", "0", "0", "0", "0", "–", "–", "–"],
+        ]
+
+
+async def test_a_failed_run_has_its_reason_in_the_list(tmp_path: Path) -> None:
+    """Only the operator sees addresses. A run whose trace is damaged has no reason."""
+    errors = ("UpstreamRefused: http://10.0.0.1 says\nno", "OutOfTime: too late", "")
+    async with pages(tmp_path, "", "acme") as world:
+        failed = [
+            run(f"run-{number}", number, tenant="acme", status="failed", error=error, result=None)
+            for number, error in enumerate(errors)
+        ]
+        await put(world.database, *failed, run("run-4", 4.0, tenant="acme"))
+        await world.database.write(
+            lambda connection: connection.execute(
+                RUNS.update().where(RUNS.c.run_id == "run-2").values(trace=b"damaged")
+            )
+        )
+        for key, reasons in (
+            ("", ["too late", "http://10.0.0.1 says\nno"]),
+            ("acme", ["out of time", "upstream refused"]),
+        ):
+            async with browsing(world, world.keys[key]) as session:
+                for _ in range(2):
+                    text = await read(session, "/runs")
+                    assert re.findall('<span class="reason[^>]*>([^<]*)<', text) == reasons
+
+
+async def test_verdicts_are_right_or_wrong_in_the_list_its_filter_and_the_page_of_a_run(
+    tmp_path: Path,
+) -> None:
+    async with pages(tmp_path) as world, browsing(world) as session:
+        await put(world.database, run("run-1", 1.0), run("run-2", 2.0))
+        archive = SQLArchive(world.database)
+        await archive.add_feedback(Feedback("run-1", accepted=True))
+        await archive.add_feedback(Feedback("run-2", score=0.1))
+        for verdict, run_id in (("right", "run-1"), ("wrong", "run-2")):
+            listed = await read(session, f"/runs?feedback={verdict}")
+            shown_run = await read(session, f"/runs/{run_id}")
+            assert re.findall(r'id="(run-\d)"', listed) == [run_id]
+            for text in (listed, shown_run):
+                assert f'<span class="state {verdict}">{verdict}</span>' in text
+            assert ("good" in listed, "bad" in listed) == (False, False)
+
+
 @pytest.mark.parametrize(
     "query",
     "since=yesterday until=2026-99-01 min_cost=x max_cost=1e400 min_cost=nan kind=x topology=x "
-    "since=9999999-01-01".split(),
+    "since=9999999-01-01 feedback=good".split(),
 )
 async def test_an_invalid_filter_is_refused(tmp_path: Path, query: str) -> None:
     async with (

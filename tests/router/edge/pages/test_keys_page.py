@@ -210,11 +210,23 @@ async def test_every_act_is_in_the_log(browser: Browser) -> None:
     assert text.split("_", 2)[2] not in str(logged)
 
 
+async def test_the_page_has_the_audit_log(browser: Browser) -> None:
+    """With the label of the operator's key, and without any secret."""
+    text = await browser.created(tenant="acme")
+    await browser.send("revoke", key_id=text.split("_")[1])
+    page = re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", await browser.read()))
+    log = page.partition("Audit log")[2]
+    assert "The last 2 administrative acts" in log
+    assert log.index("revoke key") < log.index("create key")
+    assert f"{browser.key_id} first page 127.0.0.1 done" in log
+    assert text.split("_", 2)[2] not in page
+
+
 async def test_every_field_has_a_label_and_every_table_a_caption(browser: Browser) -> None:
     await browser.created(tenant="acme")
     page = await browser.read()
     inputs = re.findall(r"<input (?![^>]*hidden)", page)
     labelled = re.findall(r"<label>[^<]*<input", page)
     assert len(inputs) == len(labelled) > 20
-    assert page.count("<table") == page.count("<caption") == 2
+    assert page.count("<table") == page.count("<caption") == 3
     assert page.count("<th ") == page.count('<th scope="col"')

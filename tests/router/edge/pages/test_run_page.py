@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from html import unescape
+from html.parser import HTMLParser
 from typing import Any
 
 import aiohttp
@@ -14,16 +15,19 @@ from router.protocol import Passage
 from router.trace import Run
 from router.trace.redaction import redacted
 from router.trace.run import Feedback
+from router.trace.scope import DocumentFilter, Scope
 from router.trace.values import SubQueryDispatched, Trajectory
 from tests.router.deployment import STOP, Deployment, HeldModel, block
 from tests.router.edge.pages.demo import BRENN, runs
-from tests.router.edge.pages.shown import read, shown
+from tests.router.edge.pages.shown import keep, read, shown
+from tests.router.edge.pages.test_timeline import managed
 from tests.router.edge.pages.world import browsing, token
 from tests.router.retriever import FixedRetriever
-from tests.router.store.stored import run, run_with_tools
+from tests.router.store.stored import call, run, run_with_tools
 
 DEMO = {demo_run.id: demo_run for demo_run in runs()}
 HEAT = "Who directed Heat?"
+CLOCK = r'<span id="clock"[^>]* hx-swap-oob="true">\d+ seconds?</span>'
 
 
 def waiting() -> HeldModel:
@@ -75,6 +79,15 @@ async def test_an_unsupported_answer_has_a_badge_and_a_filter() -> None:
     assert ("run-doubtful" in filtered, "run-good" in filtered) == (True, False)
 
 
+async def test_a_run_shows_its_key_and_the_list_can_be_filtered_by_it() -> None:
+    runs = [run("run-mine", key_id="5f0c2a9e"), run("run-other")]
+    async with shown(runs=runs) as pages, browsing(pages) as session:
+        assert "/runs?key_id=5f0c2a9e" in await read(session, "/runs/run-mine")
+        assert "key_id=" not in await read(session, "/runs/run-other")
+        filtered = await read(session, "/runs?key_id=5f0c2a9e")
+    assert ("run-mine" in filtered, "run-other" in filtered) == (True, False)
+
+
 async def test_each_sub_query_has_its_calls_and_its_report() -> None:
     """Calls are bars by kind, with their cost."""
     async with shown(runs=[DEMO["run-right"]]) as pages, browsing(pages) as session:
@@ -114,9 +127,39 @@ async def test_a_shared_report_names_the_run_that_paid_for_it() -> None:
     run = replace(paid, result=replace(paid.result, executions=executions), calls=calls)
     async with shown(runs=[run]) as pages, browsing(pages) as session:
         page = await read(session, "/runs/run-right")
+        agent = await read(session, "/runs/run-right/agents/execution-0")
     lane = page.partition('id="lane-execution-0"')[2].partition("</details>")[0]
-    assert "from run run-earlier" in lane
+    for text in (lane, agent):
+        assert re.search('report from run <a[^>]* href="/runs/run-earlier">run-earlier</a>', text)
     assert "0 calls ·" not in page
+
+
+async def test_the_head_of_a_run_has_its_models_prompts_and_indexes() -> None:
+    """A version of the executor is shown next to its model. Texts of a filter are not shown for a
+    run that is stored without texts.
+    """
+    only = DocumentFilter(title="Orrin", tags=("hills", "towns"))
+    scoped = replace(DEMO["run-right"], scope=Scope(("default", "maps"), only))
+    async with shown(runs=[scoped]) as pages, browsing(pages) as session:
+        page = await read(session, "/runs/run-right")
+    async with shown(runs=[redacted(scoped)]) as pages, browsing(pages) as session:
+        redacted_page = await read(session, "/runs/run-right")
+    for text, filtered in ((page, ["title", "tags"]), (redacted_page, [])):
+        head = text.partition('<dl class="facts models">')[2].partition("</dl>")[0]
+        tagged = re.findall("<dt>([^<]*)</dt><dd[^>]*>(.*?)</dd>", head)
+        facts = {
+            name: re.sub("<[^>]*>", "", fact).partition(" prompt ")[0] for name, fact in tagged
+        }
+        assert [facts[name] for name in ("Delegator", "Executor", "Answerer", "Index")] == [
+            "backbone-32b",
+            "small-1b, executor-000007",
+            "answerer-8b",
+            "default, maps",
+        ]
+        assert [name for name in facts if "documents" in name] == [
+            f"Only documents: {name}" for name in filtered
+        ]
+        assert len(re.findall('of the prompt: ([0-9a-f]{12})[0-9a-f]{52}">\\1<', head)) == 3
 
 
 @pytest.mark.parametrize(
@@ -153,6 +196,87 @@ async def test_the_newest_agents_are_shown_first() -> None:
         (False, True),
     ]
     assert 'hx-get="/runs/run-1?lane=50&amp;seen=250"' in texts[1]
+
+
+class Folds(HTMLParser):
+    """The names of agents and folds on a page, each below the folds that it is in."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self._open: list[str] = []
+        self._named = False
+        self.feed(page.partition('id="way"')[2].partition("</section>")[0])
+
+    def handle_starttag(self, tag: str, _attrs: object) -> None:
+        if tag == "details":
+            self._open.append("")
+        self._named = tag == "b" and bool(self._open) and not self._open[-1]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "details" and self._open:
+            self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self._named:
+            self._open[-1] = data
+            self.found.append(" / ".join(self._open))
+            self._named = False
+
+
+async def test_workers_are_folded_under_their_manager() -> None:
+    """Workers whose manager is on the page before have a fold too."""
+    async with shown(runs=[managed()]) as pages, browsing(pages) as session:
+        folds = Folds(await read(session, "/runs/run-1")).found
+        assert folds == [
+            "Delegator",
+            "Manager 1, files",
+            "Manager 1, web",
+            "Workers of web",
+            "Workers of web / Worker 1.1, web",
+            "Workers of web / Worker 1.2, web",
+            "Executor 2",
+            "Answerer",
+        ]
+        many = run_of_workers(150)
+        keep(pages.store, many)
+        assert Folds(await read(session, "/runs/run-many?lane=0")).found[:4] == [
+            "Manager 1, web",
+            "Workers of web",
+            "Workers of web / Worker 1.1, web",
+            "Workers of web / Worker 1.2, web",
+        ]
+        assert Folds(await read(session, "/runs/run-many")).found[:2] == [
+            "Workers of web",
+            "Workers of web / Worker 1.51, web",
+        ]
+
+
+def run_of_workers(number: int) -> Run:
+    """Return a run with a manager and this many workers."""
+    lead = {"manager": "web", "sub_query_index": 0}
+    calls = [
+        call("run-many", 0, role="delegation", **lead),
+        *(call("run-many", 1 + worker, worker=worker, **lead) for worker in range(number)),
+    ]
+    return run("run-many", calls=calls, result=None, events=(), status="failed")
+
+
+async def test_agents_of_a_table_are_folded_under_their_row() -> None:
+    """The first sub-query of a row decides its place. The fold sums what its agents spent."""
+    async with shown(runs=[DEMO["run-table"]]) as pages, browsing(pages) as session:
+        page = await read(session, "/runs/run-table")
+    assert Folds(page).found == [
+        "Discoveries",
+        *(f"Discoveries / Executor {number}" for number in (1, 2, 7)),
+        "Row krurou",
+        *(f"Row krurou / Executor {number}" for number in (3, 5)),
+        "Row bel",
+        *(f"Row bel / Executor {number}" for number in (4, 6)),
+        "Row sel",
+        *(f"Row sel / Executor {number}" for number in (8, 9)),
+    ]
+    assert page.count("2 agents · 2 calls · 24 tokens · $0.00018</span>") == 3
 
 
 @pytest.mark.parametrize(
@@ -278,7 +402,7 @@ async def test_columns_in_the_form_ask_for_a_table() -> None:
 
 
 async def test_the_page_of_a_live_run_reloads_itself() -> None:
-    """It shows events newest first and asks again each second. The response is empty until
+    """It shows events newest first and asks again each second. The response is only the clock until
     something has happened, and reloads the page once the run has ended.
     """
     deployment, held = live()
@@ -299,24 +423,40 @@ async def test_the_page_of_a_live_run_reloads_itself() -> None:
         assert "Feedback" not in page
         reload_path = page.partition('id="body" hx-get="')[2].partition('"')[0]
         async with session.get(reload_path, headers=part) as response:
-            assert (response.status, await response.text()) == (204, "")
+            clock = await response.text()
+            assert re.fullmatch(CLOCK, clock.strip())
+            assert response.headers["HX-Reswap"] == "none"
         async with session.get(f"/runs/{run_id}?seen=1", headers=part) as response:
             text = await response.text()
             assert "<html" not in text
             assert f'hx-get="{reload_path}"' in text
+            assert len(re.findall(CLOCK, text)) == 1
         held.let.set()
         await pages.store.next()
         async with session.get(reload_path, headers=part) as response:
             assert (response.status, response.headers["HX-Refresh"]) == (204, "true")
 
 
-async def test_a_run_can_be_stopped() -> None:
+@pytest.mark.parametrize("path", ["/runs/{}", "/ask/{}", "/ask/{}?before=run-1"])
+async def test_a_run_can_be_stopped_on_its_pages(path: str) -> None:
+    """The user stays on the page, in the same conversation."""
     deployment, _ = live()
-    async with shown(deployment) as pages, browsing(pages) as session:
+    async with shown(deployment, [run("run-1")]) as pages, browsing(pages) as session:
         run_id = await begun(session)
-        assert await posted(session, f"/runs/{run_id}/cancel") == (303, f"/runs/{run_id}")
+        page = unescape(await read(session, path.format(run_id)))
+        action = page.partition('<form class="actions stop" method="post" action="')[2].partition(
+            '"'
+        )[0]
+        assert action == path.format(f"{run_id}/cancel")
+        assert await posted(session, action) == (303, path.format(run_id))
         assert (await pages.store.next()).status == "cancelled"
-        assert '<span class="state cancelled">' in await read(session, f"/runs/{run_id}")
+        stopped = await read(session, path.format(run_id))
+        assert "cancelled" in stopped
+        assert "/cancel" not in stopped
+        async with session.post(
+            "/ask/run-none/cancel", data={"csrf": await token(session, "/ask")}
+        ) as response:
+            assert response.status == 404
 
 
 async def test_a_redacted_run_shows_its_figures() -> None:

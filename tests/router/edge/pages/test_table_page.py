@@ -11,14 +11,15 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 from openpyxl import load_workbook
 
+from router.table.conditions import with_conditions
 from router.trace.redaction import redacted
-from router.trace.table import Column, Schema
+from router.trace.table import Column, Condition, Schema
 from router.trace.values import TableRun
 from tests.router.edge.pages.demo import table
 from tests.router.edge.pages.shown import read, shown
 from tests.router.edge.pages.test_run_page import begun
 from tests.router.edge.pages.world import browsing
-from tests.router.table.reports import discovery, executed
+from tests.router.table.reports import discovery, listed
 
 TABLE = table("run-1")
 
@@ -149,6 +150,42 @@ async def test_a_given_value_that_a_source_contradicts_is_marked() -> None:
     ]
 
 
+async def test_excluded_rows_have_their_own_section() -> None:
+    """With the sentences that exclude them. A row that is not checked says so."""
+    assert isinstance(TABLE.result, TableRun)
+    schema = with_conditions(
+        TABLE.result.schema,
+        [
+            Condition(Column("founded"), "after", ("1000",)),
+            Condition(Column("", ask="Is {city} <b>big</b>?")),
+        ],
+    )
+    asks = TABLE.result.asks[:4]
+    result = replace(
+        TABLE.result,
+        schema=schema,
+        asks=asks,
+        executions=TABLE.result.executions[:4],
+        ignored=("<where>: no <b>name</b>",),
+    )
+    async with (
+        shown(runs=[replace(TABLE, result=result, events=())]) as pages,
+        browsing(pages) as session,
+    ):
+        page = await read(session, "/runs/run-1")
+        files = [
+            await read(session, f"/runs/run-1/table.csv{query}") for query in ("", "?excluded")
+        ]
+    text = unescape(re.sub("<[^>]*>", "", re.sub(r"\s+", " ", page)))
+    assert "Conditions: founded after 1000 · Is {city} <b>big</b>?" in text
+    assert "Condition ignored: <where>: no <b>name</b>" in text
+    assert "membership not checked: Is {city} <b>big</b>?" in text
+    assert "1 excluded row" in text
+    assert "Bel, Bo, 900: not founded after 1000, but 900 Bel was founded in 900.." in text
+    assert "<b>big" not in page
+    assert [len(list(csv.reader(io.StringIO(file)))) for file in files] == [2, 3]
+
+
 async def test_a_long_table_has_pages() -> None:
     """Rows have the same addresses on all pages."""
     names = "\n".join(f"- City {number}" for number in range(250))
@@ -156,7 +193,7 @@ async def test_a_long_table_has_pages() -> None:
         Schema((Column("city", key=True), Column("founder"))),
         (),
         (discovery(1),),
-        (executed(names, "Register: x"),),
+        (listed(names),),
     )
     async with (
         shown(runs=[replace(TABLE, result=result, events=())]) as pages,
@@ -177,7 +214,7 @@ async def test_a_page_of_a_wide_table_has_fewer_rows() -> None:
     """A page is rendered every second while the run is running."""
     names = "\n".join(f"- City {number}" for number in range(100))
     columns = (Column("city", key=True), *(Column(f"c{at}") for at in range(63)))
-    result = TableRun(Schema(columns), (), (discovery(1),), (executed(names, "Register: x"),))
+    result = TableRun(Schema(columns), (), (discovery(1),), (listed(names),))
     rows = list[int]()
     links = list[str]()
     async with (
@@ -188,11 +225,39 @@ async def test_a_page_of_a_wide_table_has_fewer_rows() -> None:
         while path:
             text = await read(session, path)
             rows.append(text.count("</tr>") - 1)
-            links += re.findall(r'href="(\?row=\d+)">Previous', text)
-            after = re.search(r'href="(\?row=\d+)">Next', text)
+            links += re.findall(r'href="(\?row=\d+)#table">Previous', text)
+            after = re.search(r'href="(\?row=\d+)#table">Next', text)
             path = f"/runs/run-1{after[1]}" if after else ""
     assert rows == [32, 32, 32, 4]
     assert links == ["?row=0", "?row=32", "?row=64"]
+
+
+async def test_a_table_shows_only_conflicts_or_only_holes() -> None:
+    """Rows keep their addresses, and links to further rows keep the choice."""
+    names = "\n".join(f"- City {number}" for number in range(250))
+    result = TableRun(
+        Schema((Column("city", key=True), Column("founder"))),
+        (),
+        (discovery(1),),
+        (listed(names),),
+    )
+    long = replace(TABLE, id="run-2", result=result, events=())
+    async with shown(runs=[TABLE, long]) as pages, browsing(pages) as session:
+        for only, rows in (
+            ("", ["0", "1", "2", "3"]),
+            ("conflict", ["1"]),
+            ("missing,not_found", ["2", "3"]),
+            ("given", []),
+        ):
+            text = await read(session, f"/runs/run-1?only={only}")
+            assert re.findall(r'href="/runs/run-1/cells/(\d)/0"', text) == rows
+            assert ("No row has such a cell." in text) == (not rows)
+        holes = await read(session, "/ask/run-2?before=run-1&only=missing,not_found&row=100")
+        links = re.findall('href="([^"]*)">(?:Next|Previous)', unescape(holes))
+        assert links == [
+            f"?before=run-1&only=missing%2Cnot_found&row={row}#table" for row in (0, 200)
+        ]
+        assert "Next rows" not in await read(session, "/runs/run-2?only=conflict")
 
 
 async def test_a_growing_table_is_shown() -> None:

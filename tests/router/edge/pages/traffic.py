@@ -82,7 +82,7 @@ async def fill(database: Database, tenants: tuple[str, ...]) -> list[Run]:
             fields |= {
                 "status": "failed",
                 "result": None,
-                "error": "UpstreamUnavailable: …",
+                "error": "UpstreamUnavailable: no replica of the executor answers",
                 "events": (),
             }
         if number % 7 == 3:

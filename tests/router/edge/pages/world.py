@@ -11,6 +11,7 @@ from typing import Protocol
 import aiohttp
 
 from router.access import Access, new_key
+from router.administration import Auditor
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.pages import Site
@@ -75,9 +76,9 @@ async def pages(store: Path | str, *tenants: str) -> AsyncIterator[World]:
         add_runs(site, runs)
         add_asking(site, gateway, Detached(access))
         RunPages(site, runs)
-        add_usage(site, SQLUsages(database), accounts)
+        add_usage(site, SQLUsages(database), accounts, runs)
         versions = Versions(SQLVersionBook(database), _load, GATE)
-        add_versions(site, versions)
+        add_versions(site, versions, Auditor(accounts, "page"))
         server = HTTPServer(openai_app(gateway, access, pages=site), 0.0, access=access)
         stack.push_async_callback(server.drain)
         address = await server.start("127.0.0.1:0", "server.http")

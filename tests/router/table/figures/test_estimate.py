@@ -11,7 +11,7 @@ import pytest
 from router.table.assembly import assemble
 from router.table.completeness import completeness
 from tests.router.table.figures.runs import show
-from tests.router.table.reports import SCHEMA, discovery, executed
+from tests.router.table.reports import SCHEMA, discovery, listed
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ def estimated(names: Names, times: int, seed: int) -> Iterator[tuple[float, floa
             named = [*names(luck, rows, times)]
             asks = [discovery(number) for number in range(1, times + 1)]
             executions = [
-                executed("\n".join(f"- City {row}" for row in names_of_discovery) or "not found")
+                listed("\n".join(f"- City {row}" for row in names_of_discovery) or "not found")
                 for names_of_discovery in named
             ]
             estimate = completeness(

@@ -1,0 +1,48 @@
+"""Restore of a SQLite database from a backup."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from router.errors import BadConfig
+from router.store.database import Database, default_log, engine_for_once
+from router.store.log import segments
+from router.store.migration import steps
+
+
+async def restore(backup: Path, target: Path, store: Path, log: Path, *, force: bool) -> str:
+    """Copy a backup to the empty file `target`, and rename the store whose place it takes: the
+    SQLite database `store` and its log. Return what their names end with now; empty if there is no
+    store.
+
+    `log`: folder of the log, which this process has locked. `force`: False to raise `BadConfig` if
+    there is a store. Raises `BadConfig` also if the backup is damaged, or if this release cannot
+    work with it, `OSError` if it does not exist, and `StoreFailed`.
+    """
+    old = [path for end in ("", "-wal", "-shm") if (path := Path(f"{store}{end}")).exists()]
+    if segments(log):  # first, as a restored database must never be opened with this log
+        old.insert(0, log)
+    if old and not force:
+        raise BadConfig(
+            f"server.store: {old[0]} exists; move the store aside with --force, or name another "
+            "file."
+        )
+
+    backup.stat()  # SQLite would create it
+    with engine_for_once(f"sqlite:///{backup}") as engine:
+        with engine.connect() as connection:
+            damage = connection.exec_driver_sql("PRAGMA integrity_check").scalar_one()
+            if damage != "ok":
+                raise BadConfig(f"it is damaged ({damage}); restore another backup")
+            if steps(connection) is None:
+                raise BadConfig("it has no tables; restore another backup")
+        if segments(default_log(backup)):
+            raise BadConfig("some of its runs are only in its log; make a backup of it first")
+        await Database(engine).copy(target)
+
+    end = f".replaced-{datetime.now(UTC):%Y%m%dT%H%M%SZ}" if old else ""
+    for path in old:
+        # SQLite's own files, and a log next to the database, keep their endings, so that the store
+        # can be opened by its new name.
+        _, found, own_end = str(path).partition(str(store))
+        path.rename(f"{store if found else path}{end}{own_end}")
+    return end

@@ -1,0 +1,151 @@
+"""Conditions that decide which rows belong to a table: what they may be, and how they are checked.
+
+A condition compares the value of a column, as `founded after 1990`. Its column may be hidden: it is
+looked up for the condition alone. A yes/no question, `Is {city} in Veshoux?`, is a hidden column of
+the type boolean, whose value must be yes.
+
+Only a value that a sentence about the row states, or that the client gave, meets or contradicts a
+condition; a value whose sentence does not name the row does neither. What cannot be compared for
+certain is not checked: a year with a day in that year, 1500 m with 2 km, or "Republic of Veshoux"
+with "Veshoux".
+"""
+
+from collections.abc import Iterable
+from decimal import Decimal
+
+from msgspec.structs import replace
+
+from router.errors import BadRequest
+from router.folding import fold, sought
+from router.protocol.tags import one_line
+from router.table.cell_value import canonical, is_blank, is_mistyped
+from router.table.numbers import units_in
+from router.table.schema import checked_schema, normal_name
+from router.trace.table import Cell, CheckState, Column, ColumnType, Condition, Schema
+
+MAX_CONDITIONS = 16
+"""Max conditions of a table; each may cost a sub-query for every row."""
+_MAX_VALUES = 64
+_MAX_CHARS = 2000
+"""Max values of a condition, and max characters of its name, question and values together."""
+_STATES: dict[bool | None, CheckState] = {True: "met", False: "contradicted", None: "not_checked"}
+_ORDERS = {"before": (-1,), "after": (1,), "at_least": (0, 1), "at_most": (-1, 0)}
+"""The results of `_order` with which each operator is met."""
+_KINDS: dict[ColumnType, tuple[ColumnType, ...]] = {
+    "text": ("date", "number"),
+    "date": ("date", "number"),
+    "number": ("number",),
+    "integer": ("number",),
+}
+"""Types as which the values of a column can be ordered, in this order. Years before 1000 are read
+as numbers.
+"""
+
+
+def with_conditions(schema: Schema, conditions: Iterable[Condition]) -> Schema:
+    """Return the schema with further conditions and their hidden columns. Equal conditions are
+    added once. Raises `BadRequest` for the first defect.
+    """
+    for number, condition in enumerate(conditions):
+        try:
+            schema = with_condition(schema, condition)
+        except BadRequest as error:
+            raise BadRequest(f"conditions[{number}]: {error}") from None
+    return schema
+
+
+def with_condition(schema: Schema, condition: Condition) -> Schema:
+    """Return the schema with one further condition, unless it has an equal one, and with the
+    condition's hidden column. Raises `BadRequest` if the condition is invalid.
+    """
+    column = condition.column
+    values = tuple(map(one_line, condition.values))
+    if not column.name:  # a yes/no question
+        column = replace(column, name=one_line(column.ask), type="boolean")
+        values = values or ("yes",)
+    if not column.name:
+        raise BadRequest("names no column and no yes/no question; give one of them.")
+    if (size := len("".join((column.name, column.ask, *values)))) > _MAX_CHARS:
+        raise BadRequest(
+            f"has {size:,} characters, at most {_MAX_CHARS:,} are allowed; shorten it."
+        )
+    max_values = _MAX_VALUES if condition.operator == "one_of" else 1
+    if not 1 <= len(values) <= max_values or any(map(is_blank, values)):
+        raise BadRequest(
+            f"{condition.operator} must have 1 to {max_values} values that are not empty, got "
+            f"{len(values)}."
+        )
+
+    name = normal_name(column.name)
+    known = next((other for other in schema.columns if normal_name(other.name) == name), None)
+    if known is None:
+        known = replace(column, key=False, hidden=True)
+        schema = checked_schema((*schema.columns, known), schema.conditions)
+    for value in values:
+        unordered = condition.operator in _ORDERS and _order(known, value, value) is None
+        if unordered or (condition.operator != "contains" and is_mistyped(known, value)):
+            raise BadRequest(
+                f"{known.name!r} of type {known.type} cannot be compared with {value!r} by "
+                f"{condition.operator}; give a value of that type, or use another operator."
+            )
+    joined = (*schema.conditions, Condition(known, condition.operator, values))
+    if len(joined) > MAX_CONDITIONS:
+        raise BadRequest(f"too many conditions, at most {MAX_CONDITIONS} are allowed; give fewer.")
+    return replace(schema, conditions=tuple(dict.fromkeys(joined)))
+
+
+def state_of(condition: Condition, cell: Cell) -> CheckState:
+    """Return whether a row meets a condition. `cell`: the row's cell in the condition's column."""
+    is_stated = cell.state in ("single", "agreed") and cell.claims[0].support == "stated"
+    if is_stated or cell.state == "given" or condition.column.key:
+        return _STATES[is_met(condition, cell.value)]
+    return "not_checked"
+
+
+def is_met(condition: Condition, value: str) -> bool | None:
+    """Return whether a value is as a condition demands; None if that is not certain."""
+    column = condition.column
+    other = condition.values[0]
+    if condition.operator == "contains":
+        return sought(other) in fold(value)
+    if condition.operator in _ORDERS:
+        order = _order(column, value, other)
+        return None if order is None else order in _ORDERS[condition.operator]
+    equal = [_equal(column, value, other) for other in condition.values]
+    return True in equal or (None if None in equal else False)
+
+
+def _equal(column: Column, value: str, other: str) -> bool | None:
+    """Return whether two values are equal; None if one text is a part of the other, or if the value
+    is not of the column's type.
+    """
+    if column.type == "text":
+        words = sought(value)
+        others = sought(other)
+        return words == others or (None if words in others or others in words else False)
+    if column.type in _KINDS:
+        order = _order(column, value, other)
+        return None if order is None else order == 0
+    return (
+        None if is_mistyped(column, value) else canonical(column, value) == canonical(column, other)
+    )
+
+
+def _order(column: Column, value: str, other: str) -> int | None:
+    """Return 1 if a value is greater than another, -1 if it is less, and 0 if they are equal, or if
+    the value is a day in the year `other`. None if they cannot be compared.
+    """
+    for kind in _KINDS.get(column.type, ()):
+        typed = replace(column, type=kind)
+        if is_mistyped(typed, value) or is_mistyped(typed, other):
+            continue
+        first = canonical(typed, value)
+        second = canonical(typed, other)
+        if kind == "number":
+            units = units_in(value), units_in(other)
+            is_comparable = not all(units) or not units[0].isdisjoint(units[1])
+            return int(Decimal(first).compare(Decimal(second))) if is_comparable else None
+        if first.startswith(second):
+            return 0
+        return None if second.startswith(first) else 2 * (first > second) - 1
+    return None
