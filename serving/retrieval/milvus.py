@@ -20,7 +20,7 @@ import grpc
 import msgspec
 import numpy as np
 
-from router.errors import UpstreamUnavailable
+from router.errors import BadIndex, UpstreamUnavailable
 from router.models.failures import without_userinfo
 from router.trace.scope import NO_FILTER, DocumentFilter
 from serving.config.config import MilvusConfig
@@ -35,6 +35,11 @@ _BATCH = 1024
 """Number of passages in a request, which may have 64 MiB."""
 _WRITE_S = 60.0
 """Timeout of a request of a build."""
+_ADVICE = {
+    2: "start Milvus there, or correct `milvus.address`",
+    100: "run `rolegate index build`",
+}
+"""Advice by Milvus's error code: no connection, or no collection."""
 _SPECIAL = re.compile(r'[%_"\\\x00-\x1f]')
 
 
@@ -96,7 +101,9 @@ class Partition:
         self._is_loaded = False
 
     def create(self, dimension: int) -> None:
-        """Create the partition and its collection, if they are missing."""
+        """Create the partition and its collection, if they are missing. Raises `BadIndex` if the
+        vectors of the collection have another dimension.
+        """
         with self._calls() as client:
             if not client.has_collection(self._collection, self._config.timeout_s):
                 client.create_collection(
@@ -108,6 +115,14 @@ class Partition:
                 )
             if not self._exists(client):
                 client.create_partition(self._collection, self._config.partition, _WRITE_S)
+            described = client.describe_collection(self._collection, self._config.timeout_s)
+        (vectors,) = [field for field in described["fields"] if field["name"] == "vector"]
+        if vectors["params"]["dim"] != dimension:
+            raise BadIndex(
+                f"{self._name}: the vectors of the collection have the dimension "
+                f"{vectors['params']['dim']}, but those of the embedder {dimension}; name another "
+                "`milvus.collection`."
+            )
 
     def count(self) -> int:
         """Return the number of passages in the partition; 0 if it is missing."""
@@ -188,8 +203,12 @@ class Partition:
             yield _connected(self._config.address, token, self._config.timeout_s)
         except (MilvusException, grpc.RpcError) as error:
             self._is_loaded = False  # Milvus may have been restarted
-            reason = error.message if isinstance(error, MilvusException) else error.details()
-            raise self._failed(str(reason)) from error
+            if isinstance(error, MilvusException):
+                advice = _ADVICE.get(error.code)
+                reason = f"{error.message}; {advice}" if advice else error.message
+            else:
+                reason = f"{error.details()}; see whether Milvus works, or raise `milvus.timeout_s`"
+            raise self._failed(reason) from error
 
     def _failed(self, reason: str) -> UpstreamUnavailable:
         return UpstreamUnavailable(

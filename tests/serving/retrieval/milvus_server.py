@@ -1,7 +1,10 @@
 """Milvus Lite in a process: a server with Milvus's protocol."""
 
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -44,6 +47,16 @@ class MilvusServer:
             self._process.communicate()
             assert self._process.returncode == 0
             self._process = None
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let the server accept connections, but answer nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def __enter__(self) -> Self:
         self.start()

@@ -6,23 +6,29 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from router.background import background_tasks
 from router.calls import Readiness
-from router.errors import UpstreamUnavailable
+from router.errors import BadIndex, UpstreamUnavailable
 from router.search.retrieval import IndexRetriever, WatchedRetriever
 from router.trace.scope import NO_FILTER, DocumentFilter
 from serving.config.config import EmbedderConfig, MilvusConfig, RetrievalConfig
 from serving.retrieval.build import Built, build_index
+from serving.retrieval.embedder import EndpointEmbedder
 from serving.retrieval.index import Index
 from serving.retrieval.milvus import MilvusStore
 from serving.retrieval.opening import open_retriever
 from tests.scripted_gateway import ROOT
+from tests.serving.cli.test_cli import service
 from tests.serving.retrieval.milvus_server import MilvusServer
 from tests.serving.retrieval.test_approximate import Clustered, best, write
 
@@ -236,6 +242,68 @@ async def see_failure(retriever: IndexRetriever) -> Readiness:
     return readiness
 
 
+def test_a_build_inserts_again_what_milvus_has_lost(tmp_path: Path, config: MilvusConfig) -> None:
+    """It embeds nothing, although no document has changed."""
+    from pymilvus import MilvusClient
+
+    rows = write(tmp_path / "rows.jsonl", range(20))
+    build(tmp_path / "index", rows, config)
+    client = MilvusClient(config.address)
+    client.delete(config.collection, filter="id != 0", partition_name=config.partition)
+    built, index = build(tmp_path / "index", rows, config)
+    client.drop_collection(config.collection)
+    again, index_again = build(tmp_path / "index", rows, config)
+
+    assert (built.embedded, again.embedded) == (0, 0)
+    assert (best(index, "row 7"), best(index_again, "row 7")) == ("row 7", "row 7")
+    assert build(tmp_path / "index", rows, config)[0].manifest == again.manifest
+
+
+def test_a_collection_of_another_dimension_is_refused(tmp_path: Path, config: MilvusConfig) -> None:
+    """The error comes before anything is embedded, and says what to name."""
+    MilvusStore(config)._partition.create(4)
+    embedder = Clustered()
+    rows = write(tmp_path / "rows.jsonl", range(5))
+    with pytest.raises(BadIndex, match=r"dimension 4, but .* 16; name another `milvus.collection`"):
+        build_index([rows], tmp_path / "index", embedder, store=MilvusStore(config))
+    assert embedder.texts == []
+
+
+async def test_a_server_that_does_not_answer_blocks_no_start(
+    tmp_path: Path, word_embedder: EmbedderConfig
+) -> None:
+    """The previous index opens within the timeouts, while the event loop goes on."""
+    (tmp_path / "cat.txt").write_text("The cat hunts mice.")
+    with MilvusServer(tmp_path / "data") as server:
+        config = RetrievalConfig(
+            index=str(tmp_path / "index"),
+            documents=(str(tmp_path / "cat.txt"),),
+            embedder=word_embedder,
+            milvus=MilvusConfig(address=server.address, partition="main", timeout_s=0.5),
+        )
+        async with open_retriever(config, lambda _step: None):
+            pass
+        steps: list[str] = []
+        ticks: list[float] = []
+        with server.frozen():
+            async with (
+                asyncio.timeout(10),
+                background_tasks(tick(ticks)),
+                open_retriever(config, steps.append) as retriever,
+            ):
+                with pytest.raises(UpstreamUnavailable, match=r"raise `milvus.timeout_s`"):
+                    await retriever.search(["cat"], 1)
+        assert "serving the old index" in steps[0]
+        assert max(after - before for before, after in pairwise(ticks)) < 0.4
+
+
+async def tick(times: list[float]) -> None:
+    """Note the times at which the event loop comes round."""
+    while True:
+        times.append(time.monotonic())
+        await asyncio.sleep(0.01)
+
+
 def test_a_lost_collection_is_named(tmp_path: Path, config: MilvusConfig) -> None:
     """A search does not take an empty collection for an answer."""
     from pymilvus import MilvusClient
@@ -244,5 +312,48 @@ def test_a_lost_collection_is_named(tmp_path: Path, config: MilvusConfig) -> Non
     _, index = build(tmp_path / "index", rows, config)
     MilvusClient(config.address).drop_collection(config.collection)
 
-    with pytest.raises(UpstreamUnavailable, match="does not exist"):
+    with pytest.raises(UpstreamUnavailable, match="does not exist; run `rolegate index build`"):
         best(index, "row 1")
+
+
+def test_an_emptied_partition_is_named(tmp_path: Path, config: MilvusConfig) -> None:
+    """A search does not take nothing for an answer, unless a filter admits nothing."""
+    from pymilvus import MilvusClient
+
+    rows = write(tmp_path / "rows.jsonl", range(10))
+    _, index = build(tmp_path / "index", rows, config)
+    vectors = Clustered().embed(["row 1"], queries=True)
+    assert index.search(vectors, ["row 1"], 1, None, DocumentFilter(title="none")) == [[]]
+    client = MilvusClient(config.address)
+    client.delete(config.collection, filter="id != 0", partition_name=config.partition)
+
+    with pytest.raises(UpstreamUnavailable, match="is empty; run `rolegate index build`"):
+        best(index, "row 1")
+
+
+def test_a_retrieval_server_searches_the_vectors_of_the_file(
+    tmp_path: Path, config: MilvusConfig, word_embedder: EmbedderConfig
+) -> None:
+    """`retrieve serve` has no config, and needs no Milvus."""
+    rows = write(tmp_path / "rows.jsonl", range(10))
+    embedder = word_embedder
+    endpoint = EndpointEmbedder(
+        embedder.base_url or "", embedder.model or "", dimension=embedder.dimension or 0
+    )
+    with closing(endpoint):
+        build_index([rows], tmp_path / "index", endpoint, store=MilvusStore(config))
+    options = {
+        "--index": tmp_path / "index",
+        "--address": "127.0.0.1:0",
+        "--http": "127.0.0.1:0",
+        "--embedder-url": embedder.base_url,
+        "--embedder-model": embedder.model,
+        "--embedder-dimension": embedder.dimension,
+    }
+    arguments = [str(word) for option in options.items() for word in option]
+    with service("retrieve", "serve", *arguments, cwd=tmp_path) as served:
+        url = served.ready().split()[-1]
+        body = json.dumps({"queries": ["row 7"]}).encode()
+        with urllib.request.urlopen(url, body, timeout=30) as response:
+            (documents,) = json.load(response)["result"]
+    assert documents[0]["id"] == "7"
