@@ -28,6 +28,10 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
             if variable not in os.environ
         ]
     lacking += key_problems("retrieval.embedder.api_key_env", config.retrieval.embedder.api_key_env)
+    for name, index in config.all_indexes.items():
+        if index.milvus:
+            key = f"{place_of(name)}.milvus.token_env"
+            lacking += key_problems(key, index.milvus.token_env)
     if config.reranker:
         lacking += key_problems("reranker.api_key_env", config.reranker.api_key_env)
     telemetry = config.telemetry
@@ -64,6 +68,8 @@ def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str
         local["uploads.folder"] = config.retrieval
     for key, index in local.items():
         yield key, "faiss"
+        if index.milvus and key != "uploads.folder":
+            yield f"{key.removesuffix('.index')}.milvus", "pymilvus"
         if index.lexical:
             place = "retrieval" if index is config.retrieval else key.removesuffix(".index")
             yield f"{place}.lexical", "bm25s"
