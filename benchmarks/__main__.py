@@ -23,6 +23,10 @@ BENCHMARKS = {
         "retrieval",
         "share of the gold evidence that dense, lexical and fused retrieval find",
     ),
+    "large-index": (
+        "large_index",
+        "time, memory, recall and speed of large indexes, with factories of FAISS",
+    ),
     "datasets": ("datasets.command", "count, check, sample and convert public data sets"),
     "sweep": (
         "study.sweep",

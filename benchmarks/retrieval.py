@@ -17,10 +17,12 @@ from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
 from router.errors import BadCorpus
+from serving.config.config import MilvusConfig, RetrievalConfig
 from serving.retrieval.build import build_index
-from serving.retrieval.dense import Hit
+from serving.retrieval.dense import Hit, VectorStore
 from serving.retrieval.embedder import Embedder, MiniLM
 from serving.retrieval.index import DEPTH, Index, fuse
+from serving.retrieval.opening import vector_store
 
 CUTS = (1, 3, 5, 10)
 
@@ -32,6 +34,10 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Folder with corpus.jsonl and questions.jsonl."""
     index: Path | None = None
     """Folder of the corpus's index, which is built if missing (default: a temporary folder)."""
+    vectors: str = "Flat"
+    """How vectors are searched (`retrieval.vectors`)."""
+    milvus: str | None = None
+    """Search vectors in Milvus at this address, in the partition `bench` of `bench`."""
 
 
 class RankingScores(msgspec.Struct, frozen=True):
@@ -60,10 +66,14 @@ class Figures(msgspec.Struct, frozen=True):
 def measure(options: Options) -> Figures:
     """Measure accuracy and speed. Raises `BadCorpus`, `BadIndex` and the embedder's errors."""
     embedder = MiniLM()
+    partition = None
+    if options.milvus:
+        partition = MilvusConfig(address=options.milvus, collection="bench", partition="bench")
+    store = vector_store(RetrievalConfig(vectors=options.vectors, milvus=partition))
     questions = read_questions(options.data / "questions.jsonl")
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.index or Path(scratch) / "index"
-        index, passages_per_s = _indexed(options.data / "corpus.jsonl", folder, embedder)
+        index, passages_per_s = _indexed(options.data / "corpus.jsonl", folder, embedder, store)
         found, queries_per_s = _ranked(index, embedder, questions)
     return Figures(
         len(index.passages),
@@ -89,15 +99,19 @@ def read_questions(path: Path) -> list[BenchmarkQuestion]:
     return questions
 
 
-def _indexed(corpus: Path, folder: Path, embedder: Embedder) -> tuple[Index, float | None]:
+def _indexed(
+    corpus: Path, folder: Path, embedder: Embedder, store: VectorStore
+) -> tuple[Index, float | None]:
     """Open the index in `folder`, which is built first if it is missing. Return it with the number
     of passages that were indexed per second, or None if it existed.
     """
     embedder.embed(["warm up"], queries=False)  # loads the model before the time is measured
     started = time.perf_counter()
-    built = build_index([corpus], folder, embedder, lexical=True)
+    built = build_index([corpus], folder, embedder, lexical=True, store=store)
     elapsed_s = time.perf_counter() - started
-    return Index.open(folder, embedder), built.embedded / elapsed_s if built.embedded else None
+    return Index.open(
+        folder, embedder, store=store
+    ), built.embedded / elapsed_s if built.embedded else None
 
 
 def _ranked(

@@ -10,7 +10,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -39,7 +39,7 @@ CLOCK_SKEW_S = 10.0
 class Tenant(msgspec.Struct, frozen=True):
     """Settings of a tenant, that is a customer or a team with its own keys and quotas.
 
-    A limit of None means no limit. Days and months are in UTC.
+    A limit of None means no limit. Minutes, days and months are those of the clock, in UTC.
     """
 
     name: str
@@ -50,6 +50,9 @@ class Tenant(msgspec.Struct, frozen=True):
     nano_usd_per_month: int | None = None
     requests_per_day: int | None = None
     requests_per_month: int | None = None
+    requests_per_minute: int | None = None
+    """Max number of requests in a minute of the clock."""
+    tokens_per_minute: int | None = None
     runs_in_flight: int | None = None
     """Max number of the tenant's runs that are under way at the same time."""
     redact: bool = False
@@ -58,19 +61,6 @@ class Tenant(msgspec.Struct, frozen=True):
     """True if executors may be trained on the tenant's runs."""
     indexes: tuple[str, ...] = (DEFAULT_INDEX,)
     """Names of the indexes that the tenant may search, sorted."""
-
-    @property
-    def limited(self) -> bool:
-        """True if tokens or money are limited. Then every model call has to reserve its worst case
-        from the quota before it is made.
-        """
-        limits = (
-            self.tokens_per_day,
-            self.tokens_per_month,
-            self.nano_usd_per_day,
-            self.nano_usd_per_month,
-        )
-        return any(limit is not None for limit in limits)
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -91,6 +81,9 @@ class Key(msgspec.Struct, frozen=True):
     """Unix time from which the key is refused; in the future for a key that will expire. None for a
     key that does not expire.
     """
+    requests_per_minute: int | None = None
+    """Max number of requests with the key in a minute of the clock; None for no limit."""
+    tokens_per_minute: int | None = None
 
     @property
     def ended(self) -> bool:
@@ -109,6 +102,28 @@ class Spent(msgspec.Struct, frozen=True):
     tokens: int = 0
     nano_usd: int = 0
     """Billionths of a dollar."""
+
+
+class QuotaUse(msgspec.Struct, frozen=True):
+    """The part of a tenant's quota that is spent in the current day or month."""
+
+    tenant: str
+    quota: str
+    """Name of the quota, such as `tokens_per_day`."""
+    period: str
+    """As `Spent.period`."""
+    limit: int
+    used: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """All but the used part: what a warning is about."""
+        return self.tenant, self.quota, self.period, self.limit
+
+    @property
+    def left(self) -> float:
+        """The unspent share, from 0 to 1."""
+        return max(0.0, 1 - self.used / self.limit)
 
 
 class AuditEvent(msgspec.Struct, frozen=True):
@@ -157,12 +172,12 @@ class Accounts(Protocol):
         the first key in the store.
         """
 
-    async def expire_key(
-        self, key_id: str, at: float | None, successor: Key | None = None
+    async def change_key(
+        self, key_id: str, changes: Mapping[str, float | None], successor: Key | None = None
     ) -> Key | None:
-        """Let a key that has not ended end at a Unix time, or never, and return it. In the same
-        transaction, store the key `successor`. Return None, and change nothing, if the key has
-        ended or does not exist.
+        """Change the end (`revoked_at`) or limits of a key that has not ended, by their names, and
+        return it. In the same transaction, store the key `successor`. Return None, and change
+        nothing, if the key has ended or does not exist.
         """
 
     async def tenants(self) -> list[Tenant]:

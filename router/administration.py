@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from router.access import ACT, Accounts, AuditEvent, Key, Spent, Tenant, caller, new_key
-from router.errors import BadRequest, NotFound, RolegateError, StoreFailed
+from router.errors import BadRequest, KeyNotFound, RolegateError, StoreFailed, TenantNotFound
 from router.trace.identity import DEFAULT_TENANT, SCOPES, KeyScope
 from router.trace.scope import DEFAULT_INDEX
 
@@ -30,6 +30,8 @@ SETTINGS = Tenant.__struct_fields__[1:]
 """Names of the settings of a tenant."""
 LIMITS = tuple(name for name in SETTINGS if name not in ("redact", "training", "indexes"))
 """Names of the settings that are limits."""
+KEY_LIMITS = "requests_per_minute", "tokens_per_minute"
+"""Names of the limits of a key."""
 MAX_LIMIT = 2 * 10**16
 """Max value of a limit on tokens or on money, for which it is twenty million dollars. Sums up to it
 fit into the integers of the database.
@@ -167,52 +169,55 @@ class Administration:
         return CreatedKey(text, key, first)
 
     async def rotate_key(self, key_id: str, grace_s: float) -> CreatedKey:
-        """Replace a key by a new one, which has the same tenant, scopes, label and expiry. The old
-        key stays valid for `grace_s` seconds, but never for longer than before. Raises `NotFound`
-        for an unknown key, and `BadRequest` for a key that has ended or a grace out of range.
+        """Replace a key by a new one, which has the same tenant, scopes, label, limits and expiry.
+        The old key stays valid for `grace_s` seconds, but never for longer than before. Raises
+        `KeyNotFound` for an unknown key, and `BadRequest` for a key that has ended or a grace out
+        of range.
         """
         if not 0 <= grace_s <= _LONGEST_GRACE_S:
             raise BadRequest(f"grace: must be from 0 to {_LONGEST_GRACE_S:.0f} seconds.")
         old = await self._known(key_id)
-        text, made = new_key(old.tenant, old.scopes, old.label)
-        key = msgspec.structs.replace(made, revoked_at=old.revoked_at)
+        text, made = new_key(old.tenant, old.scopes)
+        key = msgspec.structs.replace(
+            old,
+            key_id=made.key_id,
+            secret_sha256=made.secret_sha256,
+            created_at=made.created_at,
+        )
         ends_at = time.time() + grace_s
         if old.revoked_at is not None:
             ends_at = min(ends_at, old.revoked_at)
-        replaced = await self._act(
-            "rotate_key",
-            old.key_id,
-            self._expired(old.key_id, ends_at, key),
-            old.tenant,
-            new_key=key.key_id,
-            ends_at=ends_at,
+        changes = {"revoked_at": ends_at}
+        replaced = await self._change(
+            "rotate_key", old, changes, key, new_key=key.key_id, ends_at=ends_at
         )
         return CreatedKey(text, key, replaced=replaced)
 
     async def expire_key(self, key_id: str, at: float | None) -> Key:
-        """Let a key expire at a Unix time, or never, and return it. Raises `NotFound` for an
-        unknown key, and `BadRequest` for a key that has ended or a time that is not in the future.
+        """Let a key expire at a Unix time, or never, and return it. Raises `KeyNotFound`, and
+        `BadRequest` for a key that has ended or a time that is not in the future.
         """
         if at is not None and not time.time() < at <= _LAST_TIME:
             raise BadRequest("expire_time: must be in the future, and before the year 10000.")
         key = await self._known(key_id)
-        return await self._act(
-            "expire_key",
-            key.key_id,
-            self._expired(key.key_id, at),
-            key.tenant,
-            ends_at=at,
-        )
+        return await self._change("expire_key", key, {"revoked_at": at}, ends_at=at)
+
+    async def update_key(self, key_id: str, limits: Mapping[str, int | None]) -> Key:
+        """Change limits of a key, by their names, and return it. Raises `KeyNotFound`, and
+        `BadRequest` for a key that has ended or an invalid limit.
+        """
+        self._check_settings(limits)
+        return await self._change("update_key", await self._known(key_id), limits, None, **limits)
 
     async def revoke_key(self, key_id: str) -> tuple[Key, bool]:
         """Revoke a key, unless it has ended. Return it, and whether no valid key is left. Raises
-        `NotFound` for an unknown key.
+        `KeyNotFound` for an unknown key.
         """
         known = await self._known(key_id)
         revoked = await self._act(
             "revoke_key",
             known.key_id,
-            self._accounts.expire_key(known.key_id, time.time()),
+            self._accounts.change_key(known.key_id, {"revoked_at": time.time()}),
             known.tenant,
         )
         keys = await self._accounts.keys()
@@ -227,10 +232,12 @@ class Administration:
         return {tenant.name: tenant for tenant in (default, *await self._accounts.tenants())}
 
     async def tenant(self, name: str) -> tuple[Tenant, list[Spent]]:
-        """Return a tenant, and what it has spent this day and this month. Raises `NotFound`."""
+        """Return a tenant, and what it has spent this day and this month. Raises
+        `TenantNotFound`.
+        """
         tenants = await self._tenants()
         if (tenant := tenants.get(name)) is None:
-            raise NotFound(
+            raise TenantNotFound(
                 f"no tenant {name[:80]!r}; the tenants are: {', '.join([*tenants][:10])}."
             )
         now = datetime.now(UTC)
@@ -246,7 +253,7 @@ class Administration:
         limit in dollars after a change of one, also return the models without a known price.
 
         `changes`: values by the name of the setting; no indexes means the default one. `create`:
-        False to raise `NotFound` for a tenant that does not exist. Raises `BadRequest`
+        False to raise `TenantNotFound` for a tenant that does not exist. Raises `BadRequest`
         for an invalid value.
         """
         _check_name(name)
@@ -256,7 +263,7 @@ class Administration:
             changes["indexes"] = tuple(sorted({*changes["indexes"]})) or (DEFAULT_INDEX,)
         known = await self._tenants()
         if not create and name not in known:
-            raise NotFound(f"no tenant {name!r}; create it first.")
+            raise TenantNotFound(f"no tenant {name!r}; create it first.")
         tenant = msgspec.structs.replace(known.get(name, Tenant(name)), **changes)
         await self._act(
             "update_tenant",
@@ -285,16 +292,32 @@ class Administration:
         key_id = key_id.removeprefix("rg_").partition("_")[0]
         keys = await self._accounts.keys()
         if (key := next((key for key in keys if key.key_id == key_id), None)) is None:
-            raise NotFound(
+            raise KeyNotFound(
                 f"{key_id[:40]!r}: there is no such key; `rolegate keys list` shows all keys."
             )
         return key
 
-    async def _expired(self, key_id: str, at: float | None, successor: Key | None = None) -> Key:
-        key = await self._accounts.expire_key(key_id, at, successor)
-        if key is None:
-            raise BadRequest(f"key {key_id}: was revoked or has expired; create another key.")
-        return key
+    async def _change(
+        self,
+        act: str,
+        key: Key,
+        changes: Mapping[str, float | None],
+        successor: Key | None = None,
+        **known: object,
+    ) -> Key:
+        """Do an act that changes a key, see `Accounts.change_key`. Raises `BadRequest` for a key
+        that has ended.
+        """
+
+        async def change() -> Key:
+            changed = await self._accounts.change_key(key.key_id, changes, successor)
+            if changed is None:
+                raise BadRequest(
+                    f"key {key.key_id}: was revoked or has expired; create another key."
+                )
+            return changed
+
+        return await self._act(act, key.key_id, change(), key.tenant, **known)
 
 
 def limit_from_text(text: str, *, in_dollars: bool) -> int | None:

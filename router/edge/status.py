@@ -50,7 +50,7 @@ _CODES: dict[int, tuple[type[RolegateError], ...]] = {
         errors.ContentRefused,
         errors.MalformedOutput,
     ),
-    code_pb2.NOT_FOUND: (errors.NotFound,),
+    code_pb2.NOT_FOUND: (errors.NotFound, errors.KeyNotFound, errors.TenantNotFound),
     code_pb2.ALREADY_EXISTS: (errors.RequestIdTaken,),
     code_pb2.CANCELLED: (errors.RunCancelled,),
     code_pb2.DEADLINE_EXCEEDED: (errors.OutOfTime,),

@@ -1,16 +1,18 @@
-"""Storage of tenants, of keys and of the audit log in a database."""
+"""Storage of tenants, keys, the audit log and warnings about quotas in a database."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import msgspec
 from sqlalchemy import Connection, func, select
 
-from router.access import ACT, CLOCK_SKEW_S, LAST_EVENT, AuditEvent, Key, Spent, Tenant
+from router.access import ACT, CLOCK_SKEW_S, LAST_EVENT, AuditEvent, Key, QuotaUse, Spent, Tenant
 from router.store.database import Database, storable
 from router.store.projection import put
-from router.store.schema import AUDIT, KEYS, SPENDING, TENANTS, struct_of, structs
+from router.store.schema import AUDIT, KEYS, SPENDING, TENANTS, WARNINGS, struct_of, structs
 
+_LOCK = "SELECT pg_advisory_xact_lock(1919118444, 2)"
 _LONGEST_TARGET = 200
 """Max characters of a target in the audit log. Names in refused requests may be longer."""
 
@@ -39,22 +41,24 @@ class SQLAccounts:
 
         return await self._database.write(add)
 
-    async def expire_key(
-        self, key_id: str, at: float | None, successor: Key | None = None
+    async def change_key(
+        self, key_id: str, changes: Mapping[str, float | None], successor: Key | None = None
     ) -> Key | None:
-        """See `Accounts.expire_key`."""
+        """See `Accounts.change_key`."""
         valid = KEYS.c.revoked_at.is_(None) | (KEYS.c.revoked_at > time.time() + CLOCK_SKEW_S)
-        expired = KEYS.update().where(KEYS.c.key_id == key_id, valid).values(revoked_at=at)
+        # The identifier is written too, so that the statement is valid if nothing changes.
+        changed = KEYS.update().where(KEYS.c.key_id == key_id, valid)
+        changed = changed.values({"key_id": key_id, **changes})
 
-        def expire(connection: Connection) -> Key | None:
-            if not connection.execute(expired).rowcount:
+        def change(connection: Connection) -> Key | None:
+            if not connection.execute(changed).rowcount:
                 return None
             if successor:
                 _insert(connection, successor)
             note(connection)
             return next(key for key in _keys(connection) if key.key_id == key_id)
 
-        return await self._database.write(expire)
+        return await self._database.write(change)
 
     async def tenants(self) -> list[Tenant]:
         """See `Accounts.tenants`."""
@@ -96,21 +100,55 @@ class SQLAccounts:
 
     async def spending(self, tenant: str) -> list[Spent]:
         """See `Accounts.spending`."""
-        of_tenant = (
-            select(SPENDING).where(SPENDING.c.tenant == tenant).order_by(SPENDING.c.period.desc())
-        )
+        period = SPENDING.c.period
+        wanted = SPENDING.c.tenant == tenant, func.length(period) <= len("2026-11-21")
+        of_tenant = select(SPENDING).where(*wanted).order_by(period.desc())
         return await self._database.read(lambda connection: structs(connection, Spent, of_tenant))
+
+    async def claim_warnings(
+        self, uses: Sequence[QuotaUse], since: float
+    ) -> list[tuple[QuotaUse, bool]]:
+        """Return those of `uses` of which the caller must warn, each with whether the warning is
+        new to all gateways. A warning that is not `delivered` is due again if it was last tried
+        before `since`, a Unix time.
+        """
+
+        def claim(connection: Connection) -> list[tuple[QuotaUse, bool]]:
+            _lock(connection)
+            current = WARNINGS.c.period.in_({use.period for use in uses})
+            known = connection.execute(select(WARNINGS).where(current))
+            tried = {tuple(key): tried_at for *key, _, tried_at in known}
+            # Delivered ones have no time.
+            due = [use for use in uses if (tried.get(use.key, 1.0) or since) < since]
+            _put_warnings(connection, due, time.time())
+            return [(use, use.key not in tried) for use in due]
+
+        return await self._database.write(claim)
+
+    async def delivered(self, use: QuotaUse) -> None:
+        """Note that a warning is delivered."""
+        await self._database.write(partial(_put_warnings, uses=[use], tried_at=None))
 
 
 def note(connection: Connection) -> None:
-    """Write the current act, if there is one, to the audit log. Of two transactions that choose the
-    same number, PostgreSQL refuses one, and `Database.write` repeats it.
-    """
+    """Write the current act, if there is one, to the audit log. Numbers are chosen under a lock."""
     if act := ACT.get():
+        _lock(connection)
         last = connection.scalar(select(func.max(AUDIT.c.number))) or 0
         target = storable(act.target[:_LONGEST_TARGET])
         row = msgspec.structs.asdict(act) | {"number": last + 1, "target": target}
         connection.execute(AUDIT.insert().values(row))
+
+
+def _lock(connection: Connection) -> None:
+    """Lock the audit log and the warnings against other writers, until the transaction ends."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(_LOCK)
+
+
+def _put_warnings(connection: Connection, uses: Sequence[QuotaUse], tried_at: float | None) -> None:
+    rows = [msgspec.structs.asdict(use) | {"tried_at": tried_at} for use in uses]
+    put(connection, WARNINGS, rows)
 
 
 def _row(tenant: Tenant) -> dict[str, object]:

@@ -16,14 +16,13 @@ leases are written again with the next commit. Until then, the smaller of the tw
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from router.access import Tenant
 from router.amount import Amount
 from router.errors import QuotaExhausted, StoreFailed
 from router.ledger import RunStart
@@ -36,10 +35,11 @@ from router.store.quotas import (
     LIMITED,
     Period,
     Quotas,
+    Settings,
     Tally,
     add_spent,
+    counted,
     limit_of,
-    periods,
     see_counts,
 )
 from router.store.records import Change
@@ -55,16 +55,14 @@ class _Begin(NamedTuple):
 
     start: RunStart
     redact: bool
-    tenant: Tenant
+    accounts: Settings
     answer: "asyncio.Future[EarlierRun | None]"
 
 
 class _Wish(NamedTuple):
-    """A request for a larger lease. `answer` gets True if it was granted."""
+    """A request for larger leases. `answer` gets True if they were granted."""
 
-    tenant: str
-    at: float
-    wanted: Amount
+    wanted: Mapping[Period, Amount]
     answer: "asyncio.Future[bool]"
 
 
@@ -80,12 +78,12 @@ class _Size(NamedTuple):
     asked: int
     """Sum of all requests."""
     limit: int | None
-    """The tenant's limit in the lease's period; None for no limit."""
+    """The account's limit in the lease's period; None for no limit."""
 
 
 _Sizes = dict[Period, tuple[_Size, ...]]
 _Leases = dict[Period, list[tuple[int, int]]]
-"""For each tenant and period, pairs of the amount spent and the lease: one pair in tokens, and one
+"""For each account and period, pairs of the amount spent and the lease: one pair in tokens, and one
 in money.
 """
 
@@ -111,7 +109,7 @@ class GroupCommit:
         self._begins: list[_Begin] = []
         self._wishes: list[_Wish] = []
         self._idle: set[Period] = set()
-        """Tenants and periods whose leases are to be reduced."""
+        """Periods whose leases are to be reduced."""
         self._doubtful = False
         """True if a transaction has failed, so that it is unknown which leases the database has."""
 
@@ -129,16 +127,16 @@ class GroupCommit:
         may have begun in the database.
         """
         answer: asyncio.Future[EarlierRun | None] = asyncio.get_running_loop().create_future()
-        self._begins.append(_Begin(start, redact, self._quotas.tenant(start.tenant), answer))
+        self._begins.append(_Begin(start, redact, self._quotas.accounts, answer))
         self.news.set()
         return await answer
 
-    async def lease(self, tenant: str, at: float, wanted: Amount) -> bool:
-        """Request leases that have `wanted` free, in the day and the month of the Unix time `at`,
-        with the next commit. Return False if so much is not available. Raises `StoreFailed`.
+    async def lease(self, wanted: Mapping[Period, Amount]) -> bool:
+        """Request leases that have these amounts free, with the next commit. Return False if so
+        much is not available. Raises `StoreFailed`.
         """
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._wishes.append(_Wish(tenant, at, wanted, answer))
+        self._wishes.append(_Wish(wanted, answer))
         self.news.set()
         return await answer
 
@@ -198,8 +196,7 @@ class GroupCommit:
             _resolve(begin.answer, outcome)
         for wish in wishes:
             granted = True
-            for period in periods(wish.at):
-                key = wish.tenant, period
+            for key in wish.wanted:
                 for (_, lease), size in zip(leases[key], sizes[key], strict=True):
                     granted = granted and (size.limit is None or lease >= size.min_size)
             _resolve(wish.answer, granted)
@@ -219,8 +216,7 @@ class GroupCommit:
         see_member(connection, epoch)
         keys = set(sizes) | set(changed(changes))
         for begin in begins:
-            at = begin.start.started_at
-            keys.update((begin.start.tenant, period) for period in periods(at))
+            keys.update(counted(begin.start))
         spent = _locked(connection, sorted(keys))
 
         leases = _leases(connection, self._log, sizes, spent) if sizes else {}
@@ -256,19 +252,18 @@ class GroupCommit:
         """
         asked: dict[Period, list[Amount]] = defaultdict(list)
         for wish in wishes:
-            for period in periods(wish.at):
-                asked[wish.tenant, period].append(wish.wanted)
+            for key, amount in wish.wanted.items():
+                asked[key].append(amount)
         return {
             key: tuple(self._size(key, of, asked[key]) for of in LIMITED)
             for key in (*asked, *self._idle)
         }
 
     def _size(self, key: Period, of: str, asked: Sequence[Amount]) -> _Size:
-        tenant = self._quotas.tenant(key[0])
         tally = self._quotas.tallies[key]
         used = tally.used(of)
         amounts = [getattr(amount, of) or 0 for amount in asked]
-        limit = limit_of(tenant, of, key[1])
+        limit = limit_of(self._quotas.accounts[key[0]], of, key[1])
         if asked:
             # Keep the free part of the lease, because it may be used before the transaction ends.
             wanted = max(sum(amounts), tally.free(of))
@@ -372,20 +367,20 @@ def _begin(
     running = _in_flight(connection, begins)
     outcomes: list[EarlierRun | QuotaExhausted | None] = []
     begun: list[Change] = []
-    for start, redact, tenant, _ in begins:
+    for start, redact, accounts, _ in begins:
         name = name_of(start)
         if (earlier := named.get(name)) and earlier.holds(start.started_at):
             outcomes.append(earlier.earlier_run(start))
             continue
         try:
-            see_counts(tenant, start.started_at, running[tenant.name], spent)
+            see_counts(accounts, start, running[start.tenant], spent)
         except QuotaExhausted as error:
             outcomes.append(error)
             continue
 
-        running[tenant.name] += 1
-        for period in periods(start.started_at):
-            spent[tenant.name, period].requests += 1
+        running[start.tenant] += 1
+        for period in counted(start):
+            spent[period].requests += 1
         if start.request_id:
             named[name] = Named.of(start)
         begun.append(Change(start, redact))
@@ -409,7 +404,8 @@ def _named(connection: Connection, begins: Sequence[_Begin]) -> dict[Name, Named
 
 def _in_flight(connection: Connection, begins: Sequence[_Begin]) -> Counter[str]:
     """Return the number of running runs by tenant, for tenants that have a limit on it."""
-    limited = [begin.tenant.name for begin in begins if begin.tenant.runs_in_flight is not None]
+    tenants = (begin.accounts[begin.start.tenant] for begin in begins)
+    limited = [tenant.name for tenant in tenants if tenant.runs_in_flight is not None]
     if not limited:
         return Counter()
     return Counter(dict(connection.exec_driver_sql(_IN_FLIGHT, {"tenants": limited}).all()))

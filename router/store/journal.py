@@ -11,8 +11,9 @@ from itertools import count, product
 
 import structlog
 from msgspec.structs import replace
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
+from router.access import QuotaUse
 from router.amount import NOTHING, Amount
 from router.background import background_tasks, errors_logged, in_worker
 from router.errors import BadRequest, QuotaExhausted, RolegateError, StoreFailed
@@ -30,7 +31,18 @@ from router.store.log import RunLog
 from router.store.members import Members
 from router.store.names import RequestNames
 from router.store.parts import encoded_in_parts
-from router.store.quotas import LIMITED, Period, Quotas, Tally, periods
+from router.store.quotas import (
+    LIMITED,
+    Period,
+    Quotas,
+    Settings,
+    Tally,
+    counted,
+    key_account,
+    limit_of,
+    names,
+    periods,
+)
 from router.store.records import (
     Begun,
     Forgotten,
@@ -43,7 +55,7 @@ from router.store.records import (
     encode,
     withheld,
 )
-from router.store.schema import SPENDING
+from router.store.schema import LEASES, SPENDING, WARNINGS
 from router.trace import Call, Run
 from router.trace.call import OpenedCall
 from router.trace.redaction import redacted
@@ -60,6 +72,10 @@ _DATABASE_TIMEOUT_S = 5.0
 _RESUMABLE_S = 3600.0
 """Seconds after its start within which an interrupted run can be resumed."""
 _RETENTION_S = 600.0
+_OVER_S = 120.0
+"""Seconds after which a minute is over for this gateway."""
+_OVER_FOR_ALL_S = 86400.0
+"""Seconds after which a minute is over for all gateways, even if their clocks differ."""
 _LARGE = 500
 """Number of calls above which the last record of a run is encoded in a thread."""
 
@@ -82,7 +98,7 @@ class LogJournal:
         self._on_cancel = on_cancel
         self._on_health = on_health
         self._find = find
-        self._accounts = SQLAccounts(database)
+        self.accounts = SQLAccounts(database)
         self._names = RequestNames(database)
         self._quotas = Quotas(shared=database.shared)
         self._members = Members(database, log.name) if database.shared else None
@@ -136,9 +152,9 @@ class LogJournal:
             ):
                 await journal._recover()
                 database.caught_up = None if journal._members else journal._follower.caught_up
-                deleting = [journal._keep_deleting(keep_days)] if keep_days is not None else []
+                deleting = journal._keep_deleting(keep_days)
                 following = journal._follower.keep_following()
-                async with background_tasks(following, journal._keep_watching(), *deleting):
+                async with background_tasks(following, journal._keep_watching(), deleting):
                     yield journal
                 with suppress(RolegateError):
                     done = await journal._follower.finish() and not journal._runs
@@ -189,16 +205,17 @@ class LogJournal:
             raise StoreFailed(self._refusal)
         self._log.admit(len(self._runs))
 
-        tenant = self._quotas.tenant(start.tenant)
+        tenant = self._quotas.accounts[start.tenant]
         leased = True
         while True:
             try:
-                self._quotas.begin(start.tenant, start.started_at, start.hold)
+                self._quotas.begin(start)
                 break
             except QuotaExhausted as refused:
                 if not leased:
                     raise
-                leased = await self._lease(refused, start.tenant, start.started_at, start.hold)
+                holds = periods(start.tenant, start.started_at)
+                leased = await self._lease(refused, dict.fromkeys(holds, start.hold))
 
         stored = start
         if tenant.redact:
@@ -231,7 +248,8 @@ class LogJournal:
                 calls += (*earlier_run.calls, *earlier_run.cut())
             turns = tuple(earlier_run.turns for earlier_run in before.chain)
             resumed = Resumed(before.start, turns, tuple(calls))
-        return Admitted(tenant.limited, tenant.redact, tenant.training, resumed)
+        limited = self._quotas.limited(start)
+        return Admitted(limited, tenant.redact, tenant.training, resumed)
 
     def unfinished(self, run_id: str) -> RunStart | None:
         """See `Journal.unfinished`."""
@@ -320,22 +338,22 @@ class LogJournal:
         """Seconds for which the oldest change has waited to be written to the database."""
         return self._follower.lag_s
 
-    async def quotas_left(self) -> dict[tuple[str, str], float]:
-        """Return the share of each quota that is not spent in the current day or month, from 0 to
-        1, by tenant and name of the quota, such as `tokens_per_day`. With several gateways, the
-        spending of all of them counts. A quota of 0 has no share. Raises `StoreFailed`.
+    async def quota_uses(self) -> list[QuotaUse]:
+        """Return how much of each quota is spent in the current day and month, in runs that have
+        ended. With several gateways, the spending of all of them counts. Quotas of 0 are left out.
+        Raises `StoreFailed`.
         """
         spent = await self._database.read(_spent)
-        left: dict[tuple[str, str], float] = {}
-        units = zip(periods(time.time()), ("day", "month"), strict=True)
+        uses: list[QuotaUse] = []
+        units = zip(names(time.time())[1:], ("day", "month"), strict=True)
         for (period, unit), of in product(units, ("requests", *LIMITED)):
             quota = f"{of}_per_{unit}"
-            for tenant in self._quotas.tenants.values():
-                limit: int | None = getattr(tenant, quota)
+            for tenant in self._quotas.accounts.values():
+                limit = limit_of(tenant, of, period)
                 if limit:
                     used: int = getattr(spent.get((tenant.name, period), Tally()), of)
-                    left[tenant.name, quota] = max(0.0, 1 - used / limit)
-        return left
+                    uses.append(QuotaUse(tenant.name, quota, period, limit, used))
+        return uses
 
     def _running(self, run_id: str) -> RecordedRun:
         if (run := self._runs.get(run_id)) is None:
@@ -351,7 +369,7 @@ class LogJournal:
     ) -> None:
         """Reserve `wanted` for a run in the quotas of its tenant, and write `record`. For the
         answer, this replaces the amount that is reserved for it. `at`: Unix time that decides the
-        day and month.
+        minute, day and month.
 
         Raises `BudgetExhausted` and `StoreFailed`; then nothing changes.
         """
@@ -361,40 +379,36 @@ class LogJournal:
         leased = True
         while True:
             run = self._running(run_id)
-            begun = run.start.started_at
-            tenant = self._quotas.tenant(run.start.tenant)
+            begun = periods(run.start.tenant, run.start.started_at)
+            spans = begun if isinstance(record, Reserved) else counted(record.call)
             freed = run.kept if answers else NOTHING
             try:
-                self._quotas.check(tenant, at, wanted, run, answers=answers)
+                self._quotas.check(spans, at, wanted, run, answers=answers)
                 break
             except QuotaExhausted as refused:
                 if not leased:
                     raise
-                reused = freed if periods(at) == periods(begun) else NOTHING
-                missing = (
-                    max(0, (getattr(wanted, of) or 0) - (getattr(reused, of) or 0))
-                    for of in LIMITED
+                missing = Amount(
+                    *(
+                        max(0, (getattr(wanted, of) or 0) - (getattr(freed, of) or 0))
+                        for of in LIMITED
+                    )
                 )
-                leased = await self._lease(refused, tenant.name, at, Amount(*missing))
+                amounts = {span: missing if span in begun else wanted for span in spans}
+                leased = await self._lease(refused, amounts)
 
         self._append(run, record)
-        self._quotas.reserve(tenant.name, begun, freed, sign=-1)
-        self._quotas.reserve(tenant.name, at, wanted)
+        self._quotas.reserve(begun, freed, sign=-1)
+        self._quotas.reserve(spans, wanted)
 
-    async def _lease(
-        self,
-        refused: QuotaExhausted,
-        tenant: str,
-        at: float,
-        missing: Amount,
-    ) -> bool:
-        """Request a larger lease, after a check has raised `refused`. Return True if it was
-        granted; if not, the caller checks once more. Raises `refused` if a larger lease cannot
+    async def _lease(self, refused: QuotaExhausted, missing: dict[Period, Amount]) -> bool:
+        """Request larger leases, after a check has raised `refused`. Return True if they were
+        granted; if not, the caller checks once more. Raises `refused` if larger leases cannot
         help, and `StoreFailed`.
         """
         if self._commits is None or not refused.contended:
             raise refused
-        return await self._commits.lease(tenant, at, missing)
+        return await self._commits.lease(missing)
 
     def _append(self, run: RecordedRun, record: Record, *, later: bool = False) -> None:
         """Write a record of a run to the log, and apply it to the run's state. `later`: see
@@ -422,8 +436,8 @@ class LogJournal:
     def _take_back(self, run: RecordedRun) -> None:
         """Remove a run that never began from the counts and reservations of its tenant."""
         self._quotas.end(run)
-        for period in periods(run.start.started_at):
-            self._quotas.tallies[run.start.tenant, period].requests -= 1
+        for period in counted(run.start):
+            self._quotas.tallies[period].requests -= 1
 
     def _give_up_all(self) -> None:
         """Cancel all runs. Called when other gateways have fenced this gateway and closed its runs
@@ -453,7 +467,9 @@ class LogJournal:
         await self._delete_segments()
 
     async def _read_settings(self) -> None:
-        self._quotas.tenants = {tenant.name: tenant for tenant in await self._accounts.tenants()}
+        accounts = Settings({key_account(key.key_id): key for key in await self.accounts.keys()})
+        accounts |= {tenant.name: tenant for tenant in await self.accounts.tenants()}
+        self._quotas.accounts = accounts
 
     async def _delete_segments(self) -> None:
         """Delete the segments of the log that are older than every run that is running or can be
@@ -481,6 +497,7 @@ class LogJournal:
                 full = self._log.watch()
                 self._log.rotate()
                 self._forget_unfinished()
+                self._quotas.forget_minutes(time.time() - _OVER_S)
                 self._names.forget_ended(self._follower.has)
                 if self._commits:
                     self._commits.give_back()
@@ -527,10 +544,12 @@ class LogJournal:
                     self._end(self._runs[run_id], run)
             await self._log.synced()
 
-    async def _keep_deleting(self, keep_days: float) -> None:
+    async def _keep_deleting(self, keep_days: float | None) -> None:
         while True:
             with errors_logged(_log, "store.nothing_deleted"):
-                await delete_old(self._database, keep_days)
+                await self._database.write(_delete_past, behind=True)
+                if keep_days is not None:
+                    await delete_old(self._database, keep_days)
             await asyncio.sleep(_RETENTION_S)
 
 
@@ -546,6 +565,16 @@ def _differs(before: RecordedRun | None, now: RunStart) -> str:
 
 
 def _spent(connection: Connection) -> dict[Period, Tally]:
-    current = select(SPENDING).where(SPENDING.c.period.in_(periods(time.time())))
+    current = select(SPENDING).where(SPENDING.c.period.in_(names(time.time())))
     rows = connection.execute(current)
     return {(tenant, period): Tally(*sums) for tenant, period, *sums in rows}
+
+
+def _delete_past(connection: Connection) -> None:
+    """Delete sums and leases of minutes that are over, and warnings of past months."""
+    minute, _, month = names(time.time() - _OVER_FOR_ALL_S)
+    connection.execute(WARNINGS.delete().where(WARNINGS.c.period < month))
+    for table in (SPENDING, LEASES):
+        period = table.c.period
+        old = period < minute, func.length(period) == len(minute)
+        connection.execute(table.delete().where(*old))

@@ -25,7 +25,7 @@ from router.background import background_tasks, errors_logged
 from router.errors import StoreFailed
 from router.store.database import Database
 from router.store.projection import left_over
-from router.store.quotas import periods
+from router.store.quotas import names
 from router.store.schema import GATEWAYS, LEASES, RUNS, trace_of
 
 _log = structlog.get_logger("store")
@@ -41,8 +41,8 @@ _BEGINS_S = _GRACE_S - 2.0
 _OPENS_S = _GRACE_S - 1.0
 """Seconds after the last proof of membership within which calls may be made."""
 _PAST_S = 86400.0
-"""Seconds after the end of a day or month, after which it is over for all gateways, even if their
-clocks differ.
+"""Seconds after the end of a minute, day or month, after which it is over for all gateways, even if
+their clocks differ.
 """
 _LOCKS = 1919118445
 """First key of the advisory locks on epochs; the second key is the epoch."""
@@ -210,9 +210,9 @@ def see_member(connection: Connection, epoch: int) -> None:
 def _join(connection: Connection, log: str) -> int:
     connection.execute(GATEWAYS.delete().where(GATEWAYS.c.log == log))
     # Leases of logs without a gateway, which may never be read again. They are deleted when their
-    # day or month is over.
+    # period is over.
     lost = LEASES.c.log.not_in(select(GATEWAYS.c.log))
-    for period in periods(time.time() - _PAST_S):
+    for period in names(time.time() - _PAST_S):
         past = LEASES.c.period < period, func.length(LEASES.c.period) == len(period)
         connection.execute(LEASES.delete().where(lost, *past))
     joined = GATEWAYS.insert().values(log=log, session=0).returning(GATEWAYS.c.epoch)

@@ -41,7 +41,7 @@ from router.ledger import RunStart
 from router.store.database import storable
 from router.store.log import Position
 from router.store.names import Name, name_of
-from router.store.quotas import Period, Tally, add_spent, periods
+from router.store.quotas import Period, Tally, add_spent, counted
 from router.store.records import Begun, Change, RecordedRun, cancelled, withheld
 from router.store.schema import (
     CALLS,
@@ -126,8 +126,8 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
     spent = defaultdict[Period, Tally](Tally)
     for change in changes:
         if counts_first == (change.run is None):
-            for period in periods(change.start.started_at):
-                spent[change.start.tenant, period].requests += -1 if change.forgotten else 1
+            for period in counted(change.start):
+                spent[period].requests += -1 if change.forgotten else 1
     calls = list(ended_calls(changes))
     add_spent(spent, calls)
 
@@ -222,12 +222,11 @@ def ended_calls(changes: Iterable[Change]) -> Iterator[Call]:
 
 
 def changed(changes: Sequence[Change]) -> Iterator[Period]:
-    """Yield the tenants and periods whose sums in `spending` these changes add to."""
+    """Yield the periods whose sums in `spending` these changes add to."""
     for change in changes:
-        calls = change.run.calls if change.run else ()
-        for at in {change.start.started_at, *(call.started_at for call in calls)}:
-            for period in periods(at):
-                yield change.start.tenant, period
+        yield from counted(change.start)
+        for call in change.run.calls if change.run else ():
+            yield from counted(call)
 
 
 def place_of(connection: Connection, log: str) -> Position:

@@ -1,5 +1,5 @@
-"""Quotas: the amounts that tenants have spent and reserved in the current day and month (UTC), and
-checks against the tenants' limits.
+"""Quotas: the amounts that tenants and keys have spent and reserved in the current minute, day and
+month (UTC), and checks against their limits.
 
 A gateway with its own database knows everything that is spent, so it checks a call in memory:
 
@@ -14,32 +14,44 @@ A gateway reserves calls within its lease, and requests a larger lease if that i
 transaction that stores a run moves the run's spending from the lease to the sums in the database.
 So no limit is ever exceeded: if a gateway is killed, or a transaction fails, the lease still
 counts.
+
+A minute is a minute of the clock, not the last 60 seconds: it is a period like a day, so that the
+same locks and leases keep it exact over all gateways. A request counts in the minute in which its
+run begins, a call in the minute in which it is opened. What a run holds for its answer counts in
+the day and the month, because the answer may be written in another minute.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Literal
+from itertools import product
+from typing import Any, Literal
 
 import msgspec
 
-from router.access import Tenant
+from router.access import Key, Tenant
 from router.amount import NOTHING, Amount, Remaining
 from router.errors import PriceUnknown, QuotaExhausted
+from router.ledger import RunStart
 from router.store.records import RecordedRun
 from router.trace import Call
+from router.trace.call import OpenedCall
 
-_DAY_S = 86400
+_MINUTE_S = 60
 _SOON_S = 1.0
 Period = tuple[str, str]
-"""A tenant, and a day such as 2026-11-21 or a month such as 2026-11."""
-Unit = Literal["day", "month"]
+"""An account, which is a tenant or `key ID`, and a minute such as 2026-11-21T13:00, a day such as
+2026-11-21 or a month such as 2026-11.
+"""
+Unit = Literal["minute", "day", "month"]
+_UNITS: dict[int, Unit] = {16: "minute", 10: "day", 7: "month"}
+"""Units of periods by the length of their names."""
 LIMITED: tuple[Literal["tokens", "nano_usd"], ...] = ("tokens", "nano_usd")
 
 
 class Tally(msgspec.Struct):
-    """Sums of one tenant in one period, as far as this gateway knows them. Fields with `nano_usd`
+    """Sums of one account in one period, as far as this gateway knows them. Fields with `nano_usd`
     are like those with `tokens`, in billionths of a dollar.
     """
 
@@ -80,121 +92,119 @@ class Tally(msgspec.Struct):
         setattr(self, f"lease_end_{of}", spent + lease)
 
 
+class Settings(dict[str, Any]):
+    """Settings of accounts by their names: a `Tenant` or a `Key`. A tenant without stored settings
+    has no limits, and neither has a key that is not stored.
+    """
+
+    def __missing__(self, name: str) -> Tenant:
+        return Tenant(name)
+
+
 class Quotas:
-    """The sums of all tenants, and checks against their limits."""
+    """The sums of all accounts, and checks against their limits."""
 
     def __init__(self, *, shared: bool = False) -> None:
         """`shared`: True if several gateways share the quotas. Then nothing is spent without a
         lease, and the limits on requests and runs in flight are checked in the database.
         """
         self._shared = shared
-        self.tenants: Mapping[str, Tenant] = {}
+        self.accounts = Settings()
+        """Settings of all accounts. They are never changed, but replaced."""
         self.tallies = defaultdict[Period, Tally](Tally)
         self.in_flight: Counter[str] = Counter()
         """Number of running runs by tenant."""
 
-    def tenant(self, name: str) -> Tenant:
-        """Return the settings of a tenant. A tenant without stored settings has no limits."""
-        return self.tenants.get(name) or Tenant(name)
-
-    def begin(self, name: str, at: float, kept: Amount) -> None:
-        """Count a new run of the tenant `name`, and reserve `kept` for its answer. `at`: Unix time
-        of its start. Raises `BudgetExhausted`; then the run is not counted.
+    def limited(self, start: RunStart) -> bool:
+        """Return whether tokens or money of a run are limited. Then every model call has to reserve
+        its worst case before it is made.
         """
-        tenant = self.tenant(name)
-        self.check(
-            tenant,
-            at,
-            kept,
-            None,
-            answers=False,
+        limits = product(counted(start), LIMITED)
+        return any(
+            limit_of(self.accounts[account], of, period) is not None
+            for (account, period), of in limits
         )
-        if not self._shared:
-            see_counts(tenant, at, self.in_flight[name], self.tallies)
 
-        for period in periods(at):
-            self.tallies[name, period].requests += 1
-        self.in_flight[name] += 1
-        self.reserve(name, at, kept)
+    def begin(self, start: RunStart) -> None:
+        """Count a new run, and reserve `start.hold` for its answer. Raises `BudgetExhausted`; then
+        the run is not counted.
+        """
+        holds = periods(start.tenant, start.started_at)
+        self.check(holds, start.started_at, start.hold, None, answers=False)
+        if not self._shared:
+            see_counts(self.accounts, start, self.in_flight[start.tenant], self.tallies)
+
+        for period in counted(start):
+            self.tallies[period].requests += 1
+        self.in_flight[start.tenant] += 1
+        self.reserve(holds, start.hold)
 
     def check(
         self,
-        tenant: Tenant,
+        spans: Iterable[Period],
         at: float,
         amount: Amount,
         run: RecordedRun | None,
         *,
         answers: bool,
     ) -> None:
-        """Raise `QuotaExhausted` if `amount` exceeds what is left of the tenant's quotas. Raise
-        `PriceUnknown` if the tenant has a limit on money, and the cost of `amount` is unknown.
+        """Raise `QuotaExhausted` if `amount` exceeds what is left of the quotas in `spans`. Raise
+        `PriceUnknown` if there is a limit on money, and the cost of `amount` is unknown.
 
-        `at`: Unix time that decides the day and month. `run`: the run that the amount is for; None
-        if it has not begun. `answers`: True if the amount is for the answer, so that it may use
-        what the run has reserved for its answer. Other amounts cannot use it, and need not wait
-        until it is released.
+        `at`: the Unix time that `spans` contain. `run`: the run that the amount is for; None if it
+        has not begun. `answers`: True if the amount is for the answer, so that it may use what the
+        run has reserved for its answer. Other amounts cannot use it, and need not wait until it is
+        released.
         """
-        if not tenant.limited:
-            return
-        kept = run.kept if run else NOTHING
-        kept_in = periods(run.start.started_at) if run else []
-        for period, unit in _periods(at):
-            tally = self.tallies[tenant.name, period]
+        kept_in = periods(run.start.tenant, run.start.started_at) if run else []
+        for span in spans:
+            account, period = span
+            tally = self.tallies[span]
+            unit = _UNITS[len(period)]
             for of in LIMITED:
-                name = f"{of}_per_{unit}"
-                limit: int | None = getattr(tenant, name)
+                limit = limit_of(self.accounts[account], of, period)
                 if limit is None:
                     continue
                 if getattr(amount, of) is None:
                     raise PriceUnknown(
-                        f"tenant {tenant.name} has a limit in dollars per {unit}, and the price "
+                        f"tenant {account} has a limit in dollars per {unit}, and the price "
                         "of the next call's model is unknown; set the price in [prices] of the "
                         "config, or limit tokens instead."
                     )
 
                 unspent = limit - getattr(tally, of)
-                own = getattr(kept, of) or 0
+                own = (getattr(run.kept, of) or 0) if run and span in kept_in else 0
                 free = unspent - getattr(tally, f"reserved_{of}")
                 if self._shared:
                     free = min(free, tally.free(of))
-                if answers and period in kept_in:
+                if answers:
                     free += own
                 now = Remaining(of, free)
                 if now.holds(amount):
                     continue
 
-                message = f"tenant {tenant.name}: {name} is {limit}"
+                message = f"{_named(account)}: {of}_per_{unit} is {limit}"
                 later = Remaining(of, unspent if answers else unspent - own)
                 if not later.holds(amount):
-                    raise _used_up(
-                        message,
-                        unit,
-                        at,
-                        later,
-                        f": {later.against(amount)}",
-                    )
+                    left: Remaining | None = later
+                    if unit == "minute":
+                        # A call waits for the next minute. It is only shortened to a whole one.
+                        whole = Remaining(of, limit)
+                        left = None if whole.holds(amount) else whole
+                    raise _used_up(message, unit, at, left, f": {later.against(amount)}")
                 raise QuotaExhausted(
                     f"{message}, and what is left is reserved for other calls: "
                     f"{now.against(amount)}.",
                     retry_after_s=_SOON_S,
                     contended=True,
-                    left=now,
+                    left=None if unit == "minute" else now,
                 )
 
-    def reserve(
-        self,
-        name: str,
-        at: float,
-        amount: Amount,
-        *,
-        sign: int = 1,
-    ) -> None:
-        """Reserve `amount` for the tenant `name`, or if `sign` is -1, release it. `at`: Unix time
-        that decides the day and month.
-        """
+    def reserve(self, spans: Iterable[Period], amount: Amount, *, sign: int = 1) -> None:
+        """Reserve `amount` in all `spans`, or if `sign` is -1, release it."""
         if amount != NOTHING:
-            for period in periods(at):
-                tally = self.tallies[name, period]
+            for span in spans:
+                tally = self.tallies[span]
                 tally.reserved_tokens += sign * amount.tokens
                 tally.reserved_nano_usd += sign * (amount.nano_usd or 0)
 
@@ -202,69 +212,104 @@ class Quotas:
         """Release the amount that was reserved for a call, and count the amount that the call has
         spent.
         """
-        self.reserve(call.tenant, call.started_at, call.reserved, sign=-1)
+        self.reserve(counted(call), call.reserved, sign=-1)
         add_spent(self.tallies, [call])
 
     def end(self, run: RecordedRun) -> None:
         """Release all amounts that are still reserved for a run, and remove the run from the runs
         in flight.
         """
-        for at, amount in run.reserved:
-            self.reserve(run.start.tenant, at, amount, sign=-1)
-        self.in_flight[run.start.tenant] -= 1
+        start = run.start
+        self.reserve(periods(start.tenant, start.started_at), run.kept, sign=-1)
+        for call in run.open.values():
+            self.reserve(counted(call), call.reserved, sign=-1)
+        self.in_flight[start.tenant] -= 1
+
+    def forget_minutes(self, before: float) -> None:
+        """Drop the sums of minutes before a Unix time, in which nothing is reserved or leased."""
+        minute = names(before)[0]
+        for span, tally in [*self.tallies.items()]:
+            old = span[1] < minute and len(span[1]) == len(minute)
+            if old and not tally.reserved_tokens and tally.free("tokens") <= 0:
+                del self.tallies[span]
 
 
 def see_counts(
-    tenant: Tenant,
-    at: float,
+    accounts: Settings,
+    start: RunStart,
     running: int,
     tallies: Mapping[Period, Tally],
 ) -> None:
-    """Raise `QuotaExhausted` if one more run would exceed the tenant's limit on runs in flight or
-    on requests. `running`: number of the tenant's runs that are running now.
+    """Raise `QuotaExhausted` if the run `start` would exceed a limit on runs in flight or on
+    requests. `running`: number of the tenant's runs that are running now.
     """
+    tenant = accounts[start.tenant]
     if tenant.runs_in_flight is not None and running >= tenant.runs_in_flight:
         raise QuotaExhausted(
             f"tenant {tenant.name}: {running} runs are running, and the limit runs_in_flight is "
             f"{tenant.runs_in_flight}; wait until one of them has ended.",
             retry_after_s=_SOON_S,
         )
-    for period, unit in _periods(at):
-        limit = getattr(tenant, f"requests_per_{unit}")
-        if limit is not None and tallies.get((tenant.name, period), Tally()).requests >= limit:
-            raise _used_up(f"tenant {tenant.name}: requests_per_{unit} is {limit}", unit, at)
+    for account, period in counted(start):
+        unit = _UNITS[len(period)]
+        limit = limit_of(accounts[account], "requests", period)
+        if limit is not None and tallies.get((account, period), Tally()).requests >= limit:
+            message = f"{_named(account)}: requests_per_{unit} is {limit}"
+            raise _used_up(message, unit, start.started_at)
 
 
-def limit_of(tenant: Tenant, of: str, period: str) -> int | None:
-    """Return a tenant's limit in a period; None for no limit. `of`: `tokens` or `nano_usd`."""
-    unit = "day" if len(period) > len("2026-11") else "month"
-    limit: int | None = getattr(tenant, f"{of}_per_{unit}")
+def limit_of(account: Tenant | Key, of: str, period: str) -> int | None:
+    """Return an account's limit in a period; None for no limit. `of`: `tokens`, `nano_usd` or
+    `requests`.
+    """
+    limit: int | None = getattr(account, f"{of}_per_{_UNITS[len(period)]}", None)
     return limit
 
 
 def add_spent(tallies: defaultdict[Period, Tally], calls: Iterable[Call]) -> None:
-    """Add the amounts that calls have spent to the sums of their tenants."""
+    """Add the amounts that calls have spent to the sums of their accounts."""
     for call in calls:
         charged = call.charged
-        for period in periods(call.started_at):
-            tally = tallies[call.tenant, period]
+        for period in counted(call):
+            tally = tallies[period]
             tally.tokens += charged.tokens
             tally.nano_usd += charged.nano_usd or 0
 
 
-def periods(at: float) -> list[str]:
-    """Return the day and the month of a Unix time, such as 2026-11-21 and 2026-11."""
-    return [period for period, _ in _periods(at)]
+def periods(tenant: str, at: float) -> list[Period]:
+    """Return the day and the month of a tenant that contain a Unix time."""
+    return [(tenant, name) for name in names(at)[1:]]
 
 
-def _periods(at: float) -> tuple[tuple[str, Unit], tuple[str, Unit]]:
-    return _periods_of(int(at // _DAY_S))
+def counted(counts: RunStart | OpenedCall) -> list[Period]:
+    """Return the periods in which a request or a call counts: minute, day and month of its tenant,
+    and the minute of its key.
+    """
+    minute, *_ = of_tenant = names(counts.started_at)
+    spans = [(counts.tenant, name) for name in of_tenant]
+    return [*spans, (key_account(counts.key_id), minute)] if counts.key_id else spans
 
 
-@lru_cache(maxsize=64)
-def _periods_of(day: int) -> tuple[tuple[str, Unit], tuple[str, Unit]]:
-    date = f"{datetime.fromtimestamp(day * _DAY_S, UTC):%Y-%m-%d}"
-    return (date, "day"), (date[:7], "month")
+def key_account(key_id: str) -> str:
+    """Return the name of a key's account. No tenant has such a name."""
+    return f"key {key_id}"
+
+
+def names(at: float) -> tuple[str, str, str]:
+    """Return the minute, the day and the month of a Unix time, such as 2026-11-21T13:00, 2026-11-21
+    and 2026-11.
+    """
+    return _names_of(int(at // _MINUTE_S))
+
+
+@lru_cache(maxsize=1024)
+def _names_of(minute: int) -> tuple[str, str, str]:
+    name = f"{datetime.fromtimestamp(minute * _MINUTE_S, UTC):%Y-%m-%dT%H:%M}"
+    return name, name[:10], name[:7]
+
+
+def _named(account: str) -> str:
+    return account if " " in account else f"tenant {account}"
 
 
 def _used_up(
@@ -275,19 +320,16 @@ def _used_up(
     rest: str = "",
 ) -> QuotaExhausted:
     now = datetime.fromtimestamp(at, UTC)
-    start = now.replace(
-        hour=0,
-        minute=0,
-        second=0,
-        microsecond=0,
-    )
-    if unit == "day":
-        reset = start + timedelta(days=1)
-    else:
-        reset = (start.replace(day=1) + timedelta(days=32)).replace(day=1)
+    minute = now.replace(second=0, microsecond=0)
+    day = minute.replace(hour=0, minute=0)
+    resets = {
+        "minute": minute + timedelta(minutes=1),
+        "day": day + timedelta(days=1),
+        "month": (day.replace(day=1) + timedelta(days=32)).replace(day=1),
+    }
     return QuotaExhausted(
         f"{message}, and not enough of it is left{rest}; the limit resets at "
-        f"{reset:%Y-%m-%d %H:%M} UTC.",
-        retry_after_s=(reset - now).total_seconds(),
+        f"{resets[unit]:%Y-%m-%d %H:%M} UTC.",
+        retry_after_s=(resets[unit] - now).total_seconds(),
         left=left,
     )

@@ -145,16 +145,6 @@ class RecordedRun:
             yield from self.before.chain
 
     @property
-    def reserved(self) -> Iterator[tuple[float, Amount]]:
-        """Amounts that are reserved for the open calls and for the answer. Each comes with the Unix
-        time that decides in which day and month it counts.
-        """
-        if self.kept != NOTHING:
-            yield self.start.started_at, self.kept
-        for call in self.open.values():
-            yield call.started_at, call.reserved
-
-    @property
     def resumable(self) -> bool:
         """True if the run can be resumed after an interruption: it is an answer or a table, it is
         not redacted, and none of its records is lost.

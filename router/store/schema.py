@@ -27,7 +27,7 @@ from sqlalchemy import (
     Table,
 )
 
-from router.access import AuditEvent, Key, Spent, Tenant
+from router.access import AuditEvent, Key, QuotaUse, Spent, Tenant
 from router.amount import Amount
 from router.errors import StoreFailed
 from router.models.model import TOKEN_COUNTS
@@ -80,7 +80,7 @@ SCHEMA_NUMBER = 8
 """Number of the schema. A release works with a database of its number, also if a later release has
 added tables and columns to it. Only a revision that contracts the schema changes the number.
 """
-REVISION = "0004"
+REVISION = "0005"
 """Revision of this schema: the last script in `migrations/versions`."""
 REVISIONS = Table(  # Alembic's table, which has the revision of the database
     "alembic_version", MetaData(), Column("version_num", String(32), primary_key=True)
@@ -160,7 +160,8 @@ USAGE_HOURS = _of_hours("usage_hours", GROUPS)
 # The same sums by key. Calls from before its revision have no key, and calls of gateways of the
 # release before are only in `usage_hours`.
 USAGE_KEY_HOURS = _of_hours("usage_key_hours", KEY_GROUPS)
-# Sums that count against quotas: a row for each day and each month in which a tenant has requests
+# Sums that count against quotas: a row for each minute, day and month in which a tenant has
+# requests, and for each minute in which `key ID` has. Minutes are deleted after a day.
 SPENDING = Table(
     "spending", METADATA, Column("tenant", String, primary_key=True), *_columns(Spent, "period")
 )
@@ -182,6 +183,13 @@ KEYS = Table(  # `scopes` are separated by commas
     Column("tenant", ForeignKey("tenants.name")),
 )
 AUDIT = Table("audit", METADATA, *_columns(AuditEvent, "number"))  # no row is ever deleted
+WARNINGS = Table(  # quotas that were nearly spent
+    "quota_warnings",
+    METADATA,
+    *_columns(QuotaUse, "tenant", "quota", "period", "limit"),
+    # Unix time of the last attempt to deliver the warning; null when it is delivered
+    Column("tried_at", Float),
+)
 LOGS = Table(  # the place of each log: the position up to which it is written to the database
     "logs",
     METADATA,

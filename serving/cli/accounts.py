@@ -19,7 +19,14 @@ from rolegate.client.options import Result
 from rolegate.v1 import admin_service_pb2 as pb
 
 from router.access import CALLER, Spent, Tenant
-from router.administration import SETTINGS, Administration, Auditor, dollars, limit_from_text
+from router.administration import (
+    KEY_LIMITS,
+    SETTINGS,
+    Administration,
+    Auditor,
+    dollars,
+    limit_from_text,
+)
 from router.edge.grpc.admin_service import AdminServicer
 from router.edge.grpc.convert_request import from_proto, time_field
 from router.errors import BadRequest
@@ -67,6 +74,17 @@ class StoreClient(AsyncClient):
         return call.result(await getattr(self._servicer, call.method)(call.request, None))
 
 
+def _limit(text: str, *, in_dollars: bool = False) -> int | None:
+    try:
+        return limit_from_text(text, in_dollars=in_dollars)
+    except BadRequest as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+Limit = Annotated[int, reads(_limit, "N")] | None | UnsetType
+USDLimit = Annotated[int, reads(partial(_limit, in_dollars=True), "USD")] | None | UnsetType
+
+
 class AccountOptions(StoreOptions, frozen=True):
     """Options of commands that open the store of a config, or call a running gateway."""
 
@@ -106,7 +124,7 @@ class KeyOptions(AccountOptions, frozen=True, kw_only=True):
 
 
 class RotateKeyOptions(KeyOptions, frozen=True):
-    """Replace a key by a new one with the same tenant, scopes, label and expiry; print it once."""
+    """Replace a key by a new one with the same tenant, scopes, label, limits and expiry."""
 
     grace: Span = 0.0
     """Let the old key stay valid for this time, such as 12h or 7d."""
@@ -123,6 +141,18 @@ class ExpireKeyOptions(KeyOptions, frozen=True):
 
 class RevokeKeyOptions(KeyOptions, frozen=True):
     """Revoke a key permanently; runs that were made with the key are kept."""
+
+
+class LimitKeyOptions(KeyOptions, frozen=True):
+    """Limit what may be requested with a key, in each minute of the clock.
+
+    Limits whose options are not given stay as they are; the value `none` removes a limit.
+    """
+
+    requests_per_minute: Limit = UNSET
+    """Max requests per minute, or none for no limit."""
+    tokens_per_minute: Limit = UNSET
+    """Max prompt and completion tokens per minute, or none for no limit."""
 
 
 class ListKeysOptions(AccountOptions, frozen=True):
@@ -148,6 +178,7 @@ def keys(arguments: Sequence[str]) -> int:
         "rotate": Command(RotateKeyOptions, _rotate),
         "expire": Command(ExpireKeyOptions, _expire),
         "revoke": Command(RevokeKeyOptions, _revoke),
+        "limit": Command(LimitKeyOptions, _limit_key),
         "audit": Command(AuditOptions, _audit),
     }
     return run_subcommand(
@@ -233,11 +264,12 @@ async def _list_keys(client: AsyncClient, options: AccountOptions) -> None:
             key.label,
             _minute(key, "create_time"),
             _minute(key, "revoke_time"),
+            [*_limits(from_proto(Tenant, key, name=""))],
         )
         for key in keys
     ]
-    columns = ("key", "tenant", "scopes", "label", "made", "ends")
-    Console(highlight=False).print(new_table(columns, rows, texts=6))
+    columns = ("key", "tenant", "scopes", "label", "made", "ends", "limits")
+    Console(highlight=False).print(new_table(columns, rows, texts=7))
 
 
 async def _expire(client: AsyncClient, options: ExpireKeyOptions) -> None:
@@ -264,6 +296,12 @@ async def _revoke(client: AsyncClient, options: RevokeKeyOptions) -> None:
         )
 
 
+async def _limit_key(client: AsyncClient, options: LimitKeyOptions) -> None:
+    changes = {name: limit for name in KEY_LIMITS if (limit := getattr(options, name)) is not UNSET}
+    key = await client.update_key(pb.Key(key_id=options.key_id, **changes), list(changes))
+    print(json_of(_public(key)))
+
+
 async def _audit(client: AsyncClient, options: AuditOptions) -> None:
     for event in (await client.audit(options.limit)).events:
         print(json_of(event))
@@ -277,6 +315,7 @@ def _public(key: pb.Key) -> dict[str, object]:
         "label": key.label,
         "created_at": time_field(key, "create_time"),
         "revoked_at": time_field(key, "revoke_time"),
+        **{name: getattr(key, name) if key.HasField(name) else None for name in KEY_LIMITS},
     }
 
 
@@ -287,17 +326,6 @@ def _until(key: pb.Key) -> str:
 def _minute(key: pb.Key, field: str) -> str:
     at = time_field(key, field)
     return "" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}"
-
-
-def _limit(text: str, *, in_dollars: bool = False) -> int | None:
-    try:
-        return limit_from_text(text, in_dollars=in_dollars)
-    except BadRequest as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-Limit = Annotated[int, reads(_limit, "N")] | None | UnsetType
-USDLimit = Annotated[int, reads(partial(_limit, in_dollars=True), "USD")] | None | UnsetType
 
 
 class NamedTenantOptions(AccountOptions, frozen=True, kw_only=True):
@@ -337,6 +365,10 @@ class SetTenantOptions(NamedTenantOptions, frozen=True):
     """Max dollars per month, or none for no limit."""
     requests_per_month: Limit = UNSET
     """Max requests per month, or none for no limit."""
+    requests_per_minute: Limit = UNSET
+    """Max requests per minute of the clock, or none for no limit."""
+    tokens_per_minute: Limit = UNSET
+    """Max prompt and completion tokens per minute of the clock, or none for no limit."""
     runs_in_flight: Limit = UNSET
     """Max concurrent runs, or none for no limit."""
     redact: bool | UnsetType = UNSET

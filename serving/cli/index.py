@@ -27,12 +27,13 @@ from serving.bulk import finished, workers_of
 from serving.cli.command import POSITIONAL, Command, run_subcommand, shown_as
 from serving.cli.grid import counted, print_lines
 from serving.cli.options import File, Folder, HostPort, Name, Options, json_of
-from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig, place_of
+from serving.config.config import FACTORY, EmbedderConfig, EngineConfig, RetrievalConfig, place_of
 from serving.config.file import load_config
 from serving.engines.engine import cores
 from serving.retrieval.adopt import adopt_index
 from serving.retrieval.build import BATCH, Built, build_index
 from serving.retrieval.embedder import Embedder, MiniLM, Vectors
+from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.gaps import gaps_of
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import Check, open_embedder, open_retriever, stoppable, vector_store
@@ -299,7 +300,7 @@ def _serve(options: RetrieveOptions) -> None:
     config = RetrievalConfig(
         index=str(options.index),
         lexical=manifest.lexical,
-        vectors=manifest.vectors,
+        vectors=manifest.vectors if FACTORY.fullmatch(manifest.vectors) else FaissIndex.name,
         embedder=embedder_config(options),
     )
     run_until_stopped(_serving_index(config, options))

@@ -277,6 +277,7 @@ def _retrieval(config: Config) -> _Rules:
         "is the name of the index of a tenant's own uploads; choose another name.",
     )
     folders = [index.index for index in config.all_indexes.values() if index.index]
+    partitions = [index.milvus for index in config.all_indexes.values()]
     for name, index in config.all_indexes.items():
         key = place_of(name)
         yield (
@@ -301,5 +302,7 @@ def _retrieval(config: Config) -> _Rules:
             f"{key}.vectors",
             f"the number after PQ must divide the dimension of the embedder, {dimension}.",
         )
+        taken = index.milvus and partitions.count(index.milvus) > 1
+        yield taken, f"{key}.milvus", "is the partition of another index, too; name another one."
         shared = index.index and folders.count(index.index) > 1
         yield shared, f"{key}.index", "is the folder of another index, too; name another folder."

@@ -49,6 +49,7 @@ Variable = Annotated[str, _marked("variable")]
 ModelName = Annotated[str, _marked("name")]
 Factory = Annotated[str, _marked("factory")]
 
+Identifier = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Chars = Annotated[int, Meta(ge=1, le=10**9)]
 Tokens = Annotated[int, Meta(ge=1, le=10**7)]
@@ -329,6 +330,23 @@ class EmbedderConfig(Section, frozen=True):
         return self.engine is None and self.base_url is None
 
 
+class MilvusConfig(Section, frozen=True):
+    """A partition in Milvus that holds the vectors of an index (docs/documents.md#milvus)."""
+
+    address: URL
+    """URL of Milvus, such as http://127.0.0.1:19530."""
+    partition: Identifier
+    """Name of the partition, which belongs to this index alone. It is created if it is missing."""
+    collection: Identifier = "rolegate"
+    """Name of the collection, which is created if it is missing. Its vectors have one dimension."""
+    token_env: Variable | None = None
+    """Name of the environment variable with the token, or with USER:PASSWORD. Absent: requests have
+    none.
+    """
+    timeout_s: Seconds = 4.0
+    """Timeout of a search, and of the attempts to reach Milvus."""
+
+
 class IndexConfig(Section, frozen=True):
     """A further index, which tenants may be allowed to search. NAME is its name in requests and for
     `rolegate tenants set`. It has the embedder of `[retrieval]`.
@@ -361,6 +379,8 @@ class IndexConfig(Section, frozen=True):
     """Max memory for training and filling an index that is not `Flat`, in GiB: for the sample and
     the growing index. A build that would exceed it fails before it embeds anything.
     """
+    milvus: MilvusConfig | None = None
+    """Vectors are also in Milvus, which searches them; `vectors` does not apply then."""
     breadth: Count | None = None
     """Effort of a search in an index that is not `Flat`: the number of lists that are searched
     (`nprobe` of IVF), or of passages that are compared (`efSearch` of HNSW). Absent: twice the
@@ -470,6 +490,15 @@ class TelemetryConfig(Section, frozen=True):
     otlp: URL | None = None
     """URL of a collector to which traces are sent by OTLP over gRPC, such as http://127.0.0.1:4317.
     Absent: no traces are sent.
+    """
+    webhook: URL | None = None
+    """Address to which a warning is posted when a tenant has spent 80 % of a quota of a day or a
+    month. It is signed by the rules of Standard Webhooks. Absent: warnings are only in the log and
+    in the metrics.
+    """
+    webhook_secret_env: Variable | None = None
+    """Environment variable with the secret that signs the warnings: `whsec_` and at least 24 bytes
+    in base64.
     """
     contents: bool = False
     """Include the texts of questions, sub-queries and answers in the traces that are sent. Texts of

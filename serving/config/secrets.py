@@ -4,6 +4,8 @@ and packages of rolegate's extras.
 
 import importlib.util
 import os
+import re
+from base64 import b64decode
 from collections.abc import Iterator, Mapping
 
 from serving.config.config import Config, RoleConfig, place_of
@@ -26,8 +28,15 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
             if variable not in os.environ
         ]
     lacking += key_problems("retrieval.embedder.api_key_env", config.retrieval.embedder.api_key_env)
+    for name, index in config.all_indexes.items():
+        if index.milvus:
+            key = f"{place_of(name)}.milvus.token_env"
+            lacking += key_problems(key, index.milvus.token_env)
     if config.reranker:
         lacking += key_problems("reranker.api_key_env", config.reranker.api_key_env)
+    telemetry = config.telemetry
+    if telemetry.webhook and webhook_key(telemetry.webhook_secret_env) is None:
+        lacking.append(f"telemetry.webhook_secret_env: {_UNSIGNED}")
     for key, module in _needs(config, also):
         if not _is_installed(module):
             lacking.append(f"{key}: needs the package {module}; run: {missing_extra(module)}")
@@ -59,6 +68,8 @@ def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str
         local["uploads.folder"] = config.retrieval
     for key, index in local.items():
         yield key, "faiss"
+        if index.milvus and key != "uploads.folder":
+            yield f"{key.removesuffix('.index')}.milvus", "pymilvus"
         if index.lexical:
             place = "retrieval" if index is config.retrieval else key.removesuffix(".index")
             yield f"{place}.lexical", "bm25s"
@@ -80,6 +91,21 @@ def api_key(variable: str | None) -> str | None:
     return os.environ.get(variable or "", "").strip() or None
 
 
+def webhook_key(variable: str | None) -> bytes | None:
+    """Return the key in the webhook secret of an environment variable, which is `whsec_` and the
+    key in base64; None if there is none, or it is too short.
+    """
+    secret = _WEBHOOK_SECRET.fullmatch(api_key(variable) or "")
+    return b64decode(secret[1]) if secret else None
+
+
+_WEBHOOK_SECRET = re.compile(
+    "whsec_((?:[A-Za-z0-9+/]{4}){8,}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?)"
+)
+_UNSIGNED = (
+    "telemetry.webhook needs an environment variable whose value is whsec_ and at least 24 bytes "
+    "in base64; make one by: echo whsec_$(openssl rand -base64 32)"
+)
 _NOT_SET = "the environment variable {} is not set; export it."
 
 

@@ -381,9 +381,14 @@ def _probe_index(config: RetrievalConfig, embedder: Embedder) -> dict[str, Probe
         embeds = ProbeResult(False, "no", str(error), needed=True)
     try:
         if folder.exists() or not config.documents:
-            index = Index.open(folder, embedder, store=vector_store(config))
+            store = vector_store(config)
+            index = Index.open(folder, embedder, store=store)
+            if not store.is_complete(folder / index.manifest.generation):
+                raise BadIndex(f"{folder}: passages are missing in {store.name}.")
             word = f"{len(index.passages)} passages, {index.manifest.searched_by}"
             built = ProbeResult(True, word)
+    except UpstreamError as error:
+        built = ProbeResult(False, "no", str(error), needed=True)
     except BadIndex as error:
         built = ProbeResult(False, "no", f"{error} Run `rolegate index build`.", needed=True)
     return {"embedder": {"reachable": embeds}, "index": {"built": built}}

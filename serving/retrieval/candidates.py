@@ -24,6 +24,7 @@ _IDS = "ids.npy"
 _LEAST_CANDIDATES = 100
 """Min number of candidates, so that the order of the first hits does not depend on `top_k`."""
 _SAMPLE = 200
+_FURTHEST = 5
 _TIE = 1e-6
 """Difference of scores up to which a hit counts as near as another."""
 
@@ -36,7 +37,7 @@ class CandidateIndex(FaissIndex, ABC):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(read_faiss(folder / VECTORS))
-        self.ids: Ids = np.load(folder / _IDS)
+        self.ids: Ids = read_ids(folder)
         """The id of each row."""
         self._order = np.argsort(self.ids)
 
@@ -72,13 +73,16 @@ class CandidateIndex(FaissIndex, ABC):
 
     def recall(self) -> dict[int, float]:
         """Return the recall at 3 and at 5: the share of the nearest other passages that searches
-        for some passages find.
+        for some passages find. Nothing if there are too few passages.
         """
+        if len(self) <= _FURTHEST:
+            return {}
         rows = np.random.default_rng(0).choice(len(self), min(_SAMPLE, len(self)), replace=False)
         queries = self.vectors(rows)
-        found = self.search(queries, 6)
-        nearest = FaissIndex.search(self, queries, 6)
-        return {top_k: _recall(top_k, found, nearest) for top_k in (3, 5)}
+        # One search for each, because a server may have a timeout for searches of usual size
+        found = [self.search(query[None], _FURTHEST + 1)[0] for query in queries]
+        nearest = FaissIndex.search(self, queries, _FURTHEST + 1)
+        return {top_k: _recall(top_k, found, nearest) for top_k in (3, _FURTHEST)}
 
 
 def _recall(top_k: int, found: Sequence[Sequence[Hit]], nearest: Sequence[Sequence[Hit]]) -> float:
@@ -102,4 +106,10 @@ def write_ids(folder: Path) -> Ids:
             digest = blake2b(vector.tobytes() + passages.line(row), digest_size=8)
             ids[row] = int.from_bytes(digest.digest(), signed=True)
     np.save(folder / _IDS, ids)
+    return ids
+
+
+def read_ids(folder: Path) -> Ids:
+    """Return the ids that `write_ids` wrote to `folder`."""
+    ids: Ids = np.load(folder / _IDS)
     return ids

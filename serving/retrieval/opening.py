@@ -31,6 +31,7 @@ from serving.retrieval.embedder import Embedder, EndpointEmbedder, MiniLM, endpo
 from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.index import Index
 from serving.retrieval.manifest import Manifest, read_manifest
+from serving.retrieval.milvus import MilvusStore
 from serving.retrieval.remote import RemoteRetriever
 from serving.retrieval.searcher import IndexSearcher
 
@@ -82,6 +83,8 @@ async def open_embedder(
 
 def vector_store(config: RetrievalConfig) -> VectorStore:
     """Return the store of an index's vectors that a config describes."""
+    if config.milvus:
+        return MilvusStore(config.milvus)
     if config.vectors == FaissIndex.name:
         return FaissIndex
     return ApproximateStore(config.vectors, config.memory_gb, config.breadth)

@@ -5,8 +5,7 @@ values; the tenants that come later are summed up as `other`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import get_args
@@ -22,10 +21,10 @@ from prometheus_client import (
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.access import QuotaUse
 from router.calls import Readiness, Upstreams
 from router.calls.replicas import BreakerState
 from router.edge.status import STATUS
-from router.errors import StoreFailed
 from router.runs import Admission
 from router.search.report_cache import ReportCounts
 from router.trace import Call, Run
@@ -34,13 +33,10 @@ from router.trace.export import outcome_of
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _LAG_INTERVAL_S = 0.25
-_QUOTAS_INTERVAL_S = 10.0
 _MAX_TENANTS = 50
 _OTHER = "other"
 _REASONS = {kind.__name__: reason for kind, (_, reason) in STATUS.items()}
 """Reasons of failed runs, by the name of the error class. They are those of docs/errors.md."""
-QuotasLeft = Callable[[], Awaitable[Mapping[tuple[str, str], float]]]
-"""Returns the unspent share of each quota, by tenant and name of the quota."""
 
 
 class Metrics:
@@ -101,6 +97,12 @@ class Metrics:
             "the smallest part of all further tenants",
             ("tenant", "quota"),
             registry=registry,
+        )
+        self._warnings = counter(
+            "quota_warnings",
+            "Warnings that 80 % of a tenant's quota is spent. One gateway counts each warning",
+            "tenant",
+            "quota",
         )
         self._run_s = histogram("run", "Duration of runs", "kind")
         self._calls = counter(
@@ -181,19 +183,20 @@ class Metrics:
             await asyncio.sleep(_LAG_INTERVAL_S)
             self._lag_s.observe(max(0.0, clock() - due))
 
-    async def watch_quotas(self, quotas_left: QuotasLeft) -> None:
-        """Regularly read what is left of the tenants' quotas, until cancelled."""
-        while True:
-            with suppress(StoreFailed):  # readiness reports the failure
-                left = await quotas_left()
-                smallest: dict[tuple[str, str], float] = {}
-                for (tenant, quota), share in left.items():
-                    label = self._label(tenant), quota.removeprefix("nano_")
-                    smallest[label] = min(share, smallest.get(label, 1.0))
-                self._quota_left.clear()  # limits may have been removed
-                for labels, share in smallest.items():
-                    self._quota_left.labels(*labels).set(share)
-            await asyncio.sleep(_QUOTAS_INTERVAL_S)
+    def show_quotas(self, uses: Iterable[QuotaUse], warnings: Iterable[QuotaUse]) -> None:
+        """Show what is left of the tenants' quotas, and count new warnings."""
+        smallest: dict[tuple[str, str], float] = {}
+        for use in uses:
+            labels = self._quota_labels(use)
+            smallest[labels] = min(use.left, smallest.get(labels, 1.0))
+        self._quota_left.clear()  # limits may have been removed
+        for labels, share in smallest.items():
+            self._quota_left.labels(*labels).set(share)
+        for use in warnings:
+            self._warnings.labels(*self._quota_labels(use)).inc()
+
+    def _quota_labels(self, use: QuotaUse) -> tuple[str, str]:
+        return self._label(use.tenant), use.quota.removeprefix("nano_")
 
     def _label(self, tenant: str) -> str:
         """Return the value of the label for a tenant."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -15,7 +16,12 @@ from router.runs.observers import Observers
 from router.search.report_cache import ReportCounts
 from router.store import LogJournal
 from serving.config.config import TelemetryConfig
+from serving.config.secrets import webhook_key
 from serving.engines.engine import Log
+from serving.telemetry.quotas import ShowQuotas, Webhook, watch_quotas
+
+if TYPE_CHECKING:
+    from serving.telemetry.metrics import Metrics
 
 _EXPORT_S = 5
 
@@ -49,12 +55,20 @@ async def open_observers(
     """
     async with AsyncExitStack() as stack:
         observers: list[Observer] = []
+        show: ShowQuotas | None = None
         if config.metrics is not None:
-            metrics = _metrics(config.metrics, log, watched, hosts)
-            observers.append(await stack.enter_async_context(metrics))
+            opening = _metrics(config.metrics, log, watched, hosts)
+            metrics = await stack.enter_async_context(opening)
+            show = metrics.show_quotas
+            observers.append(metrics)
         if config.otlp is not None:
             traces = _traces(config.otlp, config.contents, watched)
             observers.append(await stack.enter_async_context(traces))
+
+        key = webhook_key(config.webhook_secret_env)
+        webhook = Webhook(config.webhook, key) if config.webhook and key else None
+        quotas = watch_quotas(watched.journal, webhook, show)
+        await stack.enter_async_context(background_tasks(quotas))
         yield Observers(*observers)
 
 
@@ -64,18 +78,17 @@ async def _metrics(
     log: Log,
     watched: Watched,
     hosts: Iterable[str],
-) -> AsyncIterator[Observer]:
+) -> "AsyncIterator[Metrics]":
     from prometheus_client.aiohttp import make_aiohttp_handler
 
     from serving.telemetry.metrics import Gauges, Metrics
 
-    journal = watched.journal
     gauges = Gauges(
         watched.admission,
         watched.upstreams,
         watched.reports,
         watched.readiness,
-        lambda: journal.lag_s,
+        lambda: watched.journal.lag_s,
     )
     metrics = Metrics(gauges)
     app = web.Application()
@@ -83,8 +96,7 @@ async def _metrics(
     server = HTTPServer(app, 0.0, hosts=hosts)
     log(f"metrics are at http://{await server.start(address, 'telemetry.metrics')}/metrics")
     try:
-        quotas = metrics.watch_quotas(journal.quotas_left)
-        async with background_tasks(metrics.watch_event_loop(), quotas):
+        async with background_tasks(metrics.watch_event_loop()):
             yield metrics
     finally:
         await server.drain()

@@ -99,6 +99,7 @@ def outputs(contract: Contract, tmp_path_factory: pytest.TempPathFactory) -> dic
     made = run("keys create", "--tenant", "acme", *copied)
     run("keys list", *copied)
     run("keys expire", made[0]["key_id"], "--after", "1d", *copied)
+    run("keys limit", made[0]["key_id"], "--requests-per-minute", "9", *copied)
     run("keys rotate", made[0]["key_id"], "--grace", "12h", *copied)
     run("keys revoke", made[0]["key_id"], *copied)
     (folder / "facts.md").write_text("# Facts\n\nFact a is 1.\n")

@@ -1,6 +1,6 @@
 """Tenants and keys in memory."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -28,8 +28,8 @@ class KeptAccounts:
             self._keys[key_id] = msgspec.structs.replace(self._keys[key_id], revoked_at=1.0)
         return self._keys.get(key_id)
 
-    async def expire_key(
-        self, key_id: str, at: float | None, successor: Key | None = None
+    async def change_key(
+        self, key_id: str, changes: Mapping[str, float | None], successor: Key | None = None
     ) -> Key | None:
         raise NotImplementedError
 

@@ -143,6 +143,7 @@ class AsyncClient:
     rotate_key = _unary(calls.rotate_key)
     expire_key = _unary(calls.expire_key)
     revoke_key = _unary(calls.revoke_key)
+    update_key = _unary(calls.update_key)
     audit = _unary(calls.audit)
     tenant = _unary(calls.tenant)
     update_tenant = _unary(calls.update_tenant)

@@ -464,6 +464,12 @@ def revoke_key(key_id: str) -> Call[admin_pb.RevokeKeyResponse]:
     return Call("RevokeKey", admin_pb.RevokeKeyRequest(key_id=key_id))
 
 
+def update_key(key: admin_pb.Key, limits: Sequence[str]) -> Call[admin_pb.Key]:
+    """Change limits of a key, and return it. `limits`: names of the fields of `key` to change."""
+    sent = admin_pb.UpdateKeyRequest(key=key, update_mask=FieldMask(paths=limits))
+    return Call("UpdateKey", sent, attrgetter("key"))
+
+
 def audit(size: int = _PAGE, page_token: str = "") -> Call[admin_pb.ListAuditEventsResponse]:
     """Return a page of the audit log, newest event first. `size`: max number of events, at most
     1000. `page_token`: token from the previous page; empty for the first page.

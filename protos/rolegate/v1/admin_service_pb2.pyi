@@ -12,23 +12,27 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Key(_message.Message):
-    __slots__ = ("key_id", "tenant", "scopes", "label", "create_time", "revoke_time")
+    __slots__ = ("key_id", "tenant", "scopes", "label", "create_time", "revoke_time", "requests_per_minute", "tokens_per_minute")
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SCOPES_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
     REVOKE_TIME_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     key_id: str
     tenant: str
     scopes: _containers.RepeatedScalarFieldContainer[str]
     label: str
     create_time: _timestamp_pb2.Timestamp
     revoke_time: _timestamp_pb2.Timestamp
-    def __init__(self, key_id: _Optional[str] = ..., tenant: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., label: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., revoke_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    requests_per_minute: int
+    tokens_per_minute: int
+    def __init__(self, key_id: _Optional[str] = ..., tenant: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., label: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., revoke_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("name", "tokens_per_day", "tokens_per_month", "nano_usd_per_day", "nano_usd_per_month", "requests_per_day", "requests_per_month", "runs_in_flight", "redact", "training", "indexes")
+    __slots__ = ("name", "tokens_per_day", "tokens_per_month", "nano_usd_per_day", "nano_usd_per_month", "requests_per_day", "requests_per_month", "runs_in_flight", "redact", "training", "indexes", "requests_per_minute", "tokens_per_minute")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_DAY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_MONTH_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +44,8 @@ class Tenant(_message.Message):
     REDACT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
     INDEXES_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     name: str
     tokens_per_day: int
     tokens_per_month: int
@@ -51,7 +57,9 @@ class Tenant(_message.Message):
     redact: bool
     training: bool
     indexes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., tokens_per_day: _Optional[int] = ..., tokens_per_month: _Optional[int] = ..., nano_usd_per_day: _Optional[int] = ..., nano_usd_per_month: _Optional[int] = ..., requests_per_day: _Optional[int] = ..., requests_per_month: _Optional[int] = ..., runs_in_flight: _Optional[int] = ..., redact: _Optional[bool] = ..., training: _Optional[bool] = ..., indexes: _Optional[_Iterable[str]] = ...) -> None: ...
+    requests_per_minute: int
+    tokens_per_minute: int
+    def __init__(self, name: _Optional[str] = ..., tokens_per_day: _Optional[int] = ..., tokens_per_month: _Optional[int] = ..., nano_usd_per_day: _Optional[int] = ..., nano_usd_per_month: _Optional[int] = ..., requests_per_day: _Optional[int] = ..., requests_per_month: _Optional[int] = ..., runs_in_flight: _Optional[int] = ..., redact: _Optional[bool] = ..., training: _Optional[bool] = ..., indexes: _Optional[_Iterable[str]] = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ...) -> None: ...
 
 class Spent(_message.Message):
     __slots__ = ("period", "requests", "tokens", "nano_usd")
@@ -146,6 +154,20 @@ class RevokeKeyResponse(_message.Message):
     key: Key
     last: bool
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class UpdateKeyRequest(_message.Message):
+    __slots__ = ("key", "update_mask")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
+    key: Key
+    update_mask: _field_mask_pb2.FieldMask
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ...) -> None: ...
+
+class UpdateKeyResponse(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: Key
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ...) -> None: ...
 
 class GetTenantRequest(_message.Message):
     __slots__ = ("name",)

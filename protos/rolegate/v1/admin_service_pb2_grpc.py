@@ -61,6 +61,11 @@ class AdminServiceStub:
                 request_serializer=rolegate_dot_v1_dot_admin__service__pb2.RevokeKeyRequest.SerializeToString,
                 response_deserializer=rolegate_dot_v1_dot_admin__service__pb2.RevokeKeyResponse.FromString,
                 _registered_method=True)
+        self.UpdateKey = channel.unary_unary(
+                '/rolegate.v1.AdminService/UpdateKey',
+                request_serializer=rolegate_dot_v1_dot_admin__service__pb2.UpdateKeyRequest.SerializeToString,
+                response_deserializer=rolegate_dot_v1_dot_admin__service__pb2.UpdateKeyResponse.FromString,
+                _registered_method=True)
         self.GetTenant = channel.unary_unary(
                 '/rolegate.v1.AdminService/GetTenant',
                 request_serializer=rolegate_dot_v1_dot_admin__service__pb2.GetTenantRequest.SerializeToString,
@@ -103,7 +108,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RotateKey(self, request, context):
-        """Creates a key that replaces a valid key, with the same tenant, scopes, label and expiry. The old key stays valid for
+        """Creates a key that replaces a valid key, with the same tenant, scopes, label, limits and expiry. The old key stays valid for
         a grace period.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -119,6 +124,13 @@ class AdminServiceServicer:
 
     def RevokeKey(self, request, context):
         """Revokes a key permanently. Requests that are being served with it are cancelled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateKey(self, request, context):
+        """Changes limits of a key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,6 +192,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.RevokeKey,
                     request_deserializer=rolegate_dot_v1_dot_admin__service__pb2.RevokeKeyRequest.FromString,
                     response_serializer=rolegate_dot_v1_dot_admin__service__pb2.RevokeKeyResponse.SerializeToString,
+            ),
+            'UpdateKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateKey,
+                    request_deserializer=rolegate_dot_v1_dot_admin__service__pb2.UpdateKeyRequest.FromString,
+                    response_serializer=rolegate_dot_v1_dot_admin__service__pb2.UpdateKeyResponse.SerializeToString,
             ),
             'GetTenant': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTenant,
@@ -339,6 +356,33 @@ class AdminService:
             '/rolegate.v1.AdminService/RevokeKey',
             rolegate_dot_v1_dot_admin__service__pb2.RevokeKeyRequest.SerializeToString,
             rolegate_dot_v1_dot_admin__service__pb2.RevokeKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rolegate.v1.AdminService/UpdateKey',
+            rolegate_dot_v1_dot_admin__service__pb2.UpdateKeyRequest.SerializeToString,
+            rolegate_dot_v1_dot_admin__service__pb2.UpdateKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,13 +40,15 @@ class AdminServiceStub:
     ListKeys: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListKeysRequest, _admin_service_pb2.ListKeysResponse]
     """Returns a page of the keys, oldest first, also those that are no longer valid."""
     RotateKey: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.RotateKeyRequest, _admin_service_pb2.RotateKeyResponse]
-    """Creates a key that replaces a valid key, with the same tenant, scopes, label and expiry. The old key stays valid for
+    """Creates a key that replaces a valid key, with the same tenant, scopes, label, limits and expiry. The old key stays valid for
     a grace period.
     """
     ExpireKey: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ExpireKeyRequest, _admin_service_pb2.ExpireKeyResponse]
     """Sets the time at which a valid key expires, or removes it."""
     RevokeKey: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.RevokeKeyRequest, _admin_service_pb2.RevokeKeyResponse]
     """Revokes a key permanently. Requests that are being served with it are cancelled."""
+    UpdateKey: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateKeyRequest, _admin_service_pb2.UpdateKeyResponse]
+    """Changes limits of a key."""
     GetTenant: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetTenantRequest, _admin_service_pb2.GetTenantResponse]
     """Returns a tenant, with what it has spent."""
     ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListTenantsRequest, _admin_service_pb2.ListTenantsResponse]
@@ -70,13 +72,15 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ListKeys: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListKeysRequest, _admin_service_pb2.ListKeysResponse]  # type: ignore[assignment]
     """Returns a page of the keys, oldest first, also those that are no longer valid."""
     RotateKey: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.RotateKeyRequest, _admin_service_pb2.RotateKeyResponse]  # type: ignore[assignment]
-    """Creates a key that replaces a valid key, with the same tenant, scopes, label and expiry. The old key stays valid for
+    """Creates a key that replaces a valid key, with the same tenant, scopes, label, limits and expiry. The old key stays valid for
     a grace period.
     """
     ExpireKey: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ExpireKeyRequest, _admin_service_pb2.ExpireKeyResponse]  # type: ignore[assignment]
     """Sets the time at which a valid key expires, or removes it."""
     RevokeKey: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.RevokeKeyRequest, _admin_service_pb2.RevokeKeyResponse]  # type: ignore[assignment]
     """Revokes a key permanently. Requests that are being served with it are cancelled."""
+    UpdateKey: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateKeyRequest, _admin_service_pb2.UpdateKeyResponse]  # type: ignore[assignment]
+    """Changes limits of a key."""
     GetTenant: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetTenantRequest, _admin_service_pb2.GetTenantResponse]  # type: ignore[assignment]
     """Returns a tenant, with what it has spent."""
     ListTenants: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListTenantsRequest, _admin_service_pb2.ListTenantsResponse]  # type: ignore[assignment]
@@ -115,7 +119,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.RotateKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.RotateKeyResponse, _abc.Awaitable[_admin_service_pb2.RotateKeyResponse]]:
-        """Creates a key that replaces a valid key, with the same tenant, scopes, label and expiry. The old key stays valid for
+        """Creates a key that replaces a valid key, with the same tenant, scopes, label, limits and expiry. The old key stays valid for
         a grace period.
         """
 
@@ -134,6 +138,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.RevokeKeyResponse, _abc.Awaitable[_admin_service_pb2.RevokeKeyResponse]]:
         """Revokes a key permanently. Requests that are being served with it are cancelled."""
+
+    @_abc_1.abstractmethod
+    def UpdateKey(
+        self,
+        request: _admin_service_pb2.UpdateKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.UpdateKeyResponse, _abc.Awaitable[_admin_service_pb2.UpdateKeyResponse]]:
+        """Changes limits of a key."""
 
     @_abc_1.abstractmethod
     def GetTenant(

@@ -7,7 +7,7 @@ from rolegate.v1 import admin_service_pb2 as pb
 from rolegate.v1 import admin_service_pb2_grpc as pb_grpc
 
 from router.access import LAST_EVENT, Key, Tenant
-from router.administration import SETTINGS, Administration
+from router.administration import KEY_LIMITS, SETTINGS, Administration
 from router.edge.grpc.convert import to_proto
 from router.edge.grpc.convert_request import from_proto, page_size, time_field
 from router.errors import BadRequest
@@ -56,6 +56,12 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
         """Revoke a key."""
         key, last = await self._administration.revoke_key(request.key_id)
         return pb.RevokeKeyResponse(key=_key_to_proto(key), last=last)
+
+    async def UpdateKey(self, request: pb.UpdateKeyRequest, _context: Any) -> pb.UpdateKeyResponse:
+        """Change limits of a key."""
+        changes = _changes(request.key, request.update_mask.paths, KEY_LIMITS)
+        key = await self._administration.update_key(request.key.key_id, changes)
+        return pb.UpdateKeyResponse(key=_key_to_proto(key))
 
     async def GetTenant(self, request: pb.GetTenantRequest, _context: Any) -> pb.GetTenantResponse:
         """Return a tenant with what it has spent."""
@@ -123,14 +129,16 @@ def _key_to_proto(key: Key) -> pb.Key:
     return to_proto(pb.Key, key, scopes=sorted(key.scopes))
 
 
-def _changes(message: pb.Tenant, names: Sequence[str]) -> dict[str, Any]:
+def _changes(
+    message: pb.Tenant | pb.Key, names: Sequence[str], settings: Sequence[str] = SETTINGS
+) -> dict[str, Any]:
     """Return the settings of a message that have these names. Absent ones have their defaults.
-    Raises `BadRequest` for a name that is no setting.
+    Raises `BadRequest` for a name that is not in `settings`.
     """
-    tenant = from_proto(Tenant, message)
-    if unknown := [name for name in names if name not in SETTINGS]:
+    tenant = from_proto(Tenant, message, name="")
+    if unknown := [name for name in names if name not in settings]:
         raise BadRequest(
             f"update_mask: {unknown[0][:80]!r} is no setting; the settings are "
-            f"{', '.join(SETTINGS)}."
+            f"{', '.join(settings)}."
         )
     return {name: getattr(tenant, name) for name in names}

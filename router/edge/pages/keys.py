@@ -5,6 +5,7 @@ import time
 from aiohttp import web
 
 from router.administration import (
+    KEY_LIMITS,
     LIMITS,
     Administration,
     CreatedKey,
@@ -32,6 +33,7 @@ def add_keys(site: Site, administration: Administration) -> None:
             tenants=await administration.tenants(),
             scopes=sorted(SCOPES),
             limits=LIMITS,
+            key_limits=KEY_LIMITS,
             dollars=dollars,
             events=await administration.audit(_EVENTS),
         )
@@ -68,8 +70,13 @@ def add_keys(site: Site, administration: Administration) -> None:
         await administration.update_tenant(field(request, "name"), changes)
         return redirect("/keys")
 
+    async def limit(request: web.Request) -> web.Response:
+        limits = {name: _number(request, name) for name in KEY_LIMITS}
+        await administration.update_key(field(request, "key_id"), limits)
+        return redirect("/keys")
+
     site.get("/keys", shown, scope="operate")
-    for form in (create, rotate, expire, revoke, update):
+    for form in (create, rotate, expire, limit, revoke, update):
         site.post(f"/keys/{form.__name__}", form, scope="operate")
 
 

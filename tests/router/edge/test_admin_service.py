@@ -251,6 +251,19 @@ async def test_an_expired_key_is_refused_by_every_gateway(operator: Operator, ur
             "tokens_per_day: must be from 0 to 20000000000000000, got -1",
         ),
         (
+            "UpdateKey",
+            {"update_mask": FieldMask(paths=["label"])},
+            "update_mask: 'label' is no setting; the settings are requests_per_minute, tokens",
+        ),
+        (
+            "UpdateKey",
+            {
+                "key": pb.Key(tokens_per_minute=-1),
+                "update_mask": FieldMask(paths=["tokens_per_minute"]),
+            },
+            "tokens_per_minute: must be from 0 to",
+        ),
+        (
             "UpdateTenant",
             made(pb.Tenant(name="a", indexes=["uploads/b"]), "indexes"),
             "index 'uploads/b': the config's indexes are default, shared.",
@@ -284,14 +297,20 @@ async def test_an_unknown_key_is_not_found(key_id: str, tmp_path: Path) -> None:
     text, _ = await stored_key(store)
     async with gateway(store) as where:
         operator = Operator(where, text)
-        for change in (operator.ExpireKey, operator.RotateKey, operator.RevokeKey):
-            code, _ = await refusal(change(key_id=key_id), "there is no such key")
-            assert code == "NOT_FOUND"
+        for change in (
+            operator.ExpireKey(key_id=key_id),
+            operator.RotateKey(key_id=key_id),
+            operator.RevokeKey(key_id=key_id),
+            operator.UpdateKey(key=pb.Key(key_id=key_id)),
+        ):
+            refused = await refusal(change, "there is no such key")
+            assert refused == ("NOT_FOUND", "KEY_NOT_FOUND")
         for change in (
             operator.GetTenant(name=key_id[:80]),
             operator.UpdateTenant(tenant=pb.Tenant(name="nobody")),
         ):
-            assert (await refusal(change, "no tenant"))[0] == "NOT_FOUND"
+            refused = await refusal(change, "no tenant")
+            assert refused == ("NOT_FOUND", "TENANT_NOT_FOUND")
 
 
 async def test_the_secret_of_a_key_is_never_in_a_message(tmp_path: Path) -> None:
@@ -327,6 +346,31 @@ async def test_a_tenant_is_created_and_changed(operator: Operator) -> None:
     assert [spent.period for spent in shown.spent] == [f"{now:%Y-%m-%d}", f"{now:%Y-%m}"]
     bare = await operator.UpdateTenant(tenant=pb.Tenant(name="other"), allow_missing=True)
     assert bare.tenant == pb.Tenant(name="other", training=True, indexes=["default"])
+
+
+async def test_a_key_is_limited(operator: Operator) -> None:
+    """Limits that the mask does not name are kept; a limit is removed by its absence. A rotated key
+    keeps its limits.
+    """
+    key = (await operator.CreateKey(tenant="acme")).key
+    limits = pb.Key(key_id=key.key_id, requests_per_minute=3, tokens_per_minute=1000)
+    names = ["requests_per_minute", "tokens_per_minute"]
+    changed = await operator.UpdateKey(key=limits, update_mask=FieldMask(paths=names))
+    key.requests_per_minute = 3
+    key.tokens_per_minute = 1000
+    assert changed.key == key
+    assert (await operator.ListKeys()).keys[1] == key
+    rotated = await operator.RotateKey(key_id=key.key_id)
+    new = rotated.key
+    assert (new.requests_per_minute, new.tokens_per_minute) == (3, 1000)
+    none = pb.Key(key_id=new.key_id)
+    mask = FieldMask(paths=["tokens_per_minute"])
+    changed = await operator.UpdateKey(key=none, update_mask=mask)
+    assert not changed.key.HasField("tokens_per_minute")
+    assert changed.key.requests_per_minute == 3
+    refused = await refusal(operator.UpdateKey(key=limits, update_mask=mask), "was revoked")
+    assert refused == ("INVALID_ARGUMENT", "BAD_REQUEST")
+    assert (await operator.ListAuditEvents(page_size=2)).events[1].act == "update_key"
 
 
 async def test_changes_of_different_settings_on_two_gateways_are_both_kept(

@@ -3,6 +3,7 @@ are any.
 """
 
 import random
+import time
 from collections import Counter
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.amount import NOTHING, Amount
+from router.amount import NOTHING, Amount, Remaining
 from router.calls.limits import prompt_bound
 from router.errors import BudgetExhausted, QuotaExhausted, UpstreamUnavailable
 from router.ledger import Budget, Ledger
@@ -275,7 +276,8 @@ class Quota(NoJournal):
 
     async def open(self, call: OpenedCall) -> None:
         if call.role != "answer" and not self.left:
-            raise QuotaExhausted("no more today", retry_after_s=60.0)
+            nothing = Remaining("tokens", 0)
+            raise QuotaExhausted("no more today", retry_after_s=60.0, left=nothing)
         self.left -= 1
 
     async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
@@ -296,6 +298,41 @@ async def test_the_quota_of_a_tenant_stops_a_run_as_well() -> None:
         assert refused.value.retry_after_s == 60.0
 
 
+class Minute(NoJournal):
+    """A limit per minute that is used up after so many calls, and then for a moment."""
+
+    def __init__(self, calls: int, wait_s: float) -> None:
+        self._left = calls
+        self._wait_s = wait_s
+        self._next: float | None = None
+
+    async def open(self, call: OpenedCall) -> None:
+        now = time.monotonic()
+        if self._left == 0:
+            self._next = self._next or now + self._wait_s
+            if now < self._next:
+                raise QuotaExhausted("not in this minute", retry_after_s=self._next - now)
+        self._left -= 1
+
+
+async def test_a_run_under_way_waits_for_the_next_minute() -> None:
+    """A run that has just begun is refused, and one whose search ends before answers from what it
+    has found.
+    """
+    for calls in range(1, 5):
+        ledger = Ledger(journal=Minute(calls, 0.01), limited=True)
+        context = RunContext.lasting(60.0, lambda _event: None, ledger)
+        search = searching(scripted(block("Who directed Heat?"), STOP))
+        assert (await search.run(QUESTION, context)).outcome == "answered"
+        assert {(call.purpose, call.attempt) for call in ledger.calls} == {("first", 1)}
+    for calls, wait_s in ((0, 0.01), (1, 60.0)):
+        ledger = Ledger(journal=Minute(calls, wait_s), limited=True)
+        context = RunContext.lasting(30.0, lambda _event: None, ledger)
+        with pytest.raises(QuotaExhausted, match="not in this minute"):
+            await searching(scripted(block("a?"), STOP)).run(QUESTION, context)
+        assert len(ledger.calls) == calls
+
+
 class TokenQuota(NoJournal):
     """A quota of so many tokens for the answer and everything before it."""
 
@@ -304,7 +341,8 @@ class TokenQuota(NoJournal):
 
     async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
         if amount.tokens > self._tokens:
-            raise QuotaExhausted("no more today", retry_after_s=60.0)
+            nothing = Remaining("tokens", 0)
+            raise QuotaExhausted("no more today", retry_after_s=60.0, left=nothing)
 
 
 async def test_a_quota_too_small_for_a_question_is_refused_before_any_call() -> None:

@@ -15,7 +15,7 @@ from router.ledger import UsageQuery
 from router.models import Completion, Message, Usage
 from router.store import Database, LogJournal, SQLArchive, SQLUsages
 from router.store.check import check
-from router.store.quotas import periods
+from router.store.quotas import names
 from router.trace import Call, Run
 from router.trace.call import Outcome, added, totals
 from router.trace.run import RunStatus
@@ -154,10 +154,10 @@ async def agree(database: Database, tenant: str, runs: list[Run], ended_runs: li
     """
     sums: dict[str, Counter[str]] = {}
     for stored_run in runs:
-        for period in periods(stored_run.started_at):
+        for period in names(stored_run.started_at)[1:]:
             sums.setdefault(period, Counter())["requests"] += 1
         for call in stored_run.calls:
-            for period in periods(call.started_at):
+            for period in names(call.started_at)[1:]:
                 counts = sums.setdefault(period, Counter())
                 counts.update(tokens=call.charged.tokens, nano_usd=call.charged.nano_usd or 0)
     assert await spent(database, tenant) == {

@@ -51,10 +51,11 @@ async def rows(database: Database, query: str, **values: object) -> Sequence[tup
 
 
 async def spent(database: Database, tenant: str = "default") -> dict[str, tuple[int, ...]]:
-    """Return spending by period: requests, tokens, nano-dollars."""
+    """Return spending by day and month: requests, tokens, nano-dollars."""
     sums = await rows(
         database,
-        "SELECT period, requests, tokens, nano_usd FROM spending WHERE tenant = :tenant",
+        "SELECT period, requests, tokens, nano_usd FROM spending WHERE tenant = :tenant AND "
+        "length(period) <= 10",
         tenant=tenant,
     )
     return {period: tuple(counts) for period, *counts in sums if any(counts)}

@@ -30,13 +30,13 @@ async def test_a_revoked_key_stays_revoked(database: Database) -> None:
     accounts = SQLAccounts(database)
     _, key = new_key("acme", ["ask"])
     await accounts.add_key(key)
-    revoked = await accounts.expire_key(key.key_id, 1.0)
+    revoked = await accounts.change_key(key.key_id, {"revoked_at": 1.0})
     assert revoked is not None
     assert revoked.revoked_at == 1.0
     successor = new_key("acme", ["ask"])[1]
-    assert await accounts.expire_key(key.key_id, None, successor) is None
+    assert await accounts.change_key(key.key_id, {"revoked_at": None}, successor) is None
     assert await accounts.keys() == [revoked]
-    assert await accounts.expire_key("nothing", 1.0, successor) is None
+    assert await accounts.change_key("nothing", {"revoked_at": 1.0}, successor) is None
 
 
 async def test_a_replaced_key_and_its_successor_are_stored_together(database: Database) -> None:
@@ -45,10 +45,10 @@ async def test_a_replaced_key_and_its_successor_are_stored_together(database: Da
     _, successor = new_key("acme", ["ask", "train"])
     await accounts.add_key(key)
     end = successor.created_at + 3600
-    replaced = await accounts.expire_key(key.key_id, end, successor)
+    replaced = await accounts.change_key(key.key_id, {"revoked_at": end}, successor)
     assert replaced == msgspec.structs.replace(key, revoked_at=end)
     assert await accounts.keys() == [replaced, successor]
-    unlimited = await accounts.expire_key(key.key_id, None)
+    unlimited = await accounts.change_key(key.key_id, {"revoked_at": None})
     assert unlimited == key
 
 

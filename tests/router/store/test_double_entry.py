@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from router.access import Tenant
 from router.store import Database, LogJournal
-from router.store.quotas import periods
+from router.store.quotas import names
 from router.trace import Run
 from tests.router.store.busy import agree, conduct, plans, stored_runs
 from tests.router.store.entries import cut_short, spent
@@ -52,7 +52,7 @@ async def test_sums_equal_the_calls_and_nothing_stays_reserved(
         runs = await stored_runs(database, tenant)
         await agree(database, tenant, runs, ended_runs)
         if limit is not None:
-            tokens = (await spent(database, tenant)).get(periods(MIDNIGHT - 5)[0], (0, 0, 0))[1]
+            tokens = (await spent(database, tenant)).get(names(MIDNIGHT - 5)[1], (0, 0, 0))[1]
             assert tokens <= limit + _overruns(runs)
             if tokens <= limit:
                 await left(journal, limit - tokens, MIDNIGHT - 5, tenant)

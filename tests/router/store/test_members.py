@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from router.models import Completion, Message, Usage
 from router.store import Database, LogJournal, SQLArchive
 from router.store.check import check
 from router.store.log import RunLog
-from router.store.quotas import periods
+from router.store.quotas import names
 from router.testing.postgres import running_postgres
 from router.trace import Call
 from router.trace.turns import AgentId
@@ -27,6 +28,7 @@ from tests.router.store.entries import DAY, MONTH, NOW, change, ended, opened, r
 from tests.router.store.gateway import WORST, gateway
 from tests.router.store.stored import put, run
 from tests.router.store.test_follower import Counted
+from tests.router.store.test_quota import MINUTE, keyed
 
 pytestmark = pytest.mark.postgres
 
@@ -76,10 +78,14 @@ async def leased(database: Database) -> dict[str, int]:
     return {period: int(tokens) for period, tokens in leases if tokens}
 
 
-async def test_three_processes_use_a_quota_fully_and_never_exceed_it(url: str) -> None:
+@pytest.mark.parametrize(("limit", "period"), [("day", DAY), ("minute", MINUTE)])
+async def test_three_processes_use_a_quota_fully_and_never_exceed_it(
+    url: str, limit: str, period: str
+) -> None:
     """The quota bounds spending plus leases."""
     database = await Database.open(url)
-    await put(database, tenants=[Tenant("acme", tokens_per_day=5000, nano_usd_per_month=10**6)])
+    limits: dict[str, Any] = {f"tokens_per_{limit}": 5000, "nano_usd_per_month": 10**6}
+    await put(database, tenants=[Tenant("acme", **limits)])
     async with gateway(url) as first, gateway(url) as second, gateway(url) as third:
         children = [first, second, third]
         for name, child in zip("abc", children, strict=True):
@@ -91,11 +97,12 @@ async def test_three_processes_use_a_quota_fully_and_never_exceed_it(url: str) -
                 "SELECT tokens + (SELECT coalesce(sum(tokens), 0) FROM leases WHERE period = "
                 ":day) FROM spending"
             )
-            taken_rows = await rows(database, f"{taken} WHERE period = :day", day=DAY)
+            taken_rows = await rows(database, f"{taken} WHERE period = :day", day=period)
             maximum = max(maximum, *(int(sums) for (sums,) in taken_rows), 0)
         counts = await telling
     assert 4000 < maximum <= 5000
-    ((tokens,),) = await rows(database, "SELECT tokens FROM spending WHERE period = :day", day=DAY)
+    in_period = "SELECT tokens FROM spending WHERE period = :day AND tenant = 'acme'"
+    ((tokens,),) = await rows(database, in_period, day=period)
     assert 4900 < tokens <= 5000
     assert await rows(
         database, "SELECT count(*), sum(prompt_tokens + completion_tokens) FROM calls"
@@ -314,20 +321,25 @@ async def test_leases_of_past_periods_are_deleted_when_a_gateway_joins(url: str)
     """Their logs may never be read again."""
     database = await Database.open(url)
     now = time.time()
-    kept = [*periods(now), *periods(now - 86400)]
-    for period in {*kept, *periods(now - 3 * 86400), "2026-09", "2026-10-31"}:
+    kept = [*names(now), *names(now - 86400)]
+    for period in {*kept, *names(now - 3 * 86400), "2026-09", "2026-10-31"}:
         await change(database, f"INSERT INTO leases VALUES ('acme', '{period}', 'gone', 5, 7)")
     async with journals(url, 1):
         left = await rows(database, "SELECT period FROM leases")
-    assert {*kept} <= {period for (period,) in left} <= {*kept, periods(now - 3 * 86400)[1]}
+    assert {*kept} <= {period for (period,) in left} <= {*kept, names(now - 3 * 86400)[2]}
     await database.close()
 
 
-@pytest.mark.parametrize("limit", ["requests_per_day", "runs_in_flight"])
+@pytest.mark.parametrize(
+    "limit", ["requests_per_day", "requests_per_minute", "runs_in_flight", "key"]
+)
 async def test_runs_are_counted_over_all_gateways(url: str, limit: str) -> None:
     """Requests and running runs count; withdrawn ones do not."""
     database = await Database.open(url)
-    await put(database, tenants=[Tenant("acme", **{limit: 5})])  # type: ignore[arg-type]
+    if limit == "key":
+        await keyed(database, requests_per_minute=5)
+    else:
+        await put(database, tenants=[Tenant("acme", **{limit: 5})])  # type: ignore[arg-type]
     async with journals(url, 2) as both:
         starts = [start(f"run-{number}", "acme") for number in range(12)]
         tried = (both[number % 2].begin(run_start) for number, run_start in enumerate(starts))
@@ -461,3 +473,32 @@ async def test_a_restart_of_postgresql_under_load_loses_nothing() -> None:
         assert (await spent(database, "acme"))[DAY][1] == tokens
         assert (await check(database)).problems == []
         await database.close()
+
+
+async def test_tokens_of_a_key_are_leased_over_all_gateways(url: str) -> None:
+    """Two tenants cannot have one key, but one tenant has many keys: each has its own limit."""
+    database = await Database.open(url)
+    await keyed(database, tokens_per_minute=100)
+    async with journals(url, 2) as both:
+        taken = []
+        for number, journal in enumerate(both):
+            for key_id in ("key", "other"):
+                run_id = f"run-{number}-{key_id}"
+                await journal.begin(start(run_id, "acme", key_id=key_id))
+                taken.append((journal, run_id, key_id))
+
+        async def spend(journal: LogJournal, run_id: str, key_id: str) -> int:
+            for number in range(10):
+                call = ended(run_id, number, Amount(10, 10), tenant="acme", key_id=key_id)
+                try:
+                    await journal.open(opened(call))
+                except QuotaExhausted as error:
+                    assert f"key {key_id}: tokens_per_minute is 100" in str(error)
+                    return number
+            return 10
+
+        made = await asyncio.gather(*(spend(*one) for one in taken))
+    assert made[0] + made[2] <= 10
+    assert max(made[0], made[2]) > 0
+    assert (made[1], made[3]) == (10, 10)
+    await database.close()

@@ -5,16 +5,30 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from router.access import Tenant
-from router.amount import Amount
+from router.access import QuotaUse, Tenant, new_key
+from router.amount import Amount, Remaining
 from router.errors import PriceUnknown, QuotaExhausted
 from router.ledger.journal import Admitted
 from router.models import Usage
-from router.store import Database, LogJournal
-from tests.router.store.entries import DAY, MONTH, NOW, ended, opened, rows, spent, start
+from router.store import Database, LogJournal, SQLAccounts
+from router.store.quotas import Quotas, counted, names
+from router.trace import Call
+from tests.router.store.entries import (
+    DAY,
+    MONTH,
+    NOW,
+    change,
+    ended,
+    opened,
+    rows,
+    spent,
+    start,
+)
 from tests.router.store.stored import put, run
 
 TO_MIDNIGHT_S = 11 * 3600.0
@@ -289,18 +303,177 @@ async def test_spending_of_the_day_and_month_is_known_after_a_restart(database: 
         await left(journal, 11, now)
 
 
-async def test_what_is_left_of_each_quota_can_be_read(database: Database) -> None:
-    """Shares count what is spent and stored. Tenants without limits, and limits of 0, have none."""
+async def test_the_use_of_each_quota_can_be_read(database: Database) -> None:
+    """What is spent and stored counts. Tenants without limits, and limits of 0, are left out."""
     now = time.time()
     limited = Tenant("acme", tokens_per_month=20, nano_usd_per_day=10, requests_per_day=2)
     call = ended("run-1", 0, WORST, tenant="acme", usage=Usage(4, 1), nano_usd=10, started_at=now)
     async with journal_for(database, limited, Tenant("free"), Tenant("z", tokens_per_day=0)) as log:
-        before = await log.quotas_left()
+        before = await log.quota_uses()
         await log.begin(start("run-1", "acme", started_at=now))
         await log.open(opened(call))
         await log.finish(run("run-1", now, [call], tenant="acme"))
-        after = await log.quotas_left()
-    quotas = [("acme", name) for name in ("tokens_per_month", "nano_usd_per_day")]
-    quotas += [("acme", "requests_per_day")]
-    assert before == dict(zip(quotas, (1.0, 1.0, 1.0), strict=True))
-    assert after == dict(zip(quotas, (0.75, 0.0, 0.5), strict=True))
+        after = await log.quota_uses()
+    _, day, month = names(now)
+    assert after == [
+        QuotaUse("acme", "requests_per_day", day, 2, 1),
+        QuotaUse("acme", "nano_usd_per_day", day, 10, 10),
+        QuotaUse("acme", "tokens_per_month", month, 20, 5),
+    ]
+    assert [use.left for use in after] == [0.5, 0.0, 0.75]
+    assert before == [replace(use, used=0) for use in after]
+
+
+async def test_one_of_many_gateways_warns(database: Database) -> None:
+    """A warning that was not delivered is due again later; another limit is another warning."""
+    accounts = SQLAccounts(database)
+    uses = [QuotaUse(tenant, "tokens_per_day", DAY, 10, 8) for tenant in ("acme", "other")]
+    since = time.time()
+    claims = await asyncio.gather(*(accounts.claim_warnings(uses, since) for _ in range(8)))
+    assert sorted(map(len, claims)) == [0] * 7 + [2]
+    assert max(claims) == [(use, True) for use in uses]
+    await accounts.delivered(uses[0])
+    raised = replace(uses[0], limit=20)
+    claim = await accounts.claim_warnings([*uses, raised], time.time())
+    assert claim == [(uses[1], False), (raised, True)]
+
+
+MINUTE = "2026-11-21T13:00"
+
+
+async def early_in_a_minute() -> float:
+    """Return the time, when at least 15 s of a minute are left."""
+    left_s = 60 - time.time() % 60
+    if left_s < 15:
+        await asyncio.sleep(left_s)
+    return time.time()
+
+
+async def keyed(database: Database, **limits: int) -> None:
+    """Store the key `key`, which `start` uses, with these limits."""
+    _, made = new_key(None, ["ask"])
+    await SQLAccounts(database).add_key(replace(made, key_id="key", **limits))
+
+
+@pytest.mark.parametrize("of_key", [False, True])
+async def test_requests_of_a_minute_are_limited(database: Database, of_key: bool) -> None:
+    """For a tenant and for a key. The refusal says when the minute ends; the next one is free."""
+    tenants = []
+    if of_key:
+        await keyed(database, requests_per_minute=3)
+    else:
+        tenants = [Tenant("acme", requests_per_minute=3)]
+    who = "key key" if of_key else "tenant acme"
+    async with journal_for(database, *tenants) as journal:
+        at = NOW + 12.5
+        starts = [start(f"run-{number}", "acme", started_at=at) for number in range(8)]
+        begun = await asyncio.gather(
+            *(journal.begin(run_start) for run_start in starts), return_exceptions=True
+        )
+        assert begun[:3] == [Admitted()] * 3
+        for error in begun[3:]:
+            assert isinstance(error, QuotaExhausted)
+            assert f"{who}: requests_per_minute is 3" in str(error)
+            assert "resets at 2026-11-21 13:01 UTC" in str(error)
+            assert error.retry_after_s == pytest.approx(47.5)
+        journal.forget("run-0")
+        await journal.begin(start("run-9", "acme", started_at=NOW + 59.9))
+        await journal.begin(start("run-10", "acme", started_at=NOW + 60))
+        free = start("other", "acme", key_id="other", started_at=at)
+        if of_key:
+            await journal.begin(free)
+        else:
+            await refused(journal.begin(free))
+
+
+@pytest.mark.parametrize("of_key", [False, True])
+async def test_tokens_of_a_minute_are_limited(database: Database, of_key: bool) -> None:
+    """By the start of each call, which is refused whole: it is not shortened to the rest. What is
+    held for the answer counts in no minute.
+    """
+    tenants = []
+    if of_key:
+        await keyed(database, tokens_per_minute=25)
+    else:
+        tenants = [Tenant("acme", tokens_per_minute=25)]
+
+    def of(number: int, at: float, amount: Amount = WORST, **fields: Any) -> Call:
+        known = {"tenant": "acme", "key_id": "key", "started_at": at, "usage": Usage(8, 1)}
+        return ended("run-1", number, amount, **{**known, **fields})
+
+    async with journal_for(database, *tenants) as journal:
+        admitted = await journal.begin(start("run-1", "acme", hold=Amount(20)))
+        assert admitted == Admitted(limited=True)
+        calls = [of(0, NOW + 1), of(1, NOW + 59)]
+        for call in calls:
+            await journal.open(opened(call))
+        error = await refused(journal.open(opened(of(2, NOW + 59.5))))
+        assert (error.contended, error.left, error.retry_after_s) == (True, None, 1.0)
+        for call in calls:
+            journal.settle(call)
+        error = await refused(journal.open(opened(of(2, NOW + 59.5))))
+        assert (error.contended, error.left) == (False, None)
+        assert error.retry_after_s == pytest.approx(0.5)
+        assert "7 tokens are left, and 10 tokens are needed" in str(error)
+
+        later = [of(2, NOW + 60), of(3, NOW + 61, Amount(15), role="answer")]
+        for call in later:
+            await journal.open(opened(call))
+        await refused(journal.open(opened(of(4, NOW + 62, Amount(1)))))
+        # No minute is large enough for this one, so it is shortened to a whole minute.
+        error = await refused(journal.open(opened(of(4, NOW + 180, Amount(26)))))
+        assert error.left == Remaining("tokens", 25)
+        await journal.finish(run("run-1", NOW, [*calls, *later], tenant="acme", key_id="key"))
+    account = "key key" if of_key else "acme"
+    sums = "SELECT period, tokens FROM spending WHERE tenant = :account AND length(period) = 16"
+    assert sorted(await rows(database, sums, account=account)) == [
+        (MINUTE, 18),
+        ("2026-11-21T13:01", 18),
+    ]
+
+
+async def test_spending_of_the_minute_is_known_after_a_restart(database: Database) -> None:
+    await keyed(database, requests_per_minute=2)
+    now = await early_in_a_minute()
+    call = ended("run-1", 0, WORST, tenant="acme", usage=Usage(8, 1), started_at=now)
+    async with journal_for(database, Tenant("acme", tokens_per_minute=20)) as journal:
+        await journal.begin(start("run-1", "acme", started_at=now))
+        await journal.open(opened(call))
+        await journal.finish(run("run-1", now, [call], tenant="acme", key_id="key"))
+    async with LogJournal.writing(database) as journal:
+        await journal.begin(start("run-2", "acme", started_at=now + 1))
+        await refused(
+            journal.open(opened(ended("run-2", 0, Amount(12), tenant="acme", started_at=now + 1)))
+        )
+        await journal.open(opened(ended("run-2", 0, Amount(11), tenant="acme", started_at=now + 1)))
+        await refused(journal.begin(start("run-3", "acme", started_at=now + 2)))
+
+
+async def test_sums_of_past_minutes_are_deleted(database: Database) -> None:
+    """When a gateway starts, after a day; those of days and months are kept."""
+    now = time.time()
+    past = [name for at in (now - 86400 * 2, now - 3600, now) for name in names(at)]
+    for period in {*past}:
+        await change(database, f"INSERT INTO spending VALUES ('acme', '{period}', 1, 2, 3)")
+    gone = names(now - 86400 * 2)[0]
+
+    async def kept() -> set[str]:
+        return {period for (period,) in await rows(database, "SELECT period FROM spending")}
+
+    async with LogJournal.writing(database), asyncio.timeout(10):
+        while gone in await kept():
+            pass
+    assert await kept() == {*past} - {gone}
+
+
+async def test_many_minutes_take_no_memory(database: Database) -> None:
+    """Sums of past minutes are dropped, but not those in which a call is open."""
+    quotas = Quotas()
+    now = time.time()
+    for minute in range(1000):
+        quotas.begin(start(f"run-{minute}", "acme", started_at=now - 60 * minute))
+    call = opened(ended("run-900", 0, WORST, tenant="acme", started_at=now - 60 * 900))
+    quotas.reserve(counted(call), WORST)
+    quotas.forget_minutes(now - 60)
+    minutes = {period for _, period in quotas.tallies if len(period) == 16}
+    assert minutes == {names(now)[0], names(now - 60)[0], names(now - 60 * 900)[0]}

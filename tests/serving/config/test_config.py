@@ -269,6 +269,14 @@ def test_a_factory_that_cannot_be_used_is_refused(
     assert problem.startswith(f"retrieval.vectors: {message}")
 
 
+def test_two_indexes_cannot_share_a_partition(tmp_path: Path) -> None:
+    """Each build would delete the passages of the other index."""
+    milvus = 'milvus = {address = "http://127.0.0.1:1", partition = "main"}'
+    text = with_index(f'{milvus}\n[indexes.other]\nindex = "other"\n{milvus}')
+    problem = refused(tmp_path, text)
+    assert problem == "retrieval.milvus: is the partition of another index, too; name another one."
+
+
 @pytest.mark.parametrize(
     "text",
     ["[roles", "max_rounds: 4\n", "{}", '{"roles": {}}', GOOD + "[retrieval]\n", "a = 1\na = 2\n"],

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from tests.router.edge.administered import Gateway, gateway, stored_key
 from tests.router.edge.pages.world import browsing, token
 
-FORMS = ("create", "rotate", "expire", "revoke", "update")
+FORMS = ("create", "rotate", "expire", "limit", "revoke", "update")
 HOSTILE = '<script>alert("x")</script> \u202e ’'
 
 
@@ -106,6 +106,16 @@ async def test_keys_are_rotated_expired_and_revoked(browser: Browser) -> None:
     assert f"Revoke {new}" not in page and f"Revoke {old}" in page
 
 
+async def test_a_key_is_limited(browser: Browser) -> None:
+    """The form has the stored values; an empty field removes a limit."""
+    key_id = (await browser.created(tenant="acme")).split("_")[1]
+    await browser.send("limit", key_id=key_id, requests_per_minute="60", tokens_per_minute="9000")
+    page = await browser.read()
+    assert "requests per minute 60, tokens per minute 9,000" in page and 'value="9000"' in page
+    await browser.send("limit", key_id=key_id, requests_per_minute="60")
+    assert not (await browser.keys())[key_id].HasField("tokens_per_minute")
+
+
 async def test_a_tenant_is_created_and_changed(browser: Browser) -> None:
     """The form has the stored values; an empty field removes a limit."""
     await browser.send(
@@ -132,13 +142,14 @@ async def test_a_form_that_asks_for_the_impossible_changes_nothing(browser: Brow
         ("rotate", {"key_id": browser.key_id, "hours": "9" * 9}, "grace: must be from 0"),
         ("expire", {"key_id": browser.key_id, "hours": "0"}, "must be in the future"),
         ("expire", {"key_id": browser.key_id, "hours": "9" * 15}, "must be in the future"),
+        ("limit", {"key_id": browser.key_id, "tokens_per_minute": "x"}, "tokens_per_minute: must"),
         ("update", {"name": "a/b"}, "use at most 64 letters"),
         ("update", {"name": "acme", "tokens_per_day": "much"}, "tokens_per_day: must be"),
         ("update", {"name": "acme", "nano_usd_per_day": "nan"}, "nano_usd_per_day: must be"),
         ("update", {"name": "acme", "indexes": "other"}, "index 'other': the config's indexes"),
     ):
         assert message in await browser.send(form, 400, **fields)
-    for form in ("rotate", "expire", "revoke"):
+    for form in ("rotate", "expire", "limit", "revoke"):
         page = await browser.send(form, 404, key_id=f"rg_0badf00d_{HOSTILE}", hours="1")
         assert "there is no such key" in page and "alert(" not in page
     assert await browser.keys() == before

@@ -114,7 +114,7 @@ async def test_sessions_end_with_their_key_and_by_signing_out(tmp_path: Path) ->
             async with operator_session.get("/runs", cookies=cookies) as response:
                 assert response.url.path == "/sign-in"
         key_id = world.keys["acme"].split("_")[1]
-        await SQLAccounts(world.database).expire_key(key_id, time.time())
+        await SQLAccounts(world.database).change_key(key_id, {"revoked_at": time.time()})
         async with asyncio.timeout(10):
             while response.status != 401:
                 async with session.get("/runs", headers={"HX-Request": "true"}) as response:

@@ -5,8 +5,6 @@ the vector of a passage plus half of the difference of two others, with the leng
 the clusters and the directions of real vectors. The queries are the questions in `--data`. A
 measurement that is in the folder `--out` already is not repeated. A build that was interrupted
 continues.
-
-    python scripts/large_index.py --data FOLDER [FOLDER …] --out FOLDER
 """
 
 import asyncio
@@ -15,7 +13,6 @@ import math
 import multiprocessing
 import re
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -43,6 +40,8 @@ from serving.retrieval.searcher import IndexSearcher
 
 _SHIFT = 0.5
 _TOP_K = 5
+_ALONE = 100
+"""Number of queries of a single caller."""
 _SAMPLE_S = 0.05
 _TIE = 1e-6
 
@@ -60,6 +59,8 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Factories of FAISS. `IVF` without a number has the lists that suit the size of the index."""
     memory_gb: float = 4.0
     """The limit `retrieval.memory_gb`."""
+    dimension: int | None = None
+    """Turn the vectors into a space of more dimensions (default: those of MiniLM)."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -103,9 +104,9 @@ class _Synthetic:
     identity = "synthetic"
     max_tokens = 100_000
 
-    def __init__(self, folder: Path) -> None:
-        self._real = np.load(folder / "passages.npy")
-        self._queries = np.load(folder / "questions.npy")
+    def __init__(self, folder: Path, dimension: int | None) -> None:
+        self._real = _turned(np.load(folder / "passages.npy"), dimension)
+        self._queries = _turned(np.load(folder / "questions.npy"), dimension)
         self._query_rows = json.loads((folder / "questions.json").read_text())
         self.dimension = self._real.shape[1]
 
@@ -114,7 +115,9 @@ class _Synthetic:
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         if queries:
-            return self._queries[[self._query_rows.get(text, 0) for text in texts]]
+            rows_of_queries = [self._query_rows.get(text, 0) for text in texts]
+            vectors: Vectors = self._queries[rows_of_queries]
+            return vectors
         count = len(self._real)
         rows = np.array([int(text.partition("\n")[2].split(" ", 1)[0]) for text in texts])
         vectors = self._real[rows % count].copy()
@@ -123,6 +126,15 @@ class _Synthetic:
         vectors[is_new] += _SHIFT * (self._real[others[0]] - self._real[others[1]])
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors
+
+
+def _turned(vectors: Vectors, dimension: int | None) -> Vectors:
+    """Return vectors of `dimension` components with the same cosines."""
+    if dimension is None:
+        return vectors
+    columns = np.random.default_rng(0).standard_normal((dimension, vectors.shape[1]))
+    turned: Vectors = vectors @ np.linalg.qr(columns)[0].T.astype(np.float32)
+    return turned
 
 
 def measure(options: Options) -> Figures:
@@ -170,10 +182,11 @@ def _suited(factory: str, size: int) -> str:
 
 def _measured(options: Options, corpus: Path, size: int, factory: str) -> Measured:
     """Return the measurements of one index, which is built and searched in a child process."""
-    file = options.out / f"{size}-{factory}.json"
+    turned = f"-{options.dimension}" if options.dimension else ""
+    file = options.out / f"{size}{turned}-{factory}.json"
     if not file.exists():
         spawn = multiprocessing.get_context("spawn")
-        folder = options.out / f"{size}-{factory}"
+        folder = file.with_suffix("")
         with ProcessPoolExecutor(1, mp_context=spawn) as process:
             config = RetrievalConfig(
                 index=str(folder),
@@ -181,13 +194,14 @@ def _measured(options: Options, corpus: Path, size: int, factory: str) -> Measur
                 vectors=factory,
                 memory_gb=options.memory_gb,
             )
-            write_json(file, process.submit(_build_and_search, config, options.out).result())
+            write_json(file, process.submit(_build_and_search, config, options).result())
         shutil.rmtree(folder)
     return msgspec.json.decode(file.read_bytes(), type=Measured)
 
 
-def _build_and_search(config: RetrievalConfig, work: Path) -> Measured:
-    embedder = _Synthetic(work)
+def _build_and_search(config: RetrievalConfig, options: Options) -> Measured:
+    work = options.out
+    embedder = _Synthetic(work, options.dimension)
     folder = Path(config.index or "")
     store = vector_store(config)
     began_at: dict[str, float] = {}
@@ -225,7 +239,7 @@ def _build_and_search(config: RetrievalConfig, work: Path) -> Measured:
     generation = folder / built.manifest.generation
     small = [path.stat().st_size for path in generation.glob(f"{config.vectors}.faiss")]
     queries = list(json.loads((work / "questions.json").read_text()))
-    alone, _ = asyncio.run(_searched(index, embedder, queries, 1))
+    alone, _ = asyncio.run(_searched(index, embedder, queries[:_ALONE], 1))
     together, per_s = asyncio.run(_searched(index, embedder, queries, 64))
     vectors = embedder.embed(queries, queries=True)
     return Measured(
@@ -282,7 +296,3 @@ def _anonymous_gb() -> float:
     status = Path("/proc/self/status").read_text("ascii")
     kilobytes = re.findall(r"RssAnon:\s+(\d+)", status)
     return int(kilobytes[0]) / 2**20
-
-
-if __name__ == "__main__":
-    sys.exit(harness.run("large-index", sys.modules[__name__], sys.argv[1:]))

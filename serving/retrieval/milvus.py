@@ -1,0 +1,257 @@
+"""Vectors in Milvus, a vector database on other machines.
+
+Milvus finds candidates, and their exact scores are computed here, from the file of `FaissIndex`. An
+index is a partition of a collection. A build inserts the passages that the partition lacks, and
+then deletes those that are gone. So it can be repeated after a kill, and gateways that still search
+the previous generation find less for a moment, but nothing wrong.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+import numpy as np
+
+from router.errors import BadIndex, UpstreamUnavailable
+from router.models.failures import without_userinfo
+from router.trace.scope import NO_FILTER, DocumentFilter
+from serving.config.config import MilvusConfig
+from serving.config.secrets import api_key
+from serving.documents.metadata import StoredPassage
+from serving.retrieval.candidates import CandidateIndex, Ids, read_ids, write_ids
+from serving.retrieval.embedder import Rows, Vectors
+from serving.retrieval.faiss_index import FaissIndex
+from serving.retrieval.passages import PassageStore
+
+_BATCH = 1024
+"""Number of passages in a request, which may have 64 MiB."""
+_WRITE_S = 60.0
+"""Timeout of a request of a build."""
+_ADVICE = {
+    2: "start Milvus there, or correct `milvus.address`",
+    100: "run `rolegate index build`",
+}
+"""Advice by Milvus's error code: no connection, or no collection."""
+_SPECIAL = re.compile(r'[%_"\\\x00-\x1f]')
+
+
+class MilvusStore:
+    """The `VectorStore` of a partition in Milvus."""
+
+    def __init__(self, config: MilvusConfig) -> None:
+        self.name = f"Milvus {config.collection}/{config.partition}"
+        self._partition = Partition(config, self.name)
+
+    def build(
+        self, folder: Path, dimension: int, batches: Iterable[Vectors]
+    ) -> Mapping[int, float]:
+        """See `VectorStore.build`. Raises `UpstreamUnavailable` if Milvus fails: if it is away,
+        before anything is embedded.
+        """
+        self._partition.create(dimension)
+        FaissIndex.build(folder, dimension, batches)
+        self._partition.fill(folder, write_ids(folder))
+        return self.open(folder).recall()
+
+    def open(self, folder: Path) -> CandidateIndex:
+        """See `VectorStore.open`. Milvus is not called before the first search."""
+        return MilvusIndex(folder, self._partition)
+
+    def is_complete(self, folder: Path) -> bool:
+        """See `VectorStore.is_complete`. The passages in the partition are counted."""
+        return self._partition.count() == len(np.unique(read_ids(folder)))
+
+
+class MilvusIndex(CandidateIndex):
+    """The opened `VectorIndex` of a partition. Searches raise `UpstreamUnavailable` if Milvus
+    fails.
+    """
+
+    few = 0
+
+    def __init__(self, folder: Path, partition: "Partition") -> None:
+        super().__init__(folder)
+        self._partition = partition
+
+    def candidates(
+        self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
+    ) -> Iterable[Ids]:
+        """See `CandidateIndex.candidates`. Milvus applies the filter."""
+        return self._partition.search(queries, count, only)
+
+
+class Partition:
+    """A partition of a collection in Milvus. Methods raise `UpstreamUnavailable`, within the
+    timeouts.
+    """
+
+    def __init__(self, config: MilvusConfig, name: str) -> None:
+        """`name`: the partition's name in errors."""
+        self._config = config
+        self._name = name
+        self._collection = config.collection
+        self._is_loaded = False
+
+    def create(self, dimension: int) -> None:
+        """Create the partition and its collection, if they are missing. Raises `BadIndex` if the
+        vectors of the collection have another dimension.
+        """
+        with self._calls() as client:
+            if not client.has_collection(self._collection, self._config.timeout_s):
+                client.create_collection(
+                    self._collection,
+                    dimension,
+                    metric_type="IP",
+                    consistency_level="Session",
+                    timeout=_WRITE_S,
+                )
+            if not self._exists(client):
+                client.create_partition(self._collection, self._config.partition, _WRITE_S)
+            described = client.describe_collection(self._collection, self._config.timeout_s)
+        (vectors,) = [field for field in described["fields"] if field["name"] == "vector"]
+        if vectors["params"]["dim"] != dimension:
+            raise BadIndex(
+                f"{self._name}: the vectors of the collection have the dimension "
+                f"{vectors['params']['dim']}, but those of the embedder {dimension}; name another "
+                "`milvus.collection`."
+            )
+
+    def count(self) -> int:
+        """Return the number of passages in the partition; 0 if it is missing."""
+        with self._calls() as client:
+            is_there = client.has_collection(self._collection, self._config.timeout_s)
+            if not is_there or not self._exists(client):
+                return 0
+            self._load(client)
+            answer = client.query(
+                self._collection, output_fields=["count(*)"], **self._reading(_WRITE_S)
+            )
+            return int(answer[0]["count(*)"])
+
+    def fill(self, folder: Path, ids: Ids) -> None:
+        """Make the passages of the index in `folder` those of the partition. `ids`: their ids."""
+        exact = FaissIndex.open(folder)
+        passages = PassageStore(folder)
+        writing = {"partition_name": self._config.partition, "timeout": _WRITE_S}
+        with self._calls() as client:
+            self._load(client)
+            pages = client.query_iterator(
+                self._collection, _BATCH, output_fields=["id"], **self._reading(_WRITE_S)
+            )
+            entities = chain.from_iterable(iter(pages.next, []))
+            known = np.fromiter((entity["id"] for entity in entities), np.int64)
+            for rows in _batches(np.flatnonzero(~np.isin(ids, known))):
+                missing = [
+                    {"id": int(ids[row]), "vector": vector, **_properties(passages.stored(row))}
+                    for row, vector in zip(rows.tolist(), exact.vectors(rows), strict=True)
+                ]
+                # Another gateway that builds the same index may insert the same passages
+                client.upsert(self._collection, missing, **writing)
+            for gone in _batches(known[~np.isin(known, ids)]):
+                client.delete(self._collection, gone.tolist(), **writing)
+
+    def search(self, queries: Vectors, count: int, only: DocumentFilter) -> list[Ids]:
+        """Return the ids of the `count` nearest passages of each query."""
+        with self._calls() as client:
+            self._load(client)
+            found = client.search(
+                self._collection,
+                list(queries),
+                _condition(only),
+                count,
+                timeout=self._config.timeout_s,
+                partition_names=[self._config.partition],
+            )
+        ids = [np.array([hit["id"] for hit in hits], np.int64) for hits in found]
+        if only == NO_FILTER and not all(map(len, ids)):
+            raise self._failed("the partition is empty; run `rolegate index build`")
+        return ids
+
+    def _exists(self, client: Any) -> bool:
+        return bool(
+            client.has_partition(self._collection, self._config.partition, self._config.timeout_s)
+        )
+
+    def _reading(self, timeout_s: float) -> dict[str, Any]:
+        """Arguments of a request that sees everything that was written before."""
+        return {
+            "partition_names": [self._config.partition],
+            "consistency_level": "Strong",
+            "timeout": timeout_s,
+        }
+
+    def _load(self, client: Any) -> None:
+        if not self._is_loaded:
+            client.load_collection(self._collection, self._config.timeout_s)
+            self._is_loaded = True
+
+    @contextmanager
+    def _calls(self) -> Iterator[Any]:
+        """Yield a client, and translate its errors."""
+        from pymilvus import MilvusException
+
+        try:
+            token = api_key(self._config.token_env)
+            yield _connected(self._config.address, token, self._config.timeout_s)
+        except (MilvusException, grpc.RpcError) as error:
+            self._is_loaded = False  # Milvus may have been restarted
+            if isinstance(error, MilvusException):
+                advice = _ADVICE.get(error.code)
+                reason = f"{error.message}; {advice}" if advice else error.message
+            else:
+                reason = f"{error.details()}; see whether Milvus works, or raise `milvus.timeout_s`"
+            raise self._failed(reason) from error
+
+    def _failed(self, reason: str) -> UpstreamUnavailable:
+        return UpstreamUnavailable(
+            f"{self._name}: {reason}", endpoint=without_userinfo(self._config.address)
+        )
+
+
+@cache
+def _connected(address: str, token: str | None, timeout_s: float) -> Any:
+    from pymilvus import MilvusClient
+
+    # It logs each failed attempt with a traceback
+    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+    return MilvusClient(address, token=token or "", timeout=timeout_s)
+
+
+def _batches(values: Rows) -> Iterator[Rows]:
+    return (values[start : start + _BATCH] for start in range(0, len(values), _BATCH))
+
+
+def _properties(passage: StoredPassage) -> dict[str, Any]:
+    metadata = passage.metadata
+    folded = {"title": metadata.title.casefold(), "author": metadata.author.casefold()}
+    return {**msgspec.to_builtins(metadata), **folded}
+
+
+def _condition(only: DocumentFilter) -> str:
+    """Return a condition in Milvus's language that all documents fulfil that `only` admits, and few
+    others: in its patterns, a special character stands for any character.
+    """
+    texts = {
+        "title": only.title.casefold(),
+        "author": only.author.casefold(),
+        "path": only.path_prefix,
+    }
+    conditions = []
+    for name, text in texts.items():
+        if text:
+            before = "" if name == "path" else "%"
+            conditions.append(f'{name} like "{before}{_SPECIAL.sub("_", text)}%"')
+    if only.from_date or only.to_date:
+        # `~` is behind all digits and hyphens
+        conditions.append(f'date >= "{only.from_date or 0}" and date <= "{only.to_date or 9}~"')
+    if only.tags:
+        conditions.append(f"json_contains_all(tags, {json.dumps(only.tags)})")
+    return " and ".join(conditions)
