@@ -21,7 +21,7 @@ from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.relations import BY_SUBJECT, Kind, Relation
 from executor_sft.miniworld.world import Entity, Side, World
 from router.protocol import Passage
-from router.trace.table import Column, Schema
+from router.trace.table import Column, Condition, Schema
 
 Size = Literal["small", "medium", "large"]
 Reach = Literal["register", "own_page", "two_searches", "unstated"]
@@ -116,6 +116,10 @@ class EntitySet:
     rests_on: tuple[str, ...]
     """Names of the relations that decide whether an entity is a member."""
     members: tuple[Entity, ...]
+    owner: str
+    """What the members have in common, such as their country."""
+    before: int | None = None
+    """The year before which all members' years are; None for any year."""
     stated: dict[str, Stated] = field(default_factory=dict)
     """Which members each passage names, by its id. The passages are registers, and members' own
     pages.
@@ -192,6 +196,30 @@ class TableTask:
         key, *others = self.columns
         typed = (Column(name, "integer" if name == "year" else "text") for name in others)
         return Schema((Column(key, key=True), *typed))
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """What makes an entity a member of the sets. Two sets have no years."""
+        kind = self.sets[0].kind
+        link, year = (
+            next(relation for relation in _COLUMNS[kind] if is_of(relation))
+            for is_of in (
+                lambda relation: relation.name == FORMS[kind].link,
+                lambda relation: relation.value == "year",
+            )
+        )
+        owners = tuple(group.owner for group in self.sets)
+        conditions = [
+            Condition(self._column(link), "equals" if len(owners) == 1 else "one_of", owners)
+        ]
+        if limit := self.sets[0].before:
+            conditions.append(Condition(self._column(year), "before", (str(limit),)))
+        return conditions
+
+    def _column(self, relation: Relation) -> Column:
+        kind = "integer" if relation.value == "year" else "text"
+        ask = relation.ask[0].format(x=f"{{{self.sets[0].kind}}}")
+        return Column(column_name(relation), kind, ask=ask)
 
     @property
     def query(self) -> str:
@@ -359,7 +387,7 @@ class WideWorld:
                 owner = self.world.facts[entity.mention, form.link].value
                 groups.setdefault(owner, []).append(entity)
         sets = (
-            EntitySet(kind, form.noun.format(x=owner), (form.link,), tuple(members))
+            EntitySet(kind, form.noun.format(x=owner), (form.link,), tuple(members), owner)
             for owner, members in groups.items()
             if len(members) >= ROWS["small"].start
         )
@@ -377,7 +405,15 @@ class WideWorld:
         limit = rng.choice(limits)
         noun = f"{entities.noun} {FORMS[entities.kind].verb} before {limit}"
         members = tuple(row for at, row in dated if at < limit)
-        return EntitySet(entities.kind, noun, (*entities.rests_on, year.name), members)
+        rests_on = (*entities.rests_on, year.name)
+        return EntitySet(
+            entities.kind,
+            noun,
+            rests_on,
+            members,
+            entities.owner,
+            limit,
+        )
 
     def _register(self, group: EntitySet, rng: random.Random) -> None:
         """Write the registers of a set. In `group.stated`, record which names each register lists,

@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from executor_sft.miniworld.dialogues import (
     NOT_FOUND,
@@ -23,6 +23,7 @@ from executor_sft.miniworld.world import Entity
 from router.protocol import Passage, Report, prompts
 from router.protocol.turns import MAX_POINTS
 from router.table.table_delegation import MAX_HOLES, MAX_KEYS, opening
+from router.trace.table import Condition
 
 _LISTS = 0.7
 """Share of an executor's conversations that list rows of a table."""
@@ -41,7 +42,7 @@ def table_request(task: TableTask) -> str:
 
 def turn_text(task: TableTask, turn: int) -> str:
     """Return what the delegator writes in its turn `turn`, from 0: questions for rows. Turn 0,
-    which plans the table, also has a question for each column.
+    which plans the table, also has a question for each column, and the conditions for rows.
     """
     asked = prompts.request(json.dumps([question for _, question in task.discoveries(turn)]))
     key, *names = task.columns
@@ -51,7 +52,19 @@ def turn_text(task: TableTask, turn: int) -> str:
     asks = (
         f'<ask column="{name}">{text}</ask>' for name, text in zip(names, wordings, strict=False)
     )
-    return f"<search>{asked}</search>{''.join(asks)}"
+    wheres = [_where(condition, names) for condition in task.conditions if turn == 0]
+    return f"<search>{asked}</search>{''.join([*asks, *wheres])}"
+
+
+def _where(condition: Condition, shown: Collection[str]) -> str:
+    """Return the tag with which the delegator writes a condition. Columns that the table does not
+    have need a question. `shown`: names of the columns that it has.
+    """
+    column = condition.column
+    ask = "" if column.name in shown else f' ask="{column.ask}"'
+    operator = condition.operator.replace("_", " ")
+    values = "|".join(condition.values)
+    return f'<where column="{column.name}" is="{operator}"{ask}>{values}</where>'
 
 
 class TableLessons:

@@ -12,15 +12,20 @@ from executor_sft.minimodel.command import _TABLE_ROWS
 from executor_sft.minimodel.model import load_tokenizer
 from executor_sft.minimodel.stream import Role, conversations, encode
 from executor_sft.miniworld.dialogues import Dialogue, RolePrompts
-from executor_sft.miniworld.wide_lessons import TableLessons
+from executor_sft.miniworld.relations import BY_SUBJECT
+from executor_sft.miniworld.wide import Knobs, WideWorld, column_name
+from executor_sft.miniworld.wide_lessons import TableLessons, turn_text
 from router.protocol import parse_decision, parse_turn
 from router.protocol.decision import Dispatch, Stop
 from router.protocol.tags import unescape
 from router.protocol.turns import MAX_POINTS, ReportTurn, SearchTurn
+from router.table.conditions import is_met
+from router.table.table_delegation import planned
 from serving.config.file import load_config, preset
 
 BACKBONE = Path(__file__).parents[2] / "serving" / "models" / "mini-backbone"
-EXECUTION = load_config(preset("mini")).roles.execution
+MINI = load_config(preset("mini"))
+EXECUTION = MINI.roles.execution
 _DOCUMENT = re.compile(r"<title>(.*?)</title><text>(.*?)</text>")
 
 
@@ -180,10 +185,35 @@ def test_a_cell_that_no_page_states_is_not_found(executions: list[Dialogue]) -> 
     assert any(len(dialogue) == 7 for dialogue in fills)
 
 
+def test_a_plan_has_the_conditions_of_its_set() -> None:
+    """A program reads them without loss. They are met by all right rows, and by no other entity."""
+    world = WideWorld(3, "train", Knobs(unstated=0))
+    operators = set[str]()
+    for task in world.tasks:
+        schema, ignored = planned(task.schema, turn_text(task, 0))
+        assert not ignored
+        assert [(c.column.name, c.operator, c.values) for c in schema.conditions] == [
+            (c.column.name, c.operator, c.values) for c in task.conditions
+        ]
+        relations = {column_name(relation): relation for relation in BY_SUBJECT[task.sets[0].kind]}
+        rows = {
+            entity.mention
+            for entity in world.world.entities
+            if entity.kind == task.sets[0].kind
+            and all(
+                is_met(condition, world.gold(entity, relations[condition.column.name]))
+                for condition in schema.conditions
+            )
+        }
+        assert rows == {entity.mention for entity in task.rows}
+        operators.update(condition.operator for condition in schema.conditions)
+    assert operators == {"equals", "one_of", "before"}
+
+
 def test_turns_and_conversations_fit(
     leads: list[Dialogue], executions: list[Dialogue], system: RolePrompts
 ) -> None:
-    """Six names fit into an executor's 128 tokens, a lead's turn into 256, and all into the rows of
+    """Six names fit into an executor's 128 tokens, a lead's turn into those of its plan, and all into the rows of
     a training.
     """
     tokenizer = load_tokenizer(BACKBONE)
@@ -197,7 +227,7 @@ def test_turns_and_conversations_fit(
     assert max(len(names(lesson[-1].text)) for lesson in executions) == 6
     assert longest["report"] < EXECUTION.max_tokens == 128
     assert longest["search"] < EXECUTION.max_tokens
-    assert longest["delegate"] < 256
+    assert longest["delegate"] < MINI.roles.table_delegation.max_tokens
 
 
 def test_a_third_of_the_tokens_are_of_tables(system: RolePrompts) -> None:
