@@ -117,7 +117,7 @@ class EntitySet:
     """Names of the relations that decide whether an entity is a member."""
     members: tuple[Entity, ...]
     owner: str
-    """What the members have in common, such as their country."""
+    """The name of the thing that the members have in common, such as their country."""
     before: int | None = None
     """The year before which all members' years are; None for any year."""
     stated: dict[str, Stated] = field(default_factory=dict)
@@ -199,15 +199,11 @@ class TableTask:
 
     @property
     def conditions(self) -> list[Condition]:
-        """What makes an entity a member of the sets. Two sets have no years."""
+        """The conditions that members of the sets meet, and no others. Two sets have no years."""
         kind = self.sets[0].kind
-        link, year = (
-            next(relation for relation in _COLUMNS[kind] if is_of(relation))
-            for is_of in (
-                lambda relation: relation.name == FORMS[kind].link,
-                lambda relation: relation.value == "year",
-            )
-        )
+        columns = _COLUMNS[kind]
+        (link,) = (relation for relation in columns if relation.name == FORMS[kind].link)
+        (year,) = (relation for relation in columns if relation.value == "year")
         owners = tuple(group.owner for group in self.sets)
         conditions = [
             Condition(self._column(link), "equals" if len(owners) == 1 else "one_of", owners)
@@ -217,9 +213,10 @@ class TableTask:
         return conditions
 
     def _column(self, relation: Relation) -> Column:
-        kind = "integer" if relation.value == "year" else "text"
         ask = relation.ask[0].format(x=f"{{{self.sets[0].kind}}}")
-        return Column(column_name(relation), kind, ask=ask)
+        return Column(
+            column_name(relation), "integer" if relation.value == "year" else "text", ask=ask
+        )
 
     @property
     def query(self) -> str:

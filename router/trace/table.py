@@ -202,5 +202,10 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def excluded(self) -> bool:
-        """True if the row contradicts a condition, so that it is not in the table."""
-        return any(check.state == "contradicted" for check in self.checks)
+        """True if the row is not in the table: because it contradicts a condition, or because it
+        meets none, and only passages that are not the first of a search name it.
+        """
+        states = {check.state for check in self.checks}
+        is_found = bool(self.found_by) and not self.given
+        is_far = is_found and all(ask.passages_before for ask in self.found_by)
+        return "contradicted" in states or (is_far and states == {"not_checked"})

@@ -213,8 +213,8 @@ def test_a_plan_has_the_conditions_of_its_set() -> None:
 def test_turns_and_conversations_fit(
     leads: list[Dialogue], executions: list[Dialogue], system: RolePrompts
 ) -> None:
-    """Six names fit into an executor's 128 tokens, a lead's turn into those of its plan, and all into the rows of
-    a training.
+    """Six names fit into an executor's 128 tokens, a lead's turn into the tokens of a plan, and all
+    into the rows of a training.
     """
     tokenizer = load_tokenizer(BACKBONE)
     longest = {"report": 0, "delegate": 0}
@@ -227,7 +227,10 @@ def test_turns_and_conversations_fit(
     assert max(len(names(lesson[-1].text)) for lesson in executions) == 6
     assert longest["report"] < EXECUTION.max_tokens == 128
     assert longest["search"] < EXECUTION.max_tokens
-    assert longest["delegate"] < MINI.roles.table_delegation.max_tokens
+    lead = MINI.roles.table_delegation
+    assert lead
+    assert lead.max_tokens
+    assert longest["delegate"] < lead.max_tokens
 
 
 def test_a_third_of_the_tokens_are_of_tables(system: RolePrompts) -> None:

@@ -5,13 +5,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from router.errors import UpstreamRefused
 from router.models import Prompt
 from router.protocol import Passage
 from router.runs import RequestOptions
 from router.table import TableLimits, table_of
 from router.trace import Run
-from router.trace.table import Ask
+from router.trace.table import Ask, Column, Condition
 from router.trace.values import TableRun
 from tests.router.table.small_world import REQUEST, Reader, World, gateway
 
@@ -107,3 +109,21 @@ async def test_an_attempt_that_fails_is_repeated_with_the_same_passages(tmp_path
     assert len(table_of(of_run(run)).rows) == len(world.cities)
     first = [ask.passages_before for ask in discoveries(run) if ask.discovery == 1]
     assert first[:4] == [0, 3, 3, 6]
+
+
+async def test_rows_of_further_passages_must_meet_a_condition(tmp_path: Path) -> None:
+    """One that the first passages name stays if it cannot be checked."""
+    world = Scattered((0, 4, 5, 11))
+    known = world.parts[0][2]
+    world.founder = {known: world.founder[known]}
+    named = Condition(Column("founder", ask="Who founded {city}?"), "contains", ("Ana",))
+    request = replace(REQUEST, conditions=(named,))
+    async with gateway(tmp_path, world, Reader(slow=0), limits=PASSAGES) as (filling, _):
+        table = table_of(of_run(await filling.fill_table(request, RequestOptions())))
+    assert {row.cells[0].value for row in table.rows} == {
+        known,
+        world.parts[0][0],
+        world.parts[1][0],
+    }
+    (check,) = table.excluded[0].checks
+    assert (len(table.excluded), check.state) == (5, "not_checked")
