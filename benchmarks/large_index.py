@@ -105,8 +105,8 @@ class _Synthetic:
     max_tokens = 100_000
 
     def __init__(self, folder: Path, dimension: int | None) -> None:
-        self._real = _turned(np.load(folder / "passages.npy"), dimension)
-        self._queries = _turned(np.load(folder / "questions.npy"), dimension)
+        self._real: Vectors = _turned(np.load(folder / "passages.npy"), dimension)
+        self._queries: Vectors = _turned(np.load(folder / "questions.npy"), dimension)
         self._query_rows = json.loads((folder / "questions.json").read_text())
         self.dimension = self._real.shape[1]
 
@@ -120,7 +120,7 @@ class _Synthetic:
             return vectors
         count = len(self._real)
         rows = np.array([int(text.partition("\n")[2].split(" ", 1)[0]) for text in texts])
-        vectors = self._real[rows % count].copy()
+        vectors: Vectors = self._real[rows % count].copy()
         is_new = rows >= count
         others = [rows[is_new] * factor // 1024 % count for factor in (40_503, 60_493)]
         vectors[is_new] += _SHIFT * (self._real[others[0]] - self._real[others[1]])

@@ -68,7 +68,12 @@ def measure(options: Options) -> Figures:
     embedder = MiniLM()
     partition = None
     if options.milvus:
-        partition = MilvusConfig(address=options.milvus, collection="bench", partition="bench")
+        partition = MilvusConfig(
+            address=options.milvus,
+            collection="bench",
+            partition="bench",
+            timeout_s=60.0,  # all questions are searched in one request
+        )
     store = vector_store(RetrievalConfig(vectors=options.vectors, milvus=partition))
     questions = read_questions(options.data / "questions.jsonl")
     with tempfile.TemporaryDirectory() as scratch:

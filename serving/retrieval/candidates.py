@@ -20,7 +20,8 @@ Ids = Rows
 """Ids of passages: 64 bits of a digest. Unlike row numbers, they stay the same in every build."""
 BLOCK = 8192
 """Number of vectors that are read, or stored, together."""
-_IDS = "ids.npy"
+IDS = "ids.npy"
+"""File of the ids, by row."""
 _LEAST_CANDIDATES = 100
 """Min number of candidates, so that the order of the first hits does not depend on `top_k`."""
 _SAMPLE = 200
@@ -105,11 +106,11 @@ def write_ids(folder: Path) -> Ids:
         for row, vector in zip(rows.tolist(), exact.vectors(rows), strict=True):
             digest = blake2b(vector.tobytes() + passages.line(row), digest_size=8)
             ids[row] = int.from_bytes(digest.digest(), signed=True)
-    np.save(folder / _IDS, ids)
+    np.save(folder / IDS, ids)
     return ids
 
 
 def read_ids(folder: Path) -> Ids:
     """Return the ids that `write_ids` wrote to `folder`."""
-    ids: Ids = np.load(folder / _IDS)
+    ids: Ids = np.load(folder / IDS)
     return ids

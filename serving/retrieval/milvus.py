@@ -26,7 +26,7 @@ from router.trace.scope import NO_FILTER, DocumentFilter
 from serving.config.config import MilvusConfig
 from serving.config.secrets import api_key
 from serving.documents.metadata import StoredPassage
-from serving.retrieval.candidates import CandidateIndex, Ids, read_ids, write_ids
+from serving.retrieval.candidates import IDS, CandidateIndex, Ids, read_ids, write_ids
 from serving.retrieval.embedder import Rows, Vectors
 from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.passages import PassageStore
@@ -59,11 +59,15 @@ class MilvusStore:
         self._partition.create(dimension)
         FaissIndex.build(folder, dimension, batches)
         self._partition.fill(folder, write_ids(folder))
-        return self.open(folder).recall()
+        return MilvusIndex(folder, self._partition).recall()
 
-    def open(self, folder: Path) -> CandidateIndex:
-        """See `VectorStore.open`. Milvus is not called before the first search."""
-        return MilvusIndex(folder, self._partition)
+    def open(self, folder: Path) -> FaissIndex:
+        """See `VectorStore.open`. Milvus is not called before the first search. An exact index,
+        which is to be moved to Milvus, opens too.
+        """
+        if (folder / IDS).exists():
+            return MilvusIndex(folder, self._partition)
+        return FaissIndex.open(folder)
 
     def is_complete(self, folder: Path) -> bool:
         """See `VectorStore.is_complete`. The passages in the partition are counted."""

@@ -2,19 +2,24 @@
 `python -m tests.router.store.many_gateways [GATEWAYS …]`, such as 1 10 100 (the default).
 
 Each gateway is a journal with its own database connections, log and leases; models and networks are
-left out. All journals run in this process, so its CPU is part of the times. The quotas are half
-of what the requests would spend: they run out, and the overshoot must be 0.
+left out. Up to ten journals share a process: with more, their threads wait for each other's GIL,
+so long that gateways lose their database sessions. The quotas are half of what the requests would
+spend: they run out, and the overshoot must be 0.
 """
 
 import asyncio
+import multiprocessing
 import random
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Barrier
 from statistics import quantiles
 
+import psutil
 import psycopg
 
 from router.access import Tenant
@@ -32,6 +37,10 @@ LASTS_S = 15.0
 CALLS = 6
 """Calls of a run."""
 CALL_S = 0.05
+PATIENCE_S = 120.0
+"""Max seconds that processes wait for each other."""
+PER_PROCESS = 10
+"""Max number of gateways in a process."""
 TOKENS = 1_000
 """Mean tokens of a call, which reserves twice as many."""
 
@@ -45,6 +54,7 @@ COLUMNS = (
     "open a call, ms (p50, p95)",
     "commits/s",
     "connections",
+    "cores (gateways, PostgreSQL)",
     "quota used",
     "overshoot, tokens",
 )
@@ -60,6 +70,11 @@ class Seen:
     refused: int = 0
     failed: int = 0
     """Runs that could not be stored, because the gateway fell behind for 10 seconds."""
+    cpu_s: float = 0.0
+    """CPU time of the gateways' processes."""
+
+    def __add__(self, other: "Seen") -> "Seen":
+        return Seen(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
 
 
 async def one_run(journal: LogJournal, number: int, tenant: str, seen: Seen) -> None:
@@ -105,33 +120,85 @@ async def committed(database: Database) -> tuple[int, int]:
     return int(commit_count), int(connection_count)
 
 
+@dataclass(frozen=True)
+class Share:
+    """The gateways of one process."""
+
+    url: str
+    gateways: range
+    of_gateways: int
+    """Number of gateways in all processes."""
+    tenants: Sequence[str]
+
+
+def run_share(share: Share, together: Barrier, results: "SimpleQueue[Seen]") -> None:
+    """Run some of the gateways, in a process for them, and put what they saw into `results`.
+
+    `together`: barrier of all processes at the start of the requests, at their end, and after they
+    were counted.
+    """
+    results.put(asyncio.run(_seen(share, together)))
+
+
+async def _seen(share: Share, together: Barrier) -> Seen:
+    seen = Seen()
+    async with AsyncExitStack() as stack:
+        journals = {}
+        for gateway in share.gateways:
+            own = await Database.open(share.url)
+            stack.push_async_callback(own.close)
+            journals[gateway] = await stack.enter_async_context(LogJournal.writing(own))
+        await met(together)
+        began = time.perf_counter()
+        cpu_s = time.process_time()
+        async with asyncio.TaskGroup() as runs:
+            for number in range(int(RATE_PER_S * LASTS_S)):
+                gateway = number % share.of_gateways
+                if gateway not in journals:
+                    continue
+                await asyncio.sleep(max(0.0, began + number / RATE_PER_S - time.perf_counter()))
+                tenant = share.tenants[number // share.of_gateways % len(share.tenants)]
+                runs.create_task(one_run(journals[gateway], number, tenant, seen))
+        seen.cpu_s = time.process_time() - cpu_s
+        await met(together)
+        await met(together)
+    return seen
+
+
+async def met(barrier: Barrier) -> None:
+    """Wait until all processes are here."""
+    await asyncio.to_thread(barrier.wait, PATIENCE_S)
+
+
 async def measured(server: PostgresServer, gateways: int, tenants: int) -> str:
     """Run the gateways on a new database, and return a line of the table."""
     names = [f"tenant-{number}" for number in range(tenants)]
-    seen = Seen()
     url = server.new()
     limit = int(RATE_PER_S * LASTS_S * CALLS * TOKENS / 2 / tenants)
+    first_ones = range(0, gateways, PER_PROCESS)
+    shares = [
+        Share(url, range(first, min(first + PER_PROCESS, gateways)), gateways, names)
+        for first in first_ones
+    ]
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(len(shares) + 1)
+    results = context.SimpleQueue()
     async with AsyncExitStack() as stack:
         database = await Database.open(url)
         stack.push_async_callback(database.close)
         await put(database, tenants=[Tenant(name, tokens_per_day=limit) for name in names])
-        journals = []
-        for _ in range(gateways):
-            own = await Database.open(url)
-            stack.push_async_callback(own.close)
-            journals.append(await stack.enter_async_context(LogJournal.writing(own)))
+        for share in shares:
+            context.Process(target=run_share, args=(share, barrier, results), daemon=True).start()
+        await met(barrier)
         before, _ = await committed(database)
+        postgres_before_s = postgres_cpu_s()
         began = time.perf_counter()
-        async with asyncio.TaskGroup() as runs:
-            for number in range(int(RATE_PER_S * LASTS_S)):
-                await asyncio.sleep(max(0.0, began + number / RATE_PER_S - time.perf_counter()))
-                tenant = names[number // gateways % tenants]
-                runs.create_task(one_run(journals[number % gateways], number, tenant, seen))
+        await met(barrier)
         elapsed_s = time.perf_counter() - began
+        postgres_s = postgres_cpu_s() - postgres_before_s
         after, connections = await committed(database)
-    async with AsyncExitStack() as stack:
-        database = await Database.open(url)
-        stack.push_async_callback(database.close)
+        await met(barrier)
+        seen = sum([await asyncio.to_thread(results.get) for _ in shares], Seen())
         query = "SELECT tokens FROM spending WHERE period = :day"
         spent = [int(tokens) for (tokens,) in await rows(database, query, day=DAY)]
     figures = (
@@ -144,10 +211,20 @@ async def measured(server: PostgresServer, gateways: int, tenants: int) -> str:
         median_and_95(seen.open_ms),
         f"{(after - before) / elapsed_s:.0f}",
         connections,
+        f"{seen.cpu_s / elapsed_s:.2f}, {postgres_s / elapsed_s:.2f}",
         f"{sum(spent) / limit / tenants:.1%}",
         sum(max(0, tokens - limit) for tokens in spent),
     )
     return f"| {' | '.join(map(str, figures))} |"
+
+
+def postgres_cpu_s() -> float:
+    """Return the CPU time of the server's processes, in seconds."""
+    total = 0.0
+    for process in psutil.process_iter(["name", "cpu_times"]):
+        if process.info["name"] == "postgres" and process.info["cpu_times"]:
+            total += sum(process.info["cpu_times"][:2])
+    return total
 
 
 def median_and_95(times_ms: Sequence[float]) -> str:

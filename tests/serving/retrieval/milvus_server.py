@@ -48,6 +48,13 @@ class MilvusServer:
             assert self._process.returncode == 0
             self._process = None
 
+    def kill(self) -> None:
+        """Kill the server with SIGKILL."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Let the server accept connections, but answer nothing."""

@@ -26,7 +26,7 @@ from serving.retrieval.build import Built, build_index
 from serving.retrieval.embedder import EndpointEmbedder
 from serving.retrieval.index import Index
 from serving.retrieval.milvus import MilvusStore
-from serving.retrieval.opening import open_retriever
+from serving.retrieval.opening import open_retriever, vector_store
 from tests.scripted_gateway import ROOT
 from tests.serving.cli.test_cli import service
 from tests.serving.retrieval.milvus_server import MilvusServer
@@ -96,6 +96,22 @@ def test_a_build_inserts_what_is_new_and_deletes_what_is_gone(
     assert best(after, "row 110") == "row 110"
     assert best(after, "row 20") != "row 20"
     assert best(before, "row 70") == "row 70"
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8,SQ8"])
+def test_an_index_moves_to_milvus_and_back(
+    tmp_path: Path, config: MilvusConfig, factory: str
+) -> None:
+    """The vectors are taken over, and nothing is embedded again."""
+    rows = write(tmp_path / "rows.jsonl", range(1000))
+    other = vector_store(RetrievalConfig(vectors=factory))
+    embedded = []
+    for store in (other, MilvusStore(config), other):
+        built = build_index([rows], tmp_path / "index", Clustered(), store=store)
+        embedded.append(built.embedded)
+        index = Index.open(tmp_path / "index", Clustered(), store=store)
+        assert best(index, "row 700") == "row 700"
+    assert embedded == [1000, 0, 0]
 
 
 def test_indexes_share_a_collection(tmp_path: Path, config: MilvusConfig) -> None:
