@@ -116,8 +116,7 @@ class _Synthetic:
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         if queries:
             rows_of_queries = [self._query_rows.get(text, 0) for text in texts]
-            vectors: Vectors = self._queries[rows_of_queries]
-            return vectors
+            return np.asarray(self._queries[rows_of_queries])
         count = len(self._real)
         rows = np.array([int(text.partition("\n")[2].split(" ", 1)[0]) for text in texts])
         vectors: Vectors = self._real[rows % count].copy()
