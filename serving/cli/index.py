@@ -159,6 +159,10 @@ def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, Eng
 
 async def _build(options: BuildOptions) -> None:
     config, engines = _retrieval(options)
+    if options.ray and not config.embedder.in_process:
+        raise BadConfig(
+            "--ray: the embedder is at an endpoint, so nothing would run on Ray; leave --ray out."
+        )
     log = partial(Console(stderr=True).print, markup=False)
     async with open_embedder(config.embedder, engines, log, cpu_threads=cores()) as embedder:
         built = await stoppable(partial(_built, config, embedder, options.ray))
@@ -188,7 +192,7 @@ class _MiniLMOnRay(MiniLM):
 
 def _built(config: RetrievalConfig, embedder: Embedder, ray: str | None, check: Check) -> Built:
     batch = BATCH
-    if ray and config.embedder.in_process:
+    if ray:
         workers = workers_of(ray, MiniLM)
         embedder = _MiniLMOnRay(workers)
         batch *= 2 * len(workers)

@@ -340,6 +340,14 @@ def test_unread_files_are_reported(
     assert [file["name"] for file in index["skipped"]] == ["docs/broken.pdf"]
 
 
+def test_ray_is_refused_with_an_embedder_at_an_endpoint(
+    docs: Path, build_command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*build_command, "--ray", "local"]) == 1
+    assert "nothing would run on Ray; leave --ray out" in capsys.readouterr().err
+    assert not (docs.parent / "index").exists()
+
+
 def test_hostile_files_are_named_and_the_others_are_read(docs: Path, build: Build) -> None:
     """The files are nested without end, unpack without end, or contain nothing but the beginnings
     of markup.
