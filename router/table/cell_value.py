@@ -143,14 +143,15 @@ _MONTH = (
 )
 _DAY = r"(?<!\d)(?P<{}>\d{{1,2}})(?:st|nd|rd|th)?"
 _YEAR = r"(?P<{}>\d{{4}})(?!\d)"
+_GAP = r"(?:,\s?|\s)"
 _DATE = re.compile(
-    r"(?<!\d)(?P<y1>\d{4})(?:[-/.]|\s?年\s?)(?P<m1>\d{1,2})(?:(?:[-/.]|"
-    r"\s?月\s?)(?P<d1>\d{1,2})(?!\d)\s?日?|\s?月?(?!\d))"
-    rf"|{_DAY.format('d2')}\.?\s(?:of\s)?{_MONTH.format('n2')},?\s{_YEAR.format('y2')}"
-    rf"|\b{_MONTH.format('n3')}\s{_DAY.format('d3')},?\s{_YEAR.format('y3')}"
-    rf"|\b{_MONTH.format('n4')},?\s(?:of\s)?{_YEAR.format('y4')}"
+    r"(?<!\d)(?P<y1>\d{4})(?:[-/.]|\s?[年년]\s?)(?P<m1>\d{1,2})(?:(?:[-/.]|"
+    r"\s?[月월]\s?)(?P<d1>\d{1,2})(?!\d)\s?[日일]?|\s?[月월]?(?!\d))"
+    rf"|{_DAY.format('d2')}\.?\s(?:of\s)?{_MONTH.format('n2')}{_GAP}{_YEAR.format('y2')}"
+    rf"|\b{_MONTH.format('n3')}\s{_DAY.format('d3')}{_GAP}{_YEAR.format('y3')}"
+    rf"|\b{_MONTH.format('n4')}{_GAP}(?:of\s)?{_YEAR.format('y4')}"
     rf"|(?<!\d)(?P<a5>\d{{1,2}})[-/.](?P<b5>\d{{1,2}})[-/.]{_YEAR.format('y5')}"
-    rf"|(?<!\d){_YEAR.format('y6')}(?!s\b)年?"
+    rf"|(?<!\d){_YEAR.format('y6')}(?!s\b)[年년]?"
 )
 
 

@@ -207,6 +207,7 @@ def units_in(text: str) -> frozenset[str]:
 
 _TIME = re.compile(
     r"\bt?\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?[ap]\.?m\b|z\b)?|\b\d{1,2}\s?[ap]\.?m\b"
+    r"|\d{1,2}[时時点點시](?:\s?\d{1,2}[分분](?:\s?\d{1,2}(?:\.\d{1,6})?[秒초])?)?"
 )
 _OTHER_ERA = re.compile(
     r"\bb\.?c\.?(?:e\b|\b)|[公紀纪]元前|기원전|\bv\. ?chr|\bav\. ?j|до н\.? ?э"
