@@ -2,6 +2,7 @@
 characters, so that the terminal does not execute them.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -19,6 +20,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rolegate.client.text import SHOWN, visible
+
+_PIPE_WIDTH = 4000
+"""Characters of a line of a table in a pipe."""
+
+
+def table_console() -> Console:
+    """Return a console for tables on standard output. If that is no terminal, rows are not wrapped,
+    so that each is one line for `grep`. The environment variable COLUMNS sets another width.
+    """
+    is_wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=_PIPE_WIDTH if is_wide else None)
 
 
 def complain(text: str) -> None:

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
-from rich.console import Console
 from rich.table import Table
 from rolegate.client import AsyncClient
 from rolegate.client.calls import Call
@@ -48,7 +47,7 @@ from serving.cli.store import opened_store
 from serving.config.file import read_config
 from serving.config.prices import unpriced
 from serving.logs import errors_only
-from serving.terminal import complain
+from serving.terminal import complain, table_console
 
 _KEYS = """Manage the API keys of a gateway.
 
@@ -269,7 +268,7 @@ async def _list_keys(client: AsyncClient, options: AccountOptions) -> None:
         for key in keys
     ]
     columns = ("key", "tenant", "scopes", "label", "made", "ends", "limits")
-    Console(highlight=False).print(new_table(columns, rows, texts=7))
+    table_console().print(new_table(columns, rows, texts=7), highlight=False)
 
 
 async def _expire(client: AsyncClient, options: ExpireKeyOptions) -> None:
@@ -412,7 +411,7 @@ async def _list_tenants(client: AsyncClient, options: AccountOptions) -> None:
     if options.json:
         print(json_of(tenants))
         return
-    Console(highlight=False).print(_table(tenants))
+    table_console().print(_table(tenants), highlight=False)
 
 
 def _table(tenants: Iterable[Tenant]) -> Table:
@@ -432,12 +431,13 @@ async def _show_tenant(client: AsyncClient, options: NamedTenantOptions) -> None
         print(json_of({**msgspec.structs.asdict(tenant), "spent": spent}))
         return
 
-    console = Console(highlight=False)
-    console.print(_table([tenant]))
+    console = table_console()
+    console.print(_table([tenant]), highlight=False)
     rows = [
         (entry.period, entry.requests, entry.tokens, dollars(entry.nano_usd)) for entry in spent
     ]
-    console.print(new_table(("spent", "requests", "tokens", "USD, as far as known"), rows))
+    spending = new_table(("spent", "requests", "tokens", "USD, as far as known"), rows)
+    console.print(spending, highlight=False)
 
 
 def _limits(tenant: Tenant) -> Iterator[str]:

@@ -12,7 +12,6 @@ import msgspec
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from msgspec import Meta
-from rich.console import Console
 from rolegate.client import Client, Connection, GatewayError
 from rolegate.client.requests import ADDRESS
 from rolegate.v1.document_filter_pb2 import DocumentFilter
@@ -21,7 +20,7 @@ from router.administration import TENANT_NAME
 from router.edge.listening import is_address
 from router.errors import BadConfig
 from serving.cli.command import exclusive, reads, shown_as
-from serving.terminal import complain
+from serving.terminal import complain, table_console
 
 
 def json_of(value: object) -> str:
@@ -43,7 +42,7 @@ def show_each(items: Sequence[object], table: Callable[[], object], *, as_json: 
         for item in items:
             print(json_of(item))
     else:
-        Console().print(table())
+        table_console().print(table())
 
 
 def tenant_name(text: str) -> str:

@@ -33,6 +33,7 @@ from serving.cli.tables import (
     runs_table,
     usage_table,
 )
+from serving.terminal import table_console
 
 
 class ListOptions(PeriodOptions, frozen=True):
@@ -166,7 +167,7 @@ def _show(client: Client, options: ShowOptions) -> None:
 
 
 def _show_details(client: Client, details: pb.GetRunResponse, *, prompts: bool) -> None:
-    console = Console()
+    console = table_console()
     console.print(runs_table([details.run]))
     for name, text in (("request", details.run.request), ("output", details.output)):
         if text:

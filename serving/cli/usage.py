@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from datetime import UTC
 from typing import Annotated, Literal
 
-from rich.console import Console
 from rolegate.client import Client
 from rolegate.client.text import csv_text
 from rolegate.v1 import usage_service_pb2 as pb
@@ -19,6 +18,7 @@ from serving.cli.options import (
     with_client,
 )
 from serving.cli.tables import grouped_table, labels, uncounted, word
+from serving.terminal import table_console
 
 Dimension = Literal["tenant", "role", "model", "executor_version", "manager", "key_id"]
 _DIMENSIONS: dict[str, Dimension] = {
@@ -102,7 +102,7 @@ def _show(client: Client, options: UsageOptions) -> None:
         rows = csv_text([COLUMNS, *(tuple(_record(row).values()) for row in report.rows)])
         print(rows.replace("\r\n", "\n"), end="")
     else:
-        console = Console()
+        console = table_console()
         console.print(grouped_table(report.rows, by, options.per))
         console.print(counted(report.runs, "run"), highlight=False)
 

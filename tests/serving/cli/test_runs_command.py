@@ -51,6 +51,23 @@ def test_runs_are_listed_newest_first(
     assert "run-" not in "".join(lines(capsys))
 
 
+def test_a_run_is_one_line_in_a_pipe(
+    gateway: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """COLUMNS wraps it."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    question = f"{QUESTION} {'Please look twice at it. ' * 6}".strip()
+    with Client(gateway) as client:
+        client.ask(question)
+    listing = ["runs", "list", "--limit", "1", "--address", gateway]
+    assert main(listing) == 0
+    (line,) = [line for line in lines(capsys) if line.startswith("run-")]
+    assert line.endswith(question)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(listing) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
 def test_a_run_is_shown_with_its_calls_and_sums(
     gateway: str, run_id: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
