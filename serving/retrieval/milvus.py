@@ -33,8 +33,12 @@ from serving.retrieval.passages import PassageStore
 
 _BATCH = 1024
 """Number of passages in a request, which may have 64 MiB."""
-_WRITE_S = 60.0
-"""Timeout of a request of a build."""
+_BUILD_S = 60.0
+"""Timeout of a request of a build. The first search after many inserts takes longer than others."""
+_RECONNECT_MS = 2000
+"""Max milliseconds between two attempts to connect. By default, gRPC waits for up to two minutes,
+so that searches would go on failing when Milvus is back.
+"""
 _ADVICE = {
     2: "start Milvus there, or correct `milvus.address`",
     100: "run `rolegate index build`",
@@ -49,6 +53,7 @@ class MilvusStore:
     def __init__(self, config: MilvusConfig) -> None:
         self.name = f"Milvus {config.collection}/{config.partition}"
         self._partition = Partition(config, self.name)
+        self._search_s = config.timeout_s
 
     def build(
         self, folder: Path, dimension: int, batches: Iterable[Vectors]
@@ -59,14 +64,14 @@ class MilvusStore:
         self._partition.create(dimension)
         FaissIndex.build(folder, dimension, batches)
         self._partition.fill(folder, write_ids(folder))
-        return MilvusIndex(folder, self._partition).recall()
+        return MilvusIndex(folder, self._partition, _BUILD_S).recall()
 
     def open(self, folder: Path) -> FaissIndex:
         """See `VectorStore.open`. Milvus is not called before the first search. An exact index,
         which is to be moved to Milvus, opens too.
         """
         if (folder / IDS).exists():
-            return MilvusIndex(folder, self._partition)
+            return MilvusIndex(folder, self._partition, self._search_s)
         return FaissIndex.open(folder)
 
     def is_complete(self, folder: Path) -> bool:
@@ -81,15 +86,16 @@ class MilvusIndex(CandidateIndex):
 
     few = 0
 
-    def __init__(self, folder: Path, partition: "Partition") -> None:
+    def __init__(self, folder: Path, partition: "Partition", timeout_s: float) -> None:
         super().__init__(folder)
         self._partition = partition
+        self._timeout_s = timeout_s
 
     def candidates(
         self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
     ) -> Iterable[Ids]:
         """See `CandidateIndex.candidates`. Milvus applies the filter."""
-        return self._partition.search(queries, count, only)
+        return self._partition.search(queries, count, only, self._timeout_s)
 
 
 class Partition:
@@ -115,10 +121,10 @@ class Partition:
                     dimension,
                     metric_type="IP",
                     consistency_level="Session",
-                    timeout=_WRITE_S,
+                    timeout=_BUILD_S,
                 )
             if not self._exists(client):
-                client.create_partition(self._collection, self._config.partition, _WRITE_S)
+                client.create_partition(self._collection, self._config.partition, _BUILD_S)
             described = client.describe_collection(self._collection, self._config.timeout_s)
         (vectors,) = [field for field in described["fields"] if field["name"] == "vector"]
         if vectors["params"]["dim"] != dimension:
@@ -134,21 +140,19 @@ class Partition:
             is_there = client.has_collection(self._collection, self._config.timeout_s)
             if not is_there or not self._exists(client):
                 return 0
-            self._load(client)
-            answer = client.query(
-                self._collection, output_fields=["count(*)"], **self._reading(_WRITE_S)
-            )
+            self._load(client, _BUILD_S)
+            answer = client.query(self._collection, output_fields=["count(*)"], **self._reading())
             return int(answer[0]["count(*)"])
 
     def fill(self, folder: Path, ids: Ids) -> None:
         """Make the passages of the index in `folder` those of the partition. `ids`: their ids."""
         exact = FaissIndex.open(folder)
         passages = PassageStore(folder)
-        writing = {"partition_name": self._config.partition, "timeout": _WRITE_S}
+        writing = {"partition_name": self._config.partition, "timeout": _BUILD_S}
         with self._calls() as client:
-            self._load(client)
+            self._load(client, _BUILD_S)
             pages = client.query_iterator(
-                self._collection, _BATCH, output_fields=["id"], **self._reading(_WRITE_S)
+                self._collection, _BATCH, output_fields=["id"], **self._reading()
             )
             entities = chain.from_iterable(iter(pages.next, []))
             known = np.fromiter((entity["id"] for entity in entities), np.int64)
@@ -162,16 +166,18 @@ class Partition:
             for gone in _batches(known[~np.isin(known, ids)]):
                 client.delete(self._collection, gone.tolist(), **writing)
 
-    def search(self, queries: Vectors, count: int, only: DocumentFilter) -> list[Ids]:
+    def search(
+        self, queries: Vectors, count: int, only: DocumentFilter, timeout_s: float
+    ) -> list[Ids]:
         """Return the ids of the `count` nearest passages of each query."""
         with self._calls() as client:
-            self._load(client)
+            self._load(client, timeout_s)
             found = client.search(
                 self._collection,
                 list(queries),
                 _condition(only),
                 count,
-                timeout=self._config.timeout_s,
+                timeout=timeout_s,
                 partition_names=[self._config.partition],
             )
         ids = [np.array([hit["id"] for hit in hits], np.int64) for hits in found]
@@ -184,17 +190,17 @@ class Partition:
             client.has_partition(self._collection, self._config.partition, self._config.timeout_s)
         )
 
-    def _reading(self, timeout_s: float) -> dict[str, Any]:
+    def _reading(self) -> dict[str, Any]:
         """Arguments of a request that sees everything that was written before."""
         return {
             "partition_names": [self._config.partition],
             "consistency_level": "Strong",
-            "timeout": timeout_s,
+            "timeout": _BUILD_S,
         }
 
-    def _load(self, client: Any) -> None:
+    def _load(self, client: Any, timeout_s: float) -> None:
         if not self._is_loaded:
-            client.load_collection(self._collection, self._config.timeout_s)
+            client.load_collection(self._collection, timeout_s)
             self._is_loaded = True
 
     @contextmanager
@@ -226,7 +232,8 @@ def _connected(address: str, token: str | None, timeout_s: float) -> Any:
 
     # It logs each failed attempt with a traceback
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-    return MilvusClient(address, token=token or "", timeout=timeout_s)
+    options = {"grpc.max_reconnect_backoff_ms": _RECONNECT_MS}
+    return MilvusClient(address, token=token or "", timeout=timeout_s, grpc_options=options)
 
 
 def _batches(values: Rows) -> Iterator[Rows]:

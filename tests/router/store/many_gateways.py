@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from multiprocessing.queues import SimpleQueue
-from multiprocessing.synchronize import Barrier
+from multiprocessing.synchronize import Barrier, Semaphore
 from statistics import quantiles
 
 import psutil
@@ -131,16 +131,18 @@ class Share:
     tenants: Sequence[str]
 
 
-def run_share(share: Share, together: Barrier, results: "SimpleQueue[Seen]") -> None:
+def run_share(
+    share: Share, joined: Semaphore, together: Barrier, results: "SimpleQueue[Seen]"
+) -> None:
     """Run some of the gateways, in a process for them, and put what they saw into `results`.
 
-    `together`: barrier of all processes at the start of the requests, at their end, and after they
-    were counted.
+    `joined`: released once all of them are members. `together`: barrier of all processes at the
+    start of the requests, at their end, and after they were counted.
     """
-    results.put(asyncio.run(_seen(share, together)))
+    results.put(asyncio.run(_seen(share, joined, together)))
 
 
-async def _seen(share: Share, together: Barrier) -> Seen:
+async def _seen(share: Share, joined: Semaphore, together: Barrier) -> Seen:
     seen = Seen()
     async with AsyncExitStack() as stack:
         journals = {}
@@ -148,6 +150,7 @@ async def _seen(share: Share, together: Barrier) -> Seen:
             own = await Database.open(share.url)
             stack.push_async_callback(own.close)
             journals[gateway] = await stack.enter_async_context(LogJournal.writing(own))
+        joined.release()
         await met(together)
         began = time.perf_counter()
         cpu_s = time.process_time()
@@ -180,15 +183,21 @@ async def measured(server: PostgresServer, gateways: int, tenants: int) -> str:
         Share(url, range(first, min(first + PER_PROCESS, gateways)), gateways, names)
         for first in first_ones
     ]
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([run_share.__module__])
+    joined = context.Semaphore(0)
     barrier = context.Barrier(len(shares) + 1)
-    results = context.SimpleQueue()
+    results: SimpleQueue[Seen] = context.SimpleQueue()
     async with AsyncExitStack() as stack:
         database = await Database.open(url)
         stack.push_async_callback(database.close)
         await put(database, tenants=[Tenant(name, tokens_per_day=limit) for name in names])
         for share in shares:
-            context.Process(target=run_share, args=(share, barrier, results), daemon=True).start()
+            arguments = (share, joined, barrier, results)
+            context.Process(target=run_share, args=arguments, daemon=True).start()
+            # One after the other: while all start together, members have no time for their sessions
+            if not await asyncio.to_thread(joined.acquire, timeout=PATIENCE_S):
+                raise TimeoutError(f"{share.gateways} have not joined within {PATIENCE_S} s")
         await met(barrier)
         before, _ = await committed(database)
         postgres_before_s = postgres_cpu_s()

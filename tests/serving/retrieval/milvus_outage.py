@@ -1,13 +1,14 @@
 """Milvus is killed while an index is filled, and again for a minute while a gateway searches in it:
-`python -m tests.serving.retrieval.milvus_outage --data FOLDER [--away SECONDS]`.
+`python -m tests.serving.retrieval.milvus_outage --data FOLDER [--index FOLDER] [--away SECONDS]`.
 
 Milvus Lite is the server, and `rolegate serve` the gateway, whose passages are those of the
-corpus.jsonl in FOLDER. Each of 16 callers searches a question every half second. Health is asked
-every tenth of a second.
+corpus.jsonl in FOLDER; their vectors are taken from `--index`, if it is given. Each of 16 callers
+searches a question every half second. Health is asked every tenth of a second.
 """
 
 import argparse
 import asyncio
+import shutil
 import tempfile
 import time
 import urllib.error
@@ -53,6 +54,7 @@ lexical = true
 [retrieval.milvus]
 address = "{address}"
 partition = "main"
+timeout_s = 10
 """
 _ROLE = '[roles.{name}]\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\nprompt = "prompt.txt"\n'
 
@@ -68,7 +70,9 @@ class Seen:
     waits_s: list[float] = field(default_factory=list)
 
     def __str__(self) -> str:
-        waits = f"p50 {quantile(self.waits_s, 0.5):.3f} s, longest {max(self.waits_s):.3f} s"
+        waits = (
+            f"p50 {quantile(self.waits_s, 0.5):.3f} s, longest {max(self.waits_s, default=0):.3f} s"
+        )
         return f"{dict(self.outcomes)}, differing {self.differing}, {waits}"
 
 
@@ -167,7 +171,8 @@ async def away(
             await asyncio.sleep(AFTER_S)
     for name, searches in seen.items():
         print(f"{name}: {searches}; {dict(health[name])}")
-    print(f"first found {min(found_at) - back_at:.2f} s after Milvus listened again")
+    if found_at:
+        print(f"first found {min(found_at) - back_at:.2f} s after Milvus listened again")
 
 
 def _status(url: str) -> int:
@@ -176,6 +181,8 @@ def _status(url: str) -> int:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
+    except OSError:
+        return 0  # no answer within five seconds
 
 
 def written(folder: Path, corpus: Path, server: MilvusServer, http: str) -> Path:
@@ -194,6 +201,8 @@ def main(options: Mapping[str, Any]) -> None:
     questions = [question.question for question in read_questions(data / "questions.jsonl")]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if options["index"]:
+            shutil.copytree(options["index"], folder / "index")
         with MilvusServer(folder / "milvus") as server:
             killed_while_filled(corpus, folder / "index", server)
             with socket() as probe:
@@ -202,11 +211,14 @@ def main(options: Mapping[str, Any]) -> None:
             config = written(folder, corpus, server, http)
             with service("serve", "--config", str(config), cwd=folder) as gateway:
                 addresses = (gateway.ready(), http)
+                # A gateway whose log nobody reads stops once the pipe is full
+                Thread(target=gateway.rest, daemon=True).start()
                 asyncio.run(away(questions, server, addresses, options["away"]))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--index", type=Path)
     parser.add_argument("--away", type=float, default=60.0)
     main(vars(parser.parse_args()))
