@@ -295,7 +295,7 @@ async def test_a_server_that_does_not_answer_blocks_no_start(
             index=str(tmp_path / "index"),
             documents=(str(tmp_path / "cat.txt"),),
             embedder=word_embedder,
-            milvus=MilvusConfig(address=server.address, partition="main", timeout_s=0.5),
+            milvus=MilvusConfig(address=server.address, partition="main", timeout_s=3.0),
         )
         async with open_retriever(config, lambda _step: None):
             pass
@@ -303,14 +303,14 @@ async def test_a_server_that_does_not_answer_blocks_no_start(
         ticks: list[float] = []
         with server.frozen():
             async with (
-                asyncio.timeout(10),
+                asyncio.timeout(30),
                 background_tasks(tick(ticks)),
                 open_retriever(config, steps.append) as retriever,
             ):
                 with pytest.raises(UpstreamUnavailable, match=r"raise `milvus.timeout_s`"):
                     await retriever.search(["cat"], 1)
         assert "serving the old index" in steps[0]
-        assert max(after - before for before, after in pairwise(ticks)) < 0.4
+        assert max(after - before for before, after in pairwise(ticks)) < 1.5
 
 
 async def tick(times: list[float]) -> None:
