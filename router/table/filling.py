@@ -121,7 +121,8 @@ class TableLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Max passages that one question for rows is answered from. If this is more than
     `search.top_k`, the question is asked again with the next `search.top_k` passages of its search,
     and so on, until no new row is found twice in succession. Each time costs the work of one
-    executor. 0 for the first passages only.
+    executor. 0 for the first passages only. Use it with conditions: passages further down also name
+    things that do not belong.
     """
     verify_lists: bool = False
     """Whether each list of rows is checked by a second executor: it gets the listed names, and

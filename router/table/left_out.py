@@ -68,9 +68,9 @@ def _lists(text: str) -> tuple[tuple[tuple[str, str], ...], ...]:
         cells = (_MARK.sub("", part, 1).partition("|")[0] for part in _ITEM.split(sentence))
         parts = [cell.rstrip(" .*") for cell in cells]
         items = [
-            (sought(part), part)
+            (folded, part)
             for part in parts
-            if sought(part) and len(part) <= _MAX_NAME and not part[0].islower()
+            if len(part) <= _MAX_NAME and (folded := sought(part)) and not part[0].islower()
         ]
         if len(items) > _KNOWN:
             lists.append(tuple(items))

@@ -421,7 +421,7 @@ async def test_omitted_rows_are_asked_for_again_while_that_finds_others(tmp_path
 async def test_lists_are_verified_by_further_executors_if_the_config_says_so(
     tmp_path: Path,
 ) -> None:
-    """Each is told the names that are known, and the last finds no other."""
+    """The question of each has the known names, and the last executor finds no other."""
 
     class Careless(Reader):
         def report(self, asked: str, shown: str) -> str:

@@ -1,4 +1,4 @@
-"""Names that lists in passages have beside a table's rows, but that are no rows."""
+"""Names that lists in passages have next to a table's rows, but that are no rows."""
 
 import time
 
