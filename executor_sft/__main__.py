@@ -29,6 +29,10 @@ _COMMANDS = {
         "turn filtered trajectories into the tokens that the serving engine sees",
     ),
     "train": ("executor_sft.train", "fine-tune an executor on a data set"),
+    "weigh": (
+        "executor_sft.reinforcement.weigh",
+        "turn groups of runs into weighted rows for other trainers",
+    ),
     "evaluate": ("executor_sft.evaluate", "compare executors on held-out questions"),
     "publish": (
         "executor_sft.publish",

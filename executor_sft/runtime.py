@@ -41,6 +41,7 @@ from serving.topologies import (
     manager_configs,
     new_host,
     new_search,
+    new_tables,
     new_wide_search,
     new_worker,
 )
@@ -162,17 +163,32 @@ class Runtime:
         roles["execution"] = executor.role(self.context())
         if name == "factorized":
             return Topology(self.search(executor), roles)
+        return new_host(self.config, roles, self._managers, executor)
+
+    def tables(self, name: TopologyName) -> tuple[WideSearch, dict[str, Role]]:
+        """Return the search that fills tables in the topology `name`, and its roles by name. Raises
+        the errors of `topology`.
+        """
+        executor = self.executor()
+        roles = {**self._others, "execution": executor.role(self.context())}
+        managers = self._managers if name == "host" else {}
+        return new_tables(self.config, roles, executor, managers)
+
+    @property
+    def _managers(self) -> dict[str, Role]:
+        """Roles of the managers. Raises `BadConfig` if there is none, or if one has tools."""
+        if not self.config.managers:
+            raise BadConfig("managers: the config has none; add a table [managers.NAME].")
         for manager, section in self.config.managers.items():
             if section.tools:
                 raise BadConfig(
                     f"managers.{manager}.tools: tools work only in a gateway, not here; remove "
                     "this key from the config of this command."
                 )
-        managers = {
+        return {
             manager: self.role("delegation", config)
             for manager, config in manager_configs(self.config).items()
         }
-        return new_host(self.config, roles, managers, executor)
 
     @property
     def _others(self) -> dict[RoleName, Role]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -39,6 +39,7 @@ NEEDED = ("accelerate", "datasets", "peft", "torch", "trl")
 _CHECKPOINTS = "checkpoints"
 _STATE = "trainer_state.json"
 _SHIPPED = Path(__file__).resolve().parent / "recipes"
+_Kind = TypeVar("_Kind")
 _Share = Annotated[float, Meta(ge=0, lt=1)]
 _Positive = Annotated[float, Meta(gt=0)]
 _SMOOTHED = 20
@@ -113,13 +114,18 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def load_recipe(name: str) -> Recipe:
-    """Load a recipe. `name`: the name of a shipped recipe, or the path of a TOML file. Raises
-    `BadConfig` if there is no such recipe, or if it is invalid.
+    """Load the recipe of a training; see `read_recipe`."""
+    return read_recipe(name, Recipe)
+
+
+def read_recipe(name: str, kind: type[_Kind]) -> _Kind:
+    """Load a recipe. `name`: the name of a shipped recipe, or the path of a TOML file. `kind`: type
+    of the recipe. Raises `BadConfig` if there is no such recipe, or if it is invalid.
     """
     path = Path(name) if name.endswith(".toml") else _SHIPPED / f"{name}.toml"
     known = ", ".join(sorted(file.stem for file in _SHIPPED.glob("*.toml")))
     advice = f"name a TOML file with a recipe's keys, or one of: {known}"
-    return read_json(path, Recipe, advice, msgspec.toml.decode)
+    return read_json(path, kind, advice, msgspec.toml.decode)
 
 
 def run(options: Options) -> int:

@@ -4,40 +4,21 @@ token's weight, summed (WideSeek-R1, Eq. 1 and 2).
 It needs only the log-probabilities of the tokens, so any model can be trained with it.
 """
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import torch
-from msgspec import Meta
 from torch import Tensor
 
-_Positive = Annotated[float, Meta(gt=0)]
-
-
-class ObjectiveRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limits of the objective. The defaults are those of WideSeek-R1."""
-
-    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
-    """A ratio of probabilities counts no lower than 1 minus this."""
-    clip_high: _Positive = 0.28
-    """A ratio counts no higher than 1 plus this."""
-    dual_clip: Annotated[float, Meta(gt=1)] = 10.0
-    """For a negative advantage, a ratio counts no higher than this."""
-    max_log_ratio: _Positive = 20.0
-    """Max absolute logarithm of a ratio."""
-    max_mean_ratio: _Positive = 5.0
-    """A micro-batch with a higher mean ratio contributes nothing."""
-    kl: Annotated[float, Meta(ge=0)] = 0.0
-    """Coefficient of the divergence from the model at the start; 0 computes none."""
+from executor_sft.reinforcement.recipe import ObjectiveRecipe
 
 
 class Sums(NamedTuple):
     """Sums over the tokens of micro-batches, for figures."""
 
-    tokens: int = 0
-    clipped: int = 0
+    tokens: float = 0
+    clipped: float = 0
     """Tokens whose term has no gradient, because its ratio was clipped."""
-    skipped: int = 0
+    skipped: float = 0
     """Tokens of micro-batches that contributed nothing."""
     gap: float = 0.0
     """Absolute differences of new and old log-probabilities."""

@@ -1,6 +1,7 @@
 """Tables, from rollouts to rows: reports of executors are judged ask by ask."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -328,13 +329,18 @@ async def served(folder: Path, world: World) -> AsyncIterator[Path]:
     models = {"backbone": lead(world), "teacher": SearchesTwice(), "student": Reader(invents=0.3)}
 
     async def play(request: web.Request) -> web.StreamResponse:
-        chat_request = msgspec.json.decode(await request.read(), type=ChatRequest)
+        body = await request.read()
+        chat_request = msgspec.json.decode(body, type=ChatRequest)
         messages = tuple(
             Message(message["role"], message["content"]) for message in chat_request.messages
         )
-        return await says(
-            (await models[chat_request.model].complete(Prompt(messages, Sampling()))).text
-        )(request)
+        text = (await models[chat_request.model].complete(Prompt(messages, Sampling()))).text
+        if b'"logprobs"' not in body:
+            return await says(text)(request)
+        tokens = {"token_ids": [3], "logprobs": {"content": [{"logprob": -0.5}]}}
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", **tokens}
+        return web.json_response({"choices": [choice], "prompt_token_ids": [1, 2]})
 
     roles = {"delegation": "backbone", "execution": "student", "answer": "backbone"}
     tables = {f"roles.{name}": (model, name) for name, model in roles.items()}
@@ -406,6 +412,45 @@ async def test_tables_from_a_file_become_rows(rolegate: Rolegate, tmp_path: Path
         len(sample.execution.searches) + 1 for sample in samples
     ]
     assert {"Who", "When", "Which"} <= {str(row.messages[1]["content"]).split()[0] for row in rows}
+
+
+async def test_groups_of_tables_have_their_item_f1(rolegate: Rolegate, tmp_path: Path) -> None:
+    """Each agent has a line in trajectories.jsonl, and is weighed. Of a table, no best run is
+    filtered.
+    """
+    world = World(3)
+    row = {
+        "id": "t1",
+        "question": QUESTION,
+        "columns": COLUMNS,
+        "rows": [*world.rows(), ("X",) * 3],
+    }
+    listed = write_lines(tmp_path / "questions.jsonl", [row])
+    out = tmp_path / "out"
+    async with served(tmp_path, world) as config:
+        options = ("--questions", listed, "--config", config, "--group", 2, "--out", out)
+        await step(rolegate, "rollout", *options)
+    figures = read_manifest(out).figures
+    assert 0 < figures["item_f1"] < 1
+    lines = [json.loads(line) for line in (out / "trajectories.jsonl").read_text().splitlines()]
+    assert {line["run_id"] for line in lines} == {"t1/0", "t1/1"}
+    assert {line["reward"]["item_f1"] for line in lines} == {figures["item_f1"]}
+    assert {line["role"] for line in lines} == {"delegation", "execution"}
+
+    sequences = tmp_path / "sequences.jsonl"
+    weighed = await step(rolegate, "weigh", out, "--out", sequences, "--json")
+    rows = [json.loads(line) for line in sequences.read_text().splitlines()]
+    assert {row["question_id"] for row in rows} == {"t1"}
+    assert '"mixed_groups": 0.0' in weighed
+    shares = {
+        role: sum(sum(row["shares"]) for row in rows if row["role"] == role) for role in ROLES
+    }
+    assert shares == {"delegation": pytest.approx(0.5), "execution": pytest.approx(0.5)}
+    filtering = ("filter", out, "--best", "--out", tmp_path / "best")
+    assert "t1 asks for a table" in rolegate("sft", *filtering).err
+
+
+ROLES = ("delegation", "execution")
 
 
 @pytest.mark.parametrize("tabular", [True, False])

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from executor_sft.reinforcement.objective import (
-    ObjectiveRecipe,
     Sums,
     micro_loss,
     token_logprobs,
 )
+from executor_sft.reinforcement.recipe import ObjectiveRecipe
 from executor_sft.reinforcement.weights import (
     AgentTurns,
     WeightRecipe,
@@ -222,9 +222,8 @@ def test_limited_ratios_have_no_gradient() -> None:
     new = ratios(1.27, 1.29, 0.81, 0.79, 3.0, 11.0).requires_grad_()
     weights = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, -1.0], dtype=torch.float64)
     loss, sums = micro_loss(LIMITS, new, torch.zeros(6), weights)
-    loss.backward()
-    assert new.grad is not None
-    assert (new.grad != 0).tolist() == [True, False, True, False, True, False]
+    (gradient,) = torch.autograd.grad(loss, new)
+    assert (gradient != 0).tolist() == [True, False, True, False, True, False]
     assert (sums.tokens, sums.clipped, sums.skipped) == (6, 3, 0)
 
 
@@ -232,9 +231,8 @@ def test_a_micro_batch_far_from_the_samples_contributes_nothing() -> None:
     """Its mean ratio is above 5. Even a difference of a thousand nats gives finite numbers."""
     new = torch.tensor([1000.0, 0.0], requires_grad=True)
     loss, sums = micro_loss(LIMITS, new, torch.zeros(2), torch.tensor([1.0, -1.0]))
-    loss.backward()
-    assert new.grad is not None
-    assert (loss.item(), new.grad.tolist(), sums.skipped) == (0.0, [0.0, 0.0], 2)
+    (gradient,) = torch.autograd.grad(loss, new)
+    assert (loss.item(), gradient.tolist(), sums.skipped) == (0.0, [0.0, 0.0], 2)
 
 
 def test_divergence_from_the_start_counts_tokens_without_advantage() -> None:
@@ -246,4 +244,5 @@ def test_divergence_from_the_start_counts_tokens_without_advantage() -> None:
     loss, sums = micro_loss(recipe, new, new.detach(), shares * 0, shares=shares, start=start)
     k3 = 2 - math.log(2) - 1
     assert loss.item() == pytest.approx(0.5 * 0.25 * k3)
-    assert (sums.tokens, sums.kl) == (2, pytest.approx(k3))
+    assert sums.tokens == 2
+    assert sums.kl == pytest.approx(k3)
