@@ -32,7 +32,7 @@ from msgspec import Meta
 from executor_sft.asking import failures, in_flight
 from executor_sft.command import Count, StepOptions, show
 from executor_sft.jsonl import JsonlFile, read_jsonl, write_jsonl
-from executor_sft.questions import HeldOut, Question, TableReports, read_questions
+from executor_sft.questions import Question, TableReports, select_questions
 from executor_sft.reinforcement.rewards import item_f1
 from executor_sft.runtime import (
     BASE,
@@ -550,18 +550,7 @@ def figures_of(path: Path, models: Mapping[str, str]) -> dict[str, Any]:
 
 def run(options: Options) -> int:
     """Run the step and return the exit status."""
-    listed, duplicates = read_questions(options.questions, tables=True)
-    held_out = HeldOut.read(options.exclude)
-    likeness = [held_out.likeness(question.text) for question in listed]
-    kept = [question for question, like in zip(listed, likeness, strict=True) if like is None]
-    questions = kept[: options.limit]
-    selection = {
-        "read": len(listed) + duplicates,
-        "duplicates": duplicates,
-        "excluded": likeness.count("same"),
-        "nearly_excluded": likeness.count("near"),
-        "over_limit": len(kept) - len(questions),
-    }
+    questions, selection = select_questions(options.questions, options.exclude, options.limit)
     inputs = {
         "questions": options.questions,
         **{f"exclude {path}": path for path in options.exclude},

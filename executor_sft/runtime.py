@@ -76,6 +76,8 @@ class Runtime:
     """Name of the adapter that replaces the config's model, by role."""
     upstreams: Upstreams = field(default_factory=Upstreams)
     """Health of the endpoints, and limits on calls in flight; shared by all runs."""
+    loaders: Mapping[RoleName, Adapters] = field(default_factory=dict)
+    """Loads adapters into the engine of the delegator and of the executor."""
 
     @property
     def judge(self) -> Judge | None:
@@ -290,16 +292,23 @@ async def open_runtime(
         started = await stack.enter_async_context(
             open_upstreams(config, log, opened, list(also.values()))
         )
-        for role_name, named in (("execution", adapters), ("delegation", delegators)):
-            role: RoleConfig = getattr(config.roles, role_name)
+        loaders: dict[RoleName, Adapters] = {}
+        given: dict[RoleName, Mapping[str, Path | None]] = {
+            "execution": adapters,
+            "delegation": delegators,
+        }
+        for role_name, named in given.items():
+            role = config.roles.by_name[role_name]
+            base_url = started.engines[role.engine] if role.engine else role.base_url
+            if base_url:
+                loading = Adapters(started.session, base_url, api_key(role.api_key_env))
+                loaders[role_name] = loading
             for name, weights in adapter_files(named).items():
-                base_url = started.engines[role.engine] if role.engine else role.base_url
                 if base_url is None:
                     raise BadConfig(
                         f"roles.{role_name}: has neither engine nor base_url, and only vLLM loads "
                         "adapters; set engine, or the base_url of a vLLM server."
                     )
-                loading = Adapters(started.session, base_url, api_key(role.api_key_env))
                 if await loading.load(name, weights.parent.resolve()):
                     stack.push_async_callback(loading.unload, name)
         yield Runtime(
@@ -307,6 +316,7 @@ async def open_runtime(
             reranked(started.retrieval, config.reranker, started.session),
             started.new_role,
             opened_cache,
+            loaders=loaders,
         )
 
 

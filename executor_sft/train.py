@@ -209,18 +209,18 @@ def base_files(model: Path, dataset: Path) -> dict[str, Path]:
     return {"config": model / "config.json", "weights": weights}
 
 
-def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
-    """Return the base model in the folder `model`, loaded in fp32.
-
-    Raises `BadConfig` if the model cannot be loaded, or if the rows are too long or have token ids
-    that the model does not have.
+def load_weights(model: Path) -> Any:
+    """Return the model in the folder `model`, loaded in fp32. Raises `BadConfig` if it cannot be
+    loaded.
     """
     import torch
+    import transformers
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
 
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     try:
-        base, loaded = AutoModelForCausalLM.from_pretrained(
+        base, loaded = transformers.AutoModelForCausalLM.from_pretrained(
             model,
             dtype=torch.float32,
             local_files_only=True,
@@ -233,6 +233,16 @@ def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
             f"{model}: has no weights for {min(missing)} (missing in total: {len(missing)}); copy "
             "the model again."
         )
+    return base
+
+
+def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
+    """Return the base model in the folder `model`, loaded in fp32.
+
+    Raises `BadConfig` if the model cannot be loaded, or if the rows are too long or have token ids
+    that the model does not have.
+    """
+    base = load_weights(model)
     longest = max(len(row.input_ids) for row in rows)
     positions = base.config.max_position_embeddings
     if longest > min(recipe.max_length, positions):
@@ -272,8 +282,6 @@ def _trainer(
 
     # Otherwise, TRL reports each training to Hugging Face
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     examples = {
         name: [list(getattr(row, name)) for row in rows] for name in ("input_ids", "labels")
     }
