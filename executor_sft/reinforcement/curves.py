@@ -1,6 +1,7 @@
 """The picture of a reinforcement: its figures over its steps."""
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,23 @@ _PANELS = ("reward", "mixed_groups", "agents", "entropy", "kl", "logprob_gap")
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the lines of `steps.jsonl` into the PNG file `path`."""
     figure = Figure(figsize=(12, 6), layout="constrained")
+    flat = [_flat(row) for row in rows]
+    labels = dict.fromkeys(label for row in flat for label in row)
     for axes, name in zip(figure.subplots(2, 3).flat, _PANELS, strict=True):
-        series: dict[str, list[tuple[int, float]]] = {}
-        for row in rows:
-            for part, value in _values(row, name).items():
-                series.setdefault(part, []).append((row["step"], value))
-        for part, points in series.items():
-            axes.plot(*zip(*points, strict=True), marker=".", label=part)
-        axes.set(title=name.replace("_", " "), xlabel="step")
-        axes.legend()
+        for label in labels:
+            if name in label:
+                values = [row.get(label, nan) for row in flat]
+                axes.plot(range(1, len(rows) + 1), values, ".-", label=label)
+        axes.set(xlabel="step")
+        axes.legend(fontsize=7)
     with replacing(path) as unfinished:
         figure.savefig(unfinished, format="png", dpi=100)
 
 
-def _values(row: Mapping[str, Any], name: str) -> dict[str, float]:
-    """Return a figure of a step, by what it is about: all runs, a role, or an adapter."""
-    value = row.get(name)
-    if isinstance(value, dict):
-        return value
-    if value is not None:
-        return {"all runs": value}
-    return {key: item[name] for key, item in row.items() if isinstance(item, dict) and name in item}
+def _flat(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return a line's figures, with those of its parts under names such as `executor entropy`."""
+    flat: dict[str, float] = {}
+    for key, value in row.items():
+        parts = value if isinstance(value, dict) else {"": value}
+        flat |= {f"{key} {name}".strip(): part for name, part in parts.items()}
+    return flat

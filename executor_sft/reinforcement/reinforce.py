@@ -325,16 +325,17 @@ async def _groups(
             name=str,
             so_far=lambda count: f"Step {number}: {count} of {len(pairs)} runs are finished",
         )
-    if len(failed) > _MAX_FAILED * len(pairs):
-        raise BadConfig(
-            f"Step {number}: {len(failed)} of {len(pairs)} runs failed, the first with: "
-            f"{next(iter(failed.values()))} Correct this, and start the same command again."
-        )
-    return [
+    kept = [
         Group(question, tuple(runs[place, seed] for seed in seeds))
         for place, question in enumerate(chosen)
         if all((place, seed) in runs for seed in seeds)
     ]
+    if not kept or len(failed) > _MAX_FAILED * len(pairs):
+        raise BadConfig(
+            f"Step {number}: {len(failed)} of {len(pairs)} runs failed, the first with: "
+            f"{next(iter(failed.values()))} Correct this, and start the same command again."
+        )
+    return kept
 
 
 def _check_ties(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -102,23 +102,6 @@ def item_f1(run: TableRun, right: Sequence[Sequence[str]]) -> float:
     return table_score(run.schema, rows, right).item_f1
 
 
-def answer_score(
-    recipe: RewardRecipe,
-    result: Trajectory | TableRun,
-    golds: Sequence[str],
-    rows: Sequence[Sequence[str]],
-) -> float:
-    """Return the score of a run's answer or table, from 0 to 1.
-
-    `golds`: right answers of a question. `rows`: right rows of a table.
-    """
-    if isinstance(result, TableRun):
-        return item_f1(result, rows)
-    if recipe.answer == "f1":
-        return token_f1(result.answer, golds)
-    return float(exact_match(result.answer, golds))
-
-
 def run_reward(
     recipe: RewardRecipe,
     result: Trajectory | TableRun,
@@ -128,8 +111,15 @@ def run_reward(
 ) -> RewardParts:
     """Return the parts of the reward of a run.
 
-    `works`: all agents of the run. `golds`, `rows`: see `answer_score`.
+    `works`: all agents of the run. `golds`: right answers of a question. `rows`: right rows of a
+    table.
     """
+    if isinstance(result, TableRun):
+        score = item_f1(result, rows)
+    elif recipe.answer == "f1":
+        score = token_f1(result.answer, golds)
+    else:
+        score = float(exact_match(result.answer, golds))
     executions = list(by_executors(result.executions))
     written = (work.conversation.outputs for work in works if work.conversation)
     lengths = (
@@ -139,7 +129,7 @@ def run_reward(
     )
     return reward_parts(
         recipe,
-        answer_score(recipe, result, golds, rows),
+        score,
         readable=is_readable(result),
         searched=any(execution.searches for execution in executions),
         longest=max(lengths, default=0),

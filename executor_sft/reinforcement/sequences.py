@@ -117,7 +117,8 @@ def batch_of(
 
 
 def _reward(group: Group, run: Run, recipe: ReinforceRecipe) -> RewardParts:
-    result, question = run.result, group.question
+    result = run.result
+    question = group.question
     assert isinstance(result, Trajectory | TableRun)
     if not (question.rows if question.table else question.golds):
         raise BadConfig(

@@ -9,8 +9,7 @@ This module knows no texts, models or tensors. It works for any agents that writ
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from itertools import chain
+from collections.abc import Callable, Hashable, Sequence
 from random import Random
 from statistics import fmean, stdev
 from typing import Annotated, Literal
@@ -81,13 +80,19 @@ def token_shares(
     without tokens counts as no agent, and a run without agents still counts as a run. `rng`: draws
     the executors of each run; needed with `executors_per_run`.
     """
-    units = _units(runs, recipe)
+    # A unit is a set of agents that share a weight: the batch, a run, or a role in a run
+    unit_of: dict[str, Callable[[int, AgentTurns], Hashable]] = {
+        "none": lambda number, agent: None,
+        "run": lambda number, agent: number,
+        "role": lambda number, agent: (number, agent.role),
+    }
+    unit = unit_of[recipe.agents]
     agents_of = Counter[Hashable]()
     tokens_of = Counter[Hashable]()
-    roles_of = [len({agent.role for agent in run if agent.tokens}) for run in runs]
-    for unit, agent in zip(chain(*units), chain(*runs), strict=True):
-        agents_of[unit] += agent.tokens > 0
-        tokens_of[unit] += agent.tokens
+    for number, run in enumerate(runs):
+        for agent in run:
+            agents_of[unit(number, agent)] += agent.tokens > 0
+            tokens_of[unit(number, agent)] += agent.tokens
 
     shares: Shares = []
     for number, run in enumerate(runs):
@@ -95,14 +100,13 @@ def token_shares(
         if recipe.agents == "none":
             whole = 1.0
         elif recipe.agents == "role":
-            whole /= max(1, roles_of[number])
-        factors = _drawn(run, recipe.executors_per_run, rng)
-        shares.append(
-            [
-                _agent_shares(agent, recipe, factor * whole, agents_of[unit], tokens_of[unit])
-                for agent, unit, factor in zip(run, units[number], factors, strict=True)
-            ]
-        )
+            whole /= max(1, len({agent.role for agent in run if agent.tokens}))
+        own: list[list[float]] = []
+        for agent, factor in zip(run, _drawn(run, recipe.executors_per_run, rng), strict=True):
+            key = unit(number, agent)
+            whole_of_agent = factor * whole
+            own.append(_agent_shares(agent, recipe, whole_of_agent, agents_of[key], tokens_of[key]))
+        shares.append(own)
     return shares
 
 
@@ -115,20 +119,6 @@ def token_weights(shares: Shares, of_runs: Sequence[float]) -> Shares:
         [[share * advantage for share in agent] for agent in run]
         for run, advantage in zip(shares, of_runs, strict=True)
     ]
-
-
-def _units(
-    runs: Sequence[Sequence[AgentTurns]],
-    recipe: WeightRecipe,
-) -> list[list[Hashable]]:
-    """Return, for each agent, the set of agents among which a weight is shared: the batch, its run,
-    or its role in its run.
-    """
-    if recipe.agents == "none":
-        return [[None] * len(run) for run in runs]
-    if recipe.agents == "run":
-        return [[number] * len(run) for number, run in enumerate(runs)]
-    return [[(number, agent.role) for agent in run] for number, run in enumerate(runs)]
 
 
 def _agent_shares(
