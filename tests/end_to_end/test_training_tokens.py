@@ -41,7 +41,8 @@ TURNS = int(os.environ.get("LOGPROB_TURNS", "12"))
 """Number of sampled turns whose log-probabilities are compared."""
 TOLERANCE = 0.1
 MEAN_TOLERANCE = 0.005
-"""Largest and mean difference of log-probabilities, in nats.
+"""Largest difference of log-probabilities, but for one token in a thousand, and mean difference, in
+nats.
 
 The engine computes in bf16 if the processor does, and from its cache; the comparison computes the
 whole sequence in fp32.
@@ -222,7 +223,8 @@ async def test_exported_tokens_have_the_model_s_logprobs(
             ]
     print(f"{turns} turns, {len(apart)} tokens, {fmean(apart):.5f} apart, at most {max(apart):.4f}")
     assert len(apart) >= 10 * TURNS
-    assert max(apart) <= TOLERANCE
+    far = sum(difference > TOLERANCE for difference in apart)
+    assert far <= len(apart) / 1000  # none of the default number of turns
     assert fmean(apart) <= MEAN_TOLERANCE
 
 
