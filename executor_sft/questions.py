@@ -61,6 +61,9 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """Right rows of the table, with a value for each column; the value is empty if it cannot be
     found anywhere. No rows if the right rows are unknown.
     """
+    group: str = ""
+    """Name that questions about the same things share, such as those of one world; empty for none.
+    """
 
     @property
     def key(self) -> str:
@@ -88,6 +91,7 @@ class _Line(msgspec.Struct, frozen=True):
     golds: list[str] = []
     source: str = ""
     dataset: str = ""
+    group: str = ""
     sub_queries: list[str] = []
     rounds: list[list[_QuestionText]] = []
     """Sub-queries by round, as mini worlds write them."""
@@ -105,8 +109,8 @@ def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question],
     out.
 
     A line has the question under `text`, `question` or `query`, and the right answers under
-    `answer`, `answers`, `golden_answers` or `golds`. `id` and `source` (or `dataset`) are optional.
-    If an id occurs again, a number is added to it.
+    `answer`, `answers`, `golden_answers` or `golds`. `id`, `source` (or `dataset`) and `group` are
+    optional. If an id occurs again, a number is added to it.
 
     With `tables`, a line that has `columns` asks for a table. Each column has the fields of
     `Column`; the right `rows` are optional. Raises `BadConfig`, with file and line, for an invalid
@@ -139,6 +143,7 @@ def read_questions(path: Path, *, tables: bool = False) -> tuple[list[Question],
             (),
             table,
             rows,
+            line.group,
         )
         if question.key in questions:
             duplicates += 1

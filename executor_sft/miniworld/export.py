@@ -134,7 +134,7 @@ def export_tables(wide: WideWorld, folder: Path, *, plain: bool = False) -> None
             for row in task.rows
         ]
         asked = {"question": task.question, "columns": task.schema.columns, "rows": rows}
-        questions.append({"id": task.id, **asked})
+        questions.append({"id": task.id, **asked, "group": written["group"]})
         path = folder / "gold" / f"{task.id}.csv"
         with path.open("w", encoding="utf-8-sig", newline="") as file:
             csv.writer(file).writerows([task.columns, *rows])
