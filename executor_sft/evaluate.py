@@ -410,8 +410,13 @@ async def _evaluated(
     delegators: Mapping[str, Path | None],
 ) -> Evaluation | TableEvaluation:
     questions = read_questions(options.questions, tables=True)[0][: options.limit]
-    tables = [question for question in questions if question.table]
-    _check_tables(options.questions, questions, tables)
+    tables = any(question.table for question in questions)
+    for question in questions:
+        if tables and not question.rows:
+            raise BadConfig(
+                f"{options.questions}: {question.id} has no `columns` or no right `rows`; a file "
+                "of tables has both on each line."
+            )
     async with open_runtime(
         config,
         complain,
@@ -433,18 +438,6 @@ async def _evaluated(
     if tables:
         return table_evaluation_of(answered, options.rollouts, options.temperature)
     return evaluation_of(answered, config.search, options.rollouts, options.temperature)
-
-
-def _check_tables(path: Path, questions: Sequence[Question], tables: Sequence[Question]) -> None:
-    """Raise `BadConfig` if only some questions ask for tables, or if a table has no right rows."""
-    if len(tables) not in (0, len(questions)):
-        raise BadConfig(
-            f"{path}: {len(tables)} of {len(questions)} questions ask for tables, which have other "
-            "figures; write tables and questions to two files."
-        )
-    for question in tables:
-        if not question.rows:
-            raise BadConfig(f"{path}: the table {question.id} has no right rows; add `rows`.")
 
 
 async def _answered(runtime: Runtime, executor: Executor, question: Question) -> Answered:
@@ -475,28 +468,33 @@ async def _answered(runtime: Runtime, executor: Executor, question: Question) ->
 
 
 async def _filled(runtime: Runtime, executor: Executor, question: Question) -> Filled:
+    table, sub_agents, tokens = await filled_table(runtime, executor, question)
+    rows = [[cell.value for cell in row.cells] for row in table.rows]
+    score = table_score(table.schema, rows, question.rows)
+    return Filled(
+        score.item_f1,
+        score.row_f1,
+        score.success,
+        sub_agents,
+        tokens,
+        question_id=question.id,
+        group=question.group,
+    )
+
+
+async def filled_table(
+    runtime: Runtime, executor: Executor, question: Question
+) -> tuple[Table, int, int]:
+    """Return the table that a question asks for, the number of sub-queries and the tokens of all
+    roles. Raises `UpstreamError` or `OutOfTime` if it could not be filled.
+    """
     assert question.table
     wide = runtime.wide_search(executor)
     context = runtime.context(wide.limits.timeout_s)
     run = await wide.run(question.table.checked(wide.limits), context)
     check_some(run.executions, context.failures)
     check_failures(run, len(run.executions), context)
-    table = table_of(run)
-    score = table_score(table.schema, values_of(table), question.rows)
-    return Filled(
-        score.item_f1,
-        score.row_f1,
-        score.success,
-        len(run.executions),
-        _tokens(context).total(),
-        question_id=question.id,
-        group=question.group,
-    )
-
-
-def values_of(table: Table) -> list[tuple[str, ...]]:
-    """Return the values of a table, row by row."""
-    return [tuple(cell.value for cell in row.cells) for row in table.rows]
+    return table_of(run), len(run.executions), _tokens(context).total()
 
 
 def _tokens(context: RunContext) -> Counter[str]:

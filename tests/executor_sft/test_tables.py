@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from router.store import Database
 from router.table import TableLimits, TableRequest, WideSearch
 from router.table.filling import EXECUTOR_OF_TABLES, TABLE_FORM
 from router.table.table_delegation import STOP
-from router.testing.openai_server import ChatRequest, says, serving
+from router.testing.openai_server import says, serving
 from router.trace import Conversation, Execution, RoleName
 from router.trace.table import Ask, Schema
 from router.trace.values import TableRun
@@ -323,23 +323,39 @@ async def test_nothing_is_rolled_out_without_any_work_of_an_executor() -> None:
         await worker(world, Reader(), Reader(), timeout_s=1e-6).roll_out(question(world))
 
 
+Play = Callable[[web.Request, str, Prompt], Awaitable[web.StreamResponse]]
+"""Answers a request of a model, given its name and the prompt."""
+
+
+def playing(world: World, **more: ScriptedModel) -> Play:
+    """Return the answers of models over a world."""
+    usual = {"backbone": lead(world), "teacher": SearchesTwice(), "student": Reader(invents=0.3)}
+    models = {**usual, **more}
+
+    async def play(request: web.Request, model: str, prompt: Prompt) -> web.StreamResponse:
+        return await says((await models[model].complete(prompt)).text)(request)
+
+    return play
+
+
 @asynccontextmanager
-async def served(folder: Path, world: World) -> AsyncIterator[Path]:
+async def served(folder: Path, world: World, answer: Play | None = None) -> AsyncIterator[Path]:
     """A config whose models play these over a world."""
-    models = {"backbone": lead(world), "teacher": SearchesTwice(), "student": Reader(invents=0.3)}
+    answer = answer or playing(world)
 
     async def play(request: web.Request) -> web.StreamResponse:
-        chat_request = msgspec.json.decode(await request.read(), type=ChatRequest)
+        body = await request.json()
         messages = tuple(
-            Message(message["role"], message["content"]) for message in chat_request.messages
+            Message(message["role"], message["content"]) for message in body["messages"]
         )
-        return await says(
-            (await models[chat_request.model].complete(Prompt(messages, Sampling()))).text
-        )(request)
+        return await answer(
+            request, body["model"], Prompt(messages, Sampling(seed=body.get("seed")))
+        )
 
     roles = {"delegation": "backbone", "execution": "student", "answer": "backbone"}
     tables = {f"roles.{name}": (model, name) for name, model in roles.items()}
     tables["distillation.teacher"] = ("teacher", "execution")
+    tables["synthesis"] = ("writer", "synthesis")
     async with serving(recording=False) as openai_server:
         openai_server.plays(play)
         server = Server(None, RetrievalServicer(world))
@@ -438,13 +454,13 @@ async def test_executors_are_compared_on_tables(rolegate: Rolegate, tmp_path: Pa
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ([{"question": QUESTION, "columns": COLUMNS}], "the table 1 has no right rows"),
+        ([{"question": QUESTION, "columns": COLUMNS}], "1 has no `columns` or no right `rows`"),
         (
             [
                 {"question": QUESTION, "columns": COLUMNS, "rows": [["Bel", "", "900"]]},
                 {"question": "Who founded Bel?", "answer": "Bo"},
             ],
-            "1 of 2 questions ask for tables",
+            "2 has no `columns` or no right `rows`",
         ),
     ],
 )
