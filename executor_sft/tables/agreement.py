@@ -13,7 +13,7 @@ from itertools import chain
 import msgspec
 
 from executor_sft.questions import HeldOut, Question
-from executor_sft.tables.synthesis import MIN_COLUMNS, Query
+from executor_sft.tables.synthesis import MIN_COLUMNS
 from router.table.cell_value import canonical, row_key
 from router.table.scores import table_score
 from router.trace.table import Schema
@@ -41,7 +41,8 @@ class Answers(msgspec.Struct, frozen=True):
 class MadeTable(msgspec.Struct, frozen=True):
     """The table made of two answers: a line of `scores.jsonl`."""
 
-    id: str
+    question: Question
+    """The request, with the rows of the table."""
     consistency: float
     """Item F1 of one answer against the other."""
     support: float
@@ -50,19 +51,17 @@ class MadeTable(msgspec.Struct, frozen=True):
     """Rows of both answers that were left out."""
     blanked: int
     """Cells that were blanked."""
-    rows: _Rows
     reason: str = ""
     """Why the table is not kept; empty if it is."""
 
 
-def unusable(query: Query, held_out: HeldOut) -> str:
-    """Return why a query is not answered; empty if it is."""
-    if query.defect:
-        return query.defect
-    table = query.question.table
-    if not table or len(table.columns) < MIN_COLUMNS:
+def unusable(request: Question, held_out: HeldOut) -> str:
+    """Return why a request is not answered; empty if it is."""
+    if request.table is None:
+        return "request could not be read"
+    if len(request.table.columns) < MIN_COLUMNS:
         return "too few columns"
-    likeness = held_out.likeness(query.question.text)
+    likeness = held_out.likeness(request.text)
     return f"held out: {likeness} question" if likeness else ""
 
 
@@ -77,13 +76,13 @@ def made_tables(
         table = _made(pair)
         reasons = {
             "answers disagree": table.consistency < consistency,
-            "too few rows": len(table.rows) < min_rows,
+            "too few rows": len(rows := table.question.rows) < min_rows,
             "too little support": table.support < support,
-            "same table": table.rows in seen,
+            "same table": rows in seen,
         }
         reason = next((reason for reason, holds in reasons.items() if holds), "")
         if not reason:
-            seen.add(table.rows)
+            seen.add(rows)
         yield msgspec.structs.replace(table, reason=reason)
 
 
@@ -101,12 +100,11 @@ def _made(pair: Answers) -> MadeTable:
             made.append(tuple(own * agreed for own, agreed in zip(row, same, strict=True)))
             blanked += same.count(False)
     return MadeTable(
-        pair.question.id,
+        msgspec.structs.replace(pair.question, rows=tuple(sorted(made))),
         table_score(schema, best.rows, other.rows).item_f1,
         _supported(made) / max(1, len(made) * len(schema.columns)),
         len(best.rows) + len(other.rows) - 2 * len(made),
         blanked,
-        tuple(sorted(made)),
     )
 
 

@@ -28,6 +28,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from executor_sft.asking import in_flight
 from executor_sft.command import Count, StepOptions, agreed, show
 from executor_sft.evaluate import filled_table
 from executor_sft.jsonl import read_jsonl, write_jsonl
@@ -37,9 +38,8 @@ from executor_sft.runtime import BASE, Runtime, adapter_files, named_adapters, o
 from executor_sft.step import Step, config_settings
 from executor_sft.tables.agreement import Answer, Answers, made_tables, unusable
 from executor_sft.tables.output import write_tables
-from executor_sft.tables.synthesis import ROWS, Query, written_query
+from executor_sft.tables.synthesis import ROWS, written_request
 from router.errors import BadConfig
-from serving.bulk import Ask
 from serving.config.config import Config
 from serving.config.file import load_config
 from serving.retrieval.manifest import read_manifest
@@ -119,12 +119,12 @@ def run(options: Options) -> int:
     if (manifest := step.finished) is None:
         if not known:
             write_jsonl(file, seeds)
-        failed = asyncio.run(_answered(configs, options, seeds))
+        reasons, failed = asyncio.run(_answered(configs, options, seeds))
         if failed and not options.leave_failed:
             show({"failed": failed}, as_json=options.json)
             complain("Some tables failed. The same command tries them again.")
             return 1
-        figures, files = _written(options)
+        figures, files = _written(options, reasons)
         manifest = step.finish({**figures, "failed": failed}, files)
     show(manifest.figures, as_json=options.json)
     return 0
@@ -145,11 +145,10 @@ def _seeds(config: Config, options: Options) -> list[Question]:
 
 async def _answered(
     configs: Sequence[Config], options: Options, seeds: Sequence[Question]
-) -> dict[str, str]:
-    """Write the requests, answer each twice, and keep both in files. Return the error messages of
-    what failed, by id.
+) -> tuple[Counter[str], dict[str, str]]:
+    """Write the requests, answer each twice, and keep both in files. Return how many requests are
+    not answered, by the reason, and the error messages of those that failed, by id.
     """
-    failed: dict[str, str] = {}
     adapters = named_adapters([options.executor])
     (executor,) = adapters
     async with AsyncExitStack() as stack:
@@ -165,27 +164,28 @@ async def _answered(
             runtimes.append(await stack.enter_async_context(opened))
         bar = stack.enter_context(progress_bar())
         task = bar.add_task("making tables", total=2 * len(seeds))
-
-        async def stage(work: Ask, items: Sequence[Question], name: str, kind: type[Any]) -> None:
-            path = options.out / name
-            failed.update(
-                await roll_out_all(
-                    work, items, path, options.concurrency, lambda: bar.advance(task), kind=kind
-                )
-            )
+        advance = partial(bar.advance, task)
 
         synthesis = configs[0].synthesis
         role = runtimes[0].role("delegation", synthesis) if synthesis else None
-        await stage(partial(written_query, role, runtimes[0].context), seeds, _QUERIES, Query)
-        queries = _read(options.out / _QUERIES, Query)
+        write = partial(written_request, role, runtimes[0].context)
+        requests = await in_flight(write, seeds, options.concurrency, advance)
+        write_jsonl(options.out / _QUERIES, requests)
         held_out = HeldOut.read(options.exclude)
-        requests = [query.question for query in queries if not unusable(query, held_out)]
+        reasons = {request.id: unusable(request, held_out) for request in requests}
         sampled = [
             runtime.sampled(number, options.temperature).with_versions(executor, BASE)
             for number, runtime in enumerate((runtimes[0], runtimes[-1]))
         ]
-        await stage(partial(_twice, sampled), requests, ANSWERS, Answers)
-    return failed
+        failed = await roll_out_all(
+            partial(_twice, sampled),
+            [request for request in requests if not reasons[request.id]],
+            options.out / ANSWERS,
+            options.concurrency,
+            advance,
+            kind=Answers,
+        )
+    return Counter(filter(None, reasons.values())), failed
 
 
 async def _twice(runtimes: Sequence[Runtime], question: Question) -> Answers:
@@ -201,27 +201,23 @@ def _read(path: Path, kind: type[_Line]) -> list[_Line]:
     return [line for _, line in read_jsonl(path, kind, ADVICE)]
 
 
-def _written(options: Options) -> tuple[dict[str, Any], list[str]]:
+def _written(options: Options, reasons: Counter[str]) -> tuple[dict[str, Any], list[str]]:
     """Compare the answers and write the kept tables. Return their figures, and the names of the
-    files.
+    files. `reasons`: why requests were not answered; gets the reasons of tables.
     """
-    held_out = HeldOut.read(options.exclude)
-    reasons = Counter(unusable(query, held_out) for query in _read(options.out / _QUERIES, Query))
     answered = _read(options.out / ANSWERS, Answers)
     tables = list(made_tables(answered, **options.settings(*_RULES)))
-    reasons.update(table.reason for table in tables)
-    del reasons[""]
+    reasons.update(table.reason for table in tables if table.reason)
     write_jsonl(options.out / _SCORES, tables)
-    pairs = zip(answered, tables, strict=True)
-    kept = [(pair.question, table) for pair, table in pairs if not table.reason]
-    rightly = [msgspec.structs.replace(question, rows=table.rows) for question, table in kept]
-    files = write_tables(options.out, rightly, rlinf=options.purpose == "rlinf")
+    kept = [table for table in tables if not table.reason]
+    made = [table.question for table in kept]
+    files = write_tables(options.out, made, rlinf=options.purpose == "rlinf")
     tokens = sum(answer.tokens for pair in answered for answer in pair.answers)
     figures = {
         "kept": len(kept),
-        "rows": sum(len(table.rows) for _, table in kept),
-        "rows_dropped": sum(table.dropped for _, table in kept),
-        "cells_blanked": sum(table.blanked for _, table in kept),
+        "rows": sum(len(question.rows) for question in made),
+        "rows_dropped": sum(table.dropped for table in kept),
+        "cells_blanked": sum(table.blanked for table in kept),
         "tokens_per_kept_table": tokens / len(kept) if kept else None,
         "not_kept": dict(reasons),
     }

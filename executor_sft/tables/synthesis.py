@@ -26,31 +26,22 @@ _CHARS = 4000
 _REFINE = "Refine the question. Write the JSON object."
 
 
-class Query(msgspec.Struct, frozen=True):
-    """A line of `queries.jsonl`."""
-
-    question: Question
-    """The request for a table; the seed, if there is a defect."""
-    defect: str = ""
-    """Why there is no request; empty if there is one."""
-
-
 class _Refined(msgspec.Struct, frozen=True):
     question: str
     columns: tuple[Column, ...]
 
 
-async def written_query(
+async def written_request(
     role: Role | None, context: Callable[[], RunContext], seed: Question
-) -> Query:
-    """Write the request for a table about a seed. A seed that is a request remains as it is.
+) -> Question:
+    """Write the request for a table about a seed. Return the seed as it is if it is a request, or
+    if the model's request cannot be read.
 
     `role`: the model of `[synthesis]`; None if all seeds are requests. `context`: makes the context
     of a run. Raises `UpstreamError`.
     """
-    if seed.table:
-        return Query(seed)
-    assert role
+    if seed.table or role is None:
+        return seed
     ledger = context().ledger
     rows = element("rows", str(Random(seed.id).randint(*ROWS)))
     messages = role.opening(element("seed", seed.text[:_CHARS]) + rows)
@@ -61,10 +52,10 @@ async def written_query(
         messages = (*messages, written, Message("user", asked))
         output = await role.ask(messages, (), ledger)
         try:
-            return Query(_refined(seed, without_thinking(output.text)))
+            return _refined(seed, without_thinking(output.text))
         except (msgspec.DecodeError, BadRequest) as error:
             asked = f"This cannot be read: {error}\nWrite the corrected JSON object."
-    return Query(seed, "query could not be read")
+    return seed
 
 
 def _refined(seed: Question, text: str) -> Question:

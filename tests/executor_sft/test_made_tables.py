@@ -21,7 +21,6 @@ from executor_sft.jsonl import read_jsonl
 from executor_sft.questions import Question, read_questions
 from executor_sft.step import read_manifest
 from executor_sft.tables.agreement import Answer, Answers, MadeTable, made_tables
-from executor_sft.tables.synthesis import Query
 from router.models import Prompt, ScriptedModel
 from router.table import TableRequest
 from router.testing.openai_server import USAGE, says
@@ -52,7 +51,7 @@ def test_cells_that_differ_are_blanked_and_rows_of_one_answer_dropped() -> None:
     second = (("BEL", "Bo", "900"), ("Krurou", "Bob", "1200"), ("tal", "Cy", "1300"))
     table = made(ROWS, (*second, ("Old Bel", "", "")))
     assert (table.dropped, table.blanked, table.reason) == (1, 1, "")
-    assert {row[0].casefold(): row[1] for row in table.rows} == {
+    assert {row[0].casefold(): row[1] for row in table.question.rows} == {
         "bel": "Bo",
         "krurou": "",
         "tal": "Cy",
@@ -64,8 +63,8 @@ def test_cells_that_differ_are_blanked_and_rows_of_one_answer_dropped() -> None:
 def test_the_answer_with_more_supported_cells_is_canonical() -> None:
     """Only cells that a passage supports have a value."""
     sparse = tuple((key.upper(), founder, "") for key, founder, _ in ROWS)
-    assert [row[0] for row in made(sparse, ROWS).rows] == ["Bel", "Krurou", "Tal"]
-    assert [row[0] for row in made(ROWS, sparse).rows] == ["Bel", "Krurou", "Tal"]
+    assert [row[0] for row in made(sparse, ROWS).question.rows] == ["Bel", "Krurou", "Tal"]
+    assert [row[0] for row in made(ROWS, sparse).question.rows] == ["Bel", "Krurou", "Tal"]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ async def test_requests_are_left_out_before_they_are_paid_for(
     assert read_manifest(out).figures["not_kept"] == {
         "held out: same question": 1,
         "too few columns": 1,
-        "query could not be read": 1,
+        "request could not be read": 1,
         "same table": 1,
     }
     assert len((out / "answers.jsonl").read_bytes().splitlines()) == 2
@@ -178,7 +177,7 @@ async def test_answers_of_other_documents_disagree(rolegate: Rolegate, tmp_path:
     assert read_manifest(tmp_path / "out").figures["not_kept"] == {"answers disagree": 1}
     ((_, table),) = read_jsonl(tmp_path / "out" / "scores.jsonl", MadeTable, "")
     assert table.consistency == pytest.approx(2 / 3)
-    assert (table.dropped, len(table.rows)) == (6, 6)
+    assert (table.dropped, len(table.question.rows)) == (6, 6)
 
 
 async def test_passages_of_the_index_are_seeds(rolegate: Rolegate, tmp_path: Path) -> None:
@@ -199,10 +198,10 @@ async def test_passages_of_the_index_are_seeds(rolegate: Rolegate, tmp_path: Pat
         assert refused.status == 1
         assert "no terminal" in refused.err
         await step(rolegate, "tables", *given, "--yes")
-    texts = {query.question.text for _, query in read_jsonl(out / "queries.jsonl", Query, "")}
+    texts = {query.text for _, query in read_jsonl(out / "queries.jsonl", Question, "")}
     assert len(texts) == 7
     assert texts < {f"{page['title']}\n{page['text']}" for page in pages}
-    assert read_manifest(out).figures["not_kept"] == {"query could not be read": 7}
+    assert read_manifest(out).figures["not_kept"] == {"request could not be read": 7}
 
 
 @pytest.mark.parametrize(
