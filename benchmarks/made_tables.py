@@ -4,11 +4,13 @@ Reads results of `rolegate sft tables` whose seeds are requests with right rows,
 questions of wide mini worlds. At each threshold of consistency, the kept and the dropped tables are
 compared with the right rows. Dropped tables are taken as they would have been made.
 
-good         share of tables that are good: with an item F1 of at least 0.95
-item f1, cells right, cells found   means of item F1, of the share of the table's cells that are
-             right (precision), and of the right cells that are in the table (recall)
-good kept    share of the good tables that are kept
-tokens       of all answers, per kept table
+kept, dropped    number of tables
+good             share of them with an item F1 of at least 0.95
+item f1          mean item F1
+cells right      mean share of a table's cells that are right (item precision)
+cells found      mean share of the right cells that are in the table (item recall)
+good kept        share of all good tables that are kept
+tokens per kept  tokens of all answers, per kept table
 """
 
 from collections import Counter
@@ -43,8 +45,8 @@ class Options(harness.Options, frozen=True, kw_only=True):
 class Figures(msgspec.Struct, frozen=True):
     """Figures of the benchmark."""
 
-    lines: list[dict[str, float]]
-    """Figures at each threshold."""
+    thresholds: dict[str, dict[str, float]]
+    """Each figure at each threshold."""
 
 
 def measure(options: Options) -> Figures:
@@ -57,10 +59,12 @@ def measure(options: Options) -> Figures:
     ]
     if not answered:
         raise BadConfig(f"{options.made[0] / ANSWERS}: no request has right rows; {_ADVICE}.")
-    return Figures([_line(answered, threshold) for threshold in _THRESHOLDS])
+    columns = {str(threshold): _column(answered, threshold) for threshold in _THRESHOLDS}
+    names = columns[str(_THRESHOLDS[0])]
+    return Figures({name: {at: columns[at][name] for at in columns} for name in names})
 
 
-def _line(answered: Sequence[Answers], threshold: float) -> dict[str, float]:
+def _column(answered: Sequence[Answers], threshold: float) -> dict[str, float]:
     scores: dict[str, list[TableScore]] = {"kept": [], "dropped": []}
     made = made_tables(answered, consistency=threshold, min_rows=3, support=0.8)
     for pair, table in zip(answered, made, strict=True):
@@ -69,18 +73,18 @@ def _line(answered: Sequence[Answers], threshold: float) -> dict[str, float]:
         score = table_score(schema, table.question.rows, pair.question.rows)
         scores["dropped" if table.reason else "kept"].append(score)
 
-    line: dict[str, float] = {"consistency": threshold}
+    column: dict[str, float] = {}
     good = Counter[str]()
     for name, group in scores.items():
         good[name] = sum(score.item_f1 >= _GOOD for score in group)
-        line |= {
+        column |= {
             name: len(group),
-            f"{name}_good": good[name] / max(1, len(group)),
-            f"{name}_item_f1": mean(score.item_f1 for score in group),
-            f"{name}_cells_right": mean(score.item_precision for score in group),
-            f"{name}_cells_found": mean(score.item_recall for score in group),
+            f"{name}: good": good[name] / max(1, len(group)),
+            f"{name}: item f1": mean(score.item_f1 for score in group),
+            f"{name}: cells right": mean(score.item_precision for score in group),
+            f"{name}: cells found": mean(score.item_recall for score in group),
         }
     tokens = sum(answer.tokens for pair in answered for answer in pair.answers)
-    line["good_kept"] = good["kept"] / max(1, good.total())
-    line["tokens_per_kept"] = tokens / max(1, len(scores["kept"]))
-    return line
+    column["good kept"] = good["kept"] / max(1, good.total())
+    column["tokens per kept"] = tokens / max(1, len(scores["kept"]))
+    return column
