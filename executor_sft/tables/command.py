@@ -133,7 +133,10 @@ def run(options: Options) -> int:
 def _seeds(config: Config, options: Options) -> list[Question]:
     """Return the seeds to use. Raises `BadConfig` or `BadIndex` if there are none."""
     if options.seeds:
-        return read_questions(options.seeds, tables=True, seeds=True)[0][: options.limit]
+        seeds, duplicates = read_questions(options.seeds, tables=True, seeds=True)
+        if duplicates:
+            complain(f"{options.seeds}: {duplicates} seeds are there twice, and are left out once.")
+        return seeds[: options.limit]
     if config.retrieval.index is None:
         raise BadConfig("retrieval.index: is not set, so there is nothing to sample; give --seeds.")
     index = Path(config.retrieval.index)
