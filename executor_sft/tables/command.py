@@ -52,6 +52,7 @@ ANSWERS = "answers.jsonl"
 _SCORES = "scores.jsonl"
 _RULES = ("consistency", "min_rows", "support")
 """Options that decide which tables are kept."""
+_CHARS_PER_TOKEN = 4
 _Part = Annotated[float, Meta(ge=0, le=1)]
 _Line = TypeVar("_Line")
 
@@ -105,7 +106,11 @@ def run(options: Options) -> int:
             "[synthesis] with model, prompt, and base_url or engine."
         )
     rows = 2 * sum(len(seed.rows) or sum(ROWS) // 2 for seed in seeds)
-    cost = f"Answer {len(seeds)} requests twice, with sub-queries for about {rows} rows?"
+    # A row takes a sub-query: two calls, of which the second is shown the passages of a search
+    prompt = Path(config.roles.execution.prompt).read_text("utf-8")
+    passages = config.search.top_k * config.retrieval.chunk_tokens
+    tokens = rows * (passages + 2 * len(prompt) // _CHARS_PER_TOKEN)
+    cost = f"Answer {len(seeds)} requests twice, about {rows} rows, and {tokens:,} tokens or more?"
     if not (known or options.yes or agreed(cost)):
         return 1
 
