@@ -11,6 +11,8 @@ cells right      mean share of a table's cells that are right (item precision)
 cells found      mean share of the right cells that are in the table (item recall)
 good kept        share of all good tables that are kept
 tokens per kept  tokens of all answers, per kept table
+
+A figure of no tables has no value.
 """
 
 from collections import Counter
@@ -22,7 +24,6 @@ import msgspec
 
 from benchmarks import harness
 from executor_sft.jsonl import read_jsonl
-from executor_sft.rollout import mean
 from executor_sft.tables.agreement import Answers, made_tables
 from executor_sft.tables.command import ANSWERS
 from router.errors import BadConfig
@@ -45,7 +46,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
 class Figures(msgspec.Struct, frozen=True):
     """Figures of the benchmark."""
 
-    thresholds: dict[str, dict[str, float]]
+    thresholds: dict[str, dict[str, float | None]]
     """Each figure at each threshold."""
 
 
@@ -64,7 +65,7 @@ def measure(options: Options) -> Figures:
     return Figures({name: {at: columns[at][name] for at in columns} for name in names})
 
 
-def _column(answered: Sequence[Answers], threshold: float) -> dict[str, float]:
+def _column(answered: Sequence[Answers], threshold: float) -> dict[str, float | None]:
     scores: dict[str, list[TableScore]] = {"kept": [], "dropped": []}
     made = made_tables(answered, consistency=threshold, min_rows=3, support=0.8)
     for pair, table in zip(answered, made, strict=True):
@@ -73,18 +74,25 @@ def _column(answered: Sequence[Answers], threshold: float) -> dict[str, float]:
         score = table_score(schema, table.question.rows, pair.question.rows)
         scores["dropped" if table.reason else "kept"].append(score)
 
-    column: dict[str, float] = {}
+    column: dict[str, float | None] = {}
     good = Counter[str]()
     for name, group in scores.items():
         good[name] = sum(score.item_f1 >= _GOOD for score in group)
         column |= {
             name: len(group),
-            f"{name}: good": good[name] / max(1, len(group)),
-            f"{name}: item f1": mean(score.item_f1 for score in group),
-            f"{name}: cells right": mean(score.item_precision for score in group),
-            f"{name}: cells found": mean(score.item_recall for score in group),
+            f"{name}: good": _share(good[name], len(group)),
+            f"{name}: item f1": _share(sum(score.item_f1 for score in group), len(group)),
+            f"{name}: cells right": _share(
+                sum(score.item_precision for score in group), len(group)
+            ),
+            f"{name}: cells found": _share(sum(score.item_recall for score in group), len(group)),
         }
     tokens = sum(answer.tokens for pair in answered for answer in pair.answers)
-    column["good kept"] = good["kept"] / max(1, good.total())
-    column["tokens per kept"] = tokens / max(1, len(scores["kept"]))
+    column["good kept"] = _share(good["kept"], good.total())
+    column["tokens per kept"] = _share(tokens, len(scores["kept"]))
     return column
+
+
+def _share(part: float, whole: int) -> float | None:
+    """Return `part / whole`; None, and not 0, if there is nothing to share."""
+    return part / whole if whole else None

@@ -46,6 +46,15 @@ def test_agreement_vouches_for_cells_but_not_for_completeness(tmp_path: Path) ->
     assert strict["tokens per kept"] == 600 / 2
 
 
+def test_a_figure_of_no_tables_has_no_value(tmp_path: Path) -> None:
+    """A 0 would read as if all tables were bad."""
+    write_lines(tmp_path / "answers.jsonl", [answers("poor", RIGHT[:3], RIGHT[4:])])
+    figures = measure(Options(made=(tmp_path,))).thresholds
+    names = ("kept: good", "kept: item f1", "good kept", "tokens per kept")
+    assert [figures[name]["0.9"] for name in names] == [None] * 4
+    assert (figures["kept"]["0.9"], figures["dropped: good"]["0.9"]) == (0, 0)
+
+
 def test_results_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["made-tables", str(made(tmp_path))]) == 0
     assert "kept: cells found" in capsys.readouterr().out
