@@ -30,6 +30,7 @@ _COMMANDS = {
     ),
     "train": ("executor_sft.train", "fine-tune an executor on a data set"),
     "evaluate": ("executor_sft.evaluate", "compare executors on held-out questions"),
+    "tables": ("executor_sft.tables.command", "make tables with right rows from documents"),
     "publish": (
         "executor_sft.publish",
         "publish a trained executor as an immutable version",

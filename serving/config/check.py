@@ -44,6 +44,7 @@ def problems(config: Config) -> list[str]:
     others = {
         "distillation.teacher": config.distillation.teacher,
         "distillation.judge": config.distillation.judge,
+        "synthesis": config.synthesis,
     }
     roles: dict[str, RoleConfig | None] = {**config.called_roles, **others}
     rules = [

@@ -600,6 +600,8 @@ class Config(Section, frozen=True):
     """The model that writes the questions of conversations so that they can be understood alone.
     Absent: the delegator's model, with the shipped prompt for this.
     """
+    synthesis: RoleConfig | None = None
+    """The model that writes requests for tables. Only `rolegate sft tables` calls it."""
     engines: dict[str, EngineConfig] = {}
     versions: VersionsConfig = VersionsConfig()
     distillation: DistillationConfig = DistillationConfig()
