@@ -29,6 +29,14 @@ _COMMANDS = {
         "turn filtered trajectories into the tokens that the serving engine sees",
     ),
     "train": ("executor_sft.train", "fine-tune an executor on a data set"),
+    "reinforce": (
+        "executor_sft.reinforcement.reinforce",
+        "train delegator and executors together by reinforcement learning",
+    ),
+    "weigh": (
+        "executor_sft.reinforcement.weigh",
+        "turn groups of runs into weighted rows for other trainers",
+    ),
     "evaluate": ("executor_sft.evaluate", "compare executors on held-out questions"),
     "tables": ("executor_sft.tables.command", "make tables with right rows from documents"),
     "publish": (

@@ -258,7 +258,11 @@ def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
     if right == len(rewards):
         strata = ("easy_delegator", "easy_executor")
     for number, run in enumerate(group.runs):
-        assert isinstance(run.result, Trajectory)
+        if not isinstance(run.result, Trajectory):
+            raise BadConfig(
+                f"--best: {group.question.id} asks for a table, and only runs of questions are "
+                "filtered; leave out the tables, or weigh all runs with `rolegate sft weigh`."
+            )
         flaw = None
         if not right:
             flaw = "no run is right"

@@ -15,10 +15,12 @@ import msgspec
 from rolegate.client import Client
 from rolegate.v1.executor_version_service_pb2 import ExecutorVersionState
 
+from executor_sft.command import Count
 from executor_sft.jsonl import read_json
 from executor_sft.step import digest_of, read_manifest
 from executor_sft.train import MODEL
 from router.errors import BadVersion
+from router.trace import RoleName
 from serving.cli.command import POSITIONAL
 from serving.config.config import Config
 from serving.config.file import load_config
@@ -32,40 +34,59 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     config: Path
     trained: Annotated[Path, POSITIONAL]
-    """result folder of `rolegate sft train`"""
+    """result folder of `rolegate sft train`, or of `rolegate sft reinforce`"""
     evaluation: Path | None = None
     """evaluation.json of `rolegate sft evaluate`, to keep in the version's manifest"""
+    step: Count | None = None
+    """step of `rolegate sft reinforce` whose adapter is published (default: the last one)"""
 
 
 def run(options: Options) -> int:
     """Publish the version, print its folder and return the exit status."""
-    version = publish(options.trained, load_config(options.config), options.evaluation)
+    version = publish(
+        options.trained, load_config(options.config), options.evaluation, options.step
+    )
     print(f"{version}: published")
     print(f"to register it with a running gateway: rolegate versions register {version.name}")
     return 0
 
 
-def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Path:
+def publish(
+    trained: Path,
+    config: Config,
+    evaluation: Path | None = None,
+    step: int | None = None,
+) -> Path:
     """Write a new version, and return its folder. If a version with the same files exists, for
     example from an interrupted command, return the folder of that version instead.
 
     `trained`: result folder of the training. `evaluation`: an `evaluation.json` to keep in the
-    manifest. Raises `BadVersion` if a trained file is damaged or does not fit the executor's
-    engine, and `BadConfig` if the training is not finished.
+    manifest. `step`: number of the step whose adapter is published, if the training was a
+    reinforcement; None for the last one.
+
+    Raises `BadVersion` if a trained file is damaged or does not fit the executor's engine, and
+    `BadConfig` if the training is not finished.
     """
     manifest = read_manifest(trained)
+    figures = manifest.figures
+    source = MODEL
+    if manifest.origin.step == "reinforce":
+        source = f"steps/{step or figures['steps']:04}/{figures['executor']}"
     files = {}
     for name, digest in manifest.files.items():
-        if name.startswith(f"{MODEL}/"):
+        if name.startswith(f"{source}/"):
             if digest_of(trained / name) != digest:
                 raise BadVersion(
                     f"{trained / name}: has changed since the training; train again into another "
                     "folder."
                 )
-            files[name.removeprefix(f"{MODEL}/")] = digest
+            files[name.removeprefix(f"{source}/")] = digest
+    if not files:
+        raise BadVersion(f"{trained}: has no executor in {source}; name another step or training.")
     recipe = manifest.origin.settings
-    figures = manifest.figures
-    rank = recipe["rank"] if figures["kind"] == "adapter" else None
+    rank = None
+    if figures["kind"] == "adapter":
+        rank = figures.get("rank", recipe["rank"])
     check_engine(str(trained), config, figures["base_sha256"], rank)
     folder = Path(config.versions.folder)
     for path in sorted(folder.glob(f"executor-*/{MANIFEST}")):
@@ -79,13 +100,13 @@ def publish(trained: Path, config: Config, evaluation: Path | None = None) -> Pa
         base_sha256=figures["base_sha256"],
         rank=rank,
         recipe=recipe,
-        data=msgspec.to_builtins(manifest.steps["dataset"]),
+        data=msgspec.to_builtins(manifest.steps.get("dataset", manifest)),
         evaluation=read_json(evaluation, dict[str, Any], _ADVICE) if evaluation else None,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         files={},
     )
     start = config.versions.start
-    return write_version(folder, trained / MODEL, version, [Path(start).name] if start else [])
+    return write_version(folder, trained / source, version, [Path(start).name] if start else [])
 
 
 def check_engine(
@@ -93,15 +114,16 @@ def check_engine(
     config: Config,
     trained_on: str,
     rank: int | None,
+    role: RoleName = "execution",
 ) -> None:
-    """Raise `BadVersion` if the executor's engine serves another base model, or does not accept
+    """Raise `BadVersion` if the engine of `role` serves another base model, or does not accept
     adapters of this rank.
 
     `what`: beginning of the error message, which names the model or recipe. `trained_on`: SHA-256
     of the base model. `rank`: rank of the adapter; None for whole weights. Nothing is checked if
-    the gateway does not start the executor's engine itself.
+    the gateway does not start this engine itself.
     """
-    name = config.roles.execution.engine
+    name = config.roles.by_name[role].engine
     if name is None:
         return
     engine = config.engines[name]

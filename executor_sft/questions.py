@@ -111,7 +111,11 @@ class _SeedLine(_TableLine, frozen=True):
 
 
 def read_questions(
-    path: Path, *, tables: bool = False, seeds: bool = False
+    path: Path,
+    *,
+    tables: bool = False,
+    seeds: bool = False,
+    rows_needed: bool = False,
 ) -> tuple[list[Question], int]:
     """Return the questions of a file of JSON lines, and the number of duplicates, which are left
     out.
@@ -121,8 +125,9 @@ def read_questions(
     optional. If an id occurs again, a number is added to it.
 
     With `tables`, a line that has `columns` asks for a table. Each column has the fields of
-    `Column`; the right `rows` are optional. With `seeds` as well, a line without `columns` needs no
-    right answer: it is material for a question, such as a document with its `title`.
+    `Column`; the right `rows` are optional unless `rows_needed`. With `seeds` as well, a line
+    without `columns` needs no right answer: it is material for a question, such as a document with
+    its `title`.
 
     Raises `BadConfig`, with file and line, for an invalid line and for a file without questions.
     """
@@ -139,6 +144,8 @@ def read_questions(
             table, rows = _table_of(line, text)
         except BadRequest as error:
             raise BadConfig(f"{path}:{number}: {error}") from None
+        if table and rows_needed and not rows:
+            raise BadConfig(f"{path}:{number}: no right rows are given; add them under `rows`.")
         if not (golds or table or seeds):
             raise BadConfig(
                 f"{path}:{number}: no right answer is given; add one under any of the keys "
@@ -176,6 +183,33 @@ def _table_of(line: _Line, text: str) -> tuple[TableRequest | None, tuple[tuple[
         return None, ()
     schema = checked_schema(line.columns)
     return TableRequest(text, schema.columns), checked_rows(schema, line.rows)
+
+
+def select_questions(
+    path: Path,
+    exclude: Sequence[Path],
+    limit: int | None = None,
+    *,
+    rows_needed: bool = False,
+) -> tuple[list[Question], dict[str, int]]:
+    """Return the first `limit` questions and tables of a file that are not held out, and counts of
+    the others.
+
+    `exclude`: files of held-out questions. `rows_needed`: see `read_questions`. Raises `BadConfig`.
+    """
+    listed, duplicates = read_questions(path, tables=True, rows_needed=rows_needed)
+    held_out = HeldOut.read(exclude)
+    likeness = [held_out.likeness(question.text) for question in listed]
+    kept = [question for question, like in zip(listed, likeness, strict=True) if like is None]
+    selected = kept[:limit]
+    counts = {
+        "read": len(listed) + duplicates,
+        "duplicates": duplicates,
+        "excluded": likeness.count("same"),
+        "nearly_excluded": likeness.count("near"),
+        "over_limit": len(kept) - len(selected),
+    }
+    return selected, counts
 
 
 class HeldOut:

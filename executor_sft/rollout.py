@@ -7,9 +7,10 @@ the teacher needed two searches, it tries the sub-query several more times with 
 this, `rolegate sft filter` decides which trajectories to learn from. A question with columns asks
 for a table; then each report is judged by the cells that it gives, not by a final answer.
 
-With `--group 8`, each question is answered eight times by sampled models instead, without a
-teacher. trajectories.jsonl then contains what each agent wrote, with the reward of its run.
-`rolegate sft filter --best` keeps the best run of each question.
+With `--group 8`, each question is answered, or each table filled, eight times by sampled models
+instead, without a teacher. trajectories.jsonl then contains what each agent wrote, with the reward
+of its run. `rolegate sft filter --best` keeps the best run of each question; `rolegate sft weigh`
+makes training rows of all runs.
 
 After an interruption, the same command resumes, and no model call is paid for twice.
 """
@@ -31,7 +32,8 @@ from msgspec import Meta
 from executor_sft.asking import failures, in_flight
 from executor_sft.command import Count, StepOptions, show
 from executor_sft.jsonl import JsonlFile, read_jsonl, write_jsonl
-from executor_sft.questions import HeldOut, Question, TableReports, read_questions
+from executor_sft.questions import Question, TableReports, select_questions
+from executor_sft.reinforcement.rewards import item_f1
 from executor_sft.runtime import (
     BASE,
     Runtime,
@@ -42,6 +44,7 @@ from executor_sft.runtime import (
     spread,
 )
 from executor_sft.step import Step, config_settings
+from router.calls import Role
 from router.errors import BadConfig, OutOfTime, UpstreamError, UpstreamUnavailable
 from router.protocol import exact_match
 from router.search import Executor, FactorizedSearch, RunContext
@@ -51,7 +54,7 @@ from router.table import TableRequest, WideSearch
 from router.table.filling import TABLE_REPORTING
 from router.trace import Execution, Run, Trajectory
 from router.trace.export import Reward, agent_trajectories, reward_of
-from router.trace.values import TableRun
+from router.trace.values import Result, TableRun, TopologyName
 from serving.bulk import Ask
 from serving.config.config import Config, RoleConfig
 from serving.config.file import load_config
@@ -104,6 +107,9 @@ class Options(RolloutOptions, frozen=True, kw_only=True):
     """with --group: the executor, which is base (the config's model) or the folder of an adapter"""
     delegator: str = BASE
     """with --group: the delegator, which is base (the config's model) or the folder of an adapter
+    """
+    topology: TopologyName = "factorized"
+    """with --group: factorized, or host (the delegator leads the config's managers)
     """
 
 
@@ -171,7 +177,13 @@ class Group(msgspec.Struct, frozen=True):
     @property
     def rewards(self) -> list[Reward]:
         """Reward of each run."""
-        return [reward_of(run, self.question.golds) for run in self.runs]
+        return [reward_of(run, self.question.golds, self.item_f1(run.result)) for run in self.runs]
+
+    def item_f1(self, result: Result | None) -> float | None:
+        """Return the score of a table; None for an answer, and if the right rows are unknown."""
+        if isinstance(result, TableRun) and self.question.rows:
+            return item_f1(result, self.question.rows)
+        return None
 
 
 def check_failures(trajectory: Trajectory | TableRun, first: int, context: RunContext) -> None:
@@ -350,33 +362,51 @@ class RolloutWorker:
 
 
 async def roll_out_group(
-    runtime: Runtime, size: int, temperature: float, question: Question
+    runtime: Runtime,
+    size: int,
+    temperature: float,
+    topology: TopologyName,
+    question: Question,
 ) -> Group:
-    """Answer a question `size` times, each time with another seed for all roles. Raises the same
-    errors as `RolloutWorker.roll_out`.
+    """Answer a question or fill a table `size` times, each time with another seed for all roles.
+    Raises the same errors as `RolloutWorker.roll_out`.
     """
-    runs = []
-    for seed in range(size):
-        sampled = runtime.sampled(seed, temperature)
-        topology = sampled.topology("factorized")
-        context = sampled.context()
-        trajectory = await topology.loop.run(question.text, context)
-        check_failures(trajectory, 0, context)
-        runs.append(
-            Run(
-                f"{question.id}/{seed}",
-                "answer",
-                question.text,
-                "finished",
-                "",
-                trajectory,
-                settings_of(topology.roles),
-                tuple(context.ledger.calls),
-                0.0,
-                0.0,
-            )
-        )
-    return Group(question, tuple(runs))
+    sampled = [runtime.sampled(seed, temperature) for seed in range(size)]
+    return Group(question, tuple([await roll_out_run(one, topology, question) for one in sampled]))
+
+
+async def roll_out_run(runtime: Runtime, topology: TopologyName, question: Question) -> Run:
+    """Answer a question or fill a table once. Raises the same errors as `RolloutWorker.roll_out`.
+
+    `runtime`: has the seed, which becomes a part of the run's name.
+    """
+    result: Trajectory | TableRun
+    roles: Mapping[str, Role]
+    if question.table:
+        wide, roles = runtime.tables(topology)
+        context = runtime.context(wide.limits.timeout_s)
+        result = await wide.run(question.table.checked(wide.limits), context)
+        check_some(result.executions, context.failures)
+        first = len(result.executions)
+    else:
+        answering = runtime.topology(topology)
+        roles = answering.roles
+        context = runtime.context()
+        result = await answering.loop.run(question.text, context)
+        first = 0
+    check_failures(result, first, context)
+    return Run(
+        f"{question.id}/{runtime.seed}",
+        "table" if question.table else "answer",
+        question.text,
+        "finished",
+        "",
+        result,
+        settings_of(roles),
+        tuple(context.ledger.calls),
+        0.0,
+        0.0,
+    )
 
 
 def teacher_config(config: Config) -> RoleConfig:
@@ -520,18 +550,7 @@ def figures_of(path: Path, models: Mapping[str, str]) -> dict[str, Any]:
 
 def run(options: Options) -> int:
     """Run the step and return the exit status."""
-    listed, duplicates = read_questions(options.questions, tables=options.group is None)
-    held_out = HeldOut.read(options.exclude)
-    likeness = [held_out.likeness(question.text) for question in listed]
-    kept = [question for question, like in zip(listed, likeness, strict=True) if like is None]
-    questions = kept[: options.limit]
-    selection = {
-        "read": len(listed) + duplicates,
-        "duplicates": duplicates,
-        "excluded": likeness.count("same"),
-        "nearly_excluded": likeness.count("near"),
-        "over_limit": len(kept) - len(questions),
-    }
+    questions, selection = select_questions(options.questions, options.exclude, options.limit)
     inputs = {
         "questions": options.questions,
         **{f"exclude {path}": path for path in options.exclude},
@@ -548,6 +567,7 @@ def run(options: Options) -> int:
             "temperature",
             "executor",
             "delegator",
+            "topology",
         )
         settings |= config_settings(load_config(options.config))
         step = Step.begin(options.out, "rollout", inputs, settings)
@@ -633,7 +653,7 @@ async def _group(options: Options, size: int, questions: Sequence[Question]) -> 
         extra = {"return_token_ids": True, "logprobs": True}
         asking = dict.fromkeys(runtime.config.roles.by_name, extra)
         asked = replace(runtime.with_versions(*executors, *delegators), asking=asking)
-        return partial(roll_out_group, asked, size, options.temperature)
+        return partial(roll_out_group, asked, size, options.temperature, options.topology)
 
     async with open_runtime(
         load_config(options.config),
@@ -659,7 +679,8 @@ async def _group(options: Options, size: int, questions: Sequence[Question]) -> 
 def _trajectories(groups: Sequence[Group]) -> Iterator[object]:
     for group in groups:
         for run in group.runs:
-            yield from agent_trajectories(run, group.question.golds)
+            score = group.item_f1(run.result)
+            yield from agent_trajectories(run, group.question.golds, score)
 
 
 async def _rolled_out(

@@ -41,6 +41,7 @@ from serving.topologies import (
     manager_configs,
     new_host,
     new_search,
+    new_tables,
     new_wide_search,
     new_worker,
 )
@@ -75,6 +76,8 @@ class Runtime:
     """Name of the adapter that replaces the config's model, by role."""
     upstreams: Upstreams = field(default_factory=Upstreams)
     """Health of the endpoints, and limits on calls in flight; shared by all runs."""
+    loaders: Mapping[RoleName, Adapters] = field(default_factory=dict)
+    """Loads adapters into the engine of the delegator and of the executor."""
 
     @property
     def judge(self) -> Judge | None:
@@ -162,17 +165,32 @@ class Runtime:
         roles["execution"] = executor.role(self.context())
         if name == "factorized":
             return Topology(self.search(executor), roles)
+        return new_host(self.config, roles, self._managers, executor)
+
+    def tables(self, name: TopologyName) -> tuple[WideSearch, dict[str, Role]]:
+        """Return the search that fills tables in the topology `name`, and its roles by name. Raises
+        the errors of `topology`.
+        """
+        executor = self.executor()
+        roles = {**self._others, "execution": executor.role(self.context())}
+        managers = self._managers if name == "host" else {}
+        return new_tables(self.config, roles, executor, managers)
+
+    @property
+    def _managers(self) -> dict[str, Role]:
+        """Roles of the managers. Raises `BadConfig` if there is none, or if one has tools."""
+        if not self.config.managers:
+            raise BadConfig("managers: the config has none; add a table [managers.NAME].")
         for manager, section in self.config.managers.items():
             if section.tools:
                 raise BadConfig(
                     f"managers.{manager}.tools: tools work only in a gateway, not here; remove "
                     "this key from the config of this command."
                 )
-        managers = {
+        return {
             manager: self.role("delegation", config)
             for manager, config in manager_configs(self.config).items()
         }
-        return new_host(self.config, roles, managers, executor)
 
     @property
     def _others(self) -> dict[RoleName, Role]:
@@ -274,16 +292,23 @@ async def open_runtime(
         started = await stack.enter_async_context(
             open_upstreams(config, log, opened, list(also.values()))
         )
-        for role_name, named in (("execution", adapters), ("delegation", delegators)):
-            role: RoleConfig = getattr(config.roles, role_name)
+        loaders: dict[RoleName, Adapters] = {}
+        given: dict[RoleName, Mapping[str, Path | None]] = {
+            "execution": adapters,
+            "delegation": delegators,
+        }
+        for role_name, named in given.items():
+            role = config.roles.by_name[role_name]
+            base_url = started.engines[role.engine] if role.engine else role.base_url
+            if base_url:
+                loading = Adapters(started.session, base_url, api_key(role.api_key_env))
+                loaders[role_name] = loading
             for name, weights in adapter_files(named).items():
-                base_url = started.engines[role.engine] if role.engine else role.base_url
                 if base_url is None:
                     raise BadConfig(
                         f"roles.{role_name}: has neither engine nor base_url, and only vLLM loads "
                         "adapters; set engine, or the base_url of a vLLM server."
                     )
-                loading = Adapters(started.session, base_url, api_key(role.api_key_env))
                 if await loading.load(name, weights.parent.resolve()):
                     stack.push_async_callback(loading.unload, name)
         yield Runtime(
@@ -291,6 +316,7 @@ async def open_runtime(
             reranked(started.retrieval, config.reranker, started.session, config.prices),
             started.new_role,
             opened_cache,
+            loaders=loaders,
         )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -39,6 +39,7 @@ NEEDED = ("accelerate", "datasets", "peft", "torch", "trl")
 _CHECKPOINTS = "checkpoints"
 _STATE = "trainer_state.json"
 _SHIPPED = Path(__file__).resolve().parent / "recipes"
+_Kind = TypeVar("_Kind")
 _Share = Annotated[float, Meta(ge=0, lt=1)]
 _Positive = Annotated[float, Meta(gt=0)]
 _SMOOTHED = 20
@@ -113,13 +114,18 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def load_recipe(name: str) -> Recipe:
-    """Load a recipe. `name`: the name of a shipped recipe, or the path of a TOML file. Raises
-    `BadConfig` if there is no such recipe, or if it is invalid.
+    """Load the recipe of a training; see `read_recipe`."""
+    return read_recipe(name, Recipe)
+
+
+def read_recipe(name: str, kind: type[_Kind]) -> _Kind:
+    """Load a recipe. `name`: the name of a shipped recipe, or the path of a TOML file. `kind`: type
+    of the recipe. Raises `BadConfig` if there is no such recipe, or if it is invalid.
     """
     path = Path(name) if name.endswith(".toml") else _SHIPPED / f"{name}.toml"
     known = ", ".join(sorted(file.stem for file in _SHIPPED.glob("*.toml")))
     advice = f"name a TOML file with a recipe's keys, or one of: {known}"
-    return read_json(path, Recipe, advice, msgspec.toml.decode)
+    return read_json(path, kind, advice, msgspec.toml.decode)
 
 
 def run(options: Options) -> int:
@@ -203,18 +209,18 @@ def base_files(model: Path, dataset: Path) -> dict[str, Path]:
     return {"config": model / "config.json", "weights": weights}
 
 
-def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
-    """Return the base model in the folder `model`, loaded in fp32.
-
-    Raises `BadConfig` if the model cannot be loaded, or if the rows are too long or have token ids
-    that the model does not have.
+def load_weights(model: Path) -> Any:
+    """Return the model in the folder `model`, loaded in fp32. Raises `BadConfig` if it cannot be
+    loaded.
     """
     import torch
+    import transformers
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
 
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     try:
-        base, loaded = AutoModelForCausalLM.from_pretrained(
+        base, loaded = transformers.AutoModelForCausalLM.from_pretrained(
             model,
             dtype=torch.float32,
             local_files_only=True,
@@ -227,6 +233,16 @@ def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
             f"{model}: has no weights for {min(missing)} (missing in total: {len(missing)}); copy "
             "the model again."
         )
+    return base
+
+
+def load_base(model: Path, rows: Sequence[TrainingRow], recipe: Recipe) -> Any:
+    """Return the base model in the folder `model`, loaded in fp32.
+
+    Raises `BadConfig` if the model cannot be loaded, or if the rows are too long or have token ids
+    that the model does not have.
+    """
+    base = load_weights(model)
     longest = max(len(row.input_ids) for row in rows)
     positions = base.config.max_position_embeddings
     if longest > min(recipe.max_length, positions):
@@ -266,8 +282,6 @@ def _trainer(
 
     # Otherwise, TRL reports each training to Hugging Face
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     examples = {
         name: [list(getattr(row, name)) for row in rows] for name in ("input_ids", "labels")
     }

@@ -128,7 +128,7 @@ _BOUND_AFTER = re.compile(
 )
 """Matches words after a number or date that make it a bound."""
 RATIO = re.compile(r"(?<![\d/.,])\d{1,2}/\d{1,3}(?![\d/])")
-"""Matches a fraction, whose parts are no numbers of their own."""
+"""Matches a fraction; its parts are not numbers."""
 _MAX_DIGITS = 60
 _MAX_PARTS = 24
 _EXACT = Context(prec=200)

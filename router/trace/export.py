@@ -140,6 +140,8 @@ class Reward(msgspec.Struct, frozen=True):
     """Token F1 of the answer against the right answers, from 0 to 1."""
     tokens: int | None
     """Prompt and completion tokens of all calls of the run."""
+    item_f1: float | None = None
+    """Item F1 of the table against its right rows, from 0 to 1."""
 
 
 class AgentTrajectory(msgspec.Struct, frozen=True):
@@ -148,7 +150,9 @@ class AgentTrajectory(msgspec.Struct, frozen=True):
     """
 
     group: str
-    """Id of the question: equal for all runs whose questions have exactly the same text."""
+    """Id of the question: equal for all runs whose questions have exactly the same text, and for
+    tables also the same columns.
+    """
     run_id: str
     agent: str
     """The agent's name within the run: `delegation`, `execution-0`, …, `answer`. A manager is named
@@ -156,6 +160,10 @@ class AgentTrajectory(msgspec.Struct, frozen=True):
     """
     parent: str | None
     """Name of the agent that dispatched this one; null for the delegator and the answerer."""
+    layer: int
+    """0 for the delegator and the answerer, 1 for an agent that the delegator dispatched, 2 for a
+    worker of a manager.
+    """
     role: AgentRole
     sub_query_index: int | None
     """The number of the agent's sub-query, from 0; null for the delegator and the answerer."""
@@ -164,7 +172,7 @@ class AgentTrajectory(msgspec.Struct, frozen=True):
     question: str
     right_answers: tuple[str, ...]
     answer: str
-    """The run's answer, to which the reward belongs."""
+    """The run's answer, to which the reward belongs; empty for a table."""
     reward: Reward
     messages: tuple[Message, ...]
     """The conversation's messages. Assistant messages have the text as it was shown to the agent in
@@ -174,25 +182,39 @@ class AgentTrajectory(msgspec.Struct, frozen=True):
     """The agent's outputs as the engine returned them, with token ids if they were requested."""
 
 
-def reward_of(run: Run, golds: Sequence[str]) -> Reward:
-    """Return the reward of a run. `golds`: the right answers; if empty, only tokens are known."""
+def reward_of(run: Run, golds: Sequence[str], item_f1: float | None = None) -> Reward:
+    """Return the reward of a run.
+
+    `golds`: the right answers of a question; empty if they are unknown, and for tables. `item_f1`:
+    the score of a table; None if its right rows are unknown.
+    """
     counts = [call.usage.total_tokens if call.usage else None for call in run.calls]
     tokens = None if None in counts else sum_known(counts) or 0
     answer = output_of(run)
     if not golds:
-        return Reward(None, None, tokens)
+        return Reward(None, None, tokens, item_f1)
     return Reward(exact_match(answer, golds), token_f1(answer, golds), tokens)
 
 
-def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajectory]:
+def agent_trajectories(
+    run: Run,
+    golds: Sequence[str],
+    item_f1: float | None = None,
+) -> Iterator[AgentTrajectory]:
     """Yield one line of the export for each agent that wrote anything. Yield nothing for a run that
-    did not finish with an answer, or whose texts were not stored. `golds`: the right answers.
+    did not finish with an answer or a table, or whose texts were not stored. `golds`, `item_f1`:
+    see `reward_of`.
     """
-    trajectory = run.result
-    if run.status != "finished" or run.redacted or not isinstance(trajectory, Trajectory):
+    result = run.result
+    if run.status != "finished" or run.redacted or run.kind not in ("answer", "table"):
         return
-    group = hashlib.sha256(run.question.encode()).hexdigest()[:16]
-    reward = reward_of(run, golds)
+    if not isinstance(result, Trajectory | TableRun):
+        return
+    asked = run.question
+    if isinstance(result, TableRun):
+        asked = "\n".join((asked, *(column.name for column in result.schema.shown)))
+    group = hashlib.sha256(asked.encode()).hexdigest()[:16]
+    reward = reward_of(run, golds, item_f1)
     for agent, execution, conversation in work_of(run):
         if conversation is None or not conversation.outputs:
             continue
@@ -213,12 +235,13 @@ def agent_trajectories(run: Run, golds: Sequence[str]) -> Iterator[AgentTrajecto
             run_id=run.id,
             agent=agent.path,
             parent=parent,
+            layer=(agent.sub_query_index is not None) + (agent.worker is not None),
             role=agent.role,
             sub_query_index=agent.sub_query_index,
             model=model,
             question=run.question,
             right_answers=tuple(golds),
-            answer=trajectory.answer,
+            answer=output_of(run),
             reward=reward,
             messages=messages,
             turns=conversation.outputs,

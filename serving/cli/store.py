@@ -345,8 +345,8 @@ class ExportOptions(StoreOptions, frozen=True, kw_only=True):
     out: File
     """Write to this file, which ends in .jsonl or .parquet (needs the extra `datasets`)."""
     purpose: Literal["rl"] | None = msgspec.field(default=None, name="for")
-    """Form of the rows. rl: one row per agent of each answer, with the run's reward, in JSON lines;
-    implies --training.
+    """Form of the rows. rl: one row per agent of each answer and table, with the run's reward, in
+    JSON lines; implies --training.
     """
     force: bool = False
     """Replace the file if it exists."""
@@ -385,7 +385,7 @@ async def _export(options: ExportOptions) -> None:
     """Write the file, and print the number of runs in it. Raises `BadRequest` if no run matches."""
     run_filter = RunFilter(
         tenant=options.tenant,
-        kind="answer" if options.purpose else options.kind,
+        kind=options.kind,
         start=options.since.timestamp() if options.since else None,
         end=options.until.timestamp() if options.until else None,
         training=options.training or options.purpose is not None,

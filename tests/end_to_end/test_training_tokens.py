@@ -1,7 +1,8 @@
 """Training rows have exactly the tokens that a real vLLM reads and writes."""
 
+import os
 from collections.abc import AsyncIterator, Sequence
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,9 +37,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 MINI = load_config(preset("mini"))
 MODEL = "mini-executor"
 GREEDY = Sampling(MINI.roles.execution.max_tokens)
+TURNS = int(os.environ.get("LOGPROB_TURNS", "12"))
+"""Number of sampled turns whose log-probabilities are compared."""
 TOLERANCE = 0.1
 MEAN_TOLERANCE = 0.005
-"""Largest and mean difference of log-probabilities, in nats.
+"""Largest difference of log-probabilities, but for one token in a thousand, and mean difference, in
+nats.
 
 The engine computes in bf16 if the processor does, and from its cache; the comparison computes the
 whole sequence in fp32.
@@ -189,7 +193,10 @@ async def test_exported_tokens_have_the_model_s_logprobs(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     apart = list[float]()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    for seed, sub_query in enumerate(sub_queries[:6]):
+    turns = 0
+    for seed, sub_query in enumerate(cycle(sub_queries)):
+        if turns >= TURNS:
+            break
         sampling = msgspec.structs.replace(GREEDY, temperature=1.0, seed=seed)
         async with ConnectionPool() as pool:
             client = OpenAIHTTP(
@@ -200,6 +207,7 @@ async def test_exported_tokens_have_the_model_s_logprobs(
             run("q/0", result=Trajectory("?", "answered", (work,), (1,))), ["?"]
         )
         assert line.turns == work.conversation.outputs
+        turns += len(line.turns)
         for turn in line.turns:
             assert not isinstance(turn.tokens, msgspec.UnsetType)
             assert not isinstance(turn.tokens.logprobs, msgspec.UnsetType)
@@ -213,9 +221,10 @@ async def test_exported_tokens_have_the_model_s_logprobs(
                 abs(exported - computed)
                 for exported, computed in zip(turn.tokens.logprobs, rescored, strict=True)
             ]
-    print(f"{len(apart)} tokens, at most {max(apart):.4f} apart, {fmean(apart):.5f} on average")
-    assert len(apart) >= 120
-    assert max(apart) <= TOLERANCE
+    print(f"{turns} turns, {len(apart)} tokens, {fmean(apart):.5f} apart, at most {max(apart):.4f}")
+    assert len(apart) >= 10 * TURNS
+    far = sum(difference > TOLERANCE for difference in apart)
+    assert far <= len(apart) / 1000  # none of the default number of turns
     assert fmean(apart) <= MEAN_TOLERANCE
 
 

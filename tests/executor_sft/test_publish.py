@@ -81,6 +81,43 @@ def trained(config: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def reinforced(config: Path) -> Path:
+    """Return a folder as `rolegate sft reinforce` leaves it after two steps."""
+    folder = config.with_name("reinforced")
+    step = Step.begin(folder, "reinforce", {}, {"rank": 8, "learning_rate": 1e-3})
+    files: list[str] = []
+    for number in (1, 2):
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            path = folder / "steps" / f"{number:04}" / "executor" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{name} of {number}")
+            files.append(str(path.relative_to(folder)))
+    figures = {
+        "kind": "adapter",
+        "steps": 2,
+        "executor": "executor",
+        "base_sha256": base_sha256(config.with_name("base")),
+        "rank": 16,
+    }
+    step.finish(figures, files)
+    return folder
+
+
+def test_a_step_of_a_reinforcement_becomes_a_version(config: Path, reinforced: Path) -> None:
+    """By default the last one. Its manifest has the training's, and the rank of its start."""
+    run(["publish", str(reinforced), "--config", str(config)])
+    run(["publish", str(reinforced), "--config", str(config), "--step", "1"])
+    for number, step in ((1, 2), (2, 1)):
+        folder = config.with_name("versions") / f"executor-{number:06}"
+        version = verified(folder)
+        content = (folder / "adapter_model.safetensors").read_text()
+        assert content == f"adapter_model.safetensors of {step}"
+        assert (version.kind, version.rank, version.data["figures"]["steps"]) == ("adapter", 16, 2)
+    with pytest.raises(BadVersion, match="has no executor in steps/0003/executor; name another"):
+        run(["publish", str(reinforced), "--config", str(config), "--step", "3"])
+
+
 def test_a_version_has_its_origin(
     config: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,13 +228,15 @@ def taken_in(config: Path, trained: Path, address: str, evaluation: Path | None 
     return with_client(lambda client, _: try_version(client, folder), options)
 
 
+@pytest.mark.parametrize("training", ["trained", "reinforced"])
 async def test_a_running_gateway_loads_a_published_version(
-    config: Path, trained: Path, gateway: str
+    config: Path, training: str, gateway: str, request: pytest.FixtureRequest
 ) -> None:
     """It is registered and made the shadow.
 
     A repetition changes nothing, also after a rollback or promotion.
     """
+    trained: Path = request.getfixturevalue(training)
     async with AsyncClient(gateway) as client:
         for change in (None, client.roll_back_version, client.promote_version):
             assert await asyncio.to_thread(taken_in, config, trained, gateway) == 0

@@ -1,6 +1,7 @@
 """Tables, from rollouts to rows: reports of executors are judged ask by ask."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -333,7 +334,13 @@ def playing(world: World, **more: ScriptedModel) -> Play:
     models = {**usual, **more}
 
     async def play(request: web.Request, model: str, prompt: Prompt) -> web.StreamResponse:
-        return await says((await models[model].complete(prompt)).text)(request)
+        text = (await models[model].complete(prompt)).text
+        if b'"logprobs"' not in await request.read():
+            return await says(text)(request)
+        tokens = {"token_ids": [3], "logprobs": {"content": [{"logprob": -0.5}]}}
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", **tokens}
+        return web.json_response({"choices": [choice], "prompt_token_ids": [1, 2]})
 
     return play
 
@@ -480,6 +487,45 @@ def test_tables_that_cannot_be_scored_are_refused(
     ended = rolegate("sft", "evaluate", *given)
     assert ended.status == 1
     assert why in ended.err
+
+
+async def test_groups_of_tables_have_their_item_f1(rolegate: Rolegate, tmp_path: Path) -> None:
+    """Each agent has a line in trajectories.jsonl, and is weighed. Of a table, no best run is
+    filtered.
+    """
+    world = World(3)
+    row = {
+        "id": "t1",
+        "question": QUESTION,
+        "columns": COLUMNS,
+        "rows": [*world.rows(), ("X",) * 3],
+    }
+    listed = write_lines(tmp_path / "questions.jsonl", [row])
+    out = tmp_path / "out"
+    async with served(tmp_path, world) as config:
+        options = ("--questions", listed, "--config", config, "--group", 2, "--out", out)
+        await step(rolegate, "rollout", *options)
+    figures = read_manifest(out).figures
+    assert 0 < figures["item_f1"] < 1
+    lines = [json.loads(line) for line in (out / "trajectories.jsonl").read_text().splitlines()]
+    assert {line["run_id"] for line in lines} == {"t1/0", "t1/1"}
+    assert {line["reward"]["item_f1"] for line in lines} == {figures["item_f1"]}
+    assert {line["role"] for line in lines} == {"delegation", "execution"}
+
+    sequences = tmp_path / "sequences.jsonl"
+    weighed = await step(rolegate, "weigh", out, "--out", sequences, "--json")
+    rows = [json.loads(line) for line in sequences.read_text().splitlines()]
+    assert {row["question_id"] for row in rows} == {"t1"}
+    assert '"mixed_groups": 0.0' in weighed
+    shares = {
+        role: sum(sum(row["shares"]) for row in rows if row["role"] == role) for role in ROLES
+    }
+    assert shares == {"delegation": pytest.approx(0.5), "execution": pytest.approx(0.5)}
+    filtering = ("filter", out, "--best", "--out", tmp_path / "best")
+    assert "t1 asks for a table" in rolegate("sft", *filtering).err
+
+
+ROLES = ("delegation", "execution")
 
 
 @pytest.mark.parametrize("tabular", [True, False])

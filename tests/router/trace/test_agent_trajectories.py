@@ -11,6 +11,8 @@ from router.protocol import Report
 from router.trace import Conversation, Execution, Run, Trajectory
 from router.trace.export import AgentTrajectory, Reward, agent_trajectories, reward_of
 from router.trace.run import Feedback, RoleSetting, right_answers
+from router.trace.table import Ask, Column, Schema
+from router.trace.values import TableRun
 from tests.router.deployment import STOP, block
 from tests.router.store.stored import call, run
 
@@ -106,6 +108,37 @@ def test_runs_of_one_question_are_a_group() -> None:
     assert len(first) == len(third) == 1
 
 
+def test_agents_of_a_table_have_lines() -> None:
+    """A table is no text, and its reward is its item F1. Its group has the same columns."""
+    schema = Schema((Column("film", key=True), Column("director")))
+    asks = (Ask("discover", ("film",), discovery=1),)
+    table = TableRun(schema, (), asks, (WORK,), FOUND.delegation)
+    filled = run("run-1", kind="table", result=table)
+    led, worked = agent_trajectories(filled, (), 0.25)
+    assert [(line.agent, line.parent, line.layer) for line in (led, worked)] == [
+        ("delegation", None, 0),
+        ("execution-0", "delegation", 1),
+    ]
+    assert (led.answer, led.reward, worked.turns) == ("", Reward(None, None, 0, 0.25), TURNS)
+    wider = Schema((*schema.columns, Column("year")))
+    other = run("run-2", kind="table", result=msgspec.structs.replace(table, schema=wider))
+    assert {line.group for line in lines(other)}.isdisjoint({led.group})
+
+
+def test_workers_of_managers_are_in_the_third_layer() -> None:
+    """The manager itself is a delegator in the second."""
+    work = msgspec.structs.replace(FOUND, answering=None)
+    managed = Execution("a", WORK.report, "reported", manager="browser", work=work)
+    found = msgspec.structs.replace(FOUND, executions=(managed,), rounds=(1,))
+    tree = [(line.agent, line.parent, line.layer) for line in lines(run("run-1", result=found))]
+    assert tree == [
+        ("delegation", None, 0),
+        ("delegation-0-browser", "delegation", 1),
+        ("execution-0-browser-1", "delegation-0-browser", 2),
+        ("answer", None, 0),
+    ]
+
+
 @pytest.mark.parametrize(
     ("usages", "golds", "reward"),
     [
@@ -128,7 +161,9 @@ def test_runs_without_an_answer_or_texts_have_no_lines() -> None:
     """They are useless for training."""
     failed = run("run-1", status="failed", result=FOUND)
     other = run("run-1", kind="execute", result=WORK)
-    assert not [*lines(failed), *lines(other), *lines(run("run-1", result=FOUND, redacted=True))]
+    shadow = run("run-1", kind="shadow", result=FOUND)
+    assert not [*lines(failed), *lines(other), *lines(shadow)]
+    assert not lines(run("run-1", result=FOUND, redacted=True))
 
 
 def test_right_answers_of_the_operator_come_before_those_of_clients() -> None:

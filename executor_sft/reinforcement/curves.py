@@ -1,0 +1,37 @@
+"""The picture of a reinforcement: its figures over its steps."""
+
+from collections.abc import Mapping, Sequence
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from serving.files import replacing
+
+_PANELS = ("reward", "mixed_groups", "agents", "entropy", "kl", "logprob_gap")
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the lines of `steps.jsonl` into the PNG file `path`."""
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    flat = [_flat(row) for row in rows]
+    labels = dict.fromkeys(label for row in flat for label in row)
+    for axes, name in zip(figure.subplots(2, 3).flat, _PANELS, strict=True):
+        for label in labels:
+            if name in label:
+                values = [row.get(label, nan) for row in flat]
+                axes.plot(range(1, len(rows) + 1), values, ".-", label=label)
+        axes.set(xlabel="step")
+        axes.legend(fontsize=7)
+    with replacing(path) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=100)
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return a line's figures, with those of its parts under names such as `executor entropy`."""
+    flat: dict[str, float] = {}
+    for key, value in row.items():
+        parts = value if isinstance(value, dict) else {"": value}
+        flat |= {f"{key} {name}".strip(): part for name, part in parts.items()}
+    return flat

@@ -1,0 +1,93 @@
+"""The loss of multi-agent GRPO in torch: a clipped policy-gradient term for each token, times the
+token's weight, summed (WideSeek-R1, Eq. 1 and 2).
+
+It needs only the log-probabilities of the tokens, so any model can be trained with it.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from executor_sft.reinforcement.recipe import ObjectiveRecipe
+
+
+class Sums(NamedTuple):
+    """Sums over the tokens of micro-batches, for figures."""
+
+    tokens: float = 0
+    clipped: float = 0
+    """Tokens whose term has no gradient, because its ratio was clipped."""
+    skipped: float = 0
+    """Tokens of micro-batches that contributed nothing."""
+    gap: float = 0.0
+    """Absolute differences of new and old log-probabilities."""
+    kl: float = 0.0
+    """Divergences from the model at the start (k3)."""
+
+    def plus(self, other: "Sums") -> "Sums":
+        """Return the sums over both."""
+        return Sums(*(own + others for own, others in zip(self, other, strict=True)))
+
+
+def micro_loss(
+    recipe: ObjectiveRecipe,
+    new: Tensor,
+    old: Tensor,
+    weights: Tensor,
+    *,
+    shares: Tensor | None = None,
+    start: Tensor | None = None,
+) -> tuple[Tensor, Sums]:
+    """Return the loss of a micro-batch and its sums. The loss of a batch is the sum of the losses
+    of its micro-batches, however it is divided.
+
+    All tensors have the same shape, such as (tokens) or (rows, tokens). `new`, `old`:
+    log-probabilities of the tokens now and when they were sampled; only `new` has a gradient.
+    `weights`: see `token_weights`; 0 for padding. `shares`: see `token_shares`; `start`:
+    log-probabilities in the model at the start. Both are needed if `recipe.kl` is not 0, and
+    then the tokens are those with a share, otherwise those with a weight.
+    """
+    limit = recipe.max_log_ratio
+    difference = new - old
+    ratio = difference.clamp(-limit, limit).exp()
+    clipped = ratio.clamp(1 - recipe.clip_low, 1 + recipe.clip_high)
+    terms = torch.minimum(ratio * weights, clipped * weights)
+    terms = torch.where(weights < 0, torch.maximum(terms, recipe.dual_clip * weights), terms)
+    loss = -terms.sum()
+
+    counted = (weights if shares is None else shares) != 0
+    count = int(counted.sum())
+    divergences = torch.zeros_like(new)
+    if recipe.kl:
+        assert shares is not None
+        assert start is not None
+        lead = (start - new).clamp(-limit, limit)
+        divergences = lead.exp() - lead - 1
+        loss = loss + recipe.kl * (divergences * shares).sum()
+
+    with torch.no_grad():
+        limited = ((weights > 0) & (ratio > 1 + recipe.clip_high)) | (
+            (weights < 0) & ((ratio < 1 - recipe.clip_low) | (ratio > recipe.dual_clip))
+        )
+        sums = Sums(
+            count,
+            int(limited.sum()),
+            0,
+            float(difference[counted].abs().sum()),
+            float(divergences[counted].sum()),
+        )
+        is_far = count and float(ratio[counted].mean()) > recipe.max_mean_ratio
+    if is_far:
+        loss = new.sum() * 0.0
+        sums = sums._replace(skipped=count)
+    return loss, sums
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the log-probability of each of the `tokens` (any shape, integers).
+
+    `logits`: logits at the position before each token (the same shape, then the vocabulary).
+    """
+    chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return chosen - logits.logsumexp(-1)

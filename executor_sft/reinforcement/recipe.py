@@ -1,0 +1,64 @@
+"""Recipes of a reinforcement: everything that determines its result, in addition to models,
+questions and config. `executor_sft/recipes/marl-mini.toml` has all keys.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from executor_sft.command import Count
+from executor_sft.reinforcement.rewards import RewardRecipe
+from executor_sft.reinforcement.weights import WeightRecipe
+from router.trace import RoleName
+
+_Positive = Annotated[float, Meta(gt=0)]
+Trained = Literal["delegator", "executor"]
+"""A role that can be trained."""
+ROLES: dict[Trained, RoleName] = {"delegator": "delegation", "executor": "execution"}
+"""Name of each trained role in configs and runs."""
+
+
+class ObjectiveRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Limits of the objective. The defaults are those of WideSeek-R1."""
+
+    clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
+    """A ratio of probabilities counts no lower than 1 minus this."""
+    clip_high: _Positive = 0.28
+    """A ratio counts no higher than 1 plus this."""
+    dual_clip: Annotated[float, Meta(gt=1)] = 10.0
+    """For a negative advantage, a ratio counts no higher than this."""
+    max_log_ratio: _Positive = 20.0
+    """Max absolute logarithm of a ratio."""
+    max_mean_ratio: _Positive = 5.0
+    """A micro-batch with a higher mean ratio contributes nothing."""
+    kl: Annotated[float, Meta(ge=0)] = 0.0
+    """Coefficient of the divergence from the model at the start; 0 computes none."""
+
+
+class ReinforceRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of a reinforcement."""
+
+    questions: Count = 8
+    """Questions of a step."""
+    group: Annotated[int, Meta(ge=2)] = 8
+    """Runs of a question."""
+    temperature: float = 1.0
+    """Sampling temperature of all roles."""
+    rank: Count = 32
+    """Rank of a new adapter; an adapter to start from keeps its own."""
+    alpha: _Positive = 64.0
+    """Scaling factor of a new adapter."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """Layers that get a new adapter."""
+    learning_rate: _Positive
+    gradient_clip: _Positive = 1.0
+    """Max norm of a step's gradient."""
+    micro_tokens: Count = 8192
+    """Max tokens of a forward pass, with padding; a longer sequence has its own pass."""
+    max_gap: _Positive = 0.02
+    """Max mean difference of a token's log-probability, in nats, between engine and trainer."""
+    seed: int = 1
+    reward: RewardRecipe = RewardRecipe()
+    weights: WeightRecipe = WeightRecipe()
+    objective: ObjectiveRecipe = ObjectiveRecipe()

@@ -1,0 +1,353 @@
+"""`rolegate sft reinforce`: train delegator and executors together by reinforcement learning.
+
+Each step answers a few questions, or fills tables, several times with sampled models on the
+config's engines. All agents of a run share its advantage in the group of the question
+(WideSeek-R1, section 3.3). One update of the adapter follows. The new adapter is written to
+OUT/steps and loaded under a new name.
+
+steps.jsonl and curves.png show the progress. After a kill, the same command resumes with the step
+under way, and no finished model call is made again. `--steps` with a higher number continues a
+finished training; with the number of the last step, it ends one that was stopped.
+`rolegate sft publish OUT` makes a version of the executor's last adapter.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+
+from executor_sft.asking import failures
+from executor_sft.call_cache import CallCache
+from executor_sft.command import Count, StepOptions, show
+from executor_sft.jsonl import read_json, write_jsonl
+from executor_sft.publish import check_engine
+from executor_sft.questions import Question, select_questions
+from executor_sft.reinforcement.recipe import ROLES, ReinforceRecipe, Trained
+from executor_sft.reinforcement.sequences import batch_of
+from executor_sft.rollout import Group, roll_out_run
+from executor_sft.runtime import (
+    BASE,
+    Runtime,
+    adapter_files,
+    adapter_name,
+    named_adapters,
+    open_runtime,
+)
+from executor_sft.step import Step, config_settings
+from executor_sft.train import read_recipe
+from router.errors import BadConfig
+from router.models import Message, Prompt, Sampling
+from router.trace import RoleName, Run
+from serving.config.config import Config
+from serving.config.file import load_config
+from serving.dependencies import need
+from serving.engines.versions import base_sha256
+from serving.files import write_atomically
+from serving.terminal import complain, progress_bar
+
+NEEDED = ("matplotlib", "peft", "torch", "transformers")
+"""Optional packages that the step needs; imported late, so that `--help` works without them."""
+STEPS = "steps.jsonl"
+CURVES = "curves.png"
+STATE = "state.msgpack"
+_MAX_TIED = 10
+"""Steps without a difference in any group after which the training stops."""
+_MAX_FAILED = 0.1
+"""Max share of failed runs in a step."""
+_MIN_TEMPERATURE = 0.7
+
+
+class Options(StepOptions, frozen=True, kw_only=True):
+    """Options of the step."""
+
+    config: Path
+    questions: Path
+    """file of questions with right answers, or of tables with right rows, JSON lines"""
+    exclude: tuple[Path, ...] = ()
+    """files of held-out questions; leave out questions that equal or resemble one of them"""
+    recipe: str = "marl-mini"
+    """settings of the training: marl-mini, or a TOML file with a recipe's keys"""
+    roles: tuple[Trained, ...] = get_args(Trained)
+    """roles to train: delegator, executor or both"""
+    executor: str = BASE
+    """the executor at the start, which is base (the config's model) or the folder of an adapter"""
+    delegator: str = BASE
+    """the delegator at the start, which is base or the folder of an adapter"""
+    model: Path | None = None
+    """folder of the base model of roles whose engine the config does not start"""
+    steps: Count = 20
+    """updates in total"""
+    concurrency: Count = 8
+    """runs at the same time"""
+
+
+class Policy(NamedTuple):
+    """An adapter that is trained, for one role or for both."""
+
+    name: str
+    """Name of its folder in each step: executor, delegator, or shared."""
+    roles: tuple[RoleName, ...]
+    base: Path
+    """Folder of the base model."""
+    start: Path | None
+    """Folder of the adapter at the start; None for a new one."""
+
+
+class State(msgspec.Struct):
+    """Everything that the next step needs from the steps before it."""
+
+    rows: list[dict[str, Any]]
+    """Lines of `steps.jsonl`."""
+    learners: dict[str, bytes]
+    """State of each policy's learner, by the policy's name."""
+
+
+def run(options: Options) -> int:
+    """Run the step and return the exit status."""
+    need("sft", *NEEDED)
+    config = load_config(options.config)
+    recipe = read_recipe(options.recipe, ReinforceRecipe)
+    policies = _policies(config, options, recipe)
+    questions, selection = select_questions(options.questions, options.exclude, rows_needed=True)
+    starts = named_adapters([options.executor]) | named_adapters([options.delegator])
+    inputs = {
+        "questions": options.questions,
+        **{f"exclude {path}": path for path in options.exclude},
+        **adapter_files(starts),
+    }
+    settings = {
+        **msgspec.to_builtins(recipe),
+        **options.settings("roles", "executor", "delegator"),
+        "bases": {policy.name: base_sha256(policy.base) for policy in policies},
+        **config_settings(config),
+    }
+    step = Step.begin(options.out, "reinforce", inputs, settings)
+    manifest = step.finished
+    if manifest is None or manifest.figures["steps"] < options.steps:
+        step.reopen()
+        rows = asyncio.run(_trained(options, config, recipe, policies, questions))
+        executors = [policy for policy in policies if "execution" in policy.roles]
+        figures = {
+            "selection": selection,
+            "steps": len(rows),
+            "reward_at_start": rows[0]["reward"],
+            "reward": rows[-1]["reward"],
+            "kind": "adapter",
+            "executor": executors[0].name if executors else "",
+            "base_sha256": base_sha256(executors[0].base) if executors else "",
+            "rank": _rank(executors[0], recipe) if executors else None,
+        }
+        adapters = (options.out / "steps").glob("*/[!.]*/*")
+        files = [str(path.relative_to(options.out)) for path in sorted(adapters)]
+        manifest = step.finish(figures, [*files, STEPS, CURVES])
+    show(manifest.figures, as_json=options.json)
+    return 0
+
+
+def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list[Policy]:
+    """Return the adapters to train: one for both roles if they have one base model, else one each.
+
+    Raises `BadConfig` or `BadVersion` if the config or the recipe does not allow the training.
+    """
+    if recipe.temperature < _MIN_TEMPERATURE:
+        raise BadConfig(
+            f"temperature: must be at least {_MIN_TEMPERATURE}, got {recipe.temperature}; engines "
+            "report probabilities at temperature 1, so that ratios would be biased."
+        )
+    policies: list[Policy] = []
+    for trained in options.roles:
+        name = ROLES[trained]
+        role = config.roles.by_name[name]
+        if role.top_p != 1:
+            raise BadConfig(
+                f"roles.{name}.top_p: must be 1, got {role.top_p}; tokens that are never sampled "
+                "would bias the ratios."
+            )
+        base = options.model
+        if role.engine:
+            base = Path(config.engines[role.engine].path)
+        if base is None or not base_sha256(base):
+            raise BadConfig(f"roles.{name}: no folder has its weights; name it with --model.")
+        start = named_adapters([getattr(options, trained)])
+        policy = Policy(trained, (name,), base, next(iter(start.values())))
+        check_engine(name, config, base_sha256(base), _rank(policy, recipe), name)
+        policies.append(policy)
+    if len({base_sha256(policy.base) for policy in policies}) == 1 < len(policies):
+        if len({policy.start for policy in policies}) > 1:
+            raise BadConfig(
+                "--executor, --delegator: both roles have one base model and so share an adapter; "
+                "name the same start for both."
+            )
+        both = tuple(ROLES[role] for role in options.roles)
+        return [policies[0]._replace(name="shared", roles=both)]
+    return policies
+
+
+def _rank(policy: Policy, recipe: ReinforceRecipe) -> int:
+    if policy.start is None:
+        return recipe.rank
+    advice = "name the folder of an adapter"
+    return int(read_json(policy.start / "adapter_config.json", dict[str, Any], advice)["r"])
+
+
+async def _trained(
+    options: Options,
+    config: Config,
+    recipe: ReinforceRecipe,
+    policies: Sequence[Policy],
+    questions: Sequence[Question],
+) -> list[dict[str, Any]]:
+    """Make all steps that are left, and return the lines of `steps.jsonl`."""
+    from executor_sft.reinforcement.curves import draw
+    from executor_sft.reinforcement.learner import Learner
+
+    out = options.out
+    learners = {policy.name: Learner(policy.base, policy.start, recipe) for policy in policies}
+    state = State([], {})
+    if (out / STATE).exists():
+        state = msgspec.msgpack.decode((out / STATE).read_bytes(), type=State)
+        for name, learner in learners.items():
+            learner.restore(state.learners[name])
+    if len(state.rows) >= options.steps:
+        return state.rows
+    executors = named_adapters([options.executor])
+    delegators = named_adapters([options.delegator])
+    trained = [ROLES[role] for role in options.roles]
+    extra = {"return_token_ids": True, "logprobs": True}
+    async with open_runtime(config, complain, adapters=executors, delegators=delegators) as opened:
+        runtime = replace(
+            opened.with_versions(*executors, *delegators), asking=dict.fromkeys(trained, extra)
+        )
+        await _probe(runtime)
+        if state.rows:
+            runtime = await _load(runtime, policies, out, len(state.rows))
+        for number in range(len(state.rows) + 1, options.steps + 1):
+            begun = time.monotonic()
+            calls = out / f"calls-{number:04}.jsonl"
+            with CallCache.open(calls) as cache:
+                groups = await _groups(
+                    replace(runtime, cache=cache), recipe, questions, number, options.concurrency
+                )
+            row: dict[str, Any] = {"step": number, "groups": len(groups)}
+            batch = await asyncio.to_thread(batch_of, groups, recipe, trained, number)
+            row |= batch.figures | {"rollout_s": round(time.monotonic() - begun, 3)}
+            for policy in policies:
+                learner = learners[policy.name]
+                sequences = [own for own in batch.rows if own.role in policy.roles]
+                row[policy.name] = await asyncio.to_thread(learner.update, sequences)
+                learner.save(_folder(out, number, policy))
+            row["seconds"] = round(time.monotonic() - begun, 3)
+            state.rows.append(row)
+            state.learners = {name: learner.state for name, learner in learners.items()}
+            write_atomically(out / STATE, msgspec.msgpack.encode(state))
+            calls.unlink()
+            write_jsonl(out / STEPS, state.rows)
+            draw(state.rows, out / CURVES)
+            left = (options.steps - number) * row["seconds"]
+            complain(
+                f"step {number} of {options.steps}: reward {row['reward']:.3f}, "
+                f"{row['mixed_groups']:.0%} of the groups mixed, {row['seconds']:.1f} s; about "
+                f"{left:.0f} s left"
+            )
+            _check_ties(state.rows)
+            runtime = await _load(runtime, policies, out, number)
+    return state.rows
+
+
+def _folder(out: Path, number: int, policy: Policy) -> Path:
+    """Return the folder of a policy's adapter after the step of this number."""
+    folder = out / "steps" / f"{number:04}" / policy.name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+async def _probe(runtime: Runtime) -> None:
+    """Raise `BadConfig` if a trained role's endpoint returns no token ids or log-probabilities."""
+    for name in runtime.asking:
+        role = runtime.role(name, runtime.config.roles.by_name[name])
+        prompt = Prompt((Message("user", "?"),), Sampling(max_tokens=1))
+        tokens = (await role.model.complete(prompt)).tokens
+        if tokens is msgspec.UNSET or tokens.logprobs is msgspec.UNSET:
+            raise BadConfig(
+                f"roles.{name}: its endpoint returns no token ids or no log-probabilities, which "
+                "the training needs; serve the role by vLLM."
+            )
+
+
+async def _load(runtime: Runtime, policies: Sequence[Policy], out: Path, number: int) -> Runtime:
+    """Load the adapters of the step of this number, and unload those of two steps before. Return
+    the runtime that uses them.
+    """
+    versions = dict(runtime.versions)
+    for policy in policies:
+        folder = _folder(out, number, policy)
+        for role in policy.roles:
+            versions[role] = adapter_name(folder)
+            await runtime.loaders[role].load(versions[role], folder.resolve())
+            if number > 2:
+                old = adapter_name(_folder(out, number - 2, policy))
+                await runtime.loaders[role].unload(old)
+    return replace(runtime, versions=versions)
+
+
+async def _groups(
+    runtime: Runtime,
+    recipe: ReinforceRecipe,
+    questions: Sequence[Question],
+    number: int,
+    concurrency: int,
+) -> list[Group]:
+    """Return the groups of a step without those with a failed run. Raises `BadConfig` if too many
+    runs failed.
+    """
+    count = min(recipe.questions, len(questions))
+    chosen = Random(f"{recipe.seed}/{number}").sample(questions, count)
+    seeds = range((number - 1) * recipe.group, number * recipe.group)
+    pairs = [(place, seed) for place in range(len(chosen)) for seed in seeds]
+    runs: dict[tuple[int, int], Run] = {}
+
+    async def roll_out(pair: tuple[int, int]) -> None:
+        sampled = runtime.sampled(pair[1], recipe.temperature)
+        runs[pair] = await roll_out_run(sampled, "factorized", chosen[pair[0]])
+
+    with progress_bar() as bar:
+        task = bar.add_task(f"step {number}", total=len(pairs))
+        failed = await failures(
+            roll_out,
+            pairs,
+            concurrency,
+            lambda: bar.advance(task),
+            name=str,
+            so_far=lambda count: f"Step {number}: {count} of {len(pairs)} runs are finished",
+        )
+    kept = [
+        Group(question, tuple(runs[place, seed] for seed in seeds))
+        for place, question in enumerate(chosen)
+        if all((place, seed) in runs for seed in seeds)
+    ]
+    if not kept or len(failed) > _MAX_FAILED * len(pairs):
+        raise BadConfig(
+            f"Step {number}: {len(failed)} of {len(pairs)} runs failed, the first with: "
+            f"{next(iter(failed.values()))} Correct this, and start the same command again."
+        )
+    return kept
+
+
+def _check_ties(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `BadConfig` if nothing could be learnt in the last steps."""
+    last = rows[-_MAX_TIED:]
+    if len(last) < _MAX_TIED or any(row["mixed_groups"] for row in last):
+        return
+    right = sum(row["reward_answer"] for row in last) / len(last)
+    what = "wrong, so give easier questions, or start from a model that is sometimes right"
+    if right > 0.5:
+        what = "right, so give harder questions"
+    raise BadConfig(
+        f"In {_MAX_TIED} steps, all runs of each group had the same reward (mean score "
+        f"{right:.2f}): nearly all are {what}."
+    )

@@ -1,0 +1,137 @@
+"""Rewards of runs: how good the answer or the table is, and what is added or taken off for its
+form, its searches, its length and its cost (WideSeek-R1, appendix B.2).
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from router.protocol import exact_match
+from router.protocol.scoring import token_f1
+from router.table import table_of
+from router.table.scores import table_score
+from router.trace import Trajectory
+from router.trace.turns import AgentWork
+from router.trace.values import TableRun, by_executors
+
+_NotNegative = Annotated[float, Meta(ge=0)]
+_STOPPED = frozenset(
+    (
+        "rounds_exhausted",
+        "rows_exhausted",
+        "tasks_exhausted",
+        "time_exhausted",
+        "budget_exhausted",
+        "delegation_failed",
+    )
+)
+"""Outcomes of runs whose delegator met a limit, or could not be read."""
+
+
+class RewardRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Sizes of the parts of a reward. The defaults are those of WideSeek-R1."""
+
+    answer: Literal["exact_match", "f1"] = "exact_match"
+    """How answers to questions are scored. Tables are always scored by item F1."""
+    format: _NotNegative = 0.1
+    """Added if the run ended with a readable answer or table."""
+    search: _NotNegative = 0.05
+    """Added if any agent of the run searched."""
+    length: _NotNegative = 0.1
+    """Taken off for the longest turn of the run, in part from `length_from` tokens on, in full from
+    `length_to` on.
+    """
+    length_from: Annotated[int, Meta(ge=0)] = 3000
+    length_to: Annotated[int, Meta(ge=1)] = 5000
+    cost: _NotNegative = 0.0
+    """Taken off for each sub-query that the run dispatched."""
+
+
+class RewardParts(msgspec.Struct, frozen=True):
+    """The parts of a reward; those that are taken off are negative."""
+
+    answer: float = 0.0
+    format: float = 0.0
+    search: float = 0.0
+    length: float = 0.0
+    cost: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The reward."""
+        return self.answer + self.format + self.search + self.length + self.cost
+
+
+def reward_parts(
+    recipe: RewardRecipe,
+    answer: float,
+    *,
+    readable: bool,
+    searched: bool,
+    longest: int,
+    sub_queries: int,
+) -> RewardParts:
+    """Return the parts of a run's reward. All are 0 if its answer is not `readable`.
+
+    `answer`: score of the answer, from 0 to 1. `longest`: tokens of the run's longest turn.
+    """
+    if not readable:
+        return RewardParts()
+    span = max(1, recipe.length_to - recipe.length_from)
+    excess = min(max((longest - recipe.length_from) / span, 0.0), 1.0)
+    return RewardParts(
+        answer,
+        recipe.format,
+        recipe.search * searched,
+        -recipe.length * excess,
+        -recipe.cost * sub_queries,
+    )
+
+
+def is_readable(result: Trajectory | TableRun) -> bool:
+    """Return whether a run ended with an answer or a table, and not at a limit."""
+    return result.outcome not in _STOPPED
+
+
+def item_f1(run: TableRun, right: Sequence[Sequence[str]]) -> float:
+    """Return the item F1 of a filled table against the `right` rows."""
+    rows = [[cell.value for cell in row.cells] for row in table_of(run).rows]
+    return table_score(run.schema, rows, right).item_f1
+
+
+def run_reward(
+    recipe: RewardRecipe,
+    result: Trajectory | TableRun,
+    works: Sequence[AgentWork],
+    golds: Sequence[str],
+    rows: Sequence[Sequence[str]] = (),
+) -> RewardParts:
+    """Return the parts of the reward of a run.
+
+    `works`: all agents of the run. `golds`: right answers of a question. `rows`: right rows of a
+    table.
+    """
+    if isinstance(result, TableRun):
+        score = item_f1(result, rows)
+    elif recipe.answer == "f1":
+        score = token_f1(result.answer, golds)
+    else:
+        score = float(exact_match(result.answer, golds))
+    executions = list(by_executors(result.executions))
+    written = (work.conversation.outputs for work in works if work.conversation)
+    lengths = (
+        len(output.tokens.completion)
+        for output in chain.from_iterable(written)
+        if output.tokens is not msgspec.UNSET
+    )
+    return reward_parts(
+        recipe,
+        score,
+        readable=is_readable(result),
+        searched=any(execution.searches for execution in executions),
+        longest=max(lengths, default=0),
+        sub_queries=len(executions),
+    )

@@ -1,0 +1,192 @@
+"""Rows to train on: the tokens of each agent of a batch of groups, with their weights in the
+objective.
+"""
+
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
+from random import Random
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import msgspec
+
+from executor_sft.reinforcement.recipe import ReinforceRecipe
+from executor_sft.reinforcement.rewards import RewardParts, is_readable, run_reward
+from executor_sft.reinforcement.weights import AgentTurns, advantages, token_shares
+from executor_sft.rollout import Group
+from router.errors import BadConfig
+from router.models import Completion
+from router.models.model import TokenIds
+from router.trace import Run, Trajectory
+from router.trace.turns import AgentWork, work_of
+from router.trace.values import TableRun
+
+
+class TokenSequence(msgspec.Struct, frozen=True):
+    """A row: consecutive turns of an agent, as long as each prompt continues the tokens before it.
+
+    The loss is the sum, over the tokens of all rows, of minus the token's weight times the ratio of
+    its probabilities, clipped. A row has a number for each token of `input_ids`; it is 0 for tokens
+    that the agent did not write.
+    """
+
+    question_id: str
+    run_id: str
+    agent: str
+    """Name of the agent in its run, as in trajectories.jsonl."""
+    role: str
+    reward: float
+    """Reward of the run."""
+    advantage: float
+    """Advantage of the run in its group."""
+    input_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Log-probabilities at sampling."""
+    shares: tuple[float, ...]
+    """Shares in the objective, for a divergence from the model at the start."""
+    weights: tuple[float, ...]
+    """Shares times the advantage."""
+
+
+class Batch(NamedTuple):
+    """The rows of several groups, and figures about the groups."""
+
+    rows: list[TokenSequence]
+    figures: dict[str, Any]
+
+
+class _Agent(NamedTuple):
+    name: str
+    role: str
+    turns: list[TokenIds]
+    """The turns to train."""
+
+    @property
+    def lengths(self) -> AgentTurns:
+        """The lengths of the turns."""
+        return AgentTurns(self.role, tuple(len(turn.completion) for turn in self.turns))
+
+
+def batch_of(
+    groups: Sequence[Group],
+    recipe: ReinforceRecipe,
+    roles: Container[str],
+    seed: object,
+) -> Batch:
+    """Return the rows of all groups together. Rows without any effect are left out.
+
+    `roles`: names of the roles that are trained. `seed`: seed of the draw of executors. Raises
+    `BadConfig` if a question has no right answer, or if a turn has no token ids or
+    log-probabilities.
+    """
+    rewards: list[RewardParts] = []
+    of_runs: list[float] = []
+    agents: list[list[_Agent]] = []
+    mixed = 0
+    for group in groups:
+        parts = [_reward(group, run, recipe) for run in group.runs]
+        own = advantages([part.total for part in parts])
+        mixed += any(own)
+        rewards += parts
+        of_runs += own
+        agents += [list(_trained(run, roles)) for run in group.runs]
+    lengths = [[agent.lengths for agent in run] for run in agents]
+    shares = token_shares(lengths, recipe.weights, Random(f"{recipe.seed}/{seed}"))
+
+    rows: list[TokenSequence] = []
+    counts = Counter[str]()
+    runs = (run for group in groups for run in group.runs)
+    for number, run in enumerate(runs):
+        question = run.id.rpartition("/")[0]
+        for agent, own_shares in zip(agents[number], shares[number], strict=True):
+            counts[agent.role] += 1
+            if not any(own_shares) or not (of_runs[number] or recipe.objective.kl):
+                continue
+            origin = question, run.id, agent.name, agent.role
+            values = rewards[number].total, of_runs[number]
+            rows += [
+                TokenSequence(*origin, *values, *tokens)
+                for tokens in _joined(agent.turns, own_shares, of_runs[number])
+            ]
+    figures: dict[str, Any] = {"reward": fmean(part.total for part in rewards)}
+    for name in RewardParts.__struct_fields__:
+        figures[f"reward_{name}"] = fmean(getattr(part, name) for part in rewards)
+    figures["mixed_groups"] = mixed / len(groups)
+    figures["agents"] = {role: count / len(agents) for role, count in sorted(counts.items())}
+    return Batch(rows, figures)
+
+
+def _reward(group: Group, run: Run, recipe: ReinforceRecipe) -> RewardParts:
+    result = run.result
+    question = group.question
+    assert isinstance(result, Trajectory | TableRun)
+    if not (question.rows if question.table else question.golds):
+        raise BadConfig(
+            f"{question.id}: has no right answer or right rows, so that its runs have no reward; "
+            "leave this question out."
+        )
+    return run_reward(recipe.reward, result, work_of(run), question.golds, question.rows)
+
+
+def _trained(run: Run, roles: Container[str]) -> Iterator[_Agent]:
+    """Yield the agents of a run that are trained, each with the turns that are trained."""
+    assert isinstance(run.result, Trajectory | TableRun)
+    readable = is_readable(run.result)
+    for work in work_of(run):
+        if work.agent.role not in roles:
+            continue
+        turns = [_tokens(output, run, work) for output in _kept(work, readable=readable)]
+        if turns:
+            yield _Agent(work.agent.path, work.agent.role, turns)
+
+
+def _kept(work: AgentWork, *, readable: bool) -> Sequence[Completion]:
+    """Return the outputs of an agent that are trained (WideSeek-R1, appendix B.3).
+
+    If the run has an answer, agents that met a limit are left out, so that they do not get its
+    reward. Otherwise, the delegator's last output and outputs that were cut off are to blame.
+    """
+    outputs = work.conversation.outputs if work.conversation else ()
+    cut = [output for output in outputs if output.finish_reason == "length"]
+    if readable:
+        limited = cut or (work.execution is not None and work.execution.failed)
+        return () if limited else outputs
+    return outputs[-1:] if work.agent.sub_query_index is None else cut
+
+
+def _tokens(output: Completion, run: Run, work: AgentWork) -> TokenIds:
+    tokens = output.tokens
+    if tokens is msgspec.UNSET or tokens.logprobs is msgspec.UNSET:
+        raise BadConfig(
+            f"{run.id}: {work.agent.path} has outputs without token ids or log-probabilities; "
+            f"serve the role {work.agent.role} by vLLM, and roll out the questions again."
+        )
+    return tokens
+
+
+def _joined(
+    turns: Sequence[TokenIds],
+    shares: Sequence[float],
+    advantage: float,
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the token ids, log-probabilities, shares and weights of each row of an agent."""
+    ids: list[int] = []
+    logprobs: list[float] = []
+    of_tokens: list[float] = []
+
+    def row() -> tuple[Any, ...]:
+        weights = (share * advantage for share in of_tokens)
+        return tuple(ids), tuple(logprobs), tuple(of_tokens), tuple(weights)
+
+    for tokens, share in zip(turns, shares, strict=True):
+        # A chat template may show earlier turns in other tokens
+        if tokens.prompt[: len(ids)] != tuple(ids):
+            yield row()
+            for values in (ids, logprobs, of_tokens):
+                values.clear()
+        between = len(tokens.prompt) - len(ids)
+        assert tokens.logprobs is not msgspec.UNSET
+        ids += tokens.prompt[len(ids) :] + tokens.completion
+        logprobs += (0.0,) * between + tokens.logprobs
+        of_tokens += [0.0] * between + [share] * len(tokens.completion)
+    yield row()

@@ -1,0 +1,49 @@
+"""`rolegate sft weigh`: turn the groups of `rolegate sft rollout --group` into rows for trainers.
+
+Each row has the tokens of an agent, their log-probabilities, and their weights in the objective of
+multi-agent GRPO. A trainer only has to sum over tokens: minus the weight times the ratio of the
+probabilities now and then, clipped. Do not let it average over rows or tokens.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from executor_sft.command import show
+from executor_sft.jsonl import read_jsonl
+from executor_sft.reinforcement.recipe import ROLES, ReinforceRecipe, Trained
+from executor_sft.reinforcement.sequences import batch_of
+from executor_sft.rollout import ADVICE, ROLLOUTS, Group
+from executor_sft.train import read_recipe
+from router.errors import BadConfig
+from serving.cli.command import POSITIONAL
+from serving.json_lines import write_json_lines
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of the command."""
+
+    groups: Annotated[Path, POSITIONAL]
+    """folder of `rolegate sft rollout --group`"""
+    out: Path
+    """file to write the rows to, JSON lines"""
+    recipe: str = "marl-mini"
+    """settings: marl-mini, or a TOML file with a recipe's keys"""
+    roles: tuple[Trained, ...] = ("delegator", "executor")
+    """roles that are trained: delegator, executor or both"""
+    json: bool = False
+    """print the figures as JSON (default: as tables)"""
+
+
+def run(options: Options) -> int:
+    """Write the rows, print the figures and return the exit status."""
+    recipe = read_recipe(options.recipe, ReinforceRecipe)
+    groups = [group for _, group in read_jsonl(options.groups, Group, ADVICE, ROLLOUTS)]
+    if not groups:
+        raise BadConfig(f"{options.groups}: has no groups; roll out questions with --group.")
+    batch = batch_of(groups, recipe, {ROLES[role] for role in options.roles}, "weigh")
+    write_json_lines(options.out, batch.rows)
+    figures = {"groups": len(groups), "rows": len(batch.rows), **batch.figures}
+    show(figures, as_json=options.json)
+    return 0

@@ -1,0 +1,158 @@
+"""Weights of tokens in the objective of multi-agent GRPO (WideSeek-R1, Eq. 1).
+
+All agents of a run share its advantage. The objective is a mean over runs, in each run over its
+agents, and for each agent over all tokens that it wrote in all its turns. These means are computed
+here once, for a whole batch, as one weight per token. The loss is then a plain sum, so that its
+gradient does not depend on how the batch is divided.
+
+This module knows no texts, models or tensors. It works for any agents that write tokens in turns.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from random import Random
+from statistics import fmean, stdev
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+_SPREAD = 1e-6
+"""Added to the standard deviation of rewards."""
+
+
+class WeightRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the weight of a run is shared among its agents and tokens. The defaults are Eq. 1."""
+
+    agents: Literal["run", "none", "role"] = "run"
+    """`run`: all runs weigh the same, and in a run all its agents. `none`: all agents of the batch
+    weigh the same. `role`: all runs weigh the same, in a run all its roles, and in a role all its
+    agents.
+    """
+    tokens: Literal["agent", "turn", "all"] = "agent"
+    """`agent`: all tokens of an agent weigh the same. `turn`: all turns of an agent, and in a turn
+    all its tokens. `all`: all tokens of a run (with `agents = "role"`, of a role in a run; with
+    `agents = "none"`, of the batch).
+    """
+    executors_per_run: Annotated[int, Meta(ge=1)] | None = None
+    """Max executors of a run that are trained, drawn at random. Their weights are raised so that
+    the expected gradient stays the same.
+    """
+
+
+class AgentTurns(msgspec.Struct, frozen=True):
+    """The turns of an agent in a run, as numbers of tokens."""
+
+    role: str
+    turns: tuple[int, ...]
+    """Tokens that the agent wrote in each turn, without prompts and results of tools."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all turns."""
+        return sum(self.turns)
+
+
+Shares = list[list[list[float]]]
+"""A number for each turn of each agent of each run."""
+
+
+def advantages(rewards: Sequence[float]) -> list[float]:
+    """Return the advantage of each run of a group: its distance to the mean reward, in standard
+    deviations. All are 0 if the rewards are equal.
+    """
+    if len(set(rewards)) < 2:
+        return [0.0] * len(rewards)
+    mean = fmean(rewards)
+    spread = stdev(rewards) + _SPREAD
+    return [(reward - mean) / spread for reward in rewards]
+
+
+def token_shares(
+    runs: Sequence[Sequence[AgentTurns]],
+    recipe: WeightRecipe,
+    rng: Random | None = None,
+) -> Shares:
+    """Return the share of one token of each turn in the objective. All shares are positive or 0,
+    and over all tokens of the batch they sum to 1 (with `executors_per_run`, in expectation).
+
+    `runs`: the agents of each run of the batch that are to be trained, of all groups. An agent
+    without tokens counts as no agent, and a run without agents still counts as a run. `rng`: draws
+    the executors of each run; needed with `executors_per_run`.
+    """
+    # A unit is a set of agents that share a weight: the batch, a run, or a role in a run
+    unit_of: dict[str, Callable[[int, AgentTurns], Hashable]] = {
+        "none": lambda number, agent: None,
+        "run": lambda number, agent: number,
+        "role": lambda number, agent: (number, agent.role),
+    }
+    unit = unit_of[recipe.agents]
+    agents_of = Counter[Hashable]()
+    tokens_of = Counter[Hashable]()
+    for number, run in enumerate(runs):
+        for agent in run:
+            agents_of[unit(number, agent)] += agent.tokens > 0
+            tokens_of[unit(number, agent)] += agent.tokens
+
+    shares: Shares = []
+    for number, run in enumerate(runs):
+        whole = 1 / len(runs)
+        if recipe.agents == "none":
+            whole = 1.0
+        elif recipe.agents == "role":
+            whole /= max(1, len({agent.role for agent in run if agent.tokens}))
+        own: list[list[float]] = []
+        for agent, factor in zip(run, _drawn(run, recipe.executors_per_run, rng), strict=True):
+            key = unit(number, agent)
+            whole_of_agent = factor * whole
+            own.append(_agent_shares(agent, recipe, whole_of_agent, agents_of[key], tokens_of[key]))
+        shares.append(own)
+    return shares
+
+
+def token_weights(shares: Shares, of_runs: Sequence[float]) -> Shares:
+    """Return the weight of one token of each turn: its share times the advantage of its run.
+
+    `of_runs`: the advantage of each run.
+    """
+    return [
+        [[share * advantage for share in agent] for agent in run]
+        for run, advantage in zip(shares, of_runs, strict=True)
+    ]
+
+
+def _agent_shares(
+    agent: AgentTurns,
+    recipe: WeightRecipe,
+    whole: float,
+    agents: int,
+    tokens: int,
+) -> list[float]:
+    """Return the share of a token of each turn of an agent. `whole`: the sum of the shares of its
+    unit, which has this number of `agents` and `tokens`.
+    """
+    if not agent.tokens:
+        return [0.0] * len(agent.turns)
+    if recipe.tokens == "all":
+        return [whole / tokens] * len(agent.turns)
+    if recipe.tokens == "agent":
+        return [whole / agents / agent.tokens] * len(agent.turns)
+    turns = sum(length > 0 for length in agent.turns)
+    return [whole / agents / turns / length if length else 0.0 for length in agent.turns]
+
+
+def _drawn(run: Sequence[AgentTurns], limit: int | None, rng: Random | None) -> list[float]:
+    """Return a factor for each agent of a run: 0 for executors that are not drawn, and more than 1
+    for those that stand for others.
+    """
+    factors = [1.0] * len(run)
+    executors = [
+        place for place, agent in enumerate(run) if agent.role == "execution" and agent.tokens
+    ]
+    if limit is None or len(executors) <= limit:
+        return factors
+    assert rng
+    drawn = set(rng.sample(executors, limit))
+    for place in executors:
+        factors[place] = len(executors) / limit if place in drawn else 0.0
+    return factors
