@@ -45,6 +45,10 @@ BENCHMARKS = {
         "widesearch.command",
         "score tables on WideSearch tasks, by WideSearch's rules and by stricter ones",
     ),
+    "made-tables": (
+        "made_tables",
+        "how far the agreement of two answers vouches for the tables of `sft tables`",
+    ),
     "filtering": (
         "filtering",
         "train executors on filtered and on unfiltered trajectories, and compare them",

@@ -38,6 +38,7 @@ _COMMANDS = {
         "turn groups of runs into weighted rows for other trainers",
     ),
     "evaluate": ("executor_sft.evaluate", "compare executors on held-out questions"),
+    "tables": ("executor_sft.tables.command", "make tables with right rows from documents"),
     "publish": (
         "executor_sft.publish",
         "publish a trained executor as an immutable version",

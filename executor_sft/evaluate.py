@@ -2,18 +2,22 @@
 
 Every executor answers each question several times, each time with another seed. Figures are means
 over all answers (mean@k). Differences between executors come with a 95 % confidence interval from a
-bootstrap over questions. Completed model calls are kept in the step's folder, so that an
+bootstrap over questions, or over their groups: questions with the same `group`, such as those about
+one world, are not independent. Completed model calls are kept in the step's folder, so that an
 interrupted evaluation resumes.
+
+If the questions have columns and right rows, each executor fills the tables instead. They are
+scored by cells (item F1), by rows (row F1) and as a whole (success).
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,12 +26,15 @@ from msgspec import Meta
 from executor_sft.asking import in_flight
 from executor_sft.command import Count, StepOptions, show
 from executor_sft.questions import Question, read_questions
-from executor_sft.rollout import CALLS, check_failures, mean, teacher_config
+from executor_sft.rollout import CALLS, check_failures, check_some, mean, teacher_config
 from executor_sft.runtime import BASE, TEACHER, Runtime, adapter_files, named_adapters, open_runtime
 from executor_sft.step import Step, config_settings, write_json
+from router.errors import BadConfig
 from router.protocol import exact_match
 from router.protocol.scoring import token_f1
-from router.search import Executor
+from router.search import Executor, RunContext
+from router.table import Table, table_of
+from router.table.scores import table_score
 from router.trace import Execution, Trajectory
 from serving.config.config import Config, SearchConfig
 from serving.config.file import load_config
@@ -39,6 +46,7 @@ _BLOCK = 1_000_000
 """`_RESAMPLES`: bootstrap samples of one interval. `_BLOCK`: max values drawn at a time."""
 _FIGURES = ("exact_match", "f1", "executor_tokens", "tokens")
 """Figures by which executors are compared; each is a field of `Answered` and of `Comparison`."""
+_Figure = TypeVar("_Figure")
 
 
 class Options(StepOptions, frozen=True, kw_only=True):
@@ -46,7 +54,7 @@ class Options(StepOptions, frozen=True, kw_only=True):
 
     config: Path
     questions: Path
-    """file of held-out questions with right answers, JSON lines"""
+    """file of held-out questions with right answers, or of tables with right rows, JSON lines"""
     executors: tuple[str, ...] = (BASE,)
     """executors to compare: base (the config's model), teacher, or folders of adapters; the first
     one is the baseline
@@ -131,6 +139,33 @@ class Answered(msgspec.Struct, frozen=True):
     executions: tuple[Execution, ...]
     tokens: int
     """Prompt and completion tokens of all roles but the judge."""
+    group: str = ""
+    """`Question.group`."""
+
+
+class TableFigures(msgspec.Struct, Generic[_Figure], frozen=True):
+    """Figures by which executors are compared on tables: of one table, means over tables, or
+    differences of these means.
+    """
+
+    item_f1: _Figure
+    """F1 of the cells with the right ones."""
+    row_f1: _Figure
+    """F1 of the rows with the right ones; a row is right if all its cells are."""
+    success: _Figure
+    """Whether all rows are right, and none is missing or too many."""
+    sub_agents: _Figure
+    """Number of sub-queries that executors worked on."""
+    tokens: _Figure
+    """Prompt and completion tokens of all roles."""
+
+
+class Filled(TableFigures[float], frozen=True, kw_only=True):
+    """One filled table."""
+
+    question_id: str
+    group: str
+    """`Question.group`."""
 
 
 class ExecutorScores(msgspec.Struct, frozen=True):
@@ -175,8 +210,22 @@ class Comparison(msgspec.Struct, frozen=True):
     tokens: Difference
 
 
+class TableEvaluation(msgspec.Struct, frozen=True):
+    """Content of `evaluation.json`, if executors filled tables."""
+
+    tables: int
+    groups: int
+    """Number of groups of tables, of which the intervals' samples are drawn."""
+    rollouts: int
+    temperature: float | None
+    rows: dict[str, TableFigures[float]]
+    """Means by executor; the baseline comes first."""
+    comparisons: dict[str, TableFigures[Difference]]
+    """Differences between each other executor and the baseline, paired by table."""
+
+
 class Evaluation(msgspec.Struct, frozen=True):
-    """Content of `evaluation.json`."""
+    """Content of `evaluation.json`, if executors answered questions."""
 
     questions: int
     rollouts: int
@@ -218,6 +267,36 @@ def evaluation_of(
     )
 
 
+def table_evaluation_of(
+    filled: Mapping[str, Sequence[Filled]],
+    rollouts: int,
+    temperature: float | None,
+) -> TableEvaluation:
+    """Return the figures of all executors, as `evaluation_of` does for questions. `filled`: tables
+    by executor.
+    """
+    figures = TableFigures.__struct_fields__
+    means = {
+        name: TableFigures(
+            *(mean(getattr(table, figure) for table in tables) for figure in figures)
+        )
+        for name, tables in filled.items()
+    }
+    (_, old), *others = filled.items()
+    differences = {
+        name: TableFigures(*(_difference(new, old, figure) for figure in figures))
+        for name, new in others
+    }
+    return TableEvaluation(
+        len({table.question_id for table in old}),
+        len({table.group or table.question_id for table in old}),
+        rollouts,
+        temperature,
+        means,
+        differences,
+    )
+
+
 def _scores(executor: str, answered: Sequence[Answered]) -> ExecutorScores:
     runs = list(chain.from_iterable(answer.executions for answer in answered))
     judged = any(answer.accepted is not None for answer in answered)
@@ -237,7 +316,11 @@ def _scores(executor: str, answered: Sequence[Answered]) -> ExecutorScores:
     )
 
 
-def _difference(new: Sequence[Answered], old: Sequence[Answered], figure: str) -> Difference:
+def _difference(
+    new: Sequence[Answered] | Sequence[Filled],
+    old: Sequence[Answered] | Sequence[Filled],
+    figure: str,
+) -> Difference:
     """Return the paired difference of a figure, which is first averaged over the answers to each
     question.
     """
@@ -245,8 +328,11 @@ def _difference(new: Sequence[Answered], old: Sequence[Answered], figure: str) -
         by_question((answer.question_id, float(getattr(answer, figure))) for answer in answered)
         for answered in (new, old)
     )
+    groups = {answer.question_id: answer.group or answer.question_id for answer in new}
     return paired_difference(
-        list(new_scores.values()), [old_scores[question] for question in new_scores]
+        list(new_scores.values()),
+        [old_scores[question] for question in new_scores],
+        groups=[groups[question] for question in new_scores],
     )
 
 
@@ -285,19 +371,21 @@ async def answers(
     delegators: Sequence[str] = (BASE,),
     temperature: float | None = None,
     concurrency: int = 8,
-) -> dict[str, list[Answered]]:
+    work: Callable[[Runtime, Executor, Question], Awaitable[Any]] | None = None,
+) -> dict[str, list[Any]]:
     """Let every combination of executor and delegator answer every question, and return the answers
     by executor.
 
     `executors`: `base`, `teacher`, or the names of loaded adapters. `delegators`: `base`, or the
     names of loaded adapters. A key of the result is the executor's name, followed by the
     delegator's if that is an adapter. `rollouts`: answers to each question, each with another
-    seed. `concurrency`: questions in flight.
+    seed. `concurrency`: questions in flight. `work`: returns the answer to a question, by default
+    an `Answered`.
 
     Raises `BadConfig` if `teacher` is asked for and the config has none. Raises `UpstreamError` or
     `OutOfTime` if an endpoint fails, since such an answer says nothing about the executor.
     """
-    answered: dict[str, list[Answered]] = {}
+    answered: dict[str, list[Any]] = {}
     total = len(executors) * len(delegators) * rollouts * len(questions)
     with progress_bar() as bar:
         task = bar.add_task("evaluating", total=total)
@@ -307,7 +395,7 @@ async def answers(
                 role = None
                 if executor == TEACHER:
                     role = seeded.role("execution", teacher_config(seeded.config))
-                ask = partial(_answered, seeded, seeded.executor(role))
+                ask = partial(work or _answered, seeded, seeded.executor(role))
                 name = executor if delegator == BASE else f"{executor}, {delegator}"
                 answered.setdefault(name, []).extend(
                     await in_flight(ask, questions, concurrency, lambda: bar.advance(task)),
@@ -320,8 +408,15 @@ async def _evaluated(
     options: Options,
     executors: Mapping[str, Path | None],
     delegators: Mapping[str, Path | None],
-) -> Evaluation:
-    questions = read_questions(options.questions)[0][: options.limit]
+) -> Evaluation | TableEvaluation:
+    questions = read_questions(options.questions, tables=True)[0][: options.limit]
+    tables = any(question.table for question in questions)
+    for question in questions:
+        if tables and not question.rows:
+            raise BadConfig(
+                f"{options.questions}: {question.id} has no `columns` or no right `rows`; a file "
+                "of tables has both on each line."
+            )
     async with open_runtime(
         config,
         complain,
@@ -338,7 +433,10 @@ async def _evaluated(
             rollouts=options.rollouts,
             temperature=options.temperature,
             concurrency=options.concurrency,
+            work=_filled if tables else None,
         )
+    if tables:
+        return table_evaluation_of(answered, options.rollouts, options.temperature)
     return evaluation_of(answered, config.search, options.rollouts, options.temperature)
 
 
@@ -355,10 +453,7 @@ async def _answered(runtime: Runtime, executor: Executor, question: Question) ->
             runtime.context().ledger,
         )
 
-    tokens: Counter[str] = Counter()
-    for call in context.ledger.calls:
-        if call.usage is not None:
-            tokens[call.role] += call.usage.total_tokens
+    tokens = _tokens(context)
     return Answered(
         question.id,
         trajectory.answer,
@@ -368,4 +463,44 @@ async def _answered(runtime: Runtime, executor: Executor, question: Question) ->
         tokens["execution"],
         trajectory.executions,
         tokens.total(),
+        question.group,
     )
+
+
+async def _filled(runtime: Runtime, executor: Executor, question: Question) -> Filled:
+    table, sub_agents, tokens = await filled_table(runtime, executor, question)
+    rows = [[cell.value for cell in row.cells] for row in table.rows]
+    score = table_score(table.schema, rows, question.rows)
+    return Filled(
+        score.item_f1,
+        score.row_f1,
+        score.success,
+        sub_agents,
+        tokens,
+        question_id=question.id,
+        group=question.group,
+    )
+
+
+async def filled_table(
+    runtime: Runtime, executor: Executor, question: Question
+) -> tuple[Table, int, int]:
+    """Return the table that a question asks for, the number of sub-queries and the tokens of all
+    roles. Raises `UpstreamError` or `OutOfTime` if it could not be filled.
+    """
+    assert question.table
+    wide = runtime.wide_search(executor)
+    context = runtime.context(wide.limits.timeout_s)
+    run = await wide.run(question.table.checked(wide.limits), context)
+    check_some(run.executions, context.failures)
+    check_failures(run, len(run.executions), context)
+    return table_of(run), len(run.executions), _tokens(context).total()
+
+
+def _tokens(context: RunContext) -> Counter[str]:
+    """Return the prompt and completion tokens of a run, by role."""
+    tokens: Counter[str] = Counter()
+    for call in context.ledger.calls:
+        if call.usage is not None:
+            tokens[call.role] += call.usage.total_tokens
+    return tokens

@@ -61,6 +61,9 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """Right rows of the table, with a value for each column; the value is empty if it cannot be
     found anywhere. No rows if the right rows are unknown.
     """
+    group: str = ""
+    """Name that questions about the same things share, such as those of one world; empty for none.
+    """
 
     @property
     def key(self) -> str:
@@ -88,6 +91,7 @@ class _Line(msgspec.Struct, frozen=True):
     golds: list[str] = []
     source: str = ""
     dataset: str = ""
+    group: str = ""
     sub_queries: list[str] = []
     rounds: list[list[_QuestionText]] = []
     """Sub-queries by round, as mini worlds write them."""
@@ -100,28 +104,38 @@ class _TableLine(_Line, frozen=True):
     rows: tuple[tuple[str, ...], ...] = ()
 
 
+class _SeedLine(_TableLine, frozen=True):
+    """A line that may be material for a question."""
+
+    title: str = ""
+
+
 def read_questions(
     path: Path,
     *,
     tables: bool = False,
+    seeds: bool = False,
     rows_needed: bool = False,
 ) -> tuple[list[Question], int]:
     """Return the questions of a file of JSON lines, and the number of duplicates, which are left
     out.
 
     A line has the question under `text`, `question` or `query`, and the right answers under
-    `answer`, `answers`, `golden_answers` or `golds`. `id` and `source` (or `dataset`) are optional.
-    If an id occurs again, a number is added to it.
+    `answer`, `answers`, `golden_answers` or `golds`. `id`, `source` (or `dataset`) and `group` are
+    optional. If an id occurs again, a number is added to it.
 
     With `tables`, a line that has `columns` asks for a table. Each column has the fields of
-    `Column`; the right `rows` are optional unless `rows_needed`.
+    `Column`; the right `rows` are optional unless `rows_needed`. With `seeds` as well, a line
+    without `columns` needs no right answer: it is material for a question, such as a document with
+    its `title`.
 
     Raises `BadConfig`, with file and line, for an invalid line and for a file without questions.
     """
     questions: dict[str, Question] = {}
     ids: Counter[str] = Counter()
     duplicates = 0
-    for number, line, text in _lines(path, _TableLine if tables else _Line):
+    kind = _SeedLine if seeds else _TableLine
+    for number, line, text in _lines(path, kind if tables else _Line):
         answers = next(filter(None, (getattr(line, name) for name in _ANSWERS)), ())
         if isinstance(answers, str):
             answers = [answers]
@@ -132,7 +146,7 @@ def read_questions(
             raise BadConfig(f"{path}:{number}: {error}") from None
         if table and rows_needed and not rows:
             raise BadConfig(f"{path}:{number}: no right rows are given; add them under `rows`.")
-        if not (golds or table):
+        if not (golds or table or seeds):
             raise BadConfig(
                 f"{path}:{number}: no right answer is given; add one under any of the keys "
                 f"{', '.join(_ANSWERS)}."
@@ -147,6 +161,7 @@ def read_questions(
             (),
             table,
             rows,
+            line.group,
         )
         if question.key in questions:
             duplicates += 1
@@ -309,6 +324,8 @@ def _lines(path: Path, kind: type[_Line] = _Line) -> Iterator[tuple[int, _Line, 
     """
     for number, line in read_jsonl(path, kind, "name a file with one JSON object per line"):
         text = (line.text or line.question or line.query).strip()
+        if isinstance(line, _SeedLine) and not line.columns:
+            text = f"{line.title}\n{text}".strip()
         if not text:
             raise BadConfig(
                 f"{path}:{number}: has no question; add it under the key text or question."

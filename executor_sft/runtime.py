@@ -313,7 +313,7 @@ async def open_runtime(
                     stack.push_async_callback(loading.unload, name)
         yield Runtime(
             config,
-            reranked(started.retrieval, config.reranker, started.session),
+            reranked(started.retrieval, config.reranker, started.session, config.prices),
             started.new_role,
             opened_cache,
             loaders=loaders,

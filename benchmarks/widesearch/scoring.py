@@ -293,8 +293,11 @@ async def _column(
 
 
 def _unique(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> list[Row]:
-    """Return the first row with each key."""
-    return [*reversed({key(row): row for row in reversed(rows)}.values())]
+    """Return the first row with each key, in the order of the rows."""
+    first: dict[Hashable, Row] = {}
+    for row in rows:
+        first.setdefault(key(row), row)
+    return [*first.values()]
 
 
 def _ratios(right: float, ours: int, theirs: int) -> tuple[float, float, float]:

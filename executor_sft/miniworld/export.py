@@ -11,8 +11,6 @@ their right rows, for `rolegate sft rollout`. tasks.jsonl and gold/ID.csv have t
 WideSearch's format. reach.jsonl names where each cell can be found.
 """
 
-import csv
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,16 +26,17 @@ from executor_sft.miniworld.relations import OCCUPATIONS, RELATIONS
 from executor_sft.miniworld.talks import WORDS
 from executor_sft.miniworld.wide import Knobs, WideWorld
 from executor_sft.miniworld.world import Side, World
+from executor_sft.questions import Question
+from executor_sft.tables.output import write_tables
 from router.errors import BadConfig
 from router.protocol import Passage
 from router.protocol.vocabulary import words
+from router.table import TableRequest
 from serving.config.config import Config
 from serving.config.file import load_config, preset
 from serving.files import write_atomically
 
 REGISTERS = "registers.jsonl"
-_YEAR = {"preprocess": ["extract_number"], "metric": ["number_near"], "criterion": 0.0}
-_TEXT = {"preprocess": ["norm_str"], "metric": ["exact_match"]}
 
 
 class Options(Knobs, frozen=True, kw_only=True):
@@ -55,6 +54,9 @@ class Options(Knobs, frozen=True, kw_only=True):
     """write a world with requests for tables instead of questions"""
     tables: Count = 20
     """with --wide: max tables of each of the three sizes"""
+    edition: Count = 1
+    """with --wide: number of the set of pages about the world; each set has the same facts, but
+    other words, registers and errors"""
     wording: Literal["widesearch", "plain"] = "widesearch"
     """with --wide: widesearch ends each question with the columns and the form of the table, as the
     tasks of WideSearch do; plain leaves them out"""
@@ -71,7 +73,13 @@ def run(options: Options) -> int:
             "overwrite the files in it."
         )
     if options.wide:
-        wide = WideWorld(options.seed, options.side, options, tasks=options.tables)
+        wide = WideWorld(
+            options.seed,
+            options.side,
+            options,
+            tasks=options.tables,
+            edition=options.edition,
+        )
         write_corpus(out, wide.library.passages, _vocabulary_of_tables(wide))
         export_tables(wide, out, plain=options.wording == "plain")
         print(f"{out}: a wide world of seed {options.seed} with {len(wide.tasks)} tables")
@@ -109,37 +117,25 @@ def export_tables(wide: WideWorld, folder: Path, *, plain: bool = False) -> None
     format of `rolegate sft rollout`. For the analysis of errors, `reach.jsonl` names where each
     gold cell can be found (`Reach`), and which names in registers are wrong.
     """
-    (folder / "gold").mkdir(parents=True, exist_ok=True)
-    tasks = []
+    folder.mkdir(parents=True, exist_ok=True)
     questions = []
     reaches = []
     for task in wide.tasks:
-        rules = {name: _YEAR if name == "year" else _TEXT for name in task.columns}
-        evaluation = json.dumps(
-            {"unique_columns": task.columns[:1], "required": task.columns, "eval_pipeline": rules}
-        )
-        written = {
-            "query": task.question if plain else task.query,
-            "evaluation": evaluation,
-            "language": "en",
-            "group": f"{wide.world.seed}-{task.columns[0]}",
-        }
-        tasks.append({"instance_id": task.id, **written})
         stale = sorted(wide.listed(task) - {row.mention for row in task.rows})
         reaches.append(
             {"instance_id": task.id, "size": task.size, "reach": wide.reach(task), "stale": stale}
         )
-        rows = [
-            [row.mention, *(wide.gold(row, relation) for relation in task.relations)]
+        rows = tuple(
+            (row.mention, *(wide.gold(row, relation) for relation in task.relations))
             for row in task.rows
-        ]
-        asked = {"question": task.question, "columns": task.schema.columns, "rows": rows}
-        questions.append({"id": task.id, **asked})
-        path = folder / "gold" / f"{task.id}.csv"
-        with path.open("w", encoding="utf-8-sig", newline="") as file:
-            csv.writer(file).writerows([task.columns, *rows])
-    for name, lines in (("tasks", tasks), ("questions", questions), ("reach", reaches)):
-        (folder / f"{name}.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
+        )
+        request = TableRequest(task.question, task.schema.columns)
+        group = f"{wide.world.seed}-{task.columns[0]}"
+        questions.append(
+            Question(task.id, task.question, (), table=request, rows=rows, group=group)
+        )
+    write_tables(folder, questions, plain=plain)
+    (folder / "reach.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(reaches))
 
 
 def write_corpus(

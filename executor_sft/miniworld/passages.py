@@ -33,12 +33,13 @@ class Library:
     sentence points to a fact on another page, and which sentence explains each alias.
     """
 
-    def __init__(self, world: World, prefix: str = "mini") -> None:
+    def __init__(self, world: World, prefix: str = "mini", edition: str = "") -> None:
         """Write the passages of a world. `prefix`: beginning of the passages' ids; worlds in the
-        same index need different prefixes.
+        same index need different prefixes. `edition`: with another text, facts are worded
+        otherwise.
         """
         self._prefix = prefix
-        self._rng = random.Random(f"{world.seed}/{world.side}/passages")
+        self._rng = random.Random(f"{world.seed}/{world.side}/passages{edition}")
         self._world = world
         self.passages: list[Passage] = []
         self.by_id: dict[str, Passage] = {}

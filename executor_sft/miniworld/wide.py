@@ -20,6 +20,7 @@ from msgspec import Meta
 from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.relations import BY_SUBJECT, Kind, Relation
 from executor_sft.miniworld.world import Entity, Side, World
+from executor_sft.tables.output import widesearch_query
 from router.protocol import Passage
 from router.trace.table import Column, Condition, Schema
 
@@ -91,11 +92,6 @@ _ASKED = (
     "List the {n} with {c}.",
     "Which are the {n}? Give {c} of each.",
     "Name all {n}, each with {c}.",
-)
-_TAIL = (
-    "\n\nGive the result as one Markdown table with the following columns:\n{columns}\n"
-    "Leave no cell out that can be known. The output format is \n```markdown\n"
-    "{{data_content}}\n```."
 )
 
 
@@ -223,7 +219,7 @@ class TableTask:
         """The question, followed by the names of the columns and the form of the table, as in
         WideSearch.
         """
-        return self.question + _TAIL.format(columns=", ".join(self.columns))
+        return widesearch_query(self.question, self.schema.columns)
 
     def discoveries(self, turn: int) -> list[tuple[EntitySet, str]]:
         """Return the gold questions by which the delegator looks for rows in its turn `turn`, from
@@ -254,21 +250,24 @@ class WideWorld:
         knobs: Knobs,
         *,
         tasks: int = 20,
+        edition: int = 1,
     ) -> None:
         """Generate the world. `side`: for training or for tests. `knobs`: difficulty of tables.
-        `tasks`: max tables of each size.
+        `tasks`: max tables of each size. `edition`: number of the set of pages about the world;
+        others have the same facts in other words, and other registers and second pages.
         """
+        form = f"/{edition}" if edition > 1 else ""
         self.world = World(seed, side, knobs.hubs)
         self._knobs = knobs
         self.unstated: list[tuple[Entity, Relation]] = []
         self._take_out(self._rng("unstated"))
-        self.library = Library(self.world)
+        self.library = Library(self.world, edition=form)
         self.tasks = self._tasks(tasks, self._rng("tasks"))
         groups = itertools.chain.from_iterable(task.sets for task in self.tasks)
         self.sets = list({group.noun: group for group in groups}.values())
         for group in self.sets:
-            self._register(group, self._rng(f"registers of the {group.noun}"))
-        self._write_second_pages(self._rng("second pages"))
+            self._register(group, self._rng(f"registers of the {group.noun}{form}"))
+        self._write_second_pages(self._rng(f"second pages{form}"))
 
     @classmethod
     def undisturbed(cls, seed: int, side: Side) -> "WideWorld":

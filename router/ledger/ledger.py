@@ -417,7 +417,7 @@ class Ledger:
             model=caller.model,
             deployment=caller.deployment,
             executor_version=caller.executor_version,
-            purpose="shadow" if self._shadow else purpose,
+            purpose="shadow" if self._shadow and purpose != "rerank" else purpose,
             attempt=attempt,
             sub_query_index=agent.sub_query_index,
             max_tokens=caller.max_tokens,

@@ -12,6 +12,7 @@ import msgspec
 from router.background import in_worker
 from router.folding import apart, fold, terms
 from router.table.cell_value import values_in
+from router.table.numbers import has_marks
 from router.trace import Execution, Trajectory
 from router.trace.citation import MAX_CITED, Citation, sentence_spans
 from router.trace.table import Column
@@ -34,6 +35,11 @@ _NUMBER = Column("", "number")
 _FIGURE = re.compile(
     r"\d|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|[mb]illion|thousand)", re.IGNORECASE
 )
+_MARKED = re.compile(r"(?<![\w)])[-−–]\d|\d/\d|\d ?%|[$€£¥]")
+"""Matches a number whose sign, unit or parts folded words do not have."""
+_AROUND = ".,;:!?()[]\"'"
+_SIGNED = re.compile(r"(?<![\w)])[-−–]\d|(?<![\d/])\d{1,2}/\d+(?![\d/])")
+"""Matches a number with a sign, or a fraction; neither is a date."""
 _NOTHING_KNOWN = re.compile(
     r"\bnot (?:found|stated|mentioned|known|enough|available|specified|possible|contain|"
     r"provide|say)"
@@ -172,10 +178,18 @@ class _Evidence:
         if _NOTHING_KNOWN.search(claim):
             return True
         words = apart(claim).split()
-        unsupported = [word for word in words if not self._known.issuperset(fold(word).split())]
+        unsupported = [
+            word
+            for word in words
+            if not self._known.issuperset(fold(word).split())
+            or (_MARKED.search(word) and word.strip(_AROUND) not in self._everything)
+        ]
         if any(map(_FIGURE.search, unsupported)):
-            claimed = values_in(_DATE, claim) or values_in(_NUMBER, claim)
-            if claimed and self._figures.issuperset(claimed):
+            claimed = values_in(_NUMBER, claim)
+            if not any(map(_SIGNED.search, unsupported)):
+                claimed = values_in(_DATE, claim) or claimed
+            marked = has_marks(claim, self._everything)
+            if claimed and marked and self._figures.issuperset(claimed):
                 unsupported = [word for word in unsupported if not _FIGURE.search(word)]
 
         if not self._texts or any(

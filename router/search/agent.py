@@ -28,7 +28,7 @@ from router.protocol.turns import (
 )
 from router.search.context import RunContext
 from router.search.indexes import Indexes
-from router.search.retrieval import Reranked, Retriever
+from router.search.retrieval import BOOKING, Booking, Reranked, Retriever
 from router.search.tools import Tool, Tools, offered, passages_of
 from router.trace import Conversation, turns
 from router.trace.call import Purpose
@@ -294,7 +294,7 @@ class Agent:
         add = partial(self._add_result, work, context, index)
         match self.form.parse(output.text, output.finish_reason == "length"):
             case SearchTurn(query, ignored) if self._indexes and self._may_search(work):
-                await add(query, partial(self._search, query, ignored, context))
+                await add(query, partial(self._search, index, query, ignored, context))
             case AccessTurn(name, text) if self.limits.access_k and self._may_search(work):
                 document = work.named(name)
                 if not document:
@@ -349,10 +349,21 @@ class Agent:
         titles = tuple(passage.title for passage in search.passages)
         context.on_event(SearchDone(index, query, titles))
 
-    async def _search(self, query: str, ignored: int, context: RunContext) -> SearchRecord:
+    async def _search(
+        self,
+        index: int,
+        query: str,
+        ignored: int,
+        context: RunContext,
+    ) -> SearchRecord:
         assert self._indexes is not None
         before = context.passages_before
-        (passages,) = await self._indexes.search(context.scope, [query], before + self.limits.top_k)
+        top_k = before + self.limits.top_k
+        booking = BOOKING.set(Booking(context.ledger, index))
+        try:
+            (passages,) = await self._indexes.search(context.scope, [query], top_k)
+        finally:
+            BOOKING.reset(booking)
         chars = self.limits.passage_chars
         return SearchRecord(
             query,

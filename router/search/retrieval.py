@@ -4,11 +4,13 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from router.calls import Readiness
 from router.errors import UpstreamError
+from router.ledger import Ledger
 from router.protocol import Passage
 from router.trace.scope import NO_FILTER, DocumentFilter
 from router.trace.values import Reranking
@@ -48,6 +50,18 @@ class IndexRetriever(Retriever, Protocol):
         """See `Retriever.search`. `only`: properties that the documents must have. Raises
         `UpstreamRefused` if this retriever cannot filter documents.
         """
+
+
+class Booking(NamedTuple):
+    """Where the model calls of a search are booked."""
+
+    ledger: Ledger
+    sub_query_index: int
+    """The number of the sub-query for which an executor searches."""
+
+
+BOOKING: ContextVar[Booking | None] = ContextVar("booking", default=None)
+"""Booking of the current task's search; None outside of runs, where calls are not booked."""
 
 
 class Reranked(list[Passage]):

@@ -40,6 +40,7 @@ from router.trace.table import (
     Ask,
     Cell,
     Check,
+    CheckState,
     Claim,
     Column,
     Row,
@@ -298,20 +299,20 @@ class Assembly:
             [self._rows[home] for _, home in self._order[: self._max_rows]],
         )
 
-    def excludes(self, key: RowKey) -> bool:
-        """Return whether reports about `key`, other than those of discoveries, contradict a
-        condition. The result depends on no other key.
+    def check_states(self, key: RowKey) -> set[CheckState]:
+        """Return the results of the conditions for `key` that follow from reports about it, other
+        than those of discoveries. They depend on no other key.
         """
         if not self._schema.conditions:
-            return False
-        members = [row for _, row in self._claims[key] if row.ask.row is not None]
+            return set()
+        members = [row for _, row in self._claims.get(key, ()) if row.ask.row is not None]
         row = self._row(
             key,
             members,
             None,
             (),
         )
-        return row.excluded
+        return {check.state for check in row.checks}
 
     def _know(self, keys: Iterable[RowKey]) -> None:
         """Note the folded parts and names of new keys."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from functools import lru_cache
 
-from router.table.numbers import number_text, numbers_in, only, only_number
+from router.table.numbers import RATIO, number_text, numbers_in, only, only_number
 from router.table.plain_text import LINK, MARKS, folded, normal_text
 from router.trace.table import Column, RowKey, Schema
 from router.trace.values import says_not_found
@@ -127,7 +127,8 @@ def values_in(column: Column, text: str) -> tuple[str, ...]:
     numbers (or dates). Return nothing for other column types.
     """
     if column.type in ("integer", "number"):
-        return tuple(number for _, number in numbers_in(number_text(text), column.unit))
+        whole = RATIO.sub(" ", number_text(text))
+        return tuple(number for _, number in numbers_in(whole, column.unit))
     if column.type == "date":
         return tuple(form for _, form in _dates(folded(_DASH.sub("~", text))))
     return ()

@@ -25,7 +25,7 @@ cells found so far.
 import asyncio
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from math import inf
@@ -50,6 +50,7 @@ from router.table import table_delegation
 from router.table.assembly import Assembly, ReportRows, Table, assemble
 from router.table.cell_value import is_mistyped, row_key
 from router.table.conditions import with_conditions
+from router.table.left_out import left_out
 from router.table.schema import checked_rows, checked_schema, question
 from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution
@@ -123,6 +124,11 @@ class TableLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     and so on, until no new row is found twice in succession. Each time costs the work of one
     executor. 0 for the first passages only. Use it with conditions: passages further down also name
     things that do not belong.
+    """
+    ask_left_out: bool = True
+    """Whether names that a list has next to rows of the table, but that no report gave, are checked
+    by the table's conditions. Those that meet one become rows. Each name costs the work of one
+    executor. Without conditions, such names are only counted.
     """
     verify_lists: bool = False
     """Whether each list of rows is checked by a second executor: it gets the listed names, and
@@ -298,6 +304,8 @@ class _Filling:
         """Number of the last attempt for each cell, by row and column."""
         self._looked = defaultdict[RowKey, Counter[str]](Counter)
         """Number of executors that looked for each cell without failing, by row and column."""
+        self._left_out = set[RowKey]()
+        """Keys of the names that lists have next to rows, and that are checked by conditions."""
         self._steps: dict[RowKey, list[list[str]]] = {}
         """The columns that are still to be asked for in each row, one step after the other: first
         the column of each condition, then all others.
@@ -704,39 +712,62 @@ class _Filling:
         for row in self._assembly.take_changed():
             await asyncio.sleep(0)
             self._context.on_event(RowChanged(row.key, row))
-            known = {
+            given = {
                 column.name
                 for column, cell in zip(self._schema.shown, row.cells, strict=True)
-                if column.key or cell.state == "given"
+                if cell.state == "given"
             }
-            wanted = [column.name for column in self._schema.columns if column.name not in known]
-            checked = {condition.column.name for condition in self._schema.conditions}
-            rest = [name for name in wanted if name not in checked]
             # Ask for each key of the row: documents may tie keys together only after each was asked
             # for, and the asks must not depend on the order in which reports arrive.
             for key in (row.key, *row.aliases):
                 if key not in self._steps:
-                    self._steps[key] = [*([name] for name in wanted if name in checked), rest]
-                    self._fill(key)
+                    self._begin(key, given)
+
+    def _begin(self, key: RowKey, given: Collection[str] = ()) -> None:
+        """Queue the first asks for cells of a row. `given`: columns that the client gave."""
+        columns = (column for column in self._schema.columns if not column.key)
+        wanted = [column.name for column in columns if column.name not in given]
+        checked = {condition.column.name for condition in self._schema.conditions}
+        rest = [name for name in wanted if name not in checked]
+        self._steps[key] = [*([name] for name in wanted if name in checked), rest]
+        self._fill(key)
 
     def _fill(self, key: RowKey) -> None:
-        """Queue the next asks for cells of a row, unless the row contradicts a condition.
+        """Queue the next asks for cells of a row, unless the row contradicts a condition, or is a
+        name from a list and meets none.
 
         That depends only on reports about this key, as the asks must not depend on the order in
         which reports arrive.
         """
         steps = self._steps[key]
-        asked = False
-        while steps and not asked and not self._assembly.excludes(key):
+        states = self._assembly.check_states(key)
+        is_checked = key not in self._left_out or "met" in states
+        asked = "contradicted" in states
+        while not asked and len(steps) > (0 if is_checked else 1):
             asked = self._ask(key, steps.pop(0))
 
+    async def _ask_left_out(self, table: Table) -> None:
+        """Queue asks about the names that lists have next to rows, but that are in no row. They are
+        about the columns of conditions; those about other columns follow if a condition is met.
+        """
+        reports = [(self._asks[number], report) for number, report in self._executions.items()]
+        room = self._request.max_rows - len(table.every_row)
+        for name in (await in_worker(left_out, table, reports))[: max(0, room)]:
+            key = row_key(Schema(self._schema.keys), [name])
+            if key not in self._shown_keys:
+                self._shown_keys[key] = (name,)
+                self._left_out.add(key)
+                self._begin(key)
+
     async def _settle(self) -> None:
-        """Queue settlings for all cells with conflicting values.
+        """Queue asks about names in lists, and settlings for all cells with conflicting values.
 
         This is done only when all reports have arrived, because a report may show that two keys
         name the same row, which joins their values.
         """
         table = await in_worker(self._assembly.table)
+        if self._limits.ask_left_out and self._schema.conditions and not self._request.closed:
+            await self._ask_left_out(table)
         for row in table.rows:
             await asyncio.sleep(0)
             self._ask(

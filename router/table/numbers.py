@@ -53,7 +53,8 @@ _POWERS["mil"] = 3
 _POWER = rf"(?:{_WORD_OF_POWER}|(?!千[克米瓦卡伏赫帕]|兆[瓦赫字比帕])[{_LARGE}{_SMALL}])"
 _PLAIN_NUMBER = r"(?:\d{1,3}(?:[ ']\d{3})+(?!\d)|\.?\d[\d.,]*)(?:[.,]\d+)?(?:e[-+]?\d{1,2}(?!\d))?"
 _NUMBER = re.compile(
-    rf"(?<![a-z0-9.,])[-+]?{_PLAIN_NUMBER}(?:[ -]?{_POWER}|(?<=[{_LARGE}{_SMALL}]) ?\d[\d.,]*)*"
+    rf"(?<![a-z0-9.])(?<!\d,)[-+]?{_PLAIN_NUMBER}"
+    rf"(?:[ -]?{_POWER}|(?<=[{_LARGE}{_SMALL}]) ?\d[\d.,]*)*"
     rf"|[{_NUMERALS}{_LARGE}{_SMALL}]{{2,}}|[{_NUMERALS}十](?![\u3040-\u9fff])"
 )
 _PART = re.compile(rf"{_PLAIN_NUMBER}|[{_NUMERALS}]|{_POWER}")
@@ -97,6 +98,37 @@ thb dollar dollars us$ euro euros pound pounds yen yuan won rupee rupees rs fran
 字 以 明 명 개 원 년 월 일 세 층 대 회 위 인 곳 건 점 달 유 엔 킬 미 톤
 """).split()
 )
+_MARKS = {
+    "%": (
+        "%",
+        "percent",
+        "per cent",
+        "pct",
+        "prozent",
+        "pour cent",
+        "por ciento",
+        "процент",
+        "百分",
+    ),
+    "$": ("$", "usd", "dollar", "доллар", "美元", "ドル"),
+    "€": ("€", "eur", "евро", "欧元"),
+    "£": ("£", "gbp", "pound", "sterling", "英镑"),
+    "¥": ("¥", "yen", "yuan", "jpy", "cny", "rmb", "元", "円"),
+}
+"""Signs of percentages and currencies, each with the folded ways to write it."""
+_BOUND = re.compile(
+    r"(?:\b(?:not|no|less than|fewer than|more than|at least|at most|up to|under|over|above|below|"
+    r"before|after|exceeding|unter|über|vor|nach|mehr als|weniger als|mindestens|höchstens|"
+    r"moins de|plus de|avant|après|menos de|más de|antes de|después de|до|после|более|менее)"
+    r"|[<>≤≥≠]=?|超过|超過|不到|未满|未満|至少|最多|不足)\s?$"
+)
+"""Matches words before a number or date that make it a bound, or deny it."""
+_BOUND_AFTER = re.compile(
+    r"\s?(?:\+|or (?:more|less|fewer|later|earlier)\b|以上|以下|以内|以前|以后|以後)"
+)
+"""Matches words after a number or date that make it a bound."""
+RATIO = re.compile(r"(?<![\d/.,])\d{1,2}/\d{1,3}(?![\d/])")
+"""Matches a fraction; its parts are not numbers."""
 _MAX_DIGITS = 60
 _MAX_PARTS = 24
 _EXACT = Context(prec=200)
@@ -108,6 +140,25 @@ def number_text(text: str) -> str:
     """
     text = folded(_LETTER.sub(r"\g<0>n", text))
     return _SIGN.sub(r"\1-", text)
+
+
+def is_bound(text: str, written: str) -> bool:
+    """Return whether the folded text `text` gives the number or date `written` in it as a bound,
+    such as "more than 5", or denies it.
+    """
+    before, _, after = text.partition(written)
+    return _BOUND.search(before) is not None or _BOUND_AFTER.match(after) is not None
+
+
+def has_marks(value: str, text: str) -> bool:
+    """Return whether `text` contains, in some form, each sign of a percentage or currency that is
+    in `value`.
+    """
+    signs = [forms for sign, forms in _MARKS.items() if sign in value]
+    if not signs:
+        return True
+    whole = folded(text)
+    return all(any(form in whole for form in forms) for forms in signs)
 
 
 def numbers_in(text: str, unit: str) -> Iterator[tuple[str, str]]:
@@ -226,7 +277,7 @@ def only(matches: Iterable[tuple[str, str]], text: str) -> str | None:
     `matches`: the numbers or dates in `text`, each as it is written and in canonical form.
     """
     pairs = list(matches)
-    if len(pairs) != 1 or _OTHER_ERA.search(text):
+    if len(pairs) != 1 or _OTHER_ERA.search(text) or is_bound(text, pairs[0][0]):
         return None
     rest = _TIME.sub(" ", text.replace(pairs[0][0], " ", 1))
     return None if _DIGIT.search(rest) else pairs[0][1]

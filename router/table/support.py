@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from router.folding import fold, sought
 from router.protocol import Passage
-from router.table.cell_value import canonical, values_in
+from router.table.cell_value import canonical, is_mistyped, values_in
+from router.table.numbers import has_marks
 from router.trace.citation import MAX_CITED, Citation, citation, read
 from router.trace.table import Column, Support
 
@@ -120,6 +121,14 @@ def support_of(
     return "value_only" if cited else "unsupported", cited
 
 
+def _words(column: Column, value: str) -> str:
+    """Return the folded words of a value, to be looked for in sentences. Empty for a number, which
+    would be found in other numbers, because folded texts have no signs and no units.
+    """
+    is_number = column.type in ("integer", "number") and not is_mistyped(column, value)
+    return "" if is_number else sought(value)
+
+
 def _kind(column: Column) -> Column:
     """Return a column that stands for all columns with the same type and unit."""
     return Column("", column.type, unit=column.unit)
@@ -162,14 +171,14 @@ class Shown:
 
         `form`: the value's canonical form. `names`: the folded names of the value's row.
         """
-        wanted = sought(value)
+        wanted = _words(column, value)
         kind = _kind(column)
 
         def worth(excerpt: str, folded: str) -> int:
-            holds = wanted in folded or any(
+            holds = (wanted and wanted in folded) or any(
                 value.startswith(form) for value in values_in(kind, excerpt)
             )
-            return 2 * holds + any(name in folded for name in names)
+            return 2 * bool(holds) + any(name in folded for name in names)
 
         stated = list[Citation]()
         unnamed = list[Citation]()
@@ -205,9 +214,14 @@ class Shown:
 
     def _places(self, column: Column, value: str, form: str) -> Iterator[list[int]]:
         """Yield, for each passage, the numbers of the sentences that contain a value."""
-        wanted = sought(value)
-        for reading, values in zip(self._readings, self._values(_kind(column)), strict=True):
-            yield [*reading.places(wanted), *values.get(form, ())]
+        wanted = _words(column, value)
+        for passage, reading, values in zip(
+            self._passages, self._readings, self._values(_kind(column)), strict=True
+        ):
+            if wanted or has_marks(value, f"{passage.title}\n{passage.text}"):
+                yield [*reading.places(wanted), *values.get(form, ())]
+            else:
+                yield []
 
     def _by_value(self, column: Column) -> list[dict[str, list[int]]]:
         """Return, for each passage, a mapping from the canonical form of each number or date to the

@@ -12,11 +12,14 @@ from router.models import Usage
 from router.models.model import TOKEN_COUNTS
 
 RoleName = Literal["delegation", "execution", "answer", "judge"]
-AgentRole = RoleName | Literal["condense"]
+AgentRole = RoleName | Literal["condense", "rerank"]
 """Function of an agent within a run. `condense`: the delegator's model, as it writes the question
-from a conversation; its calls are booked on the role `delegation`.
+from a conversation; its calls are booked on the role `delegation`. `rerank`: the reranker of an
+executor's searches; its calls are booked on the role `execution`.
 """
-Purpose = Literal["first", "retry", "correction", "shortened", "fallback", "shadow", "condense"]
+Purpose = Literal[
+    "first", "retry", "correction", "shortened", "fallback", "shadow", "condense", "rerank"
+]
 Layer = Literal["delegation", "management", "execution", "answer", "judge"]
 Outcome = Literal[
     "completed",
@@ -51,7 +54,8 @@ class OpenedCall(msgspec.Struct, frozen=True, gc=False):
     """Why the attempt is made. `correction`: the previous output was malformed. `shortened`: the
     previous prompt was too long. `fallback`: another model is unavailable. `shadow`: an executor
     version is tried alongside the one that serves. `condense`: the question is written from a
-    conversation; further attempts have this purpose too.
+    conversation; further attempts have this purpose too. `rerank`: the passages of a search are
+    ordered, also for a shadow.
     """
     attempt: int
     """1 for the first attempt of a call, 2 for the second, and so on."""

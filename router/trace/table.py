@@ -203,9 +203,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     @property
     def excluded(self) -> bool:
         """True if the row is not in the table: because it contradicts a condition, or because it
-        meets none, and only passages that are not the first of a search name it.
+        meets none, and no discovery names it from the first passages of a search.
         """
         states = {check.state for check in self.checks}
-        is_found = bool(self.found_by) and not self.given
-        is_far = is_found and all(ask.passages_before for ask in self.found_by)
+        is_far = not self.given and all(ask.passages_before for ask in self.found_by)
         return "contradicted" in states or (is_far and states == {"not_checked"})

@@ -69,7 +69,8 @@ def agent_of(call: OpenedCall) -> AgentId:
     """Return the identity of the agent that made a call."""
     if call.purpose == "condense":
         return CONDENSER
-    return AgentId(call.role, call.sub_query_index, call.manager, call.worker)
+    role: AgentRole = "rerank" if call.purpose == "rerank" else call.role
+    return AgentId(role, call.sub_query_index, call.manager, call.worker)
 
 
 class AgentWork(NamedTuple):

@@ -161,7 +161,8 @@ async def _build(options: BuildOptions) -> None:
     config, engines = _retrieval(options)
     if options.ray and not config.embedder.in_process:
         raise BadConfig(
-            "--ray: the embedder is at an endpoint, so nothing would run on Ray; leave --ray out."
+            "--ray: spreads the work of MiniLM only, and the config names another embedder; leave "
+            "--ray out."
         )
     log = partial(Console(stderr=True).print, markup=False)
     async with open_embedder(config.embedder, engines, log, cpu_threads=cores()) as embedder:

@@ -44,6 +44,7 @@ def problems(config: Config) -> list[str]:
     others = {
         "distillation.teacher": config.distillation.teacher,
         "distillation.judge": config.distillation.judge,
+        "synthesis": config.synthesis,
     }
     roles: dict[str, RoleConfig | None] = {**config.called_roles, **others}
     rules = [
@@ -252,12 +253,14 @@ def _retrieval(config: Config) -> _Rules:
             f"{key}.{field}",
             "applies only to an embedder with engine or base_url; set one of these too.",
         )
-    for field in () if embedder.in_process else ("model", "dimension"):
+    served = embedder.engine or embedder.base_url
+    for field in ("model", "dimension") if served else ():
         yield (
             getattr(embedder, field) is None,
             f"{key}.{field}",
             "missing; an embedder with engine or base_url needs it.",
         )
+    yield embedder.onnx and served, f"{key}.onnx", "leave out engine and base_url, or this key."
     yield (
         embedder.engine and embedder.base_url,
         key,

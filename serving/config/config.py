@@ -306,9 +306,14 @@ class RolesConfig(Section, frozen=True):
 
 class EmbedderConfig(Section, frozen=True):
     """The model that embeds queries and passages. With `engine` or `base_url`, it is served there.
-    With neither, it is the packaged MiniLM, which runs in the gateway's process.
+    With `onnx`, it runs in the gateway's process. Without any of these, it is the packaged MiniLM,
+    which also runs there.
     """
 
+    onnx: AnyPath | None = None
+    """Folder of an ONNX export of a sentence encoder: `model.onnx` and `tokenizer.json`. It needs
+    no torch, but the extra `onnx` (docs/documents.md#an-embedder-without-torch).
+    """
     engine: str | None = None
     """Engine that serves the model: NAME of a table `[engines.NAME]`."""
     base_url: URL | None = None
@@ -327,7 +332,7 @@ class EmbedderConfig(Section, frozen=True):
     @property
     def in_process(self) -> bool:
         """True if the embedder is MiniLM in this process."""
-        return self.engine is None and self.base_url is None
+        return not (self.engine or self.base_url or self.onnx)
 
 
 class MilvusConfig(Section, frozen=True):
@@ -595,6 +600,8 @@ class Config(Section, frozen=True):
     """The model that writes the questions of conversations so that they can be understood alone.
     Absent: the delegator's model, with the shipped prompt for this.
     """
+    synthesis: RoleConfig | None = None
+    """The model that writes requests for tables. Only `rolegate sft tables` calls it."""
     engines: dict[str, EngineConfig] = {}
     versions: VersionsConfig = VersionsConfig()
     distillation: DistillationConfig = DistillationConfig()

@@ -33,6 +33,7 @@ _ALIKE = 0.75
 by `kynd` and `kind`, but not by `max_turns` and `max_tokens`.
 """
 _RANGES = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
+_MUST_BE_IN_RANGE = tuple(f"must be {limit}" for limit in _RANGES.values())
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -142,7 +143,21 @@ def plain_error(message: str, tables: dict[str, Any]) -> str:
         return f"{_joined(key, missing[1])}: missing"
     if text.startswith("Invalid enum value") and isinstance(kind := _kind(place), LiteralType):
         return f"{key}: {text.lower()}; there are: {', '.join(map(str, kind.values))}"
-    return f"{key or 'the file'}: {plain_words(text)}"
+    problem = plain_words(text)
+    if problem.startswith(_MUST_BE_IN_RANGE) and (value := _value(tables, key)) is not None:
+        problem += f", got {value}"
+    return f"{key or 'the file'}: {problem}"
+
+
+def _value(tables: Any, key: str) -> Any:
+    """Return the value of a key such as `engines.b.health_timeout_s`; None if it is not found.
+    `tables`: the parsed TOML file, or a table in it.
+    """
+    if not isinstance(tables, dict) or key in tables:
+        return tables.get(key) if isinstance(tables, dict) else None
+    inside = (name for name in tables if key.startswith(f"{name}."))
+    values = (_value(tables[name], key.removeprefix(f"{name}.")) for name in inside)
+    return next((value for value in values if value is not None), None)
 
 
 def plain_words(message: str) -> str:

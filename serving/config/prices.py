@@ -33,7 +33,10 @@ async def unpriced(config: Config) -> Iterable[str]:
     """
     roles = config.roles.by_name
     prices = await prices_of(roles, config.prices)
-    return {roles[name].model: None for name, price in prices.items() if price is None}
+    models = [roles[name].model for name, price in prices.items() if price is None]
+    if config.reranker and config.reranker.model not in config.prices:
+        models.append(config.reranker.model)
+    return dict.fromkeys(models)
 
 
 def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:

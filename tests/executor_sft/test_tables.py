@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from executor_sft.dataset import ServedTokens, read_rows, read_samples, rows_of
+from executor_sft.evaluate import TableEvaluation
 from executor_sft.filter import FilteredSample, filtered
 from executor_sft.miniworld.export import export_tables
 from executor_sft.miniworld.wide import Knobs, WideWorld
@@ -30,7 +31,7 @@ from router.store import Database
 from router.table import TableLimits, TableRequest, WideSearch
 from router.table.filling import EXECUTOR_OF_TABLES, TABLE_FORM
 from router.table.table_delegation import STOP
-from router.testing.openai_server import ChatRequest, says, serving
+from router.testing.openai_server import says, serving
 from router.trace import Conversation, Execution, RoleName
 from router.trace.table import Ask, Schema
 from router.trace.values import TableRun
@@ -323,28 +324,45 @@ async def test_nothing_is_rolled_out_without_any_work_of_an_executor() -> None:
         await worker(world, Reader(), Reader(), timeout_s=1e-6).roll_out(question(world))
 
 
-@asynccontextmanager
-async def served(folder: Path, world: World) -> AsyncIterator[Path]:
-    """A config whose models play these over a world."""
-    models = {"backbone": lead(world), "teacher": SearchesTwice(), "student": Reader(invents=0.3)}
+Play = Callable[[web.Request, str, Prompt], Awaitable[web.StreamResponse]]
+"""Answers a request of a model, given its name and the prompt."""
 
-    async def play(request: web.Request) -> web.StreamResponse:
-        body = await request.read()
-        chat_request = msgspec.json.decode(body, type=ChatRequest)
-        messages = tuple(
-            Message(message["role"], message["content"]) for message in chat_request.messages
-        )
-        text = (await models[chat_request.model].complete(Prompt(messages, Sampling()))).text
-        if b'"logprobs"' not in body:
+
+def playing(world: World, **more: ScriptedModel) -> Play:
+    """Return the answers of models over a world."""
+    usual = {"backbone": lead(world), "teacher": SearchesTwice(), "student": Reader(invents=0.3)}
+    models = {**usual, **more}
+
+    async def play(request: web.Request, model: str, prompt: Prompt) -> web.StreamResponse:
+        text = (await models[model].complete(prompt)).text
+        if b'"logprobs"' not in await request.read():
             return await says(text)(request)
         tokens = {"token_ids": [3], "logprobs": {"content": [{"logprob": -0.5}]}}
         message = {"role": "assistant", "content": text}
         choice = {"index": 0, "message": message, "finish_reason": "stop", **tokens}
         return web.json_response({"choices": [choice], "prompt_token_ids": [1, 2]})
 
+    return play
+
+
+@asynccontextmanager
+async def served(folder: Path, world: World, answer: Play | None = None) -> AsyncIterator[Path]:
+    """A config whose models play these over a world."""
+    answer = answer or playing(world)
+
+    async def play(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        messages = tuple(
+            Message(message["role"], message["content"]) for message in body["messages"]
+        )
+        return await answer(
+            request, body["model"], Prompt(messages, Sampling(seed=body.get("seed")))
+        )
+
     roles = {"delegation": "backbone", "execution": "student", "answer": "backbone"}
     tables = {f"roles.{name}": (model, name) for name, model in roles.items()}
     tables["distillation.teacher"] = ("teacher", "execution")
+    tables["synthesis"] = ("writer", "synthesis")
     async with serving(recording=False) as openai_server:
         openai_server.plays(play)
         server = Server(None, RetrievalServicer(world))
@@ -412,6 +430,63 @@ async def test_tables_from_a_file_become_rows(rolegate: Rolegate, tmp_path: Path
         len(sample.execution.searches) + 1 for sample in samples
     ]
     assert {"Who", "When", "Which"} <= {str(row.messages[1]["content"]).split()[0] for row in rows}
+
+
+async def test_executors_are_compared_on_tables(rolegate: Rolegate, tmp_path: Path) -> None:
+    """The student invents values, the teacher does not; two tables of one world are one group."""
+    world = World(6)
+    line = {"question": QUESTION, "columns": COLUMNS, "rows": world.rows()}
+    lines = [
+        {"id": "t1", **line, "group": "a"},
+        {"id": "t2", **line, "question": f"{QUESTION} Hurry.", "group": "a"},
+        {"id": "t3", **line, "question": f"{QUESTION} Please."},
+    ]
+    listed = write_lines(tmp_path / "tables.jsonl", lines)
+    out = tmp_path / "out"
+    async with served(tmp_path, world) as config:
+        given = ("--questions", listed, "--config", config, "--out", out, "--rollouts", 1)
+        await step(rolegate, "evaluate", *given, "--executors", "base", "teacher")
+    evaluation = msgspec.json.decode((out / "evaluation.json").read_bytes(), type=TableEvaluation)
+    assert (evaluation.tables, evaluation.groups) == (3, 2)
+    student, teacher = evaluation.rows.values()
+    assert (teacher.item_f1, teacher.row_f1, teacher.success) == (1, 1, 1)
+    assert teacher.sub_agents == 2 + 6 * 2
+    assert student.row_f1 < student.item_f1 < 1
+    difference = evaluation.comparisons["teacher"]
+    assert difference.item_f1.mean == pytest.approx(1 - student.item_f1)
+    assert difference.item_f1.low <= difference.item_f1.mean <= difference.item_f1.high
+    assert difference.tokens.mean == pytest.approx(teacher.tokens - student.tokens)
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([{"question": QUESTION, "columns": COLUMNS}], "1 has no `columns` or no right `rows`"),
+        (
+            [
+                {"question": QUESTION, "columns": COLUMNS, "rows": [["Bel", "", "900"]]},
+                {"question": "Who founded Bel?", "answer": "Bo"},
+            ],
+            "2 has no `columns` or no right `rows`",
+        ),
+    ],
+)
+def test_tables_that_cannot_be_scored_are_refused(
+    rolegate: Rolegate, lines: list[dict[str, Any]], why: str, tmp_path: Path
+) -> None:
+    listed = write_lines(tmp_path / "tables.jsonl", lines)
+    (tmp_path / "config.toml").write_text(
+        "".join(
+            f'[roles.{role}]\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\n'
+            f'prompt = "shipped:prompts/full/{role}.txt"\n'
+            for role in ("delegation", "execution", "answer")
+        )
+        + '[retrieval]\naddress = "127.0.0.1:9"\n'
+    )
+    given = ("--questions", listed, "--config", tmp_path / "config.toml", "--out", tmp_path / "out")
+    ended = rolegate("sft", "evaluate", *given)
+    assert ended.status == 1
+    assert why in ended.err
 
 
 async def test_groups_of_tables_have_their_item_f1(rolegate: Rolegate, tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ from rolegate.v1 import answer_service_pb2 as answer_pb
 from rolegate.v1 import execution_service_pb2 as execution_pb
 from rolegate.v1 import run_service_pb2 as run_pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
+from rolegate.v1.budget_pb2 import Budget
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+from rolegate.v1.usage_pb2 import ROLE_EXECUTION as EXECUTION
 
 from executor_sft.runtime import open_runtime
 from executor_sft.step import config_settings
@@ -25,6 +27,7 @@ from router.ledger import Journal, RunStart
 from router.ledger.journal import Admitted, EarlierRun
 from router.protocol import Passage
 from router.testing.openai_server import MODEL, OpenAIServer, says, serving
+from router.trace import Price
 from serving.composition import running_gateway
 from serving.config.config import (
     Config,
@@ -74,9 +77,9 @@ class Gateway(NamedTuple):
     rerank_bodies: list[dict[str, Any]]
     starts: list[RunStart]
 
-    async def executed(self) -> execution_pb.ExecuteResponse:
+    async def executed(self, budget: Budget | None = None) -> execution_pb.ExecuteResponse:
         """Execute the sub-query."""
-        request = execution_pb.ExecuteRequest(sub_query=SUB_QUERY)
+        request = execution_pb.ExecuteRequest(sub_query=SUB_QUERY, budget=budget)
         return await ExecutionServiceStub(self.channel).Execute(request, timeout=30)
 
     async def search(self, run_id: str) -> dict[str, Any]:
@@ -86,11 +89,18 @@ class Gateway(NamedTuple):
         (search,) = json.loads(response.trace_json)["result"]["searches"]
         return dict(search)
 
-    async def page(self, run_id: str) -> str:
-        """Return the page of the run's executor."""
+    async def calls(self, run_id: str) -> list[run_pb.UpstreamCall]:
+        """Return the calls of a run."""
+        response = await RunServiceStub(self.channel).GetRun(
+            run_pb.GetRunRequest(run_id=run_id), timeout=30
+        )
+        return list(response.calls)
+
+    async def page(self, run_id: str, agent: str = "execution-0") -> str:
+        """Return the page of an agent of the run."""
         async with (
             aiohttp.ClientSession() as session,
-            session.get(f"{self.pages}/runs/{run_id}/agents/execution-0") as response,
+            session.get(f"{self.pages}/runs/{run_id}/agents/{agent}") as response,
         ):
             return await response.text()
 
@@ -105,6 +115,7 @@ def config_of(
         roles=RolesConfig(delegation=role, execution=role, answer=role),
         retrieval=RetrievalConfig(address=retrieval),
         reranker=reranker,
+        prices={"cross": Price(prompt=2.0, completion=0.0), MODEL: Price(prompt=0, completion=0)},
         server=ServerConfig(store=f"sqlite:///{folder}/runs.db"),
     )
 
@@ -159,6 +170,37 @@ async def test_a_run_records_the_reranker_s_call(tmp_path: Path) -> None:
     assert search["reranking"] == {"model": "cross", "tokens": 42, "error": None}
     assert "reranked by cross with 42 tokens" in page
     assert [body["query"] for body in running.rerank_bodies] == ["Heat"]
+
+
+async def test_calls_of_the_reranker_are_in_the_ledger_and_count_against_quotas(
+    tmp_path: Path,
+) -> None:
+    """A call is booked on the executor with its own purpose, and with its price."""
+    async with gateway(tmp_path, shortest_first(usage={"total_tokens": 42})) as running:
+        response = await running.executed()
+        calls = await running.calls(response.run_id)
+        page = await running.page(response.run_id, "rerank-0")
+
+    assert [call.purpose for call in calls] == ["first", "rerank", "first"]
+    reranked = calls[1]
+    assert (reranked.role, reranked.model, reranked.outcome) == (EXECUTION, "cross", "completed")
+    assert (reranked.prompt_tokens, reranked.completion_tokens) == (42, 0)
+    assert reranked.cost_nano_usd == 84_000
+    assert {usage.model: usage.prompt_tokens for usage in response.usage}["cross"] == 42
+    assert "Reranker" in page
+
+
+async def test_a_budget_that_is_too_small_for_the_reranker_leaves_the_order_of_the_search(
+    tmp_path: Path,
+) -> None:
+    """The run goes on, and nothing is sent to the reranker."""
+    async with gateway(tmp_path, shortest_first(usage={"total_tokens": 42})) as running:
+        response = await running.executed(Budget(max_cost_nano_usd=1_000))
+        search = await running.search(response.run_id)
+
+    assert [passage["id"] for passage in search["passages"]] == ["p1", "p2"]
+    assert "dollars are left" in search["reranking"]["error"]
+    assert not running.rerank_bodies
 
 
 async def test_a_run_survives_a_failed_reranker_and_says_so(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from router.edge.limits import Limits
 from router.edge.pages import formats
 from router.edge.pages.sessions import COOKIE, LASTS_S, Sessions
 from router.edge.status import HTTP_STATUS, logged_failure
-from router.errors import AccessDenied, BadRequest, NoKey
+from router.errors import AccessDenied, BadRequest, NoKey, RolegateError
 from router.trace.identity import Identity, KeyScope
 
 _HERE = Path(__file__).parent
@@ -132,6 +132,10 @@ class Site:
         try:
             return await handler(request)
         except web.HTTPException as error:
+            if _IDENTITY not in request:
+                with suppress(RolegateError):  # without a user, the page has no links
+                    cookie = request.cookies.get(COOKIE, "")
+                    request[_IDENTITY] = await self._sessions.identify(cookie)
             return await self._failed(request, error.status, error.text or error.reason)
         except ClientConnectionResetError:  # the client has disconnected
             raise

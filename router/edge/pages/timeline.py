@@ -21,6 +21,7 @@ _NAMES = {
     "condense": "Condenser",
     "delegation": "Delegator",
     "execution": "Executor",
+    "rerank": "Reranker",
     "answer": "Answerer",
     "judge": "Judge",
 }

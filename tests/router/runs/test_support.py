@@ -115,6 +115,10 @@ async def test_evidence_of_one_row_is_cited_to_it(text: str, point: str) -> None
         ("法国的首都是哪里？", "伦敦", TOWER, "巴黎", ["巴黎是法国的首都。"]),
         ("埃菲尔铁塔建于哪一年？", "1890年", TOWER, "1889年", ["埃菲尔铁塔建于1889年"]),
         ("Was Krurou founded first?", "Yes", PROSE, "yes", []),
+        (WHEN, "-1871", PROSE, "1871", ["Krurou was founded in 1871."]),
+        (WHEN, "1871%", PROSE, "1871", ["Krurou was founded in 1871."]),
+        (WHEN, "$1871", PROSE, "1871", ["Krurou was founded in 1871."]),
+        (WHEN, "1/1871", PROSE, "1871", ["Krurou was founded in 1871."]),
     ],
 )
 async def test_an_answer_without_evidence_is_unsupported(
@@ -198,6 +202,10 @@ async def test_an_answer_without_evidence_is_unsupported(
             "埃菲尔",
             ["由居斯塔夫·埃菲尔设计"],
         ),
+        ("How cold is it?", "−5 °C", "It has -5 °C.", "-5", ["It has -5 °C."]),
+        ("How much is it?", "5%", "It is 5 percent.", "5", ["It is 5 percent."]),
+        ("How much is it?", "$5", "It costs 5 dollars.", "5", ["It costs 5 dollars."]),
+        ("When is it?", "24/7 and 1995-1999", "24/7, 1995-1999.", "?", ["24/7, 1995-1999."]),
         (WHO, "The evidence is insufficient.", MANN, "no", []),
         (WHO, "Not found", MANN, "no", []),
         (WHO, "文档中没有提到。", MANN, "no", []),

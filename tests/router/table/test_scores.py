@@ -2,7 +2,7 @@
 
 import asyncio
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks.widesearch.scoring import CellJudge, scores_of
@@ -39,6 +39,7 @@ _ROWS = st.lists(st.tuples(_NAME, st.sampled_from(["1815", "1912", "7"])), max_s
 
 
 @given(_ROWS, _ROWS.filter(bool))
+@example([("Ada", "1815")], [("ada", "1815"), ("Ada", "1912"), ("ada", "7")])
 def test_scores_equal_those_of_the_strict_rules_of_widesearch(
     rows: list[tuple[str, str]],
     gold: list[tuple[str, str]],

@@ -7,6 +7,7 @@ import pty
 import select
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -80,10 +81,13 @@ class Terminal:
         return await ended(asyncio.to_thread(self._process.wait))
 
     def _until(self, text: str, insisting: str) -> None:
-        for _ in range(30):
+        until = time.monotonic() + 30
+        while time.monotonic() < until:  # a clock on the screen goes on for ever
             self.type(insisting)
             while text not in self._unread and select.select([self._screen], [], [], 1)[0]:
                 self._unread += os.read(self._screen, 4096).decode(errors="replace")
+                if time.monotonic() > until:
+                    break
             if text in self._unread:
                 self._unread = self._unread.partition(text)[2]
                 return

@@ -327,7 +327,7 @@ def test_a_value_out_of_range_is_refused_with_its_limit(
     path = "path = 'm'\n" if table.startswith("engines") else ""
     for value in values.split():
         text = with_tables(f"[{table}]\n{path}{key} = {value}")
-        assert refused(tmp_path, text) == f"{table}.{key}: must be {message}"
+        assert refused(tmp_path, text) == f"{table}.{key}: must be {message}, got {value}"
 
 
 TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"

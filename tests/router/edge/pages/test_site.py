@@ -230,6 +230,21 @@ async def test_each_response_has_its_security_headers(tmp_path: Path) -> None:
             assert ("no-store" in headers["Cache-Control"]) is not path.endswith(".css")
 
 
+async def test_a_page_that_does_not_exist_has_links_to_the_others(tmp_path: Path) -> None:
+    """Without a key, there are none, because nothing else may be seen."""
+    async with pages(tmp_path, "", "acme") as world, browsing(world) as session:
+        async with session.get("/nothing") as response:
+            text = await response.text()
+        assert response.status == 404
+        assert 'href="/runs"' not in text
+        form = {"key": world.keys["acme"], "csrf": await token(session, "/sign-in")}
+        await session.post("/sign-in", data=form)
+        async with session.get("/nothing") as response:
+            text = await response.text()
+        assert response.status == 404
+        assert 'href="/runs"' in text
+
+
 async def test_errors_of_pages_are_pages(tmp_path: Path) -> None:
     """Errors of the API stay JSON."""
     async with pages(tmp_path) as world, browsing(world) as session:

@@ -1,0 +1,98 @@
+"""`rolegate bench made-tables`: how far the agreement of two answers vouches for a made table.
+
+Reads results of `rolegate sft tables` whose seeds are requests with right rows, such as the
+questions of wide mini worlds. At each threshold of consistency, the kept and the dropped tables are
+compared with the right rows. Dropped tables are taken as they would have been made.
+
+kept, dropped    number of tables
+good             share of them with an item F1 of at least 0.95
+item f1          mean item F1
+cells right      mean share of a table's cells that are right (item precision)
+cells found      mean share of the right cells that are in the table (item recall)
+good kept        share of all good tables that are kept
+tokens per kept  tokens of all answers, per kept table
+
+A figure of no tables has no value.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from benchmarks import harness
+from executor_sft.jsonl import read_jsonl
+from executor_sft.tables.agreement import Answers, made_tables
+from executor_sft.tables.command import ANSWERS
+from router.errors import BadConfig
+from router.table.scores import TableScore, table_score
+from router.trace.table import Schema
+from serving.cli.command import POSITIONAL
+
+_THRESHOLDS = (0.7, 0.8, 0.9, 0.95)
+_GOOD = 0.95
+_ADVICE = "name folders of `rolegate sft tables`"
+
+
+class Options(harness.Options, frozen=True, kw_only=True):
+    """Options of the benchmark."""
+
+    made: Annotated[tuple[Path, ...], POSITIONAL]
+    """result folders of `rolegate sft tables`"""
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Figures of the benchmark."""
+
+    thresholds: dict[str, dict[str, float | None]]
+    """Each figure at each threshold."""
+
+
+def measure(options: Options) -> Figures:
+    """Return the figures. Raises `BadConfig` if no seed has right rows."""
+    answered = [
+        line
+        for folder in options.made
+        for _, line in read_jsonl(folder, Answers, _ADVICE, ANSWERS)
+        if line.question.rows
+    ]
+    if not answered:
+        raise BadConfig(f"{options.made[0] / ANSWERS}: no request has right rows; {_ADVICE}.")
+    columns = {str(threshold): _column(answered, threshold) for threshold in _THRESHOLDS}
+    names = columns[str(_THRESHOLDS[0])]
+    return Figures({name: {at: columns[at][name] for at in columns} for name in names})
+
+
+def _column(answered: Sequence[Answers], threshold: float) -> dict[str, float | None]:
+    scores: dict[str, list[TableScore]] = {"kept": [], "dropped": []}
+    made = made_tables(answered, consistency=threshold, min_rows=3, support=0.8)
+    for pair, table in zip(answered, made, strict=True):
+        assert pair.question.table
+        schema = Schema(pair.question.table.columns)
+        score = table_score(schema, table.question.rows, pair.question.rows)
+        scores["dropped" if table.reason else "kept"].append(score)
+
+    column: dict[str, float | None] = {}
+    good = Counter[str]()
+    for name, group in scores.items():
+        good[name] = sum(score.item_f1 >= _GOOD for score in group)
+        column |= {
+            name: len(group),
+            f"{name}: good": _share(good[name], len(group)),
+            f"{name}: item f1": _share(sum(score.item_f1 for score in group), len(group)),
+            f"{name}: cells right": _share(
+                sum(score.item_precision for score in group), len(group)
+            ),
+            f"{name}: cells found": _share(sum(score.item_recall for score in group), len(group)),
+        }
+    tokens = sum(answer.tokens for pair in answered for answer in pair.answers)
+    column["good kept"] = _share(good["kept"], good.total())
+    column["tokens per kept"] = _share(tokens, len(scores["kept"]))
+    return column
+
+
+def _share(part: float, whole: int) -> float | None:
+    """Return `part / whole`; None, and not 0, if there is nothing to share."""
+    return part / whole if whole else None

@@ -1,0 +1,113 @@
+"""The comparison of two independent answers to the same request, and the table made of them.
+
+Of the answer with more supported cells, those rows are kept whose key the other answer has, too. Of
+these, cells in which the two differ are blanked.
+
+Two answers from the same documents miss the same rows. So agreement vouches for cells, and not for
+a table's completeness.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+import msgspec
+
+from executor_sft.questions import HeldOut, Question
+from executor_sft.tables.synthesis import MIN_COLUMNS
+from router.table.cell_value import canonical, row_key
+from router.table.scores import table_score
+from router.trace.table import Schema
+
+_Rows = tuple[tuple[str, ...], ...]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One answer to a request: the filled table, and what it cost. A cell has a value only if a
+    passage contains it.
+    """
+
+    rows: _Rows
+    sub_agents: int
+    tokens: int
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """Two independent answers to a request: a line of `answers.jsonl`."""
+
+    question: Question
+    answers: tuple[Answer, Answer]
+
+
+class MadeTable(msgspec.Struct, frozen=True):
+    """The table made of two answers: a line of `scores.jsonl`."""
+
+    question: Question
+    """The request, with the rows of the table."""
+    consistency: float
+    """Item F1 of one answer against the other."""
+    support: float
+    """Share of the table's cells that have a value."""
+    dropped: int
+    """Rows of both answers that were left out."""
+    blanked: int
+    """Cells that were blanked."""
+    reason: str = ""
+    """Why the table is not kept; empty if it is."""
+
+
+def unusable(request: Question, held_out: HeldOut) -> str:
+    """Return why a request is not answered; empty if it is."""
+    if request.table is None:
+        return "request could not be read"
+    if len(request.table.columns) < MIN_COLUMNS:
+        return "too few columns"
+    likeness = held_out.likeness(request.text)
+    return f"held out: {likeness} question" if likeness else ""
+
+
+def made_tables(
+    answered: Sequence[Answers], *, consistency: float, min_rows: int, support: float
+) -> Iterator[MadeTable]:
+    """Yield the table made of each pair of answers. It is kept if it reaches the limits, unless an
+    earlier table has the same rows. `consistency`, `support`: min values of these fields.
+    """
+    seen = set[_Rows]()
+    for pair in answered:
+        table = _made(pair)
+        reasons = {
+            "answers disagree": table.consistency < consistency,
+            "too few rows": len(rows := table.question.rows) < min_rows,
+            "too little support": table.support < support,
+            "same table": rows in seen,
+        }
+        reason = next((reason for reason, holds in reasons.items() if holds), "")
+        if not reason:
+            seen.add(rows)
+        yield msgspec.structs.replace(table, reason=reason)
+
+
+def _made(pair: Answers) -> MadeTable:
+    assert pair.question.table
+    schema = Schema(pair.question.table.columns)
+    other, best = sorted(pair.answers, key=lambda answer: _supported(answer.rows))
+    twins = {row_key(schema, row): row for row in other.rows}
+    made: list[tuple[str, ...]] = []
+    blanked = 0
+    for row in best.rows:
+        if twin := twins.get(row_key(schema, row)):
+            cells = zip(schema.columns, row, twin, strict=True)
+            same = [canonical(column, own) == canonical(column, its) for column, own, its in cells]
+            made.append(tuple(own * agreed for own, agreed in zip(row, same, strict=True)))
+            blanked += same.count(False)
+    return MadeTable(
+        msgspec.structs.replace(pair.question, rows=tuple(sorted(made))),
+        table_score(schema, best.rows, other.rows).item_f1,
+        _supported(made) / max(1, len(made) * len(schema.columns)),
+        len(best.rows) + len(other.rows) - 2 * len(made),
+        blanked,
+    )
+
+
+def _supported(rows: Iterable[tuple[str, ...]]) -> int:
+    """Return the number of cells with a value."""
+    return sum(map(bool, chain.from_iterable(rows)))

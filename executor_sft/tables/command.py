@@ -1,0 +1,232 @@
+"""`rolegate sft tables`: make tables with right rows, to train and to evaluate on (WideSeek-R1 4).
+
+1. Seeds are read from a file, or sampled from the config's index. From each, the model of
+   `[synthesis]` writes a request for a table. A seed that has a question and columns is a request.
+2. Each request is answered twice, independently: with another seed, or by another config, such as
+   one with other documents or another executor.
+3. The answers are compared cell by cell. If they agree, the table is kept, without the rows and
+   cells in which they differ. Tables that are not kept are counted by the reason.
+
+tasks.jsonl, gold/ID.csv   the tables in WideSearch's form
+questions.jsonl            the same tables for `rolegate sft`
+scores.jsonl               how far the answers agree, and why a table is not kept
+seeds.jsonl, queries.jsonl, answers.jsonl   the results of the steps
+
+Two answers from the same documents miss the same rows: agreement vouches for cells, not for
+completeness. After an interruption, the same command resumes, and no model call is paid for twice.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from executor_sft.asking import in_flight
+from executor_sft.command import Count, StepOptions, agreed, show
+from executor_sft.evaluate import filled_table
+from executor_sft.jsonl import read_jsonl, write_jsonl
+from executor_sft.questions import HeldOut, Question, read_questions
+from executor_sft.rollout import ADVICE, roll_out_all
+from executor_sft.runtime import BASE, Runtime, adapter_files, named_adapters, open_runtime
+from executor_sft.step import Step, config_settings
+from executor_sft.tables.agreement import Answer, Answers, made_tables, unusable
+from executor_sft.tables.output import write_tables
+from executor_sft.tables.synthesis import ROWS, written_request
+from router.errors import BadConfig
+from serving.config.config import Config
+from serving.config.file import load_config
+from serving.retrieval.manifest import read_manifest
+from serving.retrieval.passages import PassageStore
+from serving.terminal import complain, progress_bar
+
+_SEEDS = "seeds.jsonl"
+_QUERIES = "queries.jsonl"
+ANSWERS = "answers.jsonl"
+_SCORES = "scores.jsonl"
+_RULES = ("consistency", "min_rows", "support")
+"""Options that decide which tables are kept."""
+_CHARS_PER_TOKEN = 4
+_Part = Annotated[float, Meta(ge=0, le=1)]
+_Line = TypeVar("_Line")
+
+
+class Options(StepOptions, frozen=True, kw_only=True):
+    """Options of the command."""
+
+    config: Path
+    seeds: Path | None = None
+    """file of seeds, JSON lines: documents or tables with title and text, or requests for tables
+    with question and columns (default: sample passages of the config's index)
+    """
+    second: Path | None = None
+    """config of the second answers (default: the same config, with another seed)"""
+    executor: str = BASE
+    """the executor, which is base (the config's model) or the folder of an adapter"""
+    exclude: tuple[Path, ...] = ()
+    """files of held-out questions; leave out requests that equal or resemble one of them"""
+    consistency: _Part = 0.9
+    """min item F1 of one answer against the other"""
+    min_rows: Count = 3
+    """min rows of a table"""
+    support: _Part = 0.8
+    """min share of a table's cells that have a value, which a passage contains"""
+    limit: Count = 100
+    """max seeds to use"""
+    temperature: Annotated[float, Meta(gt=0, le=2)] = 0.7
+    """sampling temperature of all roles that answer"""
+    purpose: Literal["rlinf"] | None = msgspec.field(default=None, name="for")
+    """also write rlinf.jsonl, a data set for RLinf's WideSeek-R1"""
+    leave_failed: bool = False
+    """finish without the tables that failed (default: the same command tries them again)"""
+    concurrency: Count = 4
+    """requests that are worked on at the same time"""
+    yes: bool = False
+    """start without asking for confirmation of the cost"""
+
+
+def run(options: Options) -> int:
+    """Run the command and return the exit status: 1 if the user did not confirm the cost, or if
+    tables failed.
+    """
+    config = load_config(options.config)
+    configs = [config, *([load_config(options.second)] if options.second else [])]
+    file = options.out / _SEEDS
+    known = file.exists()
+    seeds = _read(file, Question) if known else _seeds(config, options)
+    if config.synthesis is None and not all(seed.table for seed in seeds):
+        raise BadConfig(
+            "synthesis: is not set, and not all seeds have a question and columns; add a table "
+            "[synthesis] with model, prompt, and base_url or engine."
+        )
+    rows = 2 * sum(len(seed.rows) or sum(ROWS) // 2 for seed in seeds)
+    # A row takes a sub-query: two calls, of which the second is shown the passages of a search
+    prompt = Path(config.roles.execution.prompt).read_text("utf-8")
+    passages = config.search.top_k * config.retrieval.chunk_tokens
+    tokens = rows * (passages + 2 * len(prompt) // _CHARS_PER_TOKEN)
+    cost = f"Answer {len(seeds)} requests twice, about {rows} rows, and {tokens:,} tokens or more?"
+    if not (known or options.yes or agreed(cost)):
+        return 1
+
+    inputs = {f"exclude {path}": path for path in options.exclude}
+    inputs |= adapter_files(named_adapters([options.executor]))
+    if options.seeds:
+        inputs["seeds"] = options.seeds
+    settings = options.settings("limit", "temperature", "purpose", *_RULES)
+    settings["configs"] = [config_settings(each, {"synthesis": each.synthesis}) for each in configs]
+    step = Step.begin(options.out, "tables", inputs, settings)
+    if (manifest := step.finished) is None:
+        if not known:
+            write_jsonl(file, seeds)
+        reasons, failed = asyncio.run(_answered(configs, options, seeds))
+        if failed and not options.leave_failed:
+            show({"failed": failed}, as_json=options.json)
+            complain("Some tables failed. The same command tries them again.")
+            return 1
+        figures, files = _written(options, reasons)
+        manifest = step.finish({**figures, "failed": failed}, files)
+    show(manifest.figures, as_json=options.json)
+    return 0
+
+
+def _seeds(config: Config, options: Options) -> list[Question]:
+    """Return the seeds to use. Raises `BadConfig` or `BadIndex` if there are none."""
+    if options.seeds:
+        seeds, duplicates = read_questions(options.seeds, tables=True, seeds=True)
+        if duplicates:
+            complain(f"{options.seeds}: {duplicates} seeds are there twice, and are left out once.")
+        return seeds[: options.limit]
+    if config.retrieval.index is None:
+        raise BadConfig("retrieval.index: is not set, so there is nothing to sample; give --seeds.")
+    index = Path(config.retrieval.index)
+    passages = PassageStore(index / read_manifest(index).generation)
+    chosen = random.Random(0).sample(range(len(passages)), min(options.limit, len(passages)))
+    sampled = [passages[at] for at in chosen]
+    return [Question(page.id, f"{page.title}\n{page.text}", ()) for page in sampled]
+
+
+async def _answered(
+    configs: Sequence[Config], options: Options, seeds: Sequence[Question]
+) -> tuple[Counter[str], dict[str, str]]:
+    """Write the requests, answer each twice, and keep both in files. Return how many requests are
+    not answered, by the reason, and the error messages of those that failed, by id.
+    """
+    adapters = named_adapters([options.executor])
+    (executor,) = adapters
+    async with AsyncExitStack() as stack:
+        runtimes = []
+        for number, config in enumerate(configs, start=1):
+            opened = open_runtime(
+                config,
+                complain,
+                cache=options.out / f"calls_{number}.jsonl",
+                adapters=adapters,
+                extra_roles={"synthesis": config.synthesis} if config.synthesis else {},
+            )
+            runtimes.append(await stack.enter_async_context(opened))
+        bar = stack.enter_context(progress_bar())
+        task = bar.add_task("making tables", total=2 * len(seeds))
+        advance = partial(bar.advance, task)
+
+        synthesis = configs[0].synthesis
+        role = runtimes[0].role("delegation", synthesis) if synthesis else None
+        write = partial(written_request, role, runtimes[0].context)
+        requests = await in_flight(write, seeds, options.concurrency, advance)
+        write_jsonl(options.out / _QUERIES, requests)
+        held_out = HeldOut.read(options.exclude)
+        reasons = {request.id: unusable(request, held_out) for request in requests}
+        sampled = [
+            runtime.sampled(number, options.temperature).with_versions(executor, BASE)
+            for number, runtime in enumerate((runtimes[0], runtimes[-1]))
+        ]
+        failed = await roll_out_all(
+            partial(_twice, sampled),
+            [request for request in requests if not reasons[request.id]],
+            options.out / ANSWERS,
+            options.concurrency,
+            advance,
+            kind=Answers,
+        )
+    return Counter(filter(None, reasons.values())), failed
+
+
+async def _twice(runtimes: Sequence[Runtime], question: Question) -> Answers:
+    answers = []
+    for runtime in runtimes:
+        table, sub_agents, tokens = await filled_table(runtime, runtime.executor(), question)
+        rows = tuple(tuple(cell.value for cell in row.cells) for row in table.rows)
+        answers.append(Answer(rows, sub_agents, tokens))
+    return Answers(question, (answers[0], answers[1]))
+
+
+def _read(path: Path, kind: type[_Line]) -> list[_Line]:
+    return [line for _, line in read_jsonl(path, kind, ADVICE)]
+
+
+def _written(options: Options, reasons: Counter[str]) -> tuple[dict[str, Any], list[str]]:
+    """Compare the answers and write the kept tables. Return their figures, and the names of the
+    files. `reasons`: why requests were not answered; gets the reasons of tables.
+    """
+    answered = _read(options.out / ANSWERS, Answers)
+    tables = list(made_tables(answered, **options.settings(*_RULES)))
+    reasons.update(table.reason for table in tables if table.reason)
+    write_jsonl(options.out / _SCORES, tables)
+    kept = [table for table in tables if not table.reason]
+    made = [table.question for table in kept]
+    files = write_tables(options.out, made, rlinf=options.purpose == "rlinf")
+    tokens = sum(answer.tokens for pair in answered for answer in pair.answers)
+    figures = {
+        "kept": len(kept),
+        "rows": sum(len(question.rows) for question in made),
+        "rows_dropped": sum(table.dropped for table in kept),
+        "cells_blanked": sum(table.blanked for table in kept),
+        "tokens_per_kept_table": tokens / len(kept) if kept else None,
+        "not_kept": dict(reasons),
+    }
+    return figures, [_SEEDS, _QUERIES, ANSWERS, _SCORES, *files]

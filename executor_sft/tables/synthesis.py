@@ -1,0 +1,70 @@
+"""The synthesis of requests for tables, by the model of `[synthesis]` (WideSeek-R1 4.1). It writes
+a question about a seed, then refines it: to exact columns, with their types, formats and keys. A
+refinement that cannot be read is corrected once.
+"""
+
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+
+from executor_sft.questions import Question
+from router.calls import Role
+from router.errors import BadRequest
+from router.models import Message
+from router.protocol.tags import element, without_thinking
+from router.search import RunContext
+from router.table import TableRequest
+from router.table.schema import checked_schema
+from router.trace.table import Column
+
+MIN_COLUMNS = 2
+ROWS = (10, 50)
+"""Min and max number of rows that a question asks for, as in the paper."""
+_CHARS = 4000
+"""Max characters of a seed that the model is shown."""
+_REFINE = "Refine the question. Write the JSON object."
+
+
+class _Refined(msgspec.Struct, frozen=True):
+    question: str
+    columns: tuple[Column, ...]
+
+
+async def written_request(
+    role: Role | None, context: Callable[[], RunContext], seed: Question
+) -> Question:
+    """Write the request for a table about a seed. Return the seed as it is if it is a request, or
+    if the model's request cannot be read.
+
+    `role`: the model of `[synthesis]`; None if all seeds are requests. `context`: makes the context
+    of a run. Raises `UpstreamError`.
+    """
+    if seed.table or role is None:
+        return seed
+    ledger = context().ledger
+    rows = element("rows", str(Random(seed.id).randint(*ROWS)))
+    messages = role.opening(element("seed", seed.text[:_CHARS]) + rows)
+    output = await role.ask(messages, (), ledger)
+    asked = _REFINE
+    for _ in range(2):
+        written = Message("assistant", without_thinking(output.text).strip())
+        messages = (*messages, written, Message("user", asked))
+        output = await role.ask(messages, (), ledger)
+        try:
+            return _refined(seed, without_thinking(output.text))
+        except (msgspec.DecodeError, BadRequest) as error:
+            asked = f"This cannot be read: {error}\nWrite the corrected JSON object."
+    return seed
+
+
+def _refined(seed: Question, text: str) -> Question:
+    """Return the seed with the request in `text`. Raises `DecodeError` or `BadRequest`."""
+    written = text[text.find("{") : text.rfind("}") + 1]
+    refined = msgspec.json.decode(written, type=_Refined)
+    columns = checked_schema(refined.columns).shown
+    if not refined.question.strip() or len(columns) < MIN_COLUMNS:
+        raise BadRequest(f"a question and at least {MIN_COLUMNS} columns are needed.")
+    return msgspec.structs.replace(
+        seed, text=refined.question, table=TableRequest(refined.question, columns)
+    )
