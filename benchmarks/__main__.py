@@ -53,6 +53,10 @@ BENCHMARKS = {
         "filtering",
         "train executors on filtered and on unfiltered trajectories, and compare them",
     ),
+    "marl-mini": (
+        "marl_mini.command",
+        "multi-agent reinforcement learning of a tiny lead and its readers, with ablations",
+    ),
     "loop": (
         "loop",
         "train, promote and roll back executor versions from logged traffic",
