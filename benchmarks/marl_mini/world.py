@@ -87,7 +87,7 @@ class Turn(NamedTuple):
     prompt: list[int]
     tokens: list[int]
     logprobs: list[float]
-    """Of the tokens, when they were sampled."""
+    """Log-probabilities of the tokens when they were sampled."""
 
 
 @dataclass(slots=True)
