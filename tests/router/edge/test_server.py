@@ -21,7 +21,7 @@ from router.edge.grpc.server import Server
 from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
 from router.models import ScriptedModel
-from router.trace.values import NOT_FOUND
+from router.trace.values import NOT_SEARCHED
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 from tests.router.edge.wire import connected, next_of, served, whole_server
@@ -72,7 +72,7 @@ async def test_a_service_that_is_not_served_has_no_health() -> None:
     async with served(whole_server(Deployment())) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await health_of(channel).Check(health_pb2.HealthCheckRequest(service=RETRIEVAL))
-        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        assert caught.value.code() == grpc.StatusCode.NOT_SEARCHED
         watch = health_of(channel).Watch(health_pb2.HealthCheckRequest(service=RETRIEVAL))
         response = await next_of(watch)
         assert response.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -173,7 +173,7 @@ async def test_a_drain_lets_a_running_call_finish() -> None:
             await ended(answers_of(late_channel).Answer(pb.AnswerRequest(question="too late?")))
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         model.let.set()
-        assert (await ended(call)).answer == NOT_FOUND
+        assert (await ended(call)).answer == NOT_SEARCHED
         await ended(drain)
     assert [run.status for run in store.runs] == ["finished"]
 
