@@ -8,7 +8,7 @@ from typing import TextIO
 
 import structlog
 from rolegate.client.text import visible
-from structlog.typing import EventDict, ExcInfo
+from structlog.typing import EventDict, ExcInfo, Processor
 
 
 def plain_tracebacks() -> None:
@@ -31,12 +31,12 @@ def json_lines() -> None:
     """Log one JSON object per line, with the run, the tenant and the request that it is about. So
     are the records of libraries, which write them by `logging` and `warnings`.
     """
-    known = [
+    known: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    written = [
+    written: list[Processor] = [
         structlog.processors.format_exc_info,
         structlog.processors.JSONRenderer(ensure_ascii=True),
     ]

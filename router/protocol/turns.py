@@ -217,7 +217,7 @@ _PROTOCOL = re.compile(
     r"|\[TOOL_CALLS\]|<\|(?:python_tag|tool_call|START_ACTION)|<[|｜](?:tool▁|DSML))",
     re.IGNORECASE,
 )
-"""Markup by which models search, stop and call tools, in the forms of their own templates."""
+"""Markup by which models search, stop and call tools, in the forms of their templates."""
 _LONGEST_JSON = 20_000
 
 

@@ -11,7 +11,7 @@ from router.calls import Role
 from router.calls.attempts import OnText
 from router.errors import BudgetExhausted, ContextTooLong
 from router.ledger import Ledger
-from router.models import Message
+from router.models import Completion, Message
 from router.protocol import Report, prompts
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.protocol.tags import Malformed, blocks, element, one_line, without_thinking
@@ -58,7 +58,7 @@ class Answerer:
 
         shown = Message("assistant", prompts.shown_turn(output.text))
         messages = (*messages, shown, Message("user", prompts.CORRECT_ANSWER))
-        outputs = (output,)
+        outputs: tuple[Completion, ...] = (output,)
         with suppress(BudgetExhausted, ContextTooLong):
             outputs += (
                 await self.role.ask(

@@ -72,7 +72,7 @@ async def test_a_service_that_is_not_served_has_no_health() -> None:
     async with served(whole_server(Deployment())) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await health_of(channel).Check(health_pb2.HealthCheckRequest(service=RETRIEVAL))
-        assert caught.value.code() == grpc.StatusCode.NOT_SEARCHED
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
         watch = health_of(channel).Watch(health_pb2.HealthCheckRequest(service=RETRIEVAL))
         response = await next_of(watch)
         assert response.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
