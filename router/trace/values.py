@@ -284,7 +284,7 @@ def with_executions(events: Iterable[Event], result: "Result | None") -> tuple[E
 
 
 NOT_FOUND = "not found in your documents"
-NOT_SEARCHED = "not answered, as nothing was searched for"
+NOT_SEARCHED = "cannot be answered, as nothing was searched for"
 
 
 def says_not_found(answer: str) -> bool:
