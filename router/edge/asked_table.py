@@ -78,25 +78,18 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
     """
     if not columns:
         return TableRequest(question, _columns_named_in(question))
-    if isinstance(columns, str):
-        _check_chars(len(columns))
-        columns = columns.split(",")
-    check_number(columns)
-    _check_chars(sum(map(len, columns)))
-    try:
-        request = FillTableRequest(question=question, columns=parse_columns(columns))
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
-    return table_request_from_proto(request)
-
-
-def _check_chars(number: int) -> None:
-    """Raise `BadRequest` if the listed columns have too many characters."""
-    if number > _MAX_COLUMNS_CHARS:
+    if len("".join(columns)) > _MAX_COLUMNS_CHARS:
         raise BadRequest(
             f"columns: the list is longer than {_MAX_COLUMNS_CHARS:,} characters; list fewer "
             "choices."
         )
+    listed = columns.split(",") if isinstance(columns, str) else columns
+    check_number(listed)
+    try:
+        request = FillTableRequest(question=question, columns=parse_columns(listed))
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    return table_request_from_proto(request)
 
 
 def keys_of(names: Sequence[str]) -> set[str]:

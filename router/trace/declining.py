@@ -56,18 +56,19 @@ _OTHERS = (
 )
 _DECLINING = re.compile("|".join((_ENGLISH, *_OTHERS)))
 _BEGINNINGS = (
-    "not no i we it its this that these those your our any the an answer information enough "
-    "relevant requested such details question is was were could can has report document result "
-    "source evidence passage context text provided given retrieved available search "
-    "nicht keine in die pas la réponse introuvable aucune les sin ninguna respuesta los "
-    "在 您 报 報 文 资 資 均 都 并 未 没 沒 无 無 找 レ ド 答 回 情 記 見 あ 該"
-).split()
+    "not,no ,none,i ,we ,it ,its,this,that,these,those,your,our,any,the ,an ,answer,information,"
+    "enough,relevant,requested,such,details,question,is ,was ,were,could,can,has ,have,report,"
+    "document,result,source,evidence,passage,context,text,provided,given,retrieved,available,search,"
+    "nicht,keine,in den,in ihren,in diesen,die ,pas ,la ,réponse,introuvable,aucune,les ,sin ,"
+    "ninguna,respuesta,los ,non ,n'a pas,n’a pas,of ,"
+    "在,您,报,報,文,资,資,均,都,并,未,没,沒,无,無,找,レ,ド,答,回,情,記,見,該"
+).split(",")
 
 
 def declines(answer: str) -> bool:
     """Return whether a short answer only says that nothing was found."""
     words = answer.strip(_AROUND).casefold().replace("’", "'").replace("n't ", " not ")
-    return len(words) <= LONGEST and _DECLINING.fullmatch(words) is not None
+    return len(answer) <= LONGEST and _DECLINING.fullmatch(words) is not None
 
 
 def may_decline(beginning: str) -> bool:
