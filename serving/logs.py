@@ -8,7 +8,7 @@ from typing import TextIO
 
 import structlog
 from rolegate.client.text import visible
-from structlog.typing import EventDict, ExcInfo
+from structlog.typing import EventDict, ExcInfo, Processor
 
 
 def plain_tracebacks() -> None:
@@ -28,17 +28,30 @@ def plain_tracebacks() -> None:
 
 
 def json_lines() -> None:
-    """Log one JSON object per line, with the run, the tenant and the request that it is about."""
+    """Log one JSON object per line, with the run, the tenant and the request that it is about. So
+    are the records of libraries, which write them by `logging` and `warnings`.
+    """
+    known: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    written: list[Processor] = [
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(ensure_ascii=True),
+    ]
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(ensure_ascii=True),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(),
+        processors=[*known, *written], logger_factory=structlog.PrintLoggerFactory()
     )
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*known, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *written],
+        )
+    )
+    logging.getLogger().addHandler(handler)
+    logging.captureWarnings(True)
 
 
 def _visible(_logger: object, _method: str, event: EventDict) -> EventDict:

@@ -78,13 +78,13 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
     """
     if not columns:
         return TableRequest(question, _columns_named_in(question))
-    listed = columns.split(",") if isinstance(columns, str) else columns
-    check_number(listed)
-    if sum(map(len, listed)) > _MAX_COLUMNS_CHARS:
+    if len("".join(columns)) > _MAX_COLUMNS_CHARS:
         raise BadRequest(
             f"columns: the list is longer than {_MAX_COLUMNS_CHARS:,} characters; list fewer "
             "choices."
         )
+    listed = columns.split(",") if isinstance(columns, str) else columns
+    check_number(listed)
     try:
         request = FillTableRequest(question=question, columns=parse_columns(listed))
     except ValueError as error:

@@ -7,10 +7,10 @@ from google.protobuf.message import Message
 from router.errors import BadRequest
 
 _LONGEST_NAME = 1024
-_MAX_REPEATED = 1024
+MAX_REPEATED = 1024
 _MAX_ENTRIES = {"rows": 10_000, "values": 64}
 """Max entries of the repeated fields `rows` and `values`, that is, of the given rows of a table and
-of the values in a row. Other repeated fields may have `_MAX_REPEATED` entries.
+of the values in a row. Other repeated fields may have `MAX_REPEATED` entries.
 """
 LARGE = 1 << 16
 """Size in bytes above which a request is checked in a thread, so that the check does not block the
@@ -78,7 +78,7 @@ def check_sizes(message: Message, at: str = "") -> None:
     """
     for field, value in message.ListFields():
         name = f"{at}{field.name}"
-        limit = _MAX_ENTRIES.get(field.name, _MAX_REPEATED)
+        limit = _MAX_ENTRIES.get(field.name, MAX_REPEATED)
         if field.is_repeated and len(value) > limit:
             raise BadRequest(f"{name} has {len(value)} entries; at most {limit} are allowed.")
         if field.message_type is not None:

@@ -106,7 +106,7 @@ _MAX_ODD = 16
 """Max items that are read of a list that contains an unreadable item, because reading such a list
 costs more.
 """
-_THINKING = re.compile("think|reason|thought")
+_THINKING = re.compile("think|reason|thought|summary")
 """Matches the type of a content part that is reasoning."""
 
 

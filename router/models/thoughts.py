@@ -18,7 +18,7 @@ the next piece.
 """
 
 import re
-from itertools import islice
+from itertools import islice, product
 
 _NAME = (
     r"(?:[^\W_]{1,12}+[:|_](?:of_)?|ant)?(?:(?:chain_of_)?th(?:ink(?:ing)?|oughts?)|reason(?:ing|"
@@ -44,13 +44,22 @@ _MARKS = (
 )
 _MARK = re.compile(_MARKS, re.IGNORECASE)
 _IN_WORDS = re.compile(
-    rf"{_MARKS}|(?P<closed>assistantfinal|here(?:'s| is) my response:|\[BEGIN FINAL RESPONSE\])",
+    rf"{_MARKS}|(?P<closed>assistantfinal|here(?:'s| is) my response:|\[BEGIN FINAL RESPONSE\]"
+    r"|</details>|(?:&lt;|[＜〈【])/(?:think(?:ing)?|thought|reasoning)(?:&gt;|[＞〉】]))",
     re.IGNORECASE,
 )
 """All marks, and the phrases that close a thought that was opened by a phrase in `_WORDS`."""
+_ODD_TAGS = (
+    '<details type="reasoning"',
+    *map("".join, product(("&lt;", "＜", "〈", "【"), ("think", "thought", "reasoning"))),
+)
+"""Beginnings of tags that open a thought only at the start of an output. Elsewhere, an escaped tag
+may be copied from a document.
+"""
 _WORDS = re.compile(
     r"(?:(?:analysis|commentary)(?=[^\sa-z.,:;)!?'\"-])"
-    r"|(?i:here(?:'s| is) my thought process:|here are my reasoning steps:))"
+    r"|(?i:here(?:'s| is) my thought process:|here are my reasoning steps:"
+    rf"|{'|'.join(_ODD_TAGS)}))"
 )
 """Phrases that open a thought at the start of an output. The first two are channels of the harmony
 format whose special tokens are missing.
@@ -61,6 +70,7 @@ _ALL_WORDS = (
     "here is my thought process:",
     "here's my thought process:",
     "here are my reasoning steps:",
+    *_ODD_TAGS,
 )
 _PART = re.compile(r"(?:[<◁][^<>◁▷]{0,109}|\[/?[A-Z ]{0,20})\Z", re.IGNORECASE)
 """Matches the end of a text that may be the start of a mark."""

@@ -27,6 +27,10 @@ REPORT = (
     "Report now, by what was found: <answer>…</answer> and then <evidence>…</evidence> with "
     "one to three short points."
 )
+CORRECT_ANSWER = (
+    "That was no answer. Nothing can be searched now. Write the answer from the reports: "
+    "<answer>…</answer>."
+)
 ACCESS = (
     "Each document has a <name>. To read more of one that a search has named, write "
     "exactly one block and nothing else "

@@ -6,8 +6,13 @@ Parsing never raises: every text gives a turn, in time that is linear in the tex
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
+
+from router.errors import JSON_ERRORS
 from router.models.model import encodable
 from router.protocol.evidence import NO_EVIDENCE, Report
 from router.protocol.sub_queries import own_text, quoted_strings, search_blocks
@@ -196,27 +201,75 @@ def _split(body: str) -> list[str]:
 
 
 _FENCE = re.compile(r"```(?:json|text|plaintext|markdown|xml|html)?", re.IGNORECASE)
-_TAG = re.compile(r"<\s*+/?\s*+answer\s*+>", re.IGNORECASE)
+_OPENED = re.compile(r"<\s{0,9}answer\s[^<>]{0,200}(?<!/)>", re.IGNORECASE)
+_TAG = re.compile(
+    r"<\s{0,9}/?\s{0,9}answer\b[^<>]{0,200}>"
+    r"|\A\s*+<(?:output|response|final_answer|result)>|</(?:output|response|final_answer|result)>",
+    re.IGNORECASE,
+)
 _LABEL = re.compile(
     r"[\s*#_]*+(?:(?:the|final|short)\s+){0,2}answer(?:\s+is)?[\s*_]*+:[\s*_]*+", re.IGNORECASE
 )
+_BOXED = re.compile(r"\${0,2}\\boxed\{(?:\\text\{([^{}]*)\}|([^{}]*))\}\${0,2}")
+_PROTOCOL = re.compile(
+    r"(?<![`\"'“])(?:<\s{0,4}/?\s{0,4}(?:\w{1,20}:)?(?:search(?:_results)?|stop|access|call|"
+    r"escalate|tool_(?:calls?|response)|function(?:_calls?)?|invoke)\b[^<>]{0,200}>"
+    r"|\[TOOL_CALLS\]|<\|(?:python_tag|tool_call|START_ACTION)|<[|｜](?:tool▁|DSML))",
+    re.IGNORECASE,
+)
+"""Markup by which models search, stop and call tools, in the forms of their templates."""
+_LONGEST_JSON = 20_000
 
 
-def parse_answer(text: str) -> str:
-    """Return the answer in an answerer's output: the last `<answer>` with a closing tag, or else
-    the text after an `<answer>` without one, or else all text outside of reasoning.
+def read_answer(text: str) -> str | Malformed:
+    r"""Return the answer in an answerer's output: the last `<answer>` with a closing tag, or else
+    the text after an `<answer>` without one, or else the value of `answer` in a JSON object, or
+    else all text outside of reasoning.
 
-    The answer is unescaped and on one line; it is empty if there is none. Never raises, and takes
-    linear time.
+    The answer is unescaped and on one line, without markup around it such as `\boxed{}`. A search
+    or a call of a tool is no answer. Never raises, and takes linear time.
     """
-    visible = without_thinking(text)
+    visible = _OPENED.sub("<answer>", without_thinking(text))
+    if not visible.strip():
+        return Malformed("no output")
     answers = list(blocks(visible, "answer"))
     closed = [block for block in answers if block.closed]
     if answers:
-        texts = [one_line(block.body) for block in closed or answers]
-        return next(filter(None, reversed(texts)), "")
-    bare = _TAG.sub(" ", _FENCE.sub(" ", visible))
+        texts = [block.body for block in closed or answers]
+        answer = next(filter(None, map(str.strip, reversed(texts))), "")
+        if _PROTOCOL.match(answer):
+            return Malformed("an action within the answer")
+        boxed = _BOXED.fullmatch(answer)
+        return one_line(_unwrapped(answer) if boxed or answer.startswith("<") else answer)
+    bare = _FENCE.sub(" ", visible).strip()
+    if _PROTOCOL.search(bare):
+        return Malformed("an action instead of an answer")
+    if bare.startswith(("{", "[")) and len(bare) <= _LONGEST_JSON:
+        with suppress(*JSON_ERRORS):
+            return _from_json(msgspec.json.decode(bare), bare)
+    bare = _unwrapped(bare)
     return one_line(_LABEL.sub("", bare, count=1) if _LABEL.match(bare) else bare)
+
+
+def _unwrapped(text: str) -> str:
+    return _BOXED.sub(r"\1\2", _TAG.sub(" ", text))
+
+
+def _from_json(value: Any, text: str) -> str | Malformed:
+    """Return the answer in a JSON value, which `text` is if it has none."""
+    first = value[0] if isinstance(value, list) and value else value
+    if isinstance(first, dict):
+        if not {"arguments", "parameters", "tool_calls"}.isdisjoint(first):
+            return Malformed("a call of a tool instead of an answer")
+        answer = first.get("answer", text)
+        return one_line(answer if isinstance(answer, str) else msgspec.json.encode(answer).decode())
+    return one_line(text)
+
+
+def parse_answer(text: str) -> str:
+    """Return the answer as `read_answer` does; empty if there is none."""
+    answer = read_answer(text)
+    return "" if isinstance(answer, Malformed) else answer
 
 
 _TEXT = r"\s?[^<\s][^<]*"

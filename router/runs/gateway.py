@@ -46,6 +46,7 @@ from router.trace.identity import SHADOW
 from router.trace.table import Schema
 from router.trace.values import (
     NOT_FOUND,
+    NOT_SEARCHED,
     OnEvent,
     TableRun,
     TopologyName,
@@ -419,7 +420,8 @@ def _answer_failure(trajectory: Trajectory, context: RunContext) -> UpstreamErro
     """Return the failure because of which a run has no answer. None if the run has an answer, or if
     it searched without failures and found nothing.
     """
-    if trajectory.answer != NOT_FOUND or trajectory.outcome not in ("not_found", "no_search"):
+    unanswered = trajectory.answer in (NOT_FOUND, NOT_SEARCHED)
+    if not unanswered or trajectory.outcome not in ("not_found", "no_search"):
         return None
     executions = trajectory.executions
     # If any executor followed the protocol, the malformed output of another is not the cause.

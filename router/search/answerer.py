@@ -4,16 +4,18 @@ judge, which compares answers.
 
 import string
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from router.calls import Role
 from router.calls.attempts import OnText
+from router.errors import BudgetExhausted, ContextTooLong
 from router.ledger import Ledger
-from router.models import Message
+from router.models import Completion, Message
 from router.protocol import Report, prompts
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
-from router.protocol.tags import blocks, element, one_line, without_thinking
-from router.protocol.turns import parse_answer
+from router.protocol.tags import Malformed, blocks, element, one_line, without_thinking
+from router.protocol.turns import read_answer
 from router.trace import Conversation, Execution
 
 STOP = ("</answer>",)
@@ -42,14 +44,28 @@ class Answerer:
         executions: Sequence[Execution],
         ledger: Ledger,
         on_text: OnText | None = None,
-    ) -> tuple[str, Conversation]:
-        """Return the answer and the conversation of the call that wrote it. The answer is empty if
-        the model wrote none. `on_text`: see `OnText`. Raises `UpstreamError` and `BudgetExhausted`.
+    ) -> tuple[str | Malformed, Conversation]:
+        """Return the answer and the conversation that wrote it. If the model wrote no answer, it is
+        asked once to correct that, unless the budget or its context is too small. `on_text`: see
+        `OnText`. Raises `UpstreamError` and `BudgetExhausted`.
         """
         pairs = [(execution.sub_query, execution.report) for execution in executions]
         messages = self.messages(question, pairs)
         output = await self.role.ask(messages, self.stop, ledger, on_text=on_text)
-        return parse_answer(output.text), Conversation(messages, (output,))
+        answer = read_answer(output.text)
+        if not isinstance(answer, Malformed):
+            return answer, Conversation(messages, (output,))
+
+        shown = Message("assistant", prompts.shown_turn(output.text))
+        messages = (*messages, shown, Message("user", prompts.CORRECT_ANSWER))
+        outputs: tuple[Completion, ...] = (output,)
+        with suppress(BudgetExhausted, ContextTooLong):
+            outputs += (
+                await self.role.ask(
+                    messages, self.stop, ledger, purpose="correction", on_text=on_text
+                ),
+            )
+        return read_answer(outputs[-1].text), Conversation(messages, outputs)
 
     def messages(self, question: str, pairs: Sequence[tuple[str, Report]]) -> tuple[Message, ...]:
         """Return the messages that ask for an answer to `question`. `pairs`: sub-queries, each with

@@ -30,7 +30,7 @@ from router.calls import Role
 from router.errors import BudgetExhausted, ContextTooLong, OutOfTime
 from router.protocol import NO_EVIDENCE
 from router.protocol.decision import Decision, Dispatch, Stop
-from router.protocol.tags import Malformed, without_thinking
+from router.protocol.tags import Malformed
 from router.search.answer_stream import AnswerStream
 from router.search.answerer import Answerer
 from router.search.context import RunContext
@@ -39,7 +39,7 @@ from router.search.dispatch import Dispatching, dispatching
 from router.search.executor import Executes
 from router.trace import Execution, Trajectory
 from router.trace.run import RoleSetting
-from router.trace.values import NOT_FOUND, AnswerDelta, AnswerOutcome, RoundStarted, TopologyName
+from router.trace.values import AnswerDelta, RoundStarted, TopologyName
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class FactorizedSearch:
     max_rounds: int = 4
     """Max decisions of the delegator (T in TBSS 4.1)."""
     require_evidence: bool = True
-    """If no report has evidence, return `NOT_FOUND` instead of letting the answerer guess."""
+    """If no report has evidence, say so instead of letting the answerer guess."""
     early_dispatch: bool = True
     """Start a sub-query as soon as it is written, before the block is complete. Ignored in runs
     with a budget, because the work is wasted if the block turns out different.
@@ -259,15 +259,14 @@ class FactorizedSearch:
         context: RunContext,
     ) -> Trajectory:
         """Let the answerer write the answer. If there is no evidence to answer from, return the
-        trajectory with the answer `NOT_FOUND`.
+        trajectory with an answer that says so.
         """
         grounds = any(map(context.reporting.is_grounds, trajectory.executions))
         if self.require_evidence and not grounds:
             context.raise_without_evidence(trajectory.outcome)
-            outcome: AnswerOutcome = "not_found"
-            if trajectory.outcome == "no_search":
-                outcome = "no_search"
-            return replace(trajectory, answer=NOT_FOUND, outcome=outcome)
+            if trajectory.outcome != "no_search":
+                trajectory = replace(trajectory, outcome="not_found")
+            return trajectory.answered("")
         stream = AnswerStream(lambda kept, text: context.on_event(AnswerDelta(kept, text)))
         on_text = stream.attempt if context.streamed else None
         try:
@@ -279,9 +278,11 @@ class FactorizedSearch:
             raise OutOfTime(
                 "The deadline passed before the answer was written; allow a longer deadline."
             ) from None
-        if not without_thinking(answering.outputs[-1].text).strip():
+        trajectory = replace(trajectory, answering=answering)
+        if isinstance(answer, Malformed):
             context.failures[None] = answerer.role.malformed()
-        answered = replace(trajectory, answering=answering).answered(answer)
+            return trajectory.answered("")
+        answered = trajectory.answered(answer)
         if context.streamed:
             stream.show(answered.answer, last=True)
         return answered

@@ -11,6 +11,7 @@ from router.models import Completion, Message
 from router.protocol import Passage, Report
 from router.protocol.style import AnswerStyle
 from router.trace.citation import Citation, cite
+from router.trace.declining import declines
 from router.trace.table import (
     Ask,
     Column,
@@ -283,11 +284,12 @@ def with_executions(events: Iterable[Event], result: "Result | None") -> tuple[E
 
 
 NOT_FOUND = "not found in your documents"
+NOT_SEARCHED = "cannot be answered, as nothing was searched for"
 
 
 def says_not_found(answer: str) -> bool:
     """Return whether `answer` is empty, or only says that nothing was found."""
-    return answer.casefold().rstrip(" .!") in ("", "not found", NOT_FOUND)
+    return answer.casefold().rstrip(" .!") in ("", "not found", NOT_FOUND, NOT_SEARCHED)
 
 
 TopologyName = Literal["factorized", "host"]
@@ -346,10 +348,19 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
 
     def answered(self, answer: str) -> "Trajectory":
         """Return the trajectory with `answer`. If `answer` only says that nothing was found, it is
-        replaced by `NOT_FOUND`, and the outcome by `not_found` unless time or budget ran out.
+        replaced by `NOT_FOUND`, and the outcome by `not_found` unless time or budget ran out. If
+        nothing was searched for, it is replaced by `NOT_SEARCHED`.
+
+        A name such as “Not Found” is an answer if evidence contains it.
         """
-        if not says_not_found(answer):
+        name = answer.strip(' .“”"')
+        stated = name[1:] != name[1:].lower() and any(
+            name in point for execution in self.executions for point in execution.report.evidence
+        )
+        if stated or not (says_not_found(answer) or declines(answer)):
             return msgspec.structs.replace(self, answer=answer)
+        if self.outcome == "no_search":
+            return msgspec.structs.replace(self, answer=NOT_SEARCHED)
         cut = self.outcome in ("budget_exhausted", "time_exhausted")
         return msgspec.structs.replace(
             self, answer=NOT_FOUND, outcome=self.outcome if cut else "not_found"

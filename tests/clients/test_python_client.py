@@ -35,7 +35,7 @@ KINDS = [
     "usage_counted",
     "done",
 ]
-STREAMED = [*KINDS[:-3], "answer_delta", "answer_delta", *KINDS[-3:]]
+STREAMED = [*KINDS[:-3], "answer_delta", *KINDS[-3:]]
 """Kinds of events if the answer is streamed."""
 ALONE = """
 import sys

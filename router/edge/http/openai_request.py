@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from router.edge.asked_table import is_widesearch
 from router.edge.grpc.convert_request import checked_documents
 from router.edge.http.chat_tasks import cut, is_chat_task
+from router.edge.limits import MAX_REPEATED
 from router.edge.rendering import SOURCES
 from router.errors import BadRequest
 from router.models import Message
@@ -35,6 +36,9 @@ _TEXTS = ("text", "input_text", "output_text")
 """Types of the parts that are texts."""
 _NULL = msgspec.Raw(b"null")
 MaxTokens = Annotated[int, msgspec.Meta(ge=0)] | None
+_FEW = msgspec.Meta(max_length=MAX_REPEATED)
+_MANY = msgspec.Meta(max_length=10_000)
+"""Limits of lists. A conversation may be long, although only its latest messages are used."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -50,7 +54,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
     """
 
     role: str = ""
-    content: str | tuple[Part, ...] | None = None
+    content: str | Annotated[tuple[Part, ...], _FEW] | None = None
     type: str = "message"
 
     @property
@@ -71,7 +75,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 class SearchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The field `rolegate` of a request: what to search, as in the gRPC fields of these names."""
 
-    index: tuple[str, ...] = ()
+    index: Annotated[tuple[str, ...], _FEW] = ()
     filter: DocumentFilter = NO_FILTER
 
 
@@ -102,7 +106,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the field with the messages, for error messages."""
 
     model: str
-    messages: tuple[ChatMessage, ...]
+    messages: Annotated[tuple[ChatMessage, ...], _MANY]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -160,7 +164,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         for number, part in enumerate(parts):
             if part.type not in _TEXTS:
                 raise BadRequest(
-                    f"{self.MESSAGES}[{at}].content[{number}] is of type {part.type!r}; "
+                    f"{self.MESSAGES}[{at}].content[{number}] is of type {part.type[:100]!r}; "
                     "only parts of type 'text' are supported."
                 )
         return last.text
@@ -206,7 +210,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         wanted = self.response_format or ResponseFormat()
         if wanted.type not in ("text", "table", "json_schema"):
             raise BadRequest(
-                f"The format {wanted.type!r} is not supported; use text, json_schema or table."
+                f"The format {wanted.type[:100]!r} is not supported; use text, json_schema or "
+                "table."
             )
         if wanted.type != "json_schema":
             return b""
@@ -248,7 +253,7 @@ class ResponsesRequest(ChatRequest, frozen=True, kw_only=True):
     MESSAGES: ClassVar[str] = "input"
 
     messages: tuple[ChatMessage, ...] = ()
-    input: str | tuple[ChatMessage, ...] = ()
+    input: str | Annotated[tuple[ChatMessage, ...], _MANY] = ()
     instructions: str | None = None
     max_output_tokens: MaxTokens = None
     text: msgspec.Raw = _TEXT

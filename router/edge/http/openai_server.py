@@ -53,7 +53,7 @@ from router.edge.http.openai_request import (
     ResponsesRequest,
 )
 from router.edge.http.server import observing
-from router.edge.limits import Limits
+from router.edge.limits import MAX_REPEATED, Limits
 from router.edge.listening import is_loopback
 from router.edge.pages import Site
 from router.edge.rendering import AnswerText, cited_answer, progress_line
@@ -211,7 +211,12 @@ async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) 
     try:
         async with asyncio.timeout(within_s):
             body = await request.read()
-        for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        if len(fields) > MAX_REPEATED:
+            raise BadRequest(
+                f"The body has {len(fields)} fields; at most {MAX_REPEATED} are allowed."
+            )
+        for name in fields:
             if name not in OPTIONS and OPTION.match(name):
                 raise BadRequest(
                     f"{name} is not an option of this API. Its own options are no_cache, and "
@@ -362,5 +367,5 @@ def _model(name: str) -> dict[str, object]:
 
 
 def _unknown(name: str) -> web.Response:
-    message = f"There is no model {name!r}; use one of {', '.join(MODELS)}."
+    message = f"There is no model {name[:100]!r}; use one of {', '.join(MODELS)}."
     return _json(404, error_body(404, message, "model_not_found", "model"))

@@ -1,6 +1,7 @@
 """The HTTP server: addresses, limits on connections, draining, and notification of observers."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable
 from functools import lru_cache
@@ -8,6 +9,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from router.access import Access
@@ -26,6 +28,17 @@ _TOO_MANY = (
     b"Too many connections from your address (server.http_connections_per_address); "
     b"close some connections, or reuse them.\n"
 )
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Return whether a record is about an error of this server. Malformed requests are not: their
+    clients get status 400, and could otherwise fill the log without a key.
+    """
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_LOGGER = logging.getLogger("http")
+_LOGGER.addFilter(_is_ours)
 
 
 class HTTPServer:
@@ -64,6 +77,7 @@ class HTTPServer:
             # aiohttp would decompress the rest of a refused request on the event loop, without a
             # limit on its size.
             auto_decompress=False,
+            logger=_LOGGER,
         )
         app.middlewares.append(self._check_head)
         self._hosts = set(map(host_of, hosts))

@@ -33,7 +33,7 @@ async def earlier_runs(runs: Runs | None, identifiers: str) -> list[Run]:
     identity = caller()
     loaded = [
         await runs.get(identifier, identity)
-        for identifier in identifiers.split(",")[-_MAX_EARLIER:]
+        for identifier in identifiers.rsplit(",", _MAX_EARLIER)[-_MAX_EARLIER:]
     ]
     return [await in_viewer(as_seen_by, run, identity) for run in loaded]
 
@@ -42,7 +42,7 @@ def with_run(identifiers: str, run_id: str) -> str:
     """Return the identifiers of the runs of a conversation with a further run: the last ones, as
     many as `earlier_runs` loads.
     """
-    earlier = identifiers.split(",") if identifiers else []
+    earlier = identifiers.rsplit(",", _MAX_EARLIER) if identifiers else []
     return ",".join([*earlier, run_id][-_MAX_EARLIER:])
 
 

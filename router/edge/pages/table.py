@@ -56,7 +56,7 @@ class TablePages:
         rows = min(_PAGE_ROWS, 1 + _PAGE_CELLS // max(1, len(columns)))
         first = max(0, number(query.get("row", "0")))
         only = query.get("only", "")
-        states = only.split(",")
+        states = set(only.split(","))
         numbered = [
             (number, row)
             for number, row in enumerate(table.rows)

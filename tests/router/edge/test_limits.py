@@ -17,6 +17,7 @@ from rolegate.v1 import usage_pb2
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
+from structlog.testing import capture_logs
 
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import RunServicer
@@ -200,6 +201,30 @@ async def test_a_connection_without_a_whole_request_is_closed(beginning: bytes) 
     ):
         writer.write(beginning)
         assert (await is_closed(reader)) is not beginning.endswith(b"GET /")
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 9000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nA\x1b[31m: b\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
+        b"\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b"G\x1bT / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+    ],
+    ids=["long header", "header name", "two lengths", "chunk", "method", "TLS"],
+)
+async def test_a_malformed_request_is_refused_without_a_line_in_the_log(
+    request_bytes: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anyone could fill the log with them."""
+    async with http(Deployment().gateway(), Limits()) as address, raw(address) as (reader, writer):
+        with capture_logs() as logged:
+            writer.write(request_bytes)
+            assert b" 400 " in await ended(reader.readline())
+    assert (caplog.records, logged) == ([], [])
 
 
 async def test_a_body_that_does_not_come_is_a_timeout() -> None:

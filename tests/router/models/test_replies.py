@@ -49,6 +49,7 @@ def choice(message: object, **fields: Any) -> dict[str, Any]:
 
 PARTS = [
     {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+    {"type": "summary_text", "text": "!"},
     None,
     {"type": "text", "text": "a"},
     "b",
@@ -122,7 +123,7 @@ async def test_a_whole_reply_is_read_with_or_without_streaming(
     openai_server.plays(replies(json.dumps(reply).encode()))
     for output in (await model.complete(PROMPT), await streamed(model, PROMPT)):
         assert (output.text, output.finish_reason, output.usage) == ("ab", "stop", None)
-        assert output.reasoning == ("hm" if reply is WHOLE["content in parts"] else "")
+        assert output.reasoning == ("hm!" if reply is WHOLE["content in parts"] else "")
 
 
 def piece(delta: object, **fields: Any) -> bytes:

@@ -85,6 +85,12 @@ FORMS = {
     "within the block": f"<search><think>{THOUGHT}</think>real?</search>",
     "empty": f"<think></think>{SEARCH}",
     "closed in itself": f"<think/>{SEARCH}",
+    "Open WebUI": f'<details type="reasoning" done="true" duration="3">\n<summary>Thought for 3 s'
+    f"</summary>\n{THOUGHT}</details>\n{SEARCH}",
+    "escaped": f"&lt;think&gt;{THOUGHT}&lt;/think&gt;{SEARCH}",
+    "escaped, longer": f"\n&lt;Thinking&gt;{THOUGHT}&lt;/Thinking&gt;{SEARCH}",
+    "full width": f"＜think＞{THOUGHT}＜/think＞{SEARCH}",
+    "other brackets": f"【reasoning】{THOUGHT}【/reasoning】{SEARCH}",
 }
 
 
@@ -221,6 +227,9 @@ def test_any_text_is_read_equally_in_any_pieces(tokens: list[str], data: st.Data
         "Here is Paris.",
         "a < b and b > c, [1], [think about it]",
         "thinking</b> and <b>reasoning</b>",
+        "<answer>the &lt;think&gt; tag</answer>",
+        'A <details type="reasoning"> element</details>',
+        "<details><summary>a</summary>b</details>c",
     ],
 )
 def test_a_mark_that_is_only_mentioned_is_text(text: str) -> None:

@@ -11,6 +11,7 @@ from router.protocol.turns import (
     ReportTurn,
     SearchTurn,
     parse_answer,
+    read_answer,
 )
 from tests.router.outputs import OUTPUTS
 
@@ -263,6 +264,18 @@ def test_escaped_text_in_a_report_stays_where_it_is(text: str) -> None:
         "**Answer:** Michael Mann",
         "### Answer:\n\nMichael Mann",
         "The final answer is: Michael Mann",
+        '<answer lang="en">Michael Mann</answer>',
+        "<Answer type='name'>Michael Mann",
+        "<answer/>Michael Mann",
+        "<output>Michael Mann</output>",
+        "<response>\nMichael Mann\n</response>",
+        "<answer><output>Michael Mann</output></answer>",
+        r"\boxed{Michael Mann}",
+        r"<answer>$\boxed{\text{Michael Mann}}$</answer>",
+        r"Final answer: $$\boxed{Michael Mann}$$",
+        '{"answer": "Michael Mann"}',
+        '```json\n{"answer": "Michael Mann", "confidence": 0.9}\n```',
+        '[{"answer": "Michael Mann"}]',
     ],
 )
 def test_an_answer_is_read_in_any_notation(text: str) -> None:
@@ -282,10 +295,49 @@ def test_an_answer_is_read_in_any_notation(text: str) -> None:
         ("Answer Me", "Answer Me"),
         ("<answer>The Answer: a play</answer>", "The Answer: a play"),
         ("half a pair \ud83d", "half a pair \ufffd"),
+        ('{"answer": 1200}', "1200"),
+        ('{"city": "Krurou"}', '{"city": "Krurou"}'),
+        ("[1, 2]", "[1, 2]"),
+        ("{not JSON}", "{not JSON}"),
+        ("It is the `<search>` element.", "It is the `<search>` element."),
+        ("<answer>the <search> element</answer>", "the <search> element"),
+        ("a function <f> of time", "a function <f> of time"),
+        ("the result</b>", "the result</b>"),
     ],
 )
 def test_an_answer_is_kept_unchanged(text: str, answer: str) -> None:
     assert parse_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<think>Hm.</think>",
+        '<call tool="search">{"query": "x"}</call>',
+        "<search>Who directed Heat?</search>",
+        "I will search. <search>Who?</search>",
+        '<access document="heat.txt">year</access>',
+        "<stop/>Enough evidence<stop>",
+        "<function=search>{}</function>",
+        '<function_calls><invoke name="search"></invoke></function_calls>',
+        '<tool_call>{"name": "search", "arguments": {}}</tool_call>',
+        "<minimax:tool_call>x</minimax:tool_call>",
+        '<|tool_call|>[{"name": "search"}]',
+        '[TOOL_CALLS]search[ARGS]{"q": "x"}',
+        '<|python_tag|>search("x")',
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>search",
+        "<|tool_calls_section_begin|>",
+        '{"name": "search", "arguments": {"query": "x"}}',
+        '[{"name": "search", "parameters": {"query": "x"}}]',
+        "<answer><search>Who?</search></answer>",
+        "<search_results><result>x</result></search_results>",
+    ],
+)
+def test_an_action_is_no_answer(text: str) -> None:
+    """Holds for the tags of all roles, and for calls in the forms of models' templates."""
+    assert isinstance(read_answer(text), Malformed)
+    assert parse_answer(text) == ""
 
 
 @settings(deadline=None)

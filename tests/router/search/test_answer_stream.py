@@ -59,11 +59,24 @@ def test_an_answer_only_grows() -> None:
     assert len(shown.texts) > 10
 
 
-def test_nothing_is_shown_that_may_become_not_found() -> None:
+@pytest.mark.parametrize(
+    "output",
+    [
+        "<answer>Not found",
+        "<answer>Not found in the reports.",
+        "<answer>The reports do not hold the answer",
+        "<answer>Nicht in den Berichten gefunden",
+        "<answer>报告中未提及",
+        "<answer>$\\boxed{1200}",
+        "<answer><search>Who?</search>",
+    ],
+)
+def test_nothing_is_shown_that_may_become_not_found(output: str) -> None:
+    """Nor markup, which is not a part of the answer."""
     shown = Shown()
     stream = AnswerStream(shown)
     read = stream.attempt()
-    for character in "<answer>Not found":
+    for character in output:
         read(character)
     assert shown.texts == []
     stream.show(NOT_FOUND, last=True)

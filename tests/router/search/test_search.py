@@ -14,7 +14,14 @@ from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
 from router.search.context import Reporting
 from router.trace import Event
-from router.trace.values import NOT_FOUND, Reported, RoundStarted, SearchDone, SubQueryDispatched
+from router.trace.values import (
+    NOT_FOUND,
+    NOT_SEARCHED,
+    Reported,
+    RoundStarted,
+    SearchDone,
+    SubQueryDispatched,
+)
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import (
     PASSAGE,
@@ -25,6 +32,7 @@ from tests.router.deployment import (
     block,
     finds,
     lasting,
+    report,
 )
 from tests.router.retriever import FixedRetriever
 
@@ -145,13 +153,16 @@ async def test_events_are_announced_in_order_as_they_happen() -> None:
 async def test_a_delegator_that_never_asks_is_marked(outputs: list[str]) -> None:
     """A stop without a sub-query is `no_search`, even if the answerer may guess."""
     strict = await Deployment(ScriptedModel(outputs)).search().run(QUESTION, lasting())
-    assert (strict.answer, strict.outcome, strict.answering) == (NOT_FOUND, "no_search", None)
+    assert (strict.answer, strict.outcome, strict.answering) == (NOT_SEARCHED, "no_search", None)
     lax = (
         await Deployment(ScriptedModel(outputs))
         .search(require_evidence=False)
         .run(QUESTION, lasting())
     )
     assert (lax.answer, lax.outcome) == ("Michael Mann", "no_search")
+    deployment = Deployment(ScriptedModel(outputs), answerer=ScriptedModel(["not found"]))
+    lax = await deployment.search(require_evidence=False).run(QUESTION, lasting())
+    assert (lax.answer, lax.outcome) == (NOT_SEARCHED, "no_search")
 
 
 def finds_nothing(prompt: Prompt) -> str:
@@ -176,15 +187,78 @@ async def test_without_evidence_the_answer_is_not_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "output", ["<answer>not found</answer>", "<answer>Not Found.</answer>", "", "<answer></answer>"]
+    "output",
+    [
+        "<answer>not found</answer>",
+        "<answer>Not Found.</answer>",
+        "<answer></answer>",
+        "<answer>Not found in the reports.</answer>",
+        "The reports do not hold the answer.",
+        "<answer>I couldn’t find the answer in the documents.</answer>",
+        "<answer>None of the reports mentions this.</answer>",
+        "<answer>No information was found.</answer>",
+        "<answer>Nicht in den Berichten gefunden.</answer>",
+        "<answer>Die Berichte enthalten keine Antwort.</answer>",
+        "<answer>La réponse n’a pas été trouvée dans les documents.</answer>",
+        "<answer>No se encontró en los documentos.</answer>",
+        "<answer>报告中未提及。</answer>",
+        "<answer>没有找到相关信息</answer>",
+        "<answer>資料には記載がありません。</answer>",
+    ],
 )
 async def test_the_answerer_may_reject_the_reports(output: str) -> None:
-    """ "Not found" or an empty answer is taken literally."""
+    """An empty answer does so too."""
     trajectory = (
         await Deployment(answerer=ScriptedModel([output])).search().run(QUESTION, lasting())
     )
     assert (trajectory.answer, trajectory.outcome) == (NOT_FOUND, "not_found")
     assert trajectory.answering is not None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Not Found",
+        "“Not Found”",
+        "No",
+        "没有",
+        "Nothing Else Matters",
+        "Keine Angst",
+        "not found guilty",
+        "Not included",
+        "The documents do not contain asbestos.",
+        "It was not found until 1922.",
+    ],
+)
+async def test_an_answer_that_only_sounds_like_not_found_is_kept(answer: str) -> None:
+    """A name such as “Not Found” is an answer if the evidence contains it."""
+    executor = ScriptedModel(
+        lambda prompt: (
+            "<search>x</search>"
+            if len(prompt.messages) == 2
+            else report("a song", "The song “Not Found” is of 1994.")
+        )
+    )
+    deployment = Deployment(executor=executor, answerer=ScriptedModel([f"<answer>{answer}"]))
+    trajectory = await deployment.search().run(QUESTION, lasting())
+    assert (trajectory.answer, trajectory.outcome) == (answer, "answered")
+
+
+async def test_an_answerer_that_writes_none_is_asked_once_more() -> None:
+    """It may not search: a search is no answer."""
+    answerer = ScriptedModel(["<search>Who?</search>", "<answer>Michael Mann</answer>"])
+    context = lasting()
+    trajectory = await Deployment(answerer=answerer).search().run(QUESTION, context)
+    assert (trajectory.answer, trajectory.outcome) == ("Michael Mann", "answered")
+    assert trajectory.answering is not None
+    assert [message.content for message in trajectory.answering.messages[-2:]] == [
+        "<search>Who?</search>",
+        prompts.CORRECT_ANSWER,
+    ]
+    assert [call.purpose for call in context.ledger.calls if call.role == "answer"] == [
+        "first",
+        "correction",
+    ]
 
 
 async def test_a_failed_executor_is_a_result_that_found_nothing() -> None:
