@@ -34,7 +34,7 @@ from router.store import SQLArchive
 from router.table import TableRequest
 from router.trace import Call, Price, RoleName, Run, Trajectory
 from router.trace.run import Feedback, right_answers
-from router.trace.values import NOT_FOUND, TableRun
+from router.trace.values import TableRun, says_not_found
 from router.versions.gate import within_share
 from serving.cli.options import time_argument
 from serving.cli.store import opened_store
@@ -154,7 +154,7 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
         )
     answer = ""
     if isinstance(result, Trajectory) and result.outcome != "out_of_scope":
-        answer = "" if result.answer == NOT_FOUND else result.answer
+        answer = "" if says_not_found(result.answer) else result.answer
     ratings = [entry.good for entry in feedback if entry.good is not None]
     rejected = (answer,) if answer and ratings and not ratings[-1] else ()
     return Question(

@@ -58,7 +58,8 @@ _DECLINING = re.compile("|".join((_ENGLISH, *_OTHERS)))
 _BEGINNINGS = (
     "not,no ,none,i ,we ,it ,its,this,that,these,those,your,our,any,the ,an ,answer,information,"
     "enough,relevant,requested,such,details,question,is ,was ,were,could,can,has ,have,report,"
-    "document,result,source,evidence,passage,context,text,provided,given,retrieved,available,search,"
+    "document,result,source,evidence,passage,context,text,provided,given,retrieved,available,"
+    "search,"
     "nicht,keine,in den,in ihren,in diesen,die ,pas ,la ,réponse,introuvable,aucune,les ,sin ,"
     "ninguna,respuesta,los ,non ,n'a pas,n’a pas,of ,"
     "在,您,报,報,文,资,資,均,都,并,未,没,沒,无,無,找,レ,ド,答,回,情,記,見,該"
