@@ -12,7 +12,7 @@ import msgspec
 from router.background import in_worker
 from router.folding import apart, fold, terms
 from router.table.cell_value import values_in
-from router.table.numbers import has_marks
+from router.table.numbers import signs_in, signs_of
 from router.trace import Execution, Trajectory
 from router.trace.citation import MAX_CITED, Citation, sentence_spans
 from router.trace.table import Column
@@ -188,8 +188,7 @@ class _Evidence:
             claimed = values_in(_NUMBER, claim)
             if not any(map(_SIGNED.search, unsupported)):
                 claimed = values_in(_DATE, claim) or claimed
-            marked = has_marks(claim, self._everything)
-            if claimed and marked and self._figures.issuperset(claimed):
+            if claimed and signs_of(claim) <= self._signs and self._figures.issuperset(claimed):
                 unsupported = [word for word in unsupported if not _FIGURE.search(word)]
 
         if not self._texts or any(
@@ -199,6 +198,10 @@ class _Evidence:
         if len(words) > _SHORT_WORDS:
             unsupported = [word for word in unsupported if not word.isascii()]
         return not unsupported or len(unsupported) < _STRANGE_SHARE * len(words)
+
+    @cached_property
+    def _signs(self) -> frozenset[str]:
+        return signs_in(self._everything)
 
     @cached_property
     def _figures(self) -> set[str]:

@@ -61,7 +61,10 @@ class Booking(NamedTuple):
 
 
 BOOKING: ContextVar[Booking | None] = ContextVar("booking", default=None)
-"""Booking of the current task's search; None outside of runs, where calls are not booked."""
+"""Booking of the current task's search; None outside of runs, where calls are not booked. It is no
+argument of `Retriever.search`, because retrievers do not call models, except for a reranker around
+one of them.
+"""
 
 
 class Reranked(list[Passage]):

@@ -750,14 +750,17 @@ class _Filling:
         """Queue asks about the names that lists have next to rows, but that are in no row. They are
         about the columns of conditions; those about other columns follow if a condition is met.
         """
-        reports = [(self._asks[number], report) for number, report in self._executions.items()]
-        room = self._request.max_rows - len(table.every_row)
-        for name in (await in_worker(left_out, table, reports))[: max(0, room)]:
-            key = row_key(Schema(self._schema.keys), [name])
-            if key not in self._shown_keys:
-                self._shown_keys[key] = (name,)
-                self._left_out.add(key)
-                self._begin(key)
+        # In the order of asks, so that which names are asked about does not depend on arrival
+        executions = sorted(self._executions.items())
+        reports = [(self._asks[number], report) for number, report in executions]
+        names = await in_worker(left_out, table, reports)
+        keys = {row_key(Schema(self._schema.keys), [name]): name for name in names}
+        new = [key for key in keys if key not in self._shown_keys]
+        room = max(0, self._request.max_rows - len(table.every_row))
+        for key in new[:room]:
+            self._shown_keys[key] = (keys[key],)
+            self._left_out.add(key)
+            self._begin(key)
 
     async def _settle(self) -> None:
         """Queue asks about names in lists, and settlings for all cells with conflicting values.

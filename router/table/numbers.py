@@ -98,24 +98,16 @@ thb dollar dollars us$ euro euros pound pounds yen yuan won rupee rupees rs fran
 字 以 明 명 개 원 년 월 일 세 층 대 회 위 인 곳 건 점 달 유 엔 킬 미 톤
 """).split()
 )
-_MARKS = {
-    "%": (
-        "%",
-        "percent",
-        "per cent",
-        "pct",
-        "prozent",
-        "pour cent",
-        "por ciento",
-        "процент",
-        "百分",
-    ),
-    "$": ("$", "usd", "dollar", "доллар", "美元", "ドル"),
-    "€": ("€", "eur", "евро", "欧元"),
-    "£": ("£", "gbp", "pound", "sterling", "英镑"),
-    "¥": ("¥", "yen", "yuan", "jpy", "cny", "rmb", "元", "円"),
+_SIGNS = {
+    "%": r"%|\b(?:percent|per cent|pct|procent|prozent|pour cent|por ciento|por cento|percento"
+    r"|процент\w*)\b|百分|パーセント|퍼센트",
+    "$": r"\$|\b(?:usd|dollars?|d[oó]lar(?:es)?|доллар\w*)\b|美元|ドル|달러",
+    "€": r"€|\b(?:eur|euros?|евро)\b|欧元|ユーロ",
+    "£": r"£|\b(?:gbp|pounds?|sterling)\b|英镑|ポンド",
+    "¥": r"¥|\b(?:yen|yuan|jpy|cny|rmb)\b|(?<!公)元|円",
 }
-"""Signs of percentages and currencies, each with the folded ways to write it."""
+"""Signs of percentages and currencies, each with the ways to write it in a folded text."""
+_FORMS = {sign: re.compile(forms) for sign, forms in _SIGNS.items()}
 _BOUND = re.compile(
     r"(?:\b(?:not|no|less than|fewer than|more than|at least|at most|up to|under|over|above|below|"
     r"before|after|exceeding|unter|über|vor|nach|mehr als|weniger als|mindestens|höchstens|"
@@ -150,15 +142,15 @@ def is_bound(text: str, written: str) -> bool:
     return _BOUND.search(before) is not None or _BOUND_AFTER.match(after) is not None
 
 
-def has_marks(value: str, text: str) -> bool:
-    """Return whether `text` contains, in some form, each sign of a percentage or currency that is
-    in `value`.
-    """
-    signs = [forms for sign, forms in _MARKS.items() if sign in value]
-    if not signs:
-        return True
+def signs_of(value: str) -> frozenset[str]:
+    """Return the signs of percentages and currencies that are written in `value`."""
+    return frozenset(_SIGNS) & {*value.replace("％", "%").replace("￥", "¥")}
+
+
+def signs_in(text: str) -> frozenset[str]:
+    """Return the signs of percentages and currencies that `text` contains in any form."""
     whole = folded(text)
-    return all(any(form in whole for form in forms) for forms in signs)
+    return frozenset(sign for sign, forms in _FORMS.items() if forms.search(whole))
 
 
 def numbers_in(text: str, unit: str) -> Iterator[tuple[str, str]]:

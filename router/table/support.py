@@ -19,7 +19,7 @@ from typing import NamedTuple
 from router.folding import fold, sought
 from router.protocol import Passage
 from router.table.cell_value import canonical, is_mistyped, values_in
-from router.table.numbers import has_marks
+from router.table.numbers import signs_in, signs_of
 from router.trace.citation import MAX_CITED, Citation, citation, read
 from router.trace.table import Column, Support
 
@@ -147,6 +147,7 @@ class Shown:
             for tie in _ties_of(passage.text, passage.document or passage.title)
         )
         self._values = cache(self._by_value)
+        self._signs = cache(lambda passage: signs_in(f"{passage.title}\n{passage.text}"))
 
     def also_named(self, names: Collection[str]) -> set[str]:
         """Return `names`, together with the titles of passages that a tie connects with one of
@@ -191,7 +192,7 @@ class Shown:
             strict=True,
         ):
             if not places:
-                if column.key and wanted and wanted in title:
+                if column.key and self._is_in_title(column, value, form, passage):
                     titles.append(citation(passage, passage.title))
                 continue
             named = set(chain.from_iterable(map(reading.places, names)))
@@ -207,18 +208,24 @@ class Shown:
 
     def holds(self, column: Column, value: str) -> bool:
         """Return whether a passage, or its title, contains a value that has words."""
-        wanted = sought(value)
-        return any(wanted in title for title in self._titles) or any(
-            self._places(column, value, canonical(column, value))
-        )
+        form = canonical(column, value)
+        return any(
+            self._is_in_title(column, value, form, passage) for passage in self._passages
+        ) or any(self._places(column, value, form))
+
+    def _is_in_title(self, column: Column, value: str, form: str, passage: Passage) -> bool:
+        if wanted := _words(column, value):
+            return wanted in fold(passage.title)
+        return bool(form) and form in values_in(_kind(column), passage.title)
 
     def _places(self, column: Column, value: str, form: str) -> Iterator[list[int]]:
         """Yield, for each passage, the numbers of the sentences that contain a value."""
         wanted = _words(column, value)
+        signs = signs_of(value)
         for passage, reading, values in zip(
             self._passages, self._readings, self._values(_kind(column)), strict=True
         ):
-            if wanted or has_marks(value, f"{passage.title}\n{passage.text}"):
+            if wanted or not signs or signs <= self._signs(passage):
                 yield [*reading.places(wanted), *values.get(form, ())]
             else:
                 yield []

@@ -5,6 +5,7 @@ OpenAI-compatible `/v1/embeddings` endpoint, such as Qwen3-Embedding on vLLM.
 
 import asyncio
 import copy
+import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -448,12 +449,17 @@ class EndpointEmbedder:
 
 
 def onnx_identity(folder: Path, passage_prefix: str) -> str:
-    """Return the `identity` of the embedder in a folder. Raises `BadConfig` if there is none."""
+    """Return the `identity` of the embedder in a folder: of its tokenizer and of its model, whose
+    weights may be in files of their own. Raises `BadConfig` if there is none.
+    """
     try:
-        sha256 = sha256_of(folder / "model.onnx")
+        files = [folder / "model.onnx", folder / "tokenizer.json"]
+        files += sorted(folder.glob("model.onnx?*"))
+        digests = "".join(map(sha256_of, files))
+        sha256 = hashlib.sha256(digests.encode()).hexdigest()
     except OSError as error:
         raise BadConfig(
-            f"{folder}/model.onnx: cannot be read ({error.strerror}); correct "
+            f"{error.filename}: cannot be read ({error.strerror}); correct "
             "retrieval.embedder.onnx, or export the model to that folder."
         ) from error
     return endpoint_identity(f"onnx@{sha256[:12]}", passage_prefix)

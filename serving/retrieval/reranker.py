@@ -16,6 +16,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from router.amount import NOTHING, Amount
+from router.calls.attempts import BYTES_PER_TOKEN
 from router.errors import BudgetExhausted, UpstreamError
 from router.ledger.ledger import Caller
 from router.models import Usage
@@ -155,6 +156,8 @@ class RerankedRetriever:
             prompt_bound=bound,
         )
         async with booking.ledger.attempt(caller, "rerank", 1, worst) as attempt:
+            # Without a count, the worst case would be charged, which is several times as much
+            attempt.usage = Usage(max(1, bound // BYTES_PER_TOKEN), 0, estimated=True)
             best = await rerank(self.config, self.session, query, passages)
             if best.reranking.tokens is not None:
                 attempt.usage = Usage(best.reranking.tokens, 0)

@@ -208,12 +208,16 @@ async def test_a_run_survives_a_failed_reranker_and_says_so(tmp_path: Path) -> N
     async with gateway(tmp_path, scripted_reranker.says("busy", 503)) as running:
         responses = [await running.executed() for _ in range(3)]
         search = await running.search(responses[0].run_id)
+        calls = await running.calls(responses[0].run_id)
         page = await running.page(responses[0].run_id)
 
     assert [response.result.answer for response in responses] == ["Mann"] * 3
     assert [list(response.result.shared_from) for response in responses] == [[], [], []]
     assert [passage["id"] for passage in search["passages"]] == ["p1", "p2"]
     assert "HTTP 503: busy" in search["reranking"]["error"]
+    assert [(call.outcome, call.counted) for call in calls if call.purpose == "rerank"] == [
+        ("unavailable", "estimated")
+    ]
     assert search["reranking"]["tokens"] is None
     assert "not reranked: retrieval at http://127.0.0.1:" in page
     assert "HTTP 503: busy" in page

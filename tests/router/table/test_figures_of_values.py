@@ -29,6 +29,8 @@ def support(text: str, value: str, column: Column = NUMBER) -> Support:
         ("It was founded in 1200.", "$1200"),
         ("It has 1,200,000 inhabitants.", "€1,200,000"),
         ("It has 1,200,000 inhabitants.", "1.2M ¥"),
+        ("The plan in Europe costs $5 million.", "€5 million"),
+        ("In 公元 5 it was founded.", "¥5"),
         ("About 1/2 of it is water.", "2"),
         ("About 3/4 of it is water.", "3"),
     ],
@@ -48,6 +50,7 @@ def test_another_number_does_not_support_a_value(text: str, value: str) -> None:
         ("Share in percent: 45", "45%"),
         ("It costs 1.2 million dollars.", "US$1.2M"),
         ("票价 5 元", "¥5"),
+        ("It is 5 procent.", "5 %"),
         ("It has 1,200,000 inhabitants.", "1200000"),
         ("It was built in 5/2010.", "2010"),
         ("人口350万人", "3500000"),
@@ -55,6 +58,14 @@ def test_another_number_does_not_support_a_value(text: str, value: str) -> None:
 )
 def test_the_same_number_in_another_form_does(text: str, value: str) -> None:
     assert support(text, value) == "stated"
+
+
+def test_the_title_of_a_passage_states_a_number_that_is_a_key() -> None:
+    column = Column("year", "integer", key=True)
+    shown = Shown([Passage("p", "1998 Winter Games", "They took place in Nagano.")])
+    assert shown.support(column, "1998", "1998", [" 1998 "])[0] == "stated"
+    assert shown.holds(column, "1998")
+    assert not shown.holds(column, "998")
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,9 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=r"model\.onnx: cannot be read .*export the model"):
         OnnxEmbedder(tmp_path)
     (tmp_path / "model.onnx").write_bytes(b"not a model")
+    with pytest.raises(BadConfig, match=r"tokenizer\.json: cannot be read"):
+        OnnxEmbedder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}", "utf-8")
     with pytest.raises(BadConfig, match="is not an ONNX export of a sentence encoder"):
         OnnxEmbedder(tmp_path)
 
