@@ -450,7 +450,7 @@ class EndpointEmbedder:
 
 def onnx_identity(folder: Path, passage_prefix: str) -> str:
     """Return the `identity` of the embedder in a folder: of its tokenizer and of its model, whose
-    weights may be in files of their own. Raises `BadConfig` if there is none.
+    weights may be in separate files. Raises `BadConfig` if there is none.
     """
     try:
         files = [folder / "model.onnx", folder / "tokenizer.json"]

@@ -156,11 +156,13 @@ class RerankedRetriever:
             prompt_bound=bound,
         )
         async with booking.ledger.attempt(caller, "rerank", 1, worst) as attempt:
-            # Without a count, the worst case would be charged, which is several times as much
-            attempt.usage = Usage(max(1, bound // BYTES_PER_TOKEN), 0, estimated=True)
             best = await rerank(self.config, self.session, query, passages)
-            if best.reranking.tokens is not None:
-                attempt.usage = Usage(best.reranking.tokens, 0)
+            tokens = best.reranking.tokens
+            if tokens is None:  # the worst case would be several times as much
+                estimate = max(1, bound // BYTES_PER_TOKEN)
+                attempt.usage = Usage(estimate, 0, estimated=True)
+            else:
+                attempt.usage = Usage(tokens, 0)
         return best
 
 

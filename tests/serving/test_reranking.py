@@ -190,6 +190,16 @@ async def test_calls_of_the_reranker_are_in_the_ledger_and_count_against_quotas(
     assert "Reranker" in page
 
 
+async def test_an_endpoint_that_reports_no_usage_is_charged_an_estimate(tmp_path: Path) -> None:
+    """The worst case, which is reserved, would be several times as much."""
+    async with gateway(tmp_path, shortest_first()) as running:
+        response = await running.executed()
+        calls = await running.calls(response.run_id)
+    (call,) = [call for call in calls if call.purpose == "rerank"]
+    assert (call.counted, call.completion_tokens) == ("estimated", 0)
+    assert 0 < call.prompt_tokens < 100
+
+
 async def test_a_budget_that_is_too_small_for_the_reranker_leaves_the_order_of_the_search(
     tmp_path: Path,
 ) -> None:
@@ -215,9 +225,7 @@ async def test_a_run_survives_a_failed_reranker_and_says_so(tmp_path: Path) -> N
     assert [list(response.result.shared_from) for response in responses] == [[], [], []]
     assert [passage["id"] for passage in search["passages"]] == ["p1", "p2"]
     assert "HTTP 503: busy" in search["reranking"]["error"]
-    assert [(call.outcome, call.counted) for call in calls if call.purpose == "rerank"] == [
-        ("unavailable", "estimated")
-    ]
+    assert [call.outcome for call in calls if call.purpose == "rerank"] == ["connect_error"]
     assert search["reranking"]["tokens"] is None
     assert "not reranked: retrieval at http://127.0.0.1:" in page
     assert "HTTP 503: busy" in page
