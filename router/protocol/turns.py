@@ -211,13 +211,26 @@ _LABEL = re.compile(
     r"[\s*#_]*+(?:(?:the|final|short)\s+){0,2}answer(?:\s+is)?[\s*_]*+:[\s*_]*+", re.IGNORECASE
 )
 _BOXED = re.compile(r"\${0,2}\\boxed\{(?:\\text\{([^{}]*)\}|([^{}]*))\}\${0,2}")
+_KIND = (
+    r"(?:\w{1,20}:)?(?P<kind>search(?:_results)?|stop|access|call|escalate|"
+    r"tool_(?:calls?|response)|function(?:_calls?)?|invoke)\b"
+)
+_CALLING = r"\[TOOL_CALLS\]|<\|(?:python_tag|tool_call|START_ACTION)|<[|｜](?:tool▁|DSML)"
 _PROTOCOL = re.compile(
-    r"(?<![`\"'“])(?:<\s{0,4}/?\s{0,4}(?:\w{1,20}:)?(?:search(?:_results)?|stop|access|call|"
-    r"escalate|tool_(?:calls?|response)|function(?:_calls?)?|invoke)\b[^<>]{0,200}>"
-    r"|\[TOOL_CALLS\]|<\|(?:python_tag|tool_call|START_ACTION)|<[|｜](?:tool▁|DSML))",
+    rf"<\s{{0,4}}/?\s{{0,4}}{_KIND}[^<>]{{0,200}}>|{_CALLING}",
     re.IGNORECASE,
 )
 """Markup by which models search, stop and call tools, in the forms of their templates."""
+_PROTOCOL_WITHIN = re.compile(
+    rf"(?<![\w`\"'“])<\s{{0,4}}{_KIND}[^<>]{{0,200}}>"
+    r"(?:[^<]++<\s{0,4}/\s{0,4}(?:\w{1,20}:)?(?P=kind)\s{0,4}>|\s*+\Z)"
+    rf"|<\s{{0,4}}/\s{{0,4}}{_KIND.replace('?P<kind>', '?:')}\s{{0,4}}>\s*+\Z"
+    rf"|(?<![`\"'“])(?:{_CALLING})",
+    re.IGNORECASE,
+)
+"""Such markup after other text: an element with content, or a tag at the end. Other tags may
+be mentioned, such as `List<Function>` or the `<search>` of HTML.
+"""
 _LONGEST_JSON = 20_000
 
 
@@ -242,7 +255,7 @@ def read_answer(text: str) -> str | Malformed:
         boxed = _BOXED.fullmatch(answer)
         return one_line(_unwrapped(answer) if boxed or answer.startswith("<") else answer)
     bare = _FENCE.sub(" ", visible).strip()
-    if _PROTOCOL.search(bare):
+    if _PROTOCOL.match(bare) or _PROTOCOL_WITHIN.search(bare):
         return Malformed("an action instead of an answer")
     if bare.startswith(("{", "[")) and len(bare) <= _LONGEST_JSON:
         with suppress(*JSON_ERRORS):
@@ -259,9 +272,12 @@ def _from_json(value: Any, text: str) -> str | Malformed:
     """Return the answer in a JSON value, which `text` is if it has none."""
     first = value[0] if isinstance(value, list) and value else value
     if isinstance(first, dict):
-        if not {"arguments", "parameters", "tool_calls"}.isdisjoint(first):
+        named = not {"name", "function"}.isdisjoint(first)
+        if "tool_calls" in first or (named and not {"arguments", "parameters"}.isdisjoint(first)):
             return Malformed("a call of a tool instead of an answer")
         answer = first.get("answer", text)
+        if answer is None:
+            return ""
         return one_line(answer if isinstance(answer, str) else msgspec.json.encode(answer).decode())
     return one_line(text)
 
