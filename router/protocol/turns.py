@@ -202,9 +202,9 @@ def _split(body: str) -> list[str]:
 
 _FENCE = re.compile(r"```(?:json|text|plaintext|markdown|xml|html)?", re.IGNORECASE)
 _OPENED = re.compile(r"<\s{0,9}answer\s[^<>]{0,200}(?<!/)>", re.IGNORECASE)
+_WRAPPER = r"(?:output|response|final_answer|result)"
 _TAG = re.compile(
-    r"<\s{0,9}/?\s{0,9}answer\b[^<>]{0,200}>"
-    r"|\A\s*+<(?:output|response|final_answer|result)>|</(?:output|response|final_answer|result)>",
+    rf"<\s{{0,9}}/?\s{{0,9}}answer\b[^<>]{{0,200}}>|\A\s*+<{_WRAPPER}>|</{_WRAPPER}>",
     re.IGNORECASE,
 )
 _LABEL = re.compile(
@@ -231,6 +231,11 @@ _PROTOCOL_WITHIN = re.compile(
 """Such markup after other text: an element with content, or a tag at the end. Other tags may
 be mentioned, such as `List<Function>` or the `<search>` of HTML.
 """
+_MARKUP = re.compile(
+    rf"<[\s/]{{0,18}}(?:[\w:]{{0,40}}\Z|[|｜]|{_KIND}|(?:answer|{_WRAPPER})\b)",
+    re.IGNORECASE,
+)
+_MARKS = ("[tool_calls]", r"\boxed{", r"$\boxed{", r"$$\boxed{")
 _LONGEST_JSON = 20_000
 
 
@@ -252,8 +257,8 @@ def read_answer(text: str) -> str | Malformed:
         answer = next(filter(None, map(str.strip, reversed(texts))), "")
         if _PROTOCOL.match(answer):
             return Malformed("an action within the answer")
-        boxed = _BOXED.fullmatch(answer)
-        return one_line(_unwrapped(answer) if boxed or answer.startswith("<") else answer)
+        wrapped = _BOXED.fullmatch(answer) or _TAG.match(answer)
+        return one_line(_unwrapped(answer) if wrapped else answer)
     bare = _FENCE.sub(" ", visible).strip()
     if _PROTOCOL.match(bare) or _PROTOCOL_WITHIN.search(bare):
         return Malformed("an action instead of an answer")
@@ -262,6 +267,16 @@ def read_answer(text: str) -> str | Malformed:
             return _from_json(msgspec.json.decode(bare), bare)
     bare = _unwrapped(bare)
     return one_line(_LABEL.sub("", bare, count=1) if _LABEL.match(bare) else bare)
+
+
+def may_be_markup(beginning: str) -> bool:
+    r"""Return whether the content of an `<answer>` that begins like this may be an action, or lose
+    markup around it, such as `\boxed{}`. `read_answer` keeps any other content.
+    """
+    words = beginning.casefold()
+    return _MARKUP.match(beginning) is not None or any(
+        words.startswith(mark) or mark.startswith(words) for mark in _MARKS
+    )
 
 
 def _unwrapped(text: str) -> str:
