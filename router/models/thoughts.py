@@ -50,16 +50,21 @@ _IN_WORDS = re.compile(
 )
 """All marks, and the phrases that close a thought that was opened by a phrase in `_WORDS`."""
 _ODD_TAGS = (
-    '<details type="reasoning"',
-    *map("".join, product(("&lt;", "＜", "〈", "【"), ("think", "thought", "reasoning"))),
+    '<details type="reasoning"',  # more attributes may follow
+    *(
+        brackets.replace("_", name)
+        for brackets, name in product(
+            ("&lt;_&gt;", "＜_＞", "〈_〉", "【_】"), ("think", "thinking", "thought", "reasoning")
+        )
+    ),
 )
-"""Beginnings of tags that open a thought only at the start of an output. Elsewhere, an escaped tag
-may be copied from a document.
+"""Tags that open a thought only at the start of an output, and only if it is closed. Elsewhere, an
+escaped tag may be copied from a document.
 """
 _WORDS = re.compile(
     r"(?:(?:analysis|commentary)(?=[^\sa-z.,:;)!?'\"-])"
     r"|(?i:here(?:'s| is) my thought process:|here are my reasoning steps:"
-    rf"|{'|'.join(_ODD_TAGS)}))"
+    rf"|(?P<odd>{'|'.join(_ODD_TAGS)})))"
 )
 """Phrases that open a thought at the start of an output. The first two are channels of the harmony
 format whose special tokens are missing.
@@ -199,14 +204,15 @@ class Thoughts:
             if begun[0] not in "<[◁":
                 self._depth = 1
                 self._unsure = []
-        elif _WORDS.match(begun):
+        elif words := _WORDS.match(begun):
             self._begins = False
             self._mark = _IN_WORDS
             self._depth = 1
+            self._unsure = self._shown.copy() if words["odd"] else None
             self.revoke()
             self.revealed = False
         elif len(begun) > 1:
-            self._begins = any(words.startswith(begun.casefold()) for words in _ALL_WORDS)
+            self._begins = any(phrase.startswith(begun.casefold()) for phrase in _ALL_WORDS)
 
     def _part(self, window: str, position: int) -> int:
         """Return the position at which the end of `window` may be the start of a mark; the length

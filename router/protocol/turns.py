@@ -202,22 +202,40 @@ def _split(body: str) -> list[str]:
 
 _FENCE = re.compile(r"```(?:json|text|plaintext|markdown|xml|html)?", re.IGNORECASE)
 _OPENED = re.compile(r"<\s{0,9}answer\s[^<>]{0,200}(?<!/)>", re.IGNORECASE)
+_WRAPPER = r"(?:output|response|final_answer|result)"
 _TAG = re.compile(
-    r"<\s{0,9}/?\s{0,9}answer\b[^<>]{0,200}>"
-    r"|\A\s*+<(?:output|response|final_answer|result)>|</(?:output|response|final_answer|result)>",
+    rf"<\s{{0,9}}/?\s{{0,9}}answer\b[^<>]{{0,200}}>|\A\s*+<{_WRAPPER}>|</{_WRAPPER}>",
     re.IGNORECASE,
 )
 _LABEL = re.compile(
     r"[\s*#_]*+(?:(?:the|final|short)\s+){0,2}answer(?:\s+is)?[\s*_]*+:[\s*_]*+", re.IGNORECASE
 )
 _BOXED = re.compile(r"\${0,2}\\boxed\{(?:\\text\{([^{}]*)\}|([^{}]*))\}\${0,2}")
+_KIND = (
+    r"(?:\w{1,20}:)?(?P<kind>search(?:_results)?|stop|access|call|escalate|"
+    r"tool_(?:calls?|response)|function(?:_calls?)?|invoke)\b"
+)
+_CALLING = r"\[TOOL_CALLS\]|<\|(?:python_tag|tool_call|START_ACTION)|<[|｜](?:tool▁|DSML)"
 _PROTOCOL = re.compile(
-    r"(?<![`\"'“])(?:<\s{0,4}/?\s{0,4}(?:\w{1,20}:)?(?:search(?:_results)?|stop|access|call|"
-    r"escalate|tool_(?:calls?|response)|function(?:_calls?)?|invoke)\b[^<>]{0,200}>"
-    r"|\[TOOL_CALLS\]|<\|(?:python_tag|tool_call|START_ACTION)|<[|｜](?:tool▁|DSML))",
+    rf"<\s{{0,4}}/?\s{{0,4}}{_KIND}[^<>]{{0,200}}>|{_CALLING}",
     re.IGNORECASE,
 )
 """Markup by which models search, stop and call tools, in the forms of their templates."""
+_PROTOCOL_WITHIN = re.compile(
+    rf"(?<![\w`\"'“])<\s{{0,4}}{_KIND}[^<>]{{0,200}}>"
+    r"(?:[^<]++<\s{0,4}/\s{0,4}(?:\w{1,20}:)?(?P=kind)\s{0,4}>|\s*+\Z)"
+    rf"|<\s{{0,4}}/\s{{0,4}}{_KIND.replace('?P<kind>', '?:')}\s{{0,4}}>\s*+\Z"
+    rf"|(?<![`\"'“])(?:{_CALLING})",
+    re.IGNORECASE,
+)
+"""Such markup after other text: an element with content, or a tag at the end. Other tags may
+be mentioned, such as `List<Function>` or the `<search>` of HTML.
+"""
+_MARKUP = re.compile(
+    rf"<[\s/]{{0,18}}(?:[\w:]{{0,40}}\Z|[|｜]|{_KIND}|(?:answer|{_WRAPPER})\b)",
+    re.IGNORECASE,
+)
+_MARKS = ("[tool_calls]", r"\boxed{", r"$\boxed{", r"$$\boxed{")
 _LONGEST_JSON = 20_000
 
 
@@ -239,16 +257,26 @@ def read_answer(text: str) -> str | Malformed:
         answer = next(filter(None, map(str.strip, reversed(texts))), "")
         if _PROTOCOL.match(answer):
             return Malformed("an action within the answer")
-        boxed = _BOXED.fullmatch(answer)
-        return one_line(_unwrapped(answer) if boxed or answer.startswith("<") else answer)
+        wrapped = _BOXED.fullmatch(answer) or _TAG.match(answer)
+        return one_line(_unwrapped(answer) if wrapped else answer)
     bare = _FENCE.sub(" ", visible).strip()
-    if _PROTOCOL.search(bare):
+    if _PROTOCOL.match(bare) or _PROTOCOL_WITHIN.search(bare):
         return Malformed("an action instead of an answer")
     if bare.startswith(("{", "[")) and len(bare) <= _LONGEST_JSON:
         with suppress(*JSON_ERRORS):
             return _from_json(msgspec.json.decode(bare), bare)
     bare = _unwrapped(bare)
     return one_line(_LABEL.sub("", bare, count=1) if _LABEL.match(bare) else bare)
+
+
+def may_be_markup(beginning: str) -> bool:
+    r"""Return whether the content of an `<answer>` that begins like this may be an action, or lose
+    markup around it, such as `\boxed{}`. `read_answer` keeps any other content.
+    """
+    words = beginning.casefold()
+    return _MARKUP.match(beginning) is not None or any(
+        words.startswith(mark) or mark.startswith(words) for mark in _MARKS
+    )
 
 
 def _unwrapped(text: str) -> str:
@@ -259,9 +287,12 @@ def _from_json(value: Any, text: str) -> str | Malformed:
     """Return the answer in a JSON value, which `text` is if it has none."""
     first = value[0] if isinstance(value, list) and value else value
     if isinstance(first, dict):
-        if not {"arguments", "parameters", "tool_calls"}.isdisjoint(first):
+        named = not {"name", "function"}.isdisjoint(first)
+        if "tool_calls" in first or (named and not {"arguments", "parameters"}.isdisjoint(first)):
             return Malformed("a call of a tool instead of an answer")
         answer = first.get("answer", text)
+        if answer is None:
+            return ""
         return one_line(answer if isinstance(answer, str) else msgspec.json.encode(answer).decode())
     return one_line(text)
 

@@ -5,13 +5,12 @@ from collections.abc import Callable
 
 from router.protocol.decision import agreeing
 from router.protocol.tags import unescape
+from router.protocol.turns import may_be_markup
 from router.trace.declining import may_decline
 
 _OPENING = "<answer>"
 _UNCERTAIN = re.compile(r"[<&][^<&]{0,11}\Z|\s+\Z")
 """End of a piece that may be the beginning of a tag or of an entity, or white space at the end."""
-
-_MARKUP = ("<", "\\", "$", "{", "[")
 
 Emit = Callable[[int, str], None]
 """Called with a further part of the answer: how many of the characters before stay, and the
@@ -36,7 +35,7 @@ class AnswerStream:
 
     def show(self, answer: str, last: bool = False) -> None:
         """Pass on what is new in the answer so far. `last`: whether it is complete."""
-        if not last and (answer.startswith(_MARKUP) or may_decline(answer)):
+        if not last and (may_be_markup(answer) or may_decline(answer)):
             return  # it may be unwrapped, or become "not found", which is written in another way
         sent = self._sent
         if sent.startswith(answer) and not last:

@@ -38,7 +38,6 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 
 _LOGGER = logging.getLogger("http")
-_LOGGER.addFilter(_is_ours)
 
 
 class HTTPServer:
@@ -91,6 +90,7 @@ class HTTPServer:
         the address, or if other machines can reach the address although no key is required. Raises
         `StoreFailed` if the keys cannot be read.
         """
+        _LOGGER.addFilter(_is_ours)  # no effect if it was added before
         await before_listening(address, setting, self._access, self._tls)
         context = self._tls.for_http() if self._tls else None
         self._hosts.add(host_of(address))

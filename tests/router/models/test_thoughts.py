@@ -90,6 +90,7 @@ FORMS = {
     "escaped": f"&lt;think&gt;{THOUGHT}&lt;/think&gt;{SEARCH}",
     "escaped, longer": f"\n&lt;Thinking&gt;{THOUGHT}&lt;/Thinking&gt;{SEARCH}",
     "full width": f"＜think＞{THOUGHT}＜/think＞{SEARCH}",
+    "full width, longer": f"＜Thinking＞{THOUGHT}＜/Thinking＞{SEARCH}",
     "other brackets": f"【reasoning】{THOUGHT}【/reasoning】{SEARCH}",
 }
 
@@ -230,6 +231,11 @@ def test_any_text_is_read_equally_in_any_pieces(tokens: list[str], data: st.Data
         "<answer>the &lt;think&gt; tag</answer>",
         'A <details type="reasoning"> element</details>',
         "<details><summary>a</summary>b</details>c",
+        "【Reasoning】The reports agree. <answer>Paris</answer>",
+        "【Thought】I look. <search>x</search>",
+        "&lt;thinkpad&gt; is a laptop.&lt;/think&gt;",
+        "&lt;think&gt; is a tag.",
+        '<details type="reasoning">The reports agree. <answer>Paris</answer>',
     ],
 )
 def test_a_mark_that_is_only_mentioned_is_text(text: str) -> None:

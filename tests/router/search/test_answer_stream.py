@@ -68,6 +68,11 @@ def test_an_answer_only_grows() -> None:
         "<answer>Nicht in den Berichten gefunden",
         "<answer>报告中未提及",
         "<answer>$\\boxed{1200}",
+        "<answer>\\boxed{\\text{" + "1200 " * 50,
+        "<answer>[TOOL_CALLS]search",
+        "<answer><output>1200",
+        "<answer><search_results><result>" + "x" * 200,
+        '<answer><function name="a&lt;b',
         "<answer><search>Who?</search>",
     ],
 )
@@ -81,6 +86,46 @@ def test_nothing_is_shown_that_may_become_not_found(output: str) -> None:
     assert shown.texts == []
     stream.show(NOT_FOUND, last=True)
     assert shown.text == NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "$5 million was paid.",
+        "$\\alpha$ is the exponent.",
+        "[Paris](https://paris.fr) is the capital.",
+        "{1, 2} is the set.",
+        "<5 mg per day is the limit",
+        "<b>Paris</b> is the capital </result>",
+    ],
+)
+def test_an_answer_that_begins_like_markup_is_shown_while_it_is_written(answer: str) -> None:
+    """What is shown is what is stored."""
+    shown = Shown()
+    stream = AnswerStream(shown)
+    read = stream.attempt()
+    for character in f"<answer>{answer}</answer>":
+        read(character)
+    assert len(shown.texts) > 5
+    assert parse_answer(f"<answer>{answer}</answer>") == shown.text == answer
+    assert all(answer.startswith(text) for text in shown.texts)
+
+
+PARTS = (
+    "<|>|/|$|\\|\\boxed{|}|{|[|search|output|answer |result|a| |&lt;|\n|[TOOL_|CALLS]|5|="
+).split("|")
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=12))
+def test_text_that_was_shown_is_never_taken_back(pieces: Sequence[str]) -> None:
+    """Holds for one answer without tags of answers in it."""
+    output = f"<answer>{''.join(pieces)}</answer>"
+    shown = Shown()
+    read = AnswerStream(shown).attempt()
+    for character in output:
+        read(character)
+    if "answer" not in output[8:-9]:
+        assert parse_answer(output).startswith(shown.text)
 
 
 @pytest.mark.parametrize(
