@@ -194,7 +194,8 @@ def test_a_form_is_read_equally_in_any_pieces(form: str) -> None:
 
 MARKS = (
     '<think>|</think>|<thinking >|</ think>|<think/>| |a|\n|`|"|<|[THINK]|[/THINK]|analysis|final|'
-    "assistantfinal|here is my response:|Here is my thought process:|<search>|◁think▷|◁/think▷|W|>"
+    "assistantfinal|here is my response:|Here is my thought process:|<search>|◁think▷|◁/think▷|W|>|"
+    "&lt;think&gt;|&lt;/think&gt;|【thought】"
 )
 
 
