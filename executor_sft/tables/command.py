@@ -193,6 +193,7 @@ async def _answered(
         write_jsonl(options.out / _QUERIES, requests)
         held_out = HeldOut.read(options.exclude)
         reasons = {request.id: unusable(request, held_out) for request in requests}
+        reasons |= dict.fromkeys(unwritten, "request could not be written")
         sampled = [
             runtime.sampled(number, options.temperature).with_versions(executor, BASE)
             for number, runtime in enumerate((runtimes[0], runtimes[-1]))
@@ -205,10 +206,7 @@ async def _answered(
             advance,
             kind=Answers,
         )
-    counts = Counter(filter(None, reasons.values()))
-    if unwritten:
-        counts["request could not be written"] = len(unwritten)
-    return counts, unwritten | failed
+    return Counter(filter(None, reasons.values())), unwritten | failed
 
 
 async def _twice(runtimes: Sequence[Runtime], question: Question) -> Answers:
