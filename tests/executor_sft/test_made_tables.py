@@ -21,6 +21,7 @@ from executor_sft.jsonl import read_jsonl
 from executor_sft.questions import Question, read_questions
 from executor_sft.step import read_manifest
 from executor_sft.tables.agreement import Answer, Answers, MadeTable, made_tables
+from executor_sft.tables.output import write_tables
 from router.models import Prompt, ScriptedModel
 from router.table import TableRequest
 from router.testing.openai_server import USAGE, fails, says
@@ -88,6 +89,22 @@ def test_no_table_is_kept_twice() -> None:
     assert [table.reason for table in made_of(twice)] == ["", "same table"]
 
 
+def test_long_ids_have_short_file_names(tmp_path: Path) -> None:
+    """They stay apart, and other files have the ids themselves."""
+    ids = ["城市" * 40 + end for end in ("一", "二")]
+    tables = [
+        Question(name, f"{QUESTION} {name}", (), table=TableRequest("", COLUMNS), rows=ROWS)
+        for name in ids
+    ]
+    files = write_tables(tmp_path, tables)
+    gold = {path.name for path in (tmp_path / "gold").iterdir()}
+    assert gold == {f"{task.instance_id}.csv" for task in read_tasks(tmp_path)}
+    assert len(gold & {name.removeprefix("gold/") for name in files}) == 2
+    assert max(len(name) for name in gold) < 150
+    questions, _ = read_questions(tmp_path / "questions.jsonl", tables=True)
+    assert [question.id for question in questions] == ids
+
+
 def writer(*turns: str) -> ScriptedModel:
     """Return a model for the synthesis that writes these turns, and repeats the last."""
     return ScriptedModel(lambda prompt: turns[min(len(prompt.messages) // 2, len(turns)) - 1])
@@ -118,7 +135,7 @@ async def test_a_document_becomes_a_table_in_all_forms(rolegate: Rolegate, tmp_p
     figures = read_manifest(out).figures
     assert (figures["kept"], figures["rows"], figures["rows_dropped"]) == (1, 12, 0)
     (table,), _ = read_questions(out / "questions.jsonl", tables=True)
-    assert sorted(table.rows) == sorted(world.rows())
+    assert (table.id, sorted(table.rows)) == ("a/b", sorted(world.rows()))
     (task,) = read_tasks(out)
     assert (task.instance_id, task.keys, task.group, task.rows) == (
         "a%2Fb",
