@@ -104,6 +104,12 @@ def reinforced(config: Path) -> Path:
     return folder
 
 
+def test_other_trainings_have_no_steps(config: Path, trained: Path) -> None:
+    with pytest.raises(BadConfig, match="--step: applies only to results of sft reinforce"):
+        run(["publish", str(trained), "--config", str(config), "--step", "1"])
+    assert not list(config.parent.glob("**/executor-000001"))
+
+
 def test_a_step_of_a_reinforcement_becomes_a_version(config: Path, reinforced: Path) -> None:
     """By default the last one. Its manifest has the training's, and the rank of its start."""
     run(["publish", str(reinforced), "--config", str(config)])
