@@ -17,7 +17,7 @@ from executor_sft.train import load_recipe
 from router.administration import Auditor
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer
-from router.errors import BadVersion, RolegateError
+from router.errors import BadConfig, BadVersion, RolegateError
 from router.store import Database, SQLAccounts, SQLVersionBook
 from router.versions import GateRule, Versions
 from serving.cli.options import ConnectionOptions, with_client
