@@ -372,7 +372,8 @@ async def roll_out_group(
     Raises the same errors as `RolloutWorker.roll_out`.
     """
     sampled = [runtime.sampled(seed, temperature) for seed in range(size)]
-    return Group(question, tuple([await roll_out_run(one, topology, question) for one in sampled]))
+    runs = [await roll_out_run(runtime, topology, question) for runtime in sampled]
+    return Group(question, tuple(runs))
 
 
 async def roll_out_run(runtime: Runtime, topology: TopologyName, question: Question) -> Run:

@@ -237,7 +237,7 @@ async def _trained(
             row |= batch.figures | {"rollout_s": round(time.monotonic() - begun, 3)}
             for policy in policies:
                 learner = learners[policy.name]
-                sequences = [own for own in batch.rows if own.role in policy.roles]
+                sequences = [tokens for tokens in batch.rows if tokens.role in policy.roles]
                 row[policy.name] = await asyncio.to_thread(learner.update, sequences)
                 learner.save(_folder(out, number, policy))
             row["seconds"] = round(time.monotonic() - begun, 3)

@@ -119,7 +119,9 @@ def run(options: Options) -> int:
     if options.seeds:
         inputs["seeds"] = options.seeds
     settings = options.settings("limit", "temperature", "purpose", *_RULES)
-    settings["configs"] = [config_settings(each, {"synthesis": each.synthesis}) for each in configs]
+    settings["configs"] = [
+        config_settings(config, {"synthesis": config.synthesis}) for config in configs
+    ]
     step = Step.begin(options.out, "tables", inputs, settings)
     if (manifest := step.finished) is None:
         if not known:
@@ -187,7 +189,7 @@ async def _answered(
             options.concurrency,
             advance,
             name=lambda seed: seed.id,
-            so_far=lambda count: f"{count} of {len(seeds)} requests are written",
+            so_far=lambda count: f"{count} requests are written",
         )
         requests = [written[seed.id] for seed in seeds if seed.id in written]
         write_jsonl(options.out / _QUERIES, requests)
