@@ -371,8 +371,10 @@ async def roll_out_group(
     """Answer a question or fill a table `size` times, each time with another seed for all roles.
     Raises the same errors as `RolloutWorker.roll_out`.
     """
-    sampled = [runtime.sampled(seed, temperature) for seed in range(size)]
-    runs = [await roll_out_run(runtime, topology, question) for runtime in sampled]
+    runs = [
+        await roll_out_run(runtime.sampled(seed, temperature), topology, question)
+        for seed in range(size)
+    ]
     return Group(question, tuple(runs))
 
 
