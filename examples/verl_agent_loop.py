@@ -1,11 +1,16 @@
-"""Train with verl, and let rolegate's loop be the environment. This was never run: it follows the
-documentation of verl 0.6 (`verl.experimental.agent_loop`, `verl.trainer.ppo.core_algos`).
+"""Train with verl, which needs a block-diagonal attention mask and positions that restart (below).
+
+rolegate's loop is the environment. This was never run: it follows the documentation of verl 0.6
+(`verl.experimental.agent_loop`, `verl.trainer.ppo.core_algos`).
 
 verl starts the engines, and calls `run` once for each run of a question. Here, the roles of the
 config name verl's server as `base_url`. A run has several agents, and verl wants one output; so the
-agents' rows are returned as one sequence, in which only weighted tokens count. The weights need the
-rewards of the whole group, so `run` returns shares, and the loss multiplies them by the advantage.
+agents' rows are returned as one sequence, in which only weighted tokens count. No row may see the
+rows before it: the actor must build the mask and the positions from `row_lengths`, which verl does
+not do by itself. Otherwise the tokens have wrong prefixes. The weights need the rewards of the
+whole group, so `run` returns shares, and the loss multiplies them by the advantage.
 
+    data.train_batch_size=64                               # times rollout.n: RUNS
     actor_rollout_ref.rollout.agent.default_agent_loop=rolegate
     actor_rollout_ref.rollout.n=8
     actor_rollout_ref.actor.policy_loss.loss_mode=weighted_sum
@@ -31,6 +36,8 @@ from serving.config.file import load_config
 
 CONFIG = Path("rolegate.toml")
 ROLES = ("delegation", "execution")
+RUNS = 64 * 8
+"""Runs of a batch."""
 
 
 @register("rolegate")
@@ -49,7 +56,8 @@ class RolegateLoop(AgentLoopBase):
             run = await roll_out_run(sampled, "factorized", question)
         rows, figures = batch_of([Group(question, (run,))], recipe, ROLES, kwargs["seed"])
         ids = [token for row in rows for token in row.input_ids]
-        shares = [share for row in rows for share in row.shares]
+        # Those of a batch of one run sum to 1
+        shares = [share / RUNS for row in rows for share in row.shares]
         return AgentLoopOutput(
             prompt_ids=ids[:1],
             response_ids=ids[1:],
@@ -57,7 +65,10 @@ class RolegateLoop(AgentLoopBase):
             response_logprobs=[value for row in rows for value in row.logprobs][1:],
             reward_score=figures["reward"],
             num_turns=len(rows),
-            extra_fields={"shares": shares[1:]},
+            extra_fields={
+                "shares": shares[1:],
+                "row_lengths": [len(row.input_ids) for row in rows],
+            },
         )
 
 
@@ -71,7 +82,7 @@ def weighted_sum(
     **_: Any,
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Return the sum of weighted, clipped terms, whatever the micro-batch. verl must pass `shares`
-    from `extra_fields` to the loss; they are those of a batch of one run, so divide by the runs.
+    from `extra_fields` to the loss; those of all runs of a batch sum to 1.
     """
     weights = advantages * shares * response_mask
     ratio = (log_prob - old_log_prob).clamp(-20, 20).exp()

@@ -19,7 +19,7 @@ from executor_sft.command import Count
 from executor_sft.jsonl import read_json
 from executor_sft.step import digest_of, read_manifest
 from executor_sft.train import MODEL
-from router.errors import BadVersion
+from router.errors import BadConfig, BadVersion
 from router.trace import RoleName
 from serving.cli.command import POSITIONAL
 from serving.config.config import Config
@@ -65,13 +65,15 @@ def publish(
     reinforcement; None for the last one.
 
     Raises `BadVersion` if a trained file is damaged or does not fit the executor's engine, and
-    `BadConfig` if the training is not finished.
+    `BadConfig` if the training is not finished, or is no reinforcement and `step` is given.
     """
     manifest = read_manifest(trained)
     figures = manifest.figures
     source = MODEL
     if manifest.origin.step == "reinforce":
         source = f"steps/{step or figures['steps']:04}/{figures['executor']}"
+    elif step:
+        raise BadConfig("--step: applies only to results of sft reinforce; leave it out.")
     files = {}
     for name, digest in manifest.files.items():
         if name.startswith(f"{source}/"):

@@ -371,8 +371,11 @@ async def roll_out_group(
     """Answer a question or fill a table `size` times, each time with another seed for all roles.
     Raises the same errors as `RolloutWorker.roll_out`.
     """
-    sampled = [runtime.sampled(seed, temperature) for seed in range(size)]
-    return Group(question, tuple([await roll_out_run(one, topology, question) for one in sampled]))
+    runs = [
+        await roll_out_run(runtime.sampled(seed, temperature), topology, question)
+        for seed in range(size)
+    ]
+    return Group(question, tuple(runs))
 
 
 async def roll_out_run(runtime: Runtime, topology: TopologyName, question: Question) -> Run:

@@ -225,19 +225,19 @@ def rolled_out(
 
 def reinforce(model: "TinyModel", variant: Variant, runs: Sequence[Run]) -> None:
     """Make one update from the runs of a step, group after group."""
-    of_runs: list[float] = []
+    run_advantages: list[float] = []
     for start in range(0, len(runs), _GROUP):
         rewards = [run.f1 - variant.cost * len(run.readers) for run in runs[start : start + _GROUP]]
-        of_runs += advantages(rewards)
+        run_advantages += advantages(rewards)
     trained = [[agent for agent in run.agents if agent[0].role in variant.roles] for run in runs]
     agents = [
         [AgentTurns(agent[0].role, tuple(len(turn.tokens) for turn in agent)) for agent in run]
         for run in trained
     ]
-    weights = token_weights(token_shares(agents, variant.weights), of_runs)
+    weights = token_weights(token_shares(agents, variant.weights), run_advantages)
     turns = [turn for run in trained for agent in run for turn in agent]
-    of_turns = [weight for run in weights for agent in run for weight in agent]
-    model.update(turns, of_turns)
+    turn_weights = [weight for run in weights for agent in run for weight in agent]
+    model.update(turns, turn_weights)
 
 
 def best_runs(runs: Sequence[Run]) -> list[Run]:

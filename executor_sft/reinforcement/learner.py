@@ -63,10 +63,10 @@ class Learner:
         sums = Sums()
         entropy = 0.0
         for part in _parts(rows, self._recipe.micro_tokens):
-            loss, own, own_entropy = self._loss(part)
+            loss, part_sums, part_entropy = self._loss(part)
             torch.autograd.backward(loss)
-            sums = sums.plus(own)
-            entropy += own_entropy
+            sums = sums.plus(part_sums)
+            entropy += part_entropy
         tokens = max(1, sums.tokens)
         norm = float(torch.nn.utils.clip_grad_norm_(self._weights, self._recipe.gradient_clip))
         gap = sums.gap / tokens
@@ -130,8 +130,10 @@ class Learner:
                 yield
             return
         self._model.set_adapter(_START)
-        yield
-        self._model.set_adapter("default")
+        try:
+            yield
+        finally:
+            self._model.set_adapter("default")
 
     def save(self, folder: Path) -> None:
         """Write the adapter to `folder`, replacing what is there."""
@@ -161,8 +163,8 @@ class Learner:
         """Continue from a `state`."""
         weights, optimizer = torch.load(BytesIO(state))
         with torch.no_grad():
-            for own, saved in zip(self._weights, weights, strict=True):
-                own.copy_(saved)
+            for weight, saved in zip(self._weights, weights, strict=True):
+                weight.copy_(saved)
         self._optimizer.load_state_dict(optimizer)
 
 

@@ -203,7 +203,6 @@ async def _trained(
     questions: Sequence[Question],
 ) -> list[dict[str, Any]]:
     """Make all steps that are left, and return the lines of `steps.jsonl`."""
-    from executor_sft.reinforcement.curves import draw
     from executor_sft.reinforcement.learner import Learner
 
     out = options.out
@@ -213,6 +212,7 @@ async def _trained(
         state = msgspec.msgpack.decode((out / STATE).read_bytes(), type=State)
         for name, learner in learners.items():
             learner.restore(state.learners[name])
+        _record(out, state.rows)  # a kill may have come before this
     if len(state.rows) >= options.steps:
         return state.rows
     executors = named_adapters([options.executor])
@@ -228,8 +228,7 @@ async def _trained(
             runtime = await _load(runtime, policies, out, len(state.rows))
         for number in range(len(state.rows) + 1, options.steps + 1):
             begun = time.monotonic()
-            calls = out / f"calls-{number:04}.jsonl"
-            with CallCache.open(calls) as cache:
+            with CallCache.open(_calls(out, number)) as cache:
                 groups = await _groups(
                     replace(runtime, cache=cache), recipe, questions, number, options.concurrency
                 )
@@ -238,16 +237,14 @@ async def _trained(
             row |= batch.figures | {"rollout_s": round(time.monotonic() - begun, 3)}
             for policy in policies:
                 learner = learners[policy.name]
-                sequences = [own for own in batch.rows if own.role in policy.roles]
+                sequences = [tokens for tokens in batch.rows if tokens.role in policy.roles]
                 row[policy.name] = await asyncio.to_thread(learner.update, sequences)
                 learner.save(_folder(out, number, policy))
             row["seconds"] = round(time.monotonic() - begun, 3)
             state.rows.append(row)
             state.learners = {name: learner.state for name, learner in learners.items()}
             write_atomically(out / STATE, msgspec.msgpack.encode(state))
-            calls.unlink()
-            write_jsonl(out / STEPS, state.rows)
-            draw(state.rows, out / CURVES)
+            _record(out, state.rows)
             left = (options.steps - number) * row["seconds"]
             complain(
                 f"step {number} of {options.steps}: reward {row['reward']:.3f}, "
@@ -257,6 +254,19 @@ async def _trained(
             _check_ties(state.rows)
             runtime = await _load(runtime, policies, out, number)
     return state.rows
+
+
+def _record(out: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write the figures of all steps, and remove the calls of the last one."""
+    from executor_sft.reinforcement.curves import draw
+
+    write_jsonl(out / STEPS, rows)
+    draw(rows, out / CURVES)
+    _calls(out, len(rows)).unlink(missing_ok=True)
+
+
+def _calls(out: Path, number: int) -> Path:
+    return out / f"calls-{number:04}.jsonl"
 
 
 def _folder(out: Path, number: int, policy: Policy) -> Path:

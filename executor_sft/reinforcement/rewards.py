@@ -11,6 +11,8 @@ from msgspec import Meta
 
 from router.protocol import exact_match
 from router.protocol.scoring import token_f1
+from router.protocol.tags import Malformed
+from router.protocol.turns import read_answer
 from router.table import table_of
 from router.table.scores import table_score
 from router.trace import Trajectory
@@ -18,17 +20,10 @@ from router.trace.turns import AgentWork
 from router.trace.values import TableRun, by_executors
 
 _NotNegative = Annotated[float, Meta(ge=0)]
-_STOPPED = frozenset(
-    (
-        "rounds_exhausted",
-        "rows_exhausted",
-        "tasks_exhausted",
-        "time_exhausted",
-        "budget_exhausted",
-        "delegation_failed",
-    )
-)
-"""Outcomes of runs whose delegator met a limit, or could not be read."""
+_STOPPED = ("rounds_exhausted", "rows_exhausted", "tasks_exhausted", "budget_exhausted")
+"""Outcomes of runs whose delegator met a limit. Runs whose time ran out, or whose delegator failed,
+have no reward: see `executor_sft.rollout.check_failures`.
+"""
 
 
 class RewardRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -92,7 +87,12 @@ def reward_parts(
 
 
 def is_readable(result: Trajectory | TableRun) -> bool:
-    """Return whether a run ended with an answer or a table, and not at a limit."""
+    """Return whether a run ended with an answer or a table: not at a limit, and not with an output
+    that the answerer could not correct.
+    """
+    answering = result.answering if isinstance(result, Trajectory) else None
+    if answering and isinstance(read_answer(answering.outputs[-1].text), Malformed):
+        return False
     return result.outcome not in _STOPPED
 
 

@@ -80,15 +80,15 @@ def batch_of(
     log-probabilities.
     """
     rewards: list[RewardParts] = []
-    of_runs: list[float] = []
+    run_advantages: list[float] = []
     agents: list[list[_Agent]] = []
     mixed = 0
     for group in groups:
         parts = [_reward(group, run, recipe) for run in group.runs]
-        own = advantages([part.total for part in parts])
-        mixed += any(own)
+        group_advantages = advantages([part.total for part in parts])
+        mixed += any(group_advantages)
         rewards += parts
-        of_runs += own
+        run_advantages += group_advantages
         agents += [list(_trained(run, roles)) for run in group.runs]
     lengths = [[agent.lengths for agent in run] for run in agents]
     shares = token_shares(lengths, recipe.weights, Random(f"{recipe.seed}/{seed}"))
@@ -98,15 +98,15 @@ def batch_of(
     runs = (run for group in groups for run in group.runs)
     for number, run in enumerate(runs):
         question = run.id.rpartition("/")[0]
-        for agent, own_shares in zip(agents[number], shares[number], strict=True):
+        for agent, turn_shares in zip(agents[number], shares[number], strict=True):
             counts[agent.role] += 1
-            if not any(own_shares) or not (of_runs[number] or recipe.objective.kl):
+            if not any(turn_shares) or not (run_advantages[number] or recipe.objective.kl):
                 continue
             origin = question, run.id, agent.name, agent.role
-            values = rewards[number].total, of_runs[number]
+            values = rewards[number].total, run_advantages[number]
             rows += [
                 TokenSequence(*origin, *values, *tokens)
-                for tokens in _joined(agent.turns, own_shares, of_runs[number])
+                for tokens in _joined(agent.turns, turn_shares, run_advantages[number])
             ]
     figures: dict[str, Any] = {"reward": fmean(part.total for part in rewards)}
     for name in RewardParts.__struct_fields__:
@@ -172,21 +172,21 @@ def _joined(
     """Yield the token ids, log-probabilities, shares and weights of each row of an agent."""
     ids: list[int] = []
     logprobs: list[float] = []
-    of_tokens: list[float] = []
+    row_shares: list[float] = []
 
     def row() -> tuple[Any, ...]:
-        weights = (share * advantage for share in of_tokens)
-        return tuple(ids), tuple(logprobs), tuple(of_tokens), tuple(weights)
+        weights = (share * advantage for share in row_shares)
+        return tuple(ids), tuple(logprobs), tuple(row_shares), tuple(weights)
 
     for tokens, share in zip(turns, shares, strict=True):
         # A chat template may show earlier turns in other tokens
         if tokens.prompt[: len(ids)] != tuple(ids):
             yield row()
-            for values in (ids, logprobs, of_tokens):
+            for values in (ids, logprobs, row_shares):
                 values.clear()
         between = len(tokens.prompt) - len(ids)
         assert tokens.logprobs is not msgspec.UNSET
         ids += tokens.prompt[len(ids) :] + tokens.completion
         logprobs += (0.0,) * between + tokens.logprobs
-        of_tokens += [0.0] * between + [share] * len(tokens.completion)
+        row_shares += [0.0] * between + [share] * len(tokens.completion)
     yield row()

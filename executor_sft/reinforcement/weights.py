@@ -101,23 +101,24 @@ def token_shares(
             whole = 1.0
         elif recipe.agents == "role":
             whole /= max(1, len({agent.role for agent in run if agent.tokens}))
-        own: list[list[float]] = []
+        run_shares: list[list[float]] = []
         for agent, factor in zip(run, _drawn(run, recipe.executors_per_run, rng), strict=True):
             key = unit(number, agent)
-            whole_of_agent = factor * whole
-            own.append(_agent_shares(agent, recipe, whole_of_agent, agents_of[key], tokens_of[key]))
-        shares.append(own)
+            run_shares.append(
+                _agent_shares(agent, recipe, factor * whole, agents_of[key], tokens_of[key])
+            )
+        shares.append(run_shares)
     return shares
 
 
-def token_weights(shares: Shares, of_runs: Sequence[float]) -> Shares:
+def token_weights(shares: Shares, run_advantages: Sequence[float]) -> Shares:
     """Return the weight of one token of each turn: its share times the advantage of its run.
 
-    `of_runs`: the advantage of each run.
+    `run_advantages`: the advantage of each run.
     """
     return [
         [[share * advantage for share in agent] for agent in run]
-        for run, advantage in zip(shares, of_runs, strict=True)
+        for run, advantage in zip(shares, run_advantages, strict=True)
     ]
 
 

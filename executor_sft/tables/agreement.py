@@ -74,9 +74,10 @@ def made_tables(
     seen = set[_Rows]()
     for pair in answered:
         table = _made(pair)
+        rows = table.question.rows
         reasons = {
             "answers disagree": table.consistency < consistency,
-            "too few rows": len(rows := table.question.rows) < min_rows,
+            "too few rows": len(rows) < min_rows,
             "too little support": table.support < support,
             "same table": rows in seen,
         }
@@ -95,10 +96,13 @@ def _made(pair: Answers) -> MadeTable:
     blanked = 0
     for row in best.rows:
         if twin := twins.get(row_key(schema, row)):
-            cells = zip(schema.columns, row, twin, strict=True)
-            same = [canonical(column, own) == canonical(column, its) for column, own, its in cells]
-            made.append(tuple(own * agreed for own, agreed in zip(row, same, strict=True)))
-            blanked += same.count(False)
+            agrees = [
+                canonical(column, value) == canonical(column, its_value)
+                for column, value, its_value in zip(schema.columns, row, twin, strict=True)
+            ]
+            cells = zip(row, agrees, strict=True)
+            made.append(tuple(value if agreed else "" for value, agreed in cells))
+            blanked += agrees.count(False)
     return MadeTable(
         msgspec.structs.replace(pair.question, rows=tuple(sorted(made))),
         table_score(schema, best.rows, other.rows).item_f1,

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from executor_sft.asking import in_flight
+from executor_sft.asking import failures
 from executor_sft.command import Count, StepOptions, agreed, show
 from executor_sft.evaluate import filled_table
 from executor_sft.jsonl import read_jsonl, write_jsonl
@@ -119,7 +119,9 @@ def run(options: Options) -> int:
     if options.seeds:
         inputs["seeds"] = options.seeds
     settings = options.settings("limit", "temperature", "purpose", *_RULES)
-    settings["configs"] = [config_settings(each, {"synthesis": each.synthesis}) for each in configs]
+    settings["configs"] = [
+        config_settings(config, {"synthesis": config.synthesis}) for config in configs
+    ]
     step = Step.begin(options.out, "tables", inputs, settings)
     if (manifest := step.finished) is None:
         if not known:
@@ -155,7 +157,7 @@ async def _answered(
     configs: Sequence[Config], options: Options, seeds: Sequence[Question]
 ) -> tuple[Counter[str], dict[str, str]]:
     """Write the requests, answer each twice, and keep both in files. Return how many requests are
-    not answered, by the reason, and the error messages of those that failed, by id.
+    not answered, by the reason, and the error messages of what failed, by the seed's id.
     """
     adapters = named_adapters([options.executor])
     (executor,) = adapters
@@ -176,11 +178,24 @@ async def _answered(
 
         synthesis = configs[0].synthesis
         role = runtimes[0].role("delegation", synthesis) if synthesis else None
-        write = partial(written_request, role, runtimes[0].context)
-        requests = await in_flight(write, seeds, options.concurrency, advance)
+        written: dict[str, Question] = {}
+
+        async def write(seed: Question) -> None:
+            written[seed.id] = await written_request(role, runtimes[0].context, seed)
+
+        unwritten = await failures(
+            write,
+            seeds,
+            options.concurrency,
+            advance,
+            name=lambda seed: seed.id,
+            so_far=lambda count: f"{count} requests are written",
+        )
+        requests = [written[seed.id] for seed in seeds if seed.id in written]
         write_jsonl(options.out / _QUERIES, requests)
         held_out = HeldOut.read(options.exclude)
         reasons = {request.id: unusable(request, held_out) for request in requests}
+        reasons |= dict.fromkeys(unwritten, "request could not be written")
         sampled = [
             runtime.sampled(number, options.temperature).with_versions(executor, BASE)
             for number, runtime in enumerate((runtimes[0], runtimes[-1]))
@@ -193,7 +208,7 @@ async def _answered(
             advance,
             kind=Answers,
         )
-    return Counter(filter(None, reasons.values())), failed
+    return Counter(filter(None, reasons.values())), unwritten | failed
 
 
 async def _twice(runtimes: Sequence[Runtime], question: Question) -> Answers:

@@ -1,6 +1,7 @@
 """Files of tables with right rows: in WideSearch's form, for `rolegate sft`, and for RLinf."""
 
 import csv
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from executor_sft.questions import Question
 from router.table.schema import meaning
 from router.table.table_text import to_markdown
 from router.trace.table import Column
+from serving.files import replacing
 
 _NUMBER = {"preprocess": ["extract_number"], "metric": ["number_near"], "criterion": 0.0}
 _TEXT = {"preprocess": ["norm_str"], "metric": ["exact_match"]}
@@ -24,6 +26,7 @@ _RULES: dict[str, dict[str, Any]] = {
     "url": {"metric": ["url_match"]},
 }
 """WideSearch's rules for cells by the type of their column; `_TEXT` for other types."""
+_LONGEST_NAME = 120
 _TAIL = (
     "\n\nGive the result as one Markdown table with the following columns:\n{columns}\n"
     "Leave no cell out that can be known. The output format is \n```markdown\n"
@@ -58,7 +61,7 @@ def write_tables(
         forms = {_norm(column): _RULES.get(column.type, _TEXT) for column in columns}
         keys = [_norm(column) for column in columns if column.key]
         rules = {"unique_columns": keys, "required": list(forms), "eval_pipeline": forms}
-        name = quote(question.id, safe="")
+        name = _file_name(question.id)
         task = {
             "instance_id": name,
             "query": question.text if plain else widesearch_query(question.text, columns),
@@ -68,19 +71,30 @@ def write_tables(
         }
         asked = {"question": question.text, "columns": columns, "rows": question.rows}
         lines["tasks"].append(task)
-        lines["questions"].append({"id": name, **asked, "group": question.group})
+        lines["questions"].append({"id": question.id, **asked, "group": question.group})
         if rlinf:
             answer = to_markdown(columns, question.rows)
             read = {"question": task["query"], "answer": answer, "is_markdown": True}
             lines["rlinf"].append({**task, **read, "unique_columns": keys})
 
         names.append(f"gold/{name}.csv")
-        with (folder / names[-1]).open("w", encoding="utf-8-sig", newline="") as file:
+        with (
+            replacing(folder / names[-1]) as unfinished,
+            unfinished.open("w", encoding="utf-8-sig", newline="") as file,
+        ):
             csv.writer(file).writerows([[column.name for column in columns], *question.rows])
     for kind in ("tasks", "questions", *["rlinf"] * rlinf):
         names.append(f"{kind}.jsonl")
         write_jsonl(folder / names[-1], lines[kind])
     return names
+
+
+def _file_name(identity: str) -> str:
+    """Return an id as the name of a file. A long one is cut, with a digest that tells it apart."""
+    name = quote(identity, safe="")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _norm(column: Column) -> str:

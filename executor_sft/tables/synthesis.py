@@ -10,7 +10,7 @@ import msgspec
 
 from executor_sft.questions import Question
 from router.calls import Role
-from router.errors import BadRequest
+from router.errors import JSON_ERRORS, BadRequest
 from router.models import Message
 from router.protocol.tags import element, without_thinking
 from router.search import RunContext
@@ -53,13 +53,13 @@ async def written_request(
         output = await role.ask(messages, (), ledger)
         try:
             return _refined(seed, without_thinking(output.text))
-        except (msgspec.DecodeError, BadRequest) as error:
+        except (*JSON_ERRORS, BadRequest) as error:
             asked = f"This cannot be read: {error}\nWrite the corrected JSON object."
     return seed
 
 
 def _refined(seed: Question, text: str) -> Question:
-    """Return the seed with the request in `text`. Raises `DecodeError` or `BadRequest`."""
+    """Return the seed with the request in `text`. Raises `JSON_ERRORS` or `BadRequest`."""
     written = text[text.find("{") : text.rfind("}") + 1]
     refined = msgspec.json.decode(written, type=_Refined)
     columns = checked_schema(refined.columns).shown

@@ -21,9 +21,10 @@ from executor_sft.jsonl import read_jsonl
 from executor_sft.questions import Question, read_questions
 from executor_sft.step import read_manifest
 from executor_sft.tables.agreement import Answer, Answers, MadeTable, made_tables
+from executor_sft.tables.output import write_tables
 from router.models import Prompt, ScriptedModel
 from router.table import TableRequest
-from router.testing.openai_server import USAGE, says
+from router.testing.openai_server import USAGE, fails, says
 from tests.conftest import Rolegate
 from tests.executor_sft.test_tables import playing, served, step
 from tests.executor_sft.traces import write_lines
@@ -88,6 +89,22 @@ def test_no_table_is_kept_twice() -> None:
     assert [table.reason for table in made_of(twice)] == ["", "same table"]
 
 
+def test_long_ids_have_short_file_names(tmp_path: Path) -> None:
+    """They stay apart, and other files have the ids themselves."""
+    ids = ["城市" * 40 + end for end in ("一", "二")]
+    tables = [
+        Question(name, f"{QUESTION} {name}", (), table=TableRequest("", COLUMNS), rows=ROWS)
+        for name in ids
+    ]
+    files = write_tables(tmp_path, tables)
+    gold = {path.name for path in (tmp_path / "gold").iterdir()}
+    assert gold == {f"{task.instance_id}.csv" for task in read_tasks(tmp_path)}
+    assert len(gold & {name.removeprefix("gold/") for name in files}) == 2
+    assert max(len(name) for name in gold) < 150
+    questions, _ = read_questions(tmp_path / "questions.jsonl", tables=True)
+    assert [question.id for question in questions] == ids
+
+
 def writer(*turns: str) -> ScriptedModel:
     """Return a model for the synthesis that writes these turns, and repeats the last."""
     return ScriptedModel(lambda prompt: turns[min(len(prompt.messages) // 2, len(turns)) - 1])
@@ -118,7 +135,7 @@ async def test_a_document_becomes_a_table_in_all_forms(rolegate: Rolegate, tmp_p
     figures = read_manifest(out).figures
     assert (figures["kept"], figures["rows"], figures["rows_dropped"]) == (1, 12, 0)
     (table,), _ = read_questions(out / "questions.jsonl", tables=True)
-    assert sorted(table.rows) == sorted(world.rows())
+    assert (table.id, sorted(table.rows)) == ("a/b", sorted(world.rows()))
     (task,) = read_tasks(out)
     assert (task.instance_id, task.keys, task.group, task.rows) == (
         "a%2Fb",
@@ -160,6 +177,48 @@ async def test_requests_are_left_out_before_they_are_paid_for(
         "same table": 1,
     }
     assert len((out / "answers.jsonl").read_bytes().splitlines()) == 2
+
+
+async def test_a_seed_that_its_endpoint_refuses_stops_no_other(
+    rolegate: Rolegate, tmp_path: Path
+) -> None:
+    """The same command tries it again, or finishes without it."""
+    world = World(4)
+    seeds = write_lines(
+        tmp_path / "seeds.jsonl", [{"id": "refused", "text": "A page."}, {"id": "kept", **REQUEST}]
+    )
+    usual = playing(world, student=Reader())
+
+    async def play(request: web.Request, model: str, prompt: Prompt) -> web.StreamResponse:
+        if model == "writer":
+            return await fails(400, "unwanted content")(request)
+        return await usual(request, model, prompt)
+
+    out = tmp_path / "out"
+    async with served(tmp_path, world, play) as config:
+        given = ("--config", config, "--seeds", seeds, "--out", out, "--yes")
+        ended = await asyncio.to_thread(rolegate, "sft", "tables", *given)
+        assert ended.status == 1
+        assert "unwanted content" in ended.out
+        assert len((out / "answers.jsonl").read_bytes().splitlines()) == 1
+        await step(rolegate, "tables", *given, "--leave-failed")
+    figures = read_manifest(out).figures
+    assert (figures["kept"], list(figures["failed"])) == (1, ["refused"])
+    assert figures["not_kept"] == {"request could not be written": 1}
+
+
+async def test_endless_nesting_is_a_request_that_cannot_be_read(
+    rolegate: Rolegate, tmp_path: Path
+) -> None:
+    """It is corrected once, like any other."""
+    world = World(4)
+    nested = f'{{"more": {"[" * 5000}{"]" * 5000}}}'
+    model = writer("Which cities are there?", nested, REFINED)
+    seeds = write_lines(tmp_path / "seeds.jsonl", [{"id": "deep", "text": "A page."}])
+    out = tmp_path / "out"
+    async with served(tmp_path, world, playing(world, writer=model, student=Reader())) as config:
+        await step(rolegate, "tables", "--config", config, "--seeds", seeds, "--out", out, "--yes")
+    assert read_manifest(out).figures["kept"] == 1
 
 
 async def test_answers_of_other_documents_disagree(rolegate: Rolegate, tmp_path: Path) -> None:

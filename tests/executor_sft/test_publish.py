@@ -17,7 +17,7 @@ from executor_sft.train import load_recipe
 from router.administration import Auditor
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer
-from router.errors import BadVersion, RolegateError
+from router.errors import BadConfig, BadVersion, RolegateError
 from router.store import Database, SQLAccounts, SQLVersionBook
 from router.versions import GateRule, Versions
 from serving.cli.options import ConnectionOptions, with_client
@@ -102,6 +102,12 @@ def reinforced(config: Path) -> Path:
     }
     step.finish(figures, files)
     return folder
+
+
+def test_other_trainings_have_no_steps(config: Path, trained: Path) -> None:
+    with pytest.raises(BadConfig, match="--step: applies only to results of sft reinforce"):
+        run(["publish", str(trained), "--config", str(config), "--step", "1"])
+    assert not list(config.parent.glob("**/executor-000001"))
 
 
 def test_a_step_of_a_reinforcement_becomes_a_version(config: Path, reinforced: Path) -> None:

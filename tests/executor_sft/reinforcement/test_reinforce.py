@@ -168,6 +168,30 @@ async def test_a_killed_training_resumes(
     assert timeless[0] == timeless[1]
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+async def test_a_kill_at_the_end_of_the_last_step_loses_no_figures(
+    engine: TinyEngine, reinforce: Ran, tmp_path: Path, steps: int
+) -> None:
+    """It may come when the state is written, but neither the figures nor the manifest."""
+    status, output = await reinforce("--steps", steps)
+    assert status == 0, output
+    out = tmp_path / "out"
+    whole = lines(out)
+    before = (out / "steps.jsonl").read_text().splitlines(keepends=True)[:-1]
+    (out / "steps.jsonl").write_text("".join(before))
+    if steps == 1:
+        (out / "steps.jsonl").unlink()
+        (out / "curves.png").unlink()
+    (out / "manifest.json").unlink()
+    (out / f"calls-{steps:04}.jsonl").touch()
+    engine.calls = 0
+    status, output = await reinforce("--steps", steps)
+    assert (status, engine.calls) == (0, 0), output
+    assert lines(out) == whole
+    assert {"steps.jsonl", "curves.png"} <= set(read_manifest(out).files)
+    assert not list(out.glob("calls-*"))
+
+
 def without_probes(answered: Counter[str]) -> dict[str, int]:
     return {call: count for call, count in answered.items() if "'content': '?'" not in call}
 

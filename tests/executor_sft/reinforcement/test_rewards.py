@@ -10,10 +10,12 @@ from executor_sft.reinforcement.rewards import (
     reward_parts,
     run_reward,
 )
+from router.models import ScriptedModel
 from router.trace import Trajectory
 from router.trace.table import Column, Schema
 from router.trace.turns import work_of
 from router.trace.values import TableRun
+from tests.router.deployment import Deployment, lasting
 from tests.router.store.stored import run
 from tests.router.trace.test_agent_trajectories import FOUND
 
@@ -66,9 +68,25 @@ def test_tables_are_scored_by_item_f1() -> None:
     right = [["Rome", "753 BC"], ["Oslo", "1040"]]
     parts = run_reward(PAPER, filled, [], (), right)
     assert msgspec.structs.astuple(parts) == pytest.approx((1 / 3, 0.1, 0.0, 0.0, 0.0))
-    unread = msgspec.structs.replace(filled, outcome="delegation_failed")
-    assert run_reward(PAPER, unread, [], (), right) == RewardParts()
+    cut = msgspec.structs.replace(filled, outcome="rows_exhausted")
+    assert run_reward(PAPER, cut, [], (), right) == RewardParts()
 
 
 def test_other_ends_of_a_run_are_readable() -> None:
     assert is_readable(Trajectory("not found in your documents", "not_found"))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "readable"),
+    [(["<search>Who?</search>", ""], False), (["<search>Who?</search>", "Mann"], True)],
+)
+async def test_an_answer_that_stays_malformed_earns_nothing(
+    outputs: list[str], readable: bool
+) -> None:
+    """It ends a run like an answer that nothing was found, but has no reward for its form."""
+    answerer = ScriptedModel(outputs)
+    result = await Deployment(answerer=answerer).search().run("Who?", lasting())
+    assert len(answerer.prompts) == 2
+    assert is_readable(result) is readable
+    parts = run_reward(PAPER, result, [], ["Mann"])
+    assert (parts.format > 0, parts == RewardParts()) == (readable, not readable)
