@@ -42,7 +42,8 @@ _ASK = re.compile(
 _MAX_TAGS = 64
 _MAX_TAG_CHARS = 5000
 """Max conditions that are read in a turn, and max characters of their attributes."""
-_WHERE = re.compile(r"<\s{0,4}where\b([^<>]*?)(?:/>|>([^<]*))", re.IGNORECASE)
+_WHERE = re.compile(r"<\s{0,4}where\b([^<>]*?)(?:/>|>([^<]*)(?=<))", re.IGNORECASE)
+"""Matches a condition. One that a limit cut off has no end, and part of its values is missing."""
 _ATTRIBUTE = re.compile(
     r"""([a-z]{1,9})\s{0,4}=\s{0,4}["'“]([^"”]*?)["'”](?=\s|/|\Z)""", re.IGNORECASE
 )

@@ -237,6 +237,7 @@ def conditions_of(text: str) -> list[tuple[str, str, tuple[str, ...]]]:
         ('<where ask="Is {city} new?"/> as it demands', [("Is {city} new?", "equals", ("yes",))]),
         (f"<think>{FOUNDED}</think>", []),
         (f'<search>["x?"]</search>\n{FOUNDED}<ask column="founder">Who?</ask>', 1),
+        (f'{FOUNDED}<where column="founder" is="one of">Ana Ruiz|Bo', 1),
         ("<where", []),
         ("<where>", []),
     ],
