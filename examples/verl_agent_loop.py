@@ -81,8 +81,9 @@ def weighted_sum(
     shares: torch.Tensor,
     **_: Any,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return the sum of weighted, clipped terms, whatever the micro-batch. verl must pass `shares`
-    from `extra_fields` to the loss; those of all runs of a batch sum to 1.
+    """Return the sum of weighted, clipped terms. Over all micro-batches, it is the loss of the
+    batch, however that is divided. verl must pass `shares` from `extra_fields` to the loss; those
+    of all runs of a batch sum to 1.
     """
     weights = advantages * shares * response_mask
     ratio = (log_prob - old_log_prob).clamp(-20, 20).exp()

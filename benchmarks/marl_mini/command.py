@@ -13,7 +13,7 @@ of eight runs instead of learning by reinforcement.
 import time
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from benchmarks import harness
-from benchmarks.marl_mini.world import Run, World, careless, pages_in
+from benchmarks.marl_mini.world import Run, Turn, World, careless, pages_in
 from executor_sft.command import Count
 from executor_sft.reinforcement.weights import (
     AgentTurns,
@@ -191,7 +191,9 @@ def trained(model: "TinyModel", variant: Variant, steps: int, rng: Random) -> Cu
     curve: Curve = []
     best: list[Run] = []
     for step in range(steps):
-        worlds = [world for _ in range(_WORLDS) for world in [World.made(rng)] * _GROUP]
+        worlds: list[World] = []
+        for _ in range(_WORLDS):
+            worlds += [World.made(rng)] * _GROUP
         runs = rolled_out(model, worlds, rng)
         curve.append(Point(fmean(run.f1 for run in runs), fmean(len(run.readers) for run in runs)))
         if not variant.rounds:
@@ -229,15 +231,15 @@ def reinforce(model: "TinyModel", variant: Variant, runs: Sequence[Run]) -> None
     for start in range(0, len(runs), _GROUP):
         rewards = [run.f1 - variant.cost * len(run.readers) for run in runs[start : start + _GROUP]]
         run_advantages += advantages(rewards)
-    trained = [[agent for agent in run.agents if agent[0].role in variant.roles] for run in runs]
-    agents = [
-        [AgentTurns(agent[0].role, tuple(len(turn.tokens) for turn in agent)) for agent in run]
-        for run in trained
-    ]
-    weights = token_weights(token_shares(agents, variant.weights), run_advantages)
-    turns = [turn for run in trained for agent in run for turn in agent]
-    turn_weights = [weight for run in weights for agent in run for weight in agent]
-    model.update(turns, turn_weights)
+    agents = [[agent for agent in run.agents if agent[0].role in variant.roles] for run in runs]
+    lengths = [[_lengths(agent) for agent in run] for run in agents]
+    weights = token_weights(token_shares(lengths, variant.weights), run_advantages)
+    turns = list(chain.from_iterable(chain.from_iterable(agents)))
+    model.update(turns, list(chain.from_iterable(chain.from_iterable(weights))))
+
+
+def _lengths(agent: Sequence[Turn]) -> AgentTurns:
+    return AgentTurns(agent[0].role, tuple(len(turn.tokens) for turn in agent))
 
 
 def best_runs(runs: Sequence[Run]) -> list[Run]:
@@ -250,7 +252,7 @@ def best_runs(runs: Sequence[Run]) -> list[Run]:
 
 def imitate(model: "TinyModel", runs: Sequence[Run], rng: Random) -> None:
     """Imitate the turns of runs, each a few times."""
-    turns = [turn for run in runs for agent in run.agents for turn in agent]
+    turns = list(chain.from_iterable(chain.from_iterable(run.agents for run in runs)))
     for _ in range(_EPOCHS):
         rng.shuffle(turns)
         for start in range(0, len(turns), _TURNS):

@@ -144,7 +144,7 @@ def is_bound(text: str, written: str) -> bool:
 
 def signs_of(value: str) -> frozenset[str]:
     """Return the signs of percentages and currencies that are written in `value`."""
-    return frozenset(_SIGNS) & {*value.replace("％", "%").replace("￥", "¥")}
+    return frozenset(_SIGNS) & {*folded(value)}
 
 
 def signs_in(text: str) -> frozenset[str]:
@@ -264,7 +264,7 @@ _DIGIT = re.compile(r"(?<![a-z\d])\d")
 
 def only(matches: Iterable[tuple[str, str]], text: str) -> str | None:
     """Return the canonical form of the only number or date in `text`. Return None if there is none
-    or more than one, or if the text contains further digits.
+    or more than one, if it is a bound, or if the text contains further digits.
 
     `matches`: the numbers or dates in `text`, each as it is written and in canonical form.
     """

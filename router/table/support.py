@@ -129,6 +129,15 @@ def _words(column: Column, value: str) -> str:
     return "" if is_number else sought(value)
 
 
+def _is_in_title(column: Column, value: str, form: str, title: str, folded: str) -> bool:
+    """Return whether a title contains a value. `form`: the value's canonical form. `folded`: the
+    folded title.
+    """
+    if wanted := _words(column, value):
+        return wanted in folded
+    return bool(form) and form in values_in(_kind(column), title)
+
+
 def _kind(column: Column) -> Column:
     """Return a column that stands for all columns with the same type and unit."""
     return Column("", column.type, unit=column.unit)
@@ -192,7 +201,7 @@ class Shown:
             strict=True,
         ):
             if not places:
-                if column.key and self._is_in_title(column, value, form, passage):
+                if column.key and _is_in_title(column, value, form, passage.title, title):
                     titles.append(citation(passage, passage.title))
                 continue
             named = set(chain.from_iterable(map(reading.places, names)))
@@ -209,14 +218,10 @@ class Shown:
     def holds(self, column: Column, value: str) -> bool:
         """Return whether a passage, or its title, contains a value that has words."""
         form = canonical(column, value)
+        titles = zip(self._passages, self._titles, strict=True)
         return any(
-            self._is_in_title(column, value, form, passage) for passage in self._passages
+            _is_in_title(column, value, form, passage.title, folded) for passage, folded in titles
         ) or any(self._places(column, value, form))
-
-    def _is_in_title(self, column: Column, value: str, form: str, passage: Passage) -> bool:
-        if wanted := _words(column, value):
-            return wanted in fold(passage.title)
-        return bool(form) and form in values_in(_kind(column), passage.title)
 
     def _places(self, column: Column, value: str, form: str) -> Iterator[list[int]]:
         """Yield, for each passage, the numbers of the sentences that contain a value."""

@@ -58,6 +58,7 @@ def problems(config: Config) -> list[str]:
         *_tables(config),
         *_tools(config),
         *_versions(config),
+        *_embedder(config),
         *_retrieval(config),
     ]
     problem_lines += [f"{key}: {problem}" for wrong, key, problem in rules if wrong]
@@ -241,15 +242,18 @@ def _versions(config: Config) -> _Rules:
         yield engine and engine.adapter_rank is None, start, problem
 
 
-def _retrieval(config: Config) -> _Rules:
+def _embedder(config: Config) -> _Rules:
     embedder = config.retrieval.embedder
     key = "retrieval.embedder"
-    for field in (
-        ("model", "dimension", "query_prefix", "passage_prefix") if embedder.in_process else ()
-    ):
-        value = getattr(embedder, field)
+    for field in ("query_prefix", "passage_prefix") if embedder.in_process else ():
         yield (
-            value,
+            getattr(embedder, field),
+            f"{key}.{field}",
+            "applies only to an embedder with engine, base_url or onnx; set one of these too.",
+        )
+    for field in ("model", "dimension") if embedder.in_process or embedder.onnx else ():
+        yield (
+            getattr(embedder, field),
             f"{key}.{field}",
             "applies only to an embedder with engine or base_url; set one of these too.",
         )
@@ -269,6 +273,10 @@ def _retrieval(config: Config) -> _Rules:
     known = embedder.engine in (None, *config.engines)
     problem = f"there is no table engines.{embedder.engine}"
     yield not known, f"{key}.engine", f"{problem}; add it, or set base_url instead."
+
+
+def _retrieval(config: Config) -> _Rules:
+    embedder = config.retrieval.embedder
     yield (
         DEFAULT_INDEX in config.indexes,
         f"indexes.{DEFAULT_INDEX}",

@@ -149,15 +149,18 @@ def plain_error(message: str, tables: dict[str, Any]) -> str:
     return f"{key or 'the file'}: {problem}"
 
 
-def _value(tables: Any, key: str) -> Any:
+def _value(tables: dict[str, Any], key: str) -> Any:
     """Return the value of a key such as `engines.b.health_timeout_s`; None if it is not found.
     `tables`: the parsed TOML file, or a table in it.
     """
-    if not isinstance(tables, dict) or key in tables:
-        return tables.get(key) if isinstance(tables, dict) else None
-    inside = (name for name in tables if key.startswith(f"{name}."))
-    values = (_value(tables[name], key.removeprefix(f"{name}.")) for name in inside)
-    return next((value for value in values if value is not None), None)
+    if key in tables:
+        return tables[key]
+    for name, table in tables.items():
+        if isinstance(table, dict) and key.startswith(f"{name}."):
+            value = _value(table, key.removeprefix(f"{name}."))
+            if value is not None:
+                return value
+    return None
 
 
 def plain_words(message: str) -> str:

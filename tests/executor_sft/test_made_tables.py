@@ -114,7 +114,7 @@ REFINED = msgspec.json.encode(REQUEST).decode()
 
 
 async def test_a_document_becomes_a_table_in_all_forms(rolegate: Rolegate, tmp_path: Path) -> None:
-    """A request that cannot be read is corrected once, and the model is told why."""
+    """A request that cannot be read is corrected once, and the model is shown the reason."""
     world = World(12, unstated=1)
     keyless = '{"question": "Which?", "columns": [{"name": "city"}, {"name": "founder"}]}'
     model = writer("Which cities are there?", f"Here it is:\n{keyless}", f"```\n{REFINED}\n```")

@@ -110,8 +110,8 @@ async def test_one_adapter_serves_both_roles_of_a_base_model(
 async def test_a_finished_training_can_be_continued(
     engine: TinyEngine, reinforce: Ran, tmp_path: Path
 ) -> None:
-    """Two steps at once and one after the other give the same adapters from the same calls. What a
-    kill has left of the second step does not matter.
+    """One command for two steps, and two for one each, give the same adapters by the same calls.
+    Leftovers of a killed second step do not matter.
     """
     await reinforce("--steps", 2)
     calls = engine.answered.copy()

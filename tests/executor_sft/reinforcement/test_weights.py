@@ -2,6 +2,7 @@
 
 from math import fsum
 from random import Random
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -110,13 +111,13 @@ def test_agents_without_tokens_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("of_tokens", ["agent", "turn", "all"])
-def test_drawn_executors_stand_for_all(of_tokens: str) -> None:
+def test_drawn_executors_stand_for_all(of_tokens: Literal["agent", "turn", "all"]) -> None:
     """The mean over draws is the share without drawing. The lead is always trained."""
     runs = [[LEAD, SHORT, LONG, LONG, SHORT, SILENT], [LEAD]]
-    recipe = WeightRecipe(agents="role", tokens=of_tokens, executors_per_run=2)  # type: ignore[arg-type]
+    recipe = WeightRecipe(agents="role", tokens=of_tokens, executors_per_run=2)
     drawn = [token_shares(runs, recipe, Random(seed)) for seed in range(4000)]
     assert {sum(any(agent) for agent in of_run[1:]) for of_run, _ in drawn} == {2}
-    plain = WeightRecipe(agents="role", tokens=of_tokens)  # type: ignore[arg-type]
+    plain = WeightRecipe(agents="role", tokens=of_tokens)
     for place, agent in enumerate(token_shares(runs, plain)[0]):
         for number, share in enumerate(agent):
             mean = sum(shares[0][place][number] for shares in drawn) / len(drawn)

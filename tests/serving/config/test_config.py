@@ -387,6 +387,10 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
             "retrieval.embedder.model: applies only to an embedder with engine or base_url",
         ),
         (
+            with_index("[retrieval.embedder]\nonnx = 'm'\ndimension = 3"),
+            "retrieval.embedder.dimension: applies only to an embedder with engine or base_url",
+        ),
+        (
             with_index("[retrieval.embedder]\nbase_url = 'http://a/v1'\nmodel = 'm'"),
             "retrieval.embedder.dimension: missing; an embedder with engine or base_url needs it.",
         ),
