@@ -13,7 +13,9 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── BadVersion                 an executor version is incomplete, damaged, or does not fit
 ├── NotFound                   no such run is stored, or it belongs to another tenant
 │   ├── KeyNotFound            there is no API key with this identifier
-│   └── TenantNotFound         there is no tenant of this name
+│   ├── TenantNotFound         there is no tenant of this name
+│   ├── IndexNotFound          there is no index of this name that the caller may use
+│   └── DocumentNotFound       the tenant has no document of this name
 ├── RequestIdTaken             the tenant has used this request_id for a different request
 ├── RunCancelled               the run was cancelled
 ├── RunInterrupted             the gateway stopped before the run had ended
@@ -121,6 +123,14 @@ class KeyNotFound(NotFound):
 
 class TenantNotFound(NotFound):
     """There is no tenant of this name."""
+
+
+class IndexNotFound(NotFound):
+    """There is no index of this name, or the caller may not use it."""
+
+
+class DocumentNotFound(NotFound):
+    """The tenant has no uploaded document of this name."""
 
 
 class RequestIdTaken(RolegateError):

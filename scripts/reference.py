@@ -41,6 +41,8 @@ REMEDIES: dict[type[errors.RolegateError], str] = {
     errors.NotFound: "Check the run id, and whether the key belongs to the run's tenant.",
     errors.KeyNotFound: "`rolegate keys list` shows all keys.",
     errors.TenantNotFound: "`rolegate tenants list` shows all tenants.",
+    errors.IndexNotFound: "Leave `index` out, or name one that the key may use.",
+    errors.DocumentNotFound: "`ListDocuments` lists the documents of the key's tenant.",
     errors.RequestIdTaken: "Use a new `request_id` for each request.",
     errors.RunCancelled: "Send the request again if you still want the answer.",
     errors.RunInterrupted: "Resume the run (`rolegate runs resume`), or send the request again.",

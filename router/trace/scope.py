@@ -4,7 +4,7 @@ from collections.abc import Container
 
 import msgspec
 
-from router.errors import NotFound
+from router.errors import IndexNotFound
 
 DEFAULT_INDEX = "default"
 """Name of the index in `[retrieval]` of the config."""
@@ -70,11 +70,11 @@ def uploads_of(tenant: str) -> str:
     return f"{UPLOADS}/{tenant}"
 
 
-def no_index(name: str) -> NotFound:
+def no_index(name: str) -> IndexNotFound:
     """Return the error for an index that does not exist, or that the caller may not use. It is the
     same error for both, so that nobody learns the names of other tenants' indexes.
     """
-    return NotFound(
+    return IndexNotFound(
         f"index {name[:64]!r}: there is no such index that you may use; leave it out, or "
         "ask the operator."
     )

@@ -25,8 +25,8 @@ import msgspec
 from router.errors import (
     JSON_ERRORS,
     BadRequest,
+    DocumentNotFound,
     DocumentTooLarge,
-    NotFound,
     StoreFailed,
     UploadsFull,
 )
@@ -215,12 +215,14 @@ class TenantFolder:
 
     def delete(self, name: str) -> None:
         """Delete a document. When this returns, a power failure cannot bring it back. Raises
-        `NotFound`.
+        `DocumentNotFound`.
         """
         path = self._documents / name
         with _disk_errors():
             if not path.is_file():
-                raise NotFound(f"name {name!r}: no such document; ListDocuments lists them.")
+                raise DocumentNotFound(
+                    f"name {name!r}: no such document; ListDocuments lists them."
+                )
             with self._locked():
                 path.unlink(missing_ok=True)
                 flush(path.parent)

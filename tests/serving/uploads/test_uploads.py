@@ -113,6 +113,7 @@ async def test_a_deleted_document_is_not_found(world: World, client: AsyncClient
     with pytest.raises(GatewayError, match=r"name 'nothing.txt': no such document") as caught:
         await client.delete_document("nothing.txt")
     assert caught.value.code is grpc.StatusCode.NOT_FOUND
+    assert caught.value.reason == "DOCUMENT_NOT_FOUND"
 
 
 async def test_an_index_without_documents_is_empty(client: AsyncClient) -> None:
@@ -209,8 +210,9 @@ async def test_without_a_folder_the_error_says_what_to_set(tmp_path: Path) -> No
         with pytest.raises(GatewayError, match=r"uploads\.folder: .* set the key") as caught:
             await operator.upload(archive("Amaranth"), "a.txt")
         assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
-        with pytest.raises(GatewayError, match="index 'uploads': there is no such index"):
+        with pytest.raises(GatewayError, match="index 'uploads': there is no such index") as absent:
             await operator.search(QUESTION, index="uploads")
+        assert absent.value.reason == "INDEX_NOT_FOUND"
 
 
 async def test_without_keys_uploads_belong_to_the_default_tenant(tmp_path: Path) -> None:
