@@ -361,7 +361,9 @@ class _Filling:
         """Start a new assembly of the table, without reports. Its columns get the question
         templates and conditions in the delegator's turn `text`.
         """
-        self._schema, self._ignored = table_delegation.planned(self._asked_schema, text)
+        schema = self._asked_schema
+        shown = table_delegation.opening(self._request.question, schema)
+        self._schema, self._ignored = table_delegation.planned(schema, text, shown)
         self._assembly = Assembly(
             self._schema,
             self._request.rows,

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from msgspec.structs import replace
 
 from router.errors import BadRequest
-from router.folding import fold
+from router.folding import fold, sought
 from router.protocol import prompts
 from router.protocol.tags import one_line, readable, without_thinking
 from router.table.assembly import Table
@@ -44,6 +44,8 @@ _MAX_TAG_CHARS = 5000
 """Max conditions that are read in a turn, and max characters of their attributes."""
 _WHERE = re.compile(r"<\s{0,4}where\b([^<>]*?)(?:/>|>([^<]*)(?=<))", re.IGNORECASE)
 """Matches a condition. One that a limit cut off has no end, and part of its values is missing."""
+_BY_NAME: tuple[Operator, ...] = ("equals", "one_of", "contains")
+"""Operators that compare names."""
 _ATTRIBUTE = re.compile(
     r"""([a-z]{1,9})\s{0,4}=\s{0,4}["'“]([^"”]*?)["'”](?=\s|/|\Z)""", re.IGNORECASE
 )
@@ -101,16 +103,23 @@ def described(column: Column) -> str:
     return f"{column.name}{'*' * column.key}{kind}{about and f' ({about})'}"
 
 
-def planned(schema: Schema, text: str) -> tuple[Schema, tuple[str, ...]]:
+def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str, ...]]:
     """Return the schema with the conditions and question templates that the delegator wrote in its
     turn `text`, and the conditions that are ignored because they are invalid, each with the reason.
     Only columns without a template get one. Invalid templates are ignored.
+
+    `request`: the request for the table. A name in a condition must stand in it: a model that
+    misspells a name would exclude right rows.
     """
     text = without_thinking(text)
+    request = fold(request)
     ignored = list[str]()
     for tag in islice(_WHERE.finditer(text), _MAX_TAGS):
         try:
-            schema = with_condition(schema, _condition(*tag.groups("")))
+            extended = with_condition(schema, _condition(*tag.groups("")))
+            for condition in extended.conditions[len(schema.conditions) :]:
+                _check_names(condition, request)
+            schema = extended
         except BadRequest as error:
             ignored.append(f"{one_line(tag[0][:_MAX_CHARS])}: {error}")
 
@@ -123,6 +132,14 @@ def planned(schema: Schema, text: str) -> tuple[Schema, tuple[str, ...]]:
         with suppress(BadRequest):
             schema = checked_schema(columns, schema.conditions)
     return schema, tuple(ignored)
+
+
+def _check_names(condition: Condition, request: str) -> None:
+    """Raise `BadRequest` if a condition has a name that does not stand in the folded request."""
+    if condition.column.type == "text" and condition.operator in _BY_NAME:
+        for value in condition.values:
+            if sought(value) not in request:
+                raise BadRequest(f"the request does not name {value[:_MAX_CHARS]!r}.")
 
 
 def _condition(attributes: str, body: str) -> Condition:

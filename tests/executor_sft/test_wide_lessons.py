@@ -190,7 +190,7 @@ def test_a_plan_has_the_conditions_of_its_set() -> None:
     world = WideWorld(3, "train", Knobs(unstated=0))
     operators = set[str]()
     for task in world.tasks:
-        schema, ignored = planned(task.schema, turn_text(task, 0))
+        schema, ignored = planned(task.schema, turn_text(task, 0), task.question)
         assert not ignored
         assert [(c.column.name, c.operator, c.values) for c in schema.conditions] == [
             (c.column.name, c.operator, c.values) for c in task.conditions

@@ -210,7 +210,7 @@ async def test_costs_of_excluded_rows_are_their_own(tmp_path: Path) -> None:
 
 def conditions_of(text: str) -> list[tuple[str, str, tuple[str, ...]]]:
     """Return column, operator and values of the conditions in a plan."""
-    schema, _ = planned(SCHEMA, text)
+    schema, _ = planned(SCHEMA, text, f"Bo & Co {text}")
     return [
         (condition.column.name, condition.operator, condition.values)
         for condition in schema.conditions
@@ -291,10 +291,30 @@ async def test_thousands_of_conditions_in_a_plan_cost_little(tmp_path: Path) -> 
     assert "at most 16 are allowed" in result(run).ignored[0]
 
 
+@pytest.mark.parametrize("request_text", ["Cities of Anna", "", "The cities that ana ruiz founded"])
+@pytest.mark.parametrize("operator", ["equals", "one_of", "contains"])
+def test_a_condition_on_a_name_that_the_request_does_not_have_is_ignored(
+    request_text: str, operator: str
+) -> None:
+    """A model that misspells a name would exclude right rows."""
+    plan = f'<where column="founder" is="{operator}">Ana Ruiz</where>'
+    schema, ignored = planned(SCHEMA, plan, request_text)
+    if "ruiz" in request_text:
+        assert ([condition.values for condition in schema.conditions], ignored) == (
+            [("Ana Ruiz",)],
+            (),
+        )
+    else:
+        assert schema == SCHEMA
+        assert [text.partition(": ")[2] for text in ignored] == [
+            "the request does not name 'Ana Ruiz'."
+        ]
+
+
 @given(st.text(alphabet='<>/where column="founder" is="at_least"ask{city}?|\n', max_size=200))
 def test_any_plan_is_read(text: str) -> None:
     """Columns of the table stay unchanged."""
-    schema, _ = planned(SCHEMA, text)
+    schema, _ = planned(SCHEMA, text, text)
     assert schema.shown == SCHEMA.columns
 
 

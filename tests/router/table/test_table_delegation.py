@@ -48,13 +48,13 @@ FOUNDER = '<ask column="founder">Who founded {city}?</ask>'
 )
 def test_the_first_wording_of_each_unworded_column_counts(text: str, asks: list[str]) -> None:
     """A wording has to name a row. A key is not asked for."""
-    assert [column.ask for column in planned(SCHEMA, text)[0].columns[1:]] == asks
+    assert [column.ask for column in planned(SCHEMA, text, text)[0].columns[1:]] == asks
 
 
 @given(st.text(alphabet='<>/ask column="founder"{city}?\n', max_size=200))
 def test_any_turn_is_read(text: str) -> None:
     """Names and types of the columns stay unchanged."""
-    plan, _ = planned(SCHEMA, FOUNDER + text)
+    plan, _ = planned(SCHEMA, FOUNDER + text, text)
     assert [(column.name, column.type, column.key) for column in plan.columns] == [
         (column.name, column.type, column.key) for column in SCHEMA.columns
     ]

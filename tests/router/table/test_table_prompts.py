@@ -54,14 +54,14 @@ def test_examples_of_the_delegator_are_read_as_intended() -> None:
     assert [
         len(decision.sub_queries) for decision in decisions if isinstance(decision, Dispatch)
     ] == [4, 3, 2]
-    schema, ignored = planned(lights, plan)
+    schema, ignored = planned(lights, plan, prompt)
     assert all("{lighthouse}" in column.ask for column in schema.columns[1:])
     assert ([condition.text for condition in schema.conditions], ignored) == (
         ["first lit before 1900", "island one of Aldsay, Kermor"],
         (),
     )
     explained, ignored = planned(
-        lights, prompt.partition("Conditions: ")[2].partition("Write only")[0]
+        lights, prompt.partition("Conditions: ")[2].partition("Write only")[0], prompt
     )
     assert ([condition.text for condition in explained.conditions], ignored) == (
         [
@@ -71,7 +71,7 @@ def test_examples_of_the_delegator_are_read_as_intended() -> None:
         ],
         (),
     )
-    assert planned(KEEPERS, other)[0].columns[2].ask.count("{") == 2
+    assert planned(KEEPERS, other, prompt)[0].columns[2].ask.count("{") == 2
     known = assemble(KEEPERS, [("Skerry Lamp", "Ana Torrin", "1880")], [])
     assert opening("", lights).partition("</question>")[2] in prompt
     assert (opening("", KEEPERS) + status(known, ())).partition("</question>")[2] in prompt
