@@ -4,10 +4,10 @@ A condition compares the value of a column, as `founded after 1990`. Its column 
 looked up for the condition alone. A yes/no question, `Is {city} in Veshoux?`, is a hidden column of
 the type boolean, whose value must be yes.
 
-Only a value that a sentence about the row states, or that the client gave, meets or contradicts a
-condition; a value whose sentence does not name the row does neither. What cannot be compared for
-certain is not checked: a year with a day in that year, 1500 m with 2 km, or "Republic of Veshoux"
-with "Veshoux".
+Only a value that a sentence about the row states, or that the client gave, contradicts a condition.
+A value whose sentence does not name the row can meet one, but not contradict it. What cannot be
+compared for certain is not checked: a year with a day in that year, 1500 m with 2 km, or "Republic
+of Veshoux" with "Veshoux".
 """
 
 from collections.abc import Iterable
@@ -96,9 +96,12 @@ def with_condition(schema: Schema, condition: Condition) -> Schema:
 
 def state_of(condition: Condition, cell: Cell) -> CheckState:
     """Return whether a row meets a condition. `cell`: the row's cell in the condition's column."""
-    is_stated = cell.state in ("single", "agreed") and cell.claims[0].support == "stated"
-    if is_stated or cell.state == "given" or condition.column.key:
-        return _STATES[is_met(condition, cell.value)]
+    is_sure = cell.state in ("single", "agreed")
+    state = _STATES[is_met(condition, cell.value)]
+    if cell.state == "given" or condition.column.key:
+        return state
+    if is_sure and (state == "met" or cell.claims[0].support == "stated"):
+        return state
     return "not_checked"
 
 

@@ -435,6 +435,13 @@ def test_only_a_value_that_is_stated_of_the_row_excludes_it(
     assert [row.checks[0].state for row in table.every_row] == [state_of_row]
 
 
+def test_a_value_that_is_stated_of_another_name_can_meet_a_condition() -> None:
+    schema = with_conditions(SCHEMA, [AFTER])
+    report = fill("krurou", "founded"), executed("1100", "Annals: Bel was founded in 1100.")
+    table = assemble(schema, [["Krurou", "", ""]], [report])
+    assert [row.checks[0].state for row in table.rows] == ["met"]
+
+
 def test_a_conflict_excludes_nothing() -> None:
     schema = with_conditions(SCHEMA, [AFTER])
     years = [
