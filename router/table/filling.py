@@ -50,7 +50,7 @@ from router.table import table_delegation
 from router.table.assembly import Assembly, ReportRows, Table, assemble
 from router.table.cell_value import is_mistyped, row_key
 from router.table.conditions import with_conditions
-from router.table.left_out import left_out
+from router.table.left_out import MAX_LEFT_OUT, left_out, named_with_values
 from router.table.schema import checked_rows, checked_schema, question
 from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution
@@ -126,9 +126,10 @@ class TableLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     things that do not belong.
     """
     ask_left_out: bool = True
-    """Whether names that a list has next to rows of the table, but that no report gave, are checked
-    by the table's conditions. Those that meet one become rows. Each name costs the work of one
-    executor. Without conditions, such names are only counted.
+    """Whether names that no report gave are checked by the table's conditions: names that a list
+    has next to rows of the table, and names in passages that name the value of a condition. Those
+    that meet one become rows. Each name costs the work of one executor, for at most 100 names.
+    Without conditions, names in lists are only counted.
     """
     verify_lists: bool = False
     """Whether each list of rows is checked by a second executor: it gets the listed names, and
@@ -752,13 +753,16 @@ class _Filling:
         """Queue asks about the names that lists have next to rows, but that are in no row. They are
         about the columns of conditions; those about other columns follow if a condition is met.
         """
-        # In the order of asks, so that which names are asked about does not depend on arrival
-        executions = sorted(self._executions.items())
-        reports = [(self._asks[number], report) for number, report in executions]
-        names = await in_worker(left_out, table, reports)
+        # By rank, so that which names are asked about does not depend on the order of arrival
+        asked = [(self._asks[number], report) for number, report in self._executions.items()]
+        reports = sorted(asked, key=lambda pair: pair[0].rank)
+        names = await in_worker(
+            lambda: left_out(table, reports) + named_with_values(table, reports)
+        )
         keys = {row_key(Schema(self._schema.keys), [name]): name for name in names}
         new = [key for key in keys if key not in self._shown_keys]
         room = max(0, self._request.max_rows - len(table.every_row))
+        room = min(room, MAX_LEFT_OUT - len(self._left_out))
         for key in new[:room]:
             self._shown_keys[key] = (keys[key],)
             self._left_out.add(key)

@@ -1,11 +1,11 @@
-"""Names that stand in lists of a table's passages but in no row: reports may have left them out."""
+"""Names that stand in a table's passages but in no row: reports may have left them out."""
 
 import re
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import islice
 
-from router.folding import sought
+from router.folding import fold, sought
 from router.table.assembly import Table
 from router.trace import Execution
 from router.trace.table import Ask
@@ -31,12 +31,7 @@ def left_out(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[st
     """
     if len(table.schema.keys) != 1:
         return ()
-    at = [column.key for column in table.schema.columns].index(True)
-    names = set[str]()
-    for row in table.every_row:
-        names.update(map(sought, (row.cells[at].value, *row.key)))
-        names.update(sought(part) for alias in row.aliases for part in alias)
-
+    names = _names(table)
     found: dict[str, str] = {}
     texts = {
         passage.text: None
@@ -58,6 +53,68 @@ def left_out(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[st
                     if folded not in names:
                         found.setdefault(folded, name)
     return tuple(islice(found.values(), MAX_LEFT_OUT))
+
+
+def named_with_values(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[str, ...]:
+    """Return the names that are in no row, and that passages have which name a value of a
+    condition: the names in their lists, and titles of pages about something. The condition must be
+    one on equality, on a text column.
+
+    Most such names belong to the value in some way, but few may meet the condition: check each one.
+    """
+    values = {
+        sought(value)
+        for condition in table.schema.conditions
+        if condition.operator in ("equals", "one_of")
+        and condition.column.type == "text"
+        and not condition.column.key
+        for value in condition.values
+    } - {""}
+    if not values or len(table.schema.keys) != 1:
+        return ()
+    passages = {
+        (passage.title, passage.text): None
+        for _, execution in reports
+        for search in execution.every_search
+        for passage in search.shown
+    }
+    found: dict[str, str] = {}
+    for title, text in passages:
+        folded = fold(text)
+        if any(value in folded for value in values):
+            for (_, first), *rest in _lists(text):
+                name = _ending_name(first)
+                for item, written in ((sought(name), name), *rest):
+                    found.setdefault(item, written)
+            name = sought(title)
+            sentences = map(fold, _SENTENCE.split(text))
+            # Not a title such as "List of cities"
+            if any(name in each and any(value in each for value in values) for each in sentences):
+                found.setdefault(name, title)
+    names = _names(table)
+    new = (
+        written
+        for item, written in found.items()
+        if item and item not in names and not any(value in item for value in values)
+    )
+    return tuple(islice(new, MAX_LEFT_OUT))
+
+
+def _ending_name(item: str) -> str:
+    """Return the words at the end of an item that do not begin with a small letter."""
+    words = item.split()
+    small = [at for at, word in enumerate(words, 1) if word[0].islower()]
+    return " ".join(words[max(small, default=0) :])
+
+
+def _names(table: Table) -> set[str]:
+    """Return the folded names of all rows of a table with one key column."""
+    at = [column.key for column in table.schema.columns].index(True)
+    names = set[str]()
+    for row in table.every_row:
+        names.update(map(sought, (row.cells[at].value, *row.key)))
+        names.update(sought(part) for alias in row.aliases for part in alias)
+    return names
 
 
 @lru_cache(2000)

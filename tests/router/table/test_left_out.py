@@ -5,7 +5,9 @@ import time
 import pytest
 
 from router.table.assembly import assemble
-from router.table.left_out import MAX_LEFT_OUT, left_out
+from router.table.conditions import with_conditions
+from router.table.left_out import MAX_LEFT_OUT, left_out, named_with_values
+from router.trace.table import Column, Condition, Operator
 from tests.router.table.reports import SCHEMA, discovery, executed, fill
 
 REPORT = "- Krurou\n- Bel"
@@ -66,3 +68,38 @@ def test_their_number_and_the_time_are_bounded() -> None:
         assert len(names(text)) == MAX_LEFT_OUT
         times.append(time.process_time() - began)
     assert times[1] < 4 * times[0]
+
+
+def with_value(value: str, *passages: str, operator: Operator = "equals") -> tuple[str, ...]:
+    """Return the names in passages that name a value which the founder must have. Bel is a row."""
+    schema = with_conditions(SCHEMA, [Condition(Column("founder"), operator, (value,))])
+    reports = [(discovery(1), executed("- Bel", "Bel: Bel is old.", *passages))]
+    return named_with_values(assemble(schema, [], reports), reports)
+
+
+@pytest.mark.parametrize(
+    ("passage", "found"),
+    [
+        ("Cities of Ana Ruiz: Ana Ruiz founded Bel, Tal and Vor Nes.", ["Tal", "Vor Nes"]),
+        ("Cities of Ana Ruiz: A list for Ana Ruiz. It has Tal, Bel, Dal.", ["Tal", "Dal"]),
+        ("Krurou: Krurou was founded by Ana Ruiz in 1200.", ["Krurou"]),
+        ("城: 城由Ana Ruiz创立。", ["城"]),
+        ("List of cities of Ana Ruiz: Ana Ruiz founded two cities.", []),
+        ("Notes: Its founder is Ana Ruiz.", []),
+        ("Annals: These annals are old. Ana Ruiz founded the city told of here.", []),
+        ("Register: Bo Lund founded Tal, Bel and Dal.", []),
+        ("Krurou: Krurou was founded by Bo Lund.", []),
+    ],
+)
+def test_names_in_passages_about_the_value_of_a_condition(passage: str, found: list[str]) -> None:
+    """A title is a name where a sentence has it with the value, and it does not name the value."""
+    assert [*with_value("Ana Ruiz", passage)] == found
+
+
+def test_only_conditions_on_the_equality_of_texts_lead_to_names() -> None:
+    passage = "Krurou: Krurou was founded by Ana Ruiz in 1200."
+    assert with_value("Ana Ruiz", passage, operator="one_of") == ("Krurou",)
+    assert with_value("Ana Ruiz", passage, operator="contains") == ()
+    year = with_conditions(SCHEMA, [Condition(Column("founded"), "equals", ("1200",))])
+    reports = [(discovery(1), executed("- Bel", passage))]
+    assert named_with_values(assemble(year, [], reports), reports) == ()
