@@ -89,7 +89,11 @@ def run(options: Options) -> int:
         write_corpus(out, wide.registers, _vocabulary_of_tables(wide), name=REGISTERS)
         print(f"{out}: a world of seed {options.seed} with {len(questions)} questions")
     more = () if options.wide else (REGISTERS,)
-    write_config(over(load_config(preset("mini")), out.resolve(), *more), out / "rolegate.toml")
+    config = over(load_config(preset("mini")), out.resolve(), *more)
+    if options.wide:  # vectors hardly tell "register A" from "register B"
+        retrieval = msgspec.structs.replace(config.retrieval, lexical=True)
+        config = msgspec.structs.replace(config, retrieval=retrieval)
+    write_config(config, out / "rolegate.toml")
     return 0
 
 

@@ -23,6 +23,7 @@ from executor_sft.miniworld.talks import WORDS
 from executor_sft.miniworld.wide import FORMS, ROWS, EntitySet, Knobs, WideWorld
 from executor_sft.miniworld.world import Entity, Side, World, side_of
 from router.protocol import Vocabulary
+from serving.config.file import load_config
 
 WIDESEARCH = Path(__file__).parents[3] / "shared" / "data" / "widesearch" / "tasks.jsonl"
 UNDISTURBED = Knobs(listed=1, stale=0, twice=0, conflict=0, unstated=0)
@@ -404,3 +405,4 @@ def test_the_command_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture
         for line in (tmp_path / "corpus.jsonl").read_text("utf-8").splitlines()
     ]
     assert any(re.match("Register [A-Z] of the ", title) for title in titles)
+    assert load_config(tmp_path / "rolegate.toml").retrieval.lexical
