@@ -4,10 +4,10 @@ A condition compares the value of a column, as `founded after 1990`. Its column 
 looked up for the condition alone. A yes/no question, `Is {city} in Veshoux?`, is a hidden column of
 the type boolean, whose value must be yes.
 
-Only a value that a sentence about the row states, or that the client gave, contradicts a condition.
-A value whose sentence does not name the row can meet one, but not contradict it. What cannot be
-compared for certain is not checked: a year with a day in that year, 1500 m with 2 km, or "Republic
-of Veshoux" with "Veshoux".
+A value contradicts a condition if a sentence about the row states it, if the client gave it, or if
+two executors report it. A value whose sentence does not name the row can meet a condition. What
+cannot be compared for certain is not checked: a year with a day in that year, 1500 m with 2 km, or
+"Republic of Veshoux" with "Veshoux".
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from router.protocol.tags import one_line
 from router.table.cell_value import canonical, is_blank, is_mistyped
 from router.table.numbers import units_in
 from router.table.schema import checked_schema, normal_name
-from router.trace.table import Cell, CheckState, Column, ColumnType, Condition, Schema
+from router.trace.table import Cell, CheckState, Claim, Column, ColumnType, Condition, Schema
 
 MAX_CONDITIONS = 16
 """Max conditions of a table; each may cost a sub-query for every row."""
@@ -100,9 +100,19 @@ def state_of(condition: Condition, cell: Cell) -> CheckState:
     state = _STATES[is_met(condition, cell.value)]
     if cell.state == "given" or condition.column.key:
         return state
-    if is_sure and (state == "met" or cell.claims[0].support == "stated"):
+    best = cell.claims[:1]
+    asks = {claim.ask for claim in cell.claims if claim.canonical == best[0].canonical}
+    if is_sure and (state == "met" or best[0].support == "stated" or len(asks) > 1):
         return state
     return "not_checked"
+
+
+def is_doubtful(schema: Schema, column: Column, claim: Claim) -> bool:
+    """Return whether the value of a column contradicts a condition, but no sentence states it."""
+    return claim.support == "value_only" and any(
+        condition.column.name == column.name and is_met(condition, claim.value) is False
+        for condition in schema.conditions
+    )
 
 
 def is_met(condition: Condition, value: str) -> bool | None:

@@ -49,7 +49,7 @@ from router.search.executor import EXECUTOR, Executes
 from router.table import table_delegation
 from router.table.assembly import Assembly, ReportRows, Table, assemble
 from router.table.cell_value import is_mistyped, row_key
-from router.table.conditions import with_conditions
+from router.table.conditions import is_doubtful, with_conditions
 from router.table.left_out import MAX_LEFT_OUT, left_out, named_with_values
 from router.table.schema import checked_rows, checked_schema, question
 from router.table.table_text import parse_table_turn
@@ -591,6 +591,7 @@ class _Filling:
                 claim is None
                 or claim.support == "unsupported"
                 or is_mistyped(column, claim.canonical)
+                or is_doubtful(self._schema, column, claim)
             )
         ]
         if not self._ask(ask.row, lacking, execution.report.escalate_to):

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from router.errors import BadRequest
 from router.models import Prompt, ScriptedModel
+from router.protocol import Passage
 from router.runs import RequestOptions
 from router.table import TableLimits, TableRequest, table_cost, table_of
 from router.table.assembly import Assembly, assemble
@@ -433,6 +434,45 @@ def test_only_a_value_that_is_stated_of_the_row_excludes_it(
     report = fill("krurou", "founded"), executed("900", passage)
     table = assemble(schema, [["Krurou", "", ""]], [report])
     assert [row.checks[0].state for row in table.every_row] == [state_of_row]
+
+
+def test_a_value_that_no_sentence_states_excludes_a_row_if_two_executors_report_it() -> None:
+    schema = with_conditions(SCHEMA, [AFTER])
+    reports = [
+        (fill("krurou", "founded", attempt=at), executed("900", "Annals: Bel was founded in 900."))
+        for at in (1, 2)
+    ]
+    table = assemble(schema, [["Krurou", "", ""]], reports)
+    assert [row.checks[0].state for row in table.excluded] == ["contradicted"]
+    assert [at.quote for at in table.excluded[0].checks[0].citations] == ["Bel was founded in 900."]
+
+
+async def test_a_value_without_a_sentence_that_contradicts_a_condition_is_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    """Values that meet the condition are not."""
+
+    class Vague(World):
+        def page(self, city: str) -> Passage:
+            """The pages of two cities state the year of another."""
+            if city not in ("Kruba", "Kruca"):
+                return super().page(city)
+            text = f"Bel was founded in {self.founded[city]}."
+            return Passage("Annals", "Annals", text, document="Annals")
+
+    class Misreading(Reader):
+        def report(self, asked: str, shown: str) -> str:
+            year = re.search(r"Bel was founded in (\d+)", shown)
+            return written(year[1]) if year else super().report(asked, shown)
+
+    condition = replace(AFTER, values=("1001",))
+    request = TableRequest(QUESTION, COLUMNS[::2], conditions=(condition,))
+    run = await filled(tmp_path, Vague(4), Misreading(), request=request)
+    table = table_of(result(run))
+    assert [row.key for row in table.rows] == [("kruca",), ("kruda",)]
+    assert excluded(run)["Kruba"] == ["Bel was founded in 1001."]
+    fills = [ask.row for ask in result(run).asks if "founded" in ask.columns]
+    assert [fills.count((f"kru{letter}a",)) for letter in "abcd"] == [1, 2, 1, 1]
 
 
 def test_a_value_that_is_stated_of_another_name_can_meet_a_condition() -> None:
