@@ -128,7 +128,7 @@ class TableLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ask_left_out: bool = True
     """Whether names that no report gave are checked by the table's conditions: names that a list
     has next to rows of the table, and names in passages that name the value of a condition. Those
-    that meet one become rows. Each name costs the work of one executor, for at most 100 names.
+    that meet all become rows. Each name costs the work of one executor, for at most 100 names.
     Without conditions, names in lists are only counted.
     """
     verify_lists: bool = False
@@ -738,21 +738,21 @@ class _Filling:
 
     def _fill(self, key: RowKey) -> None:
         """Queue the next asks for cells of a row, unless the row contradicts a condition, or is a
-        name from a list and meets none.
+        name from a list and does not meet all.
 
         That depends only on reports about this key, as the asks must not depend on the order in
         which reports arrive.
         """
         steps = self._steps[key]
         states = self._assembly.check_states(key)
-        is_checked = key not in self._left_out or "met" in states
+        is_checked = key not in self._left_out or states == {"met"}
         asked = "contradicted" in states
         while not asked and len(steps) > (0 if is_checked else 1):
             asked = self._ask(key, steps.pop(0))
 
     async def _ask_left_out(self, table: Table) -> None:
         """Queue asks about the names that lists have next to rows, but that are in no row. They are
-        about the columns of conditions; those about other columns follow if a condition is met.
+        about the columns of conditions; those about other columns follow if all are met.
         """
         # By rank, so that which names are asked about does not depend on the order of arrival
         asked = [(self._asks[number], report) for number, report in self._executions.items()]

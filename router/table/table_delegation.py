@@ -135,7 +135,11 @@ def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str,
 
 
 def _check_names(condition: Condition, request: str) -> None:
-    """Raise `BadRequest` if a condition has a name that does not stand in the folded request."""
+    """Raise `BadRequest` if a condition has a name that does not stand in the folded request, or
+    lacks one: a model that wrote one name of two would exclude right rows.
+    """
+    if condition.operator == "one_of" and len(condition.values) == 1:
+        raise BadRequest("one_of has one value only; use equals, or give all values.")
     if condition.column.type == "text" and condition.operator in _BY_NAME:
         for value in condition.values:
             if sought(value) not in request:
