@@ -5,14 +5,12 @@ from dataclasses import dataclass
 
 from router.calls import Role
 from router.ledger import Ledger
-from router.models import Message
+from router.models import Completion, Message
 from router.protocol import prompts
 from router.protocol.tags import blocks, one_line, without_thinking
 from router.trace import Conversation
 from router.trace.values import Condensing
 
-UNCLEAR = "I do not know what this question refers to. Please name the person or the thing in it."
-"""Answer if the model wrote neither a question nor a question back."""
 STOP = ("</question>", "</clarify>")
 
 
@@ -31,21 +29,36 @@ class Condenser:
         question: str,
         ledger: Ledger,
     ) -> tuple[Condensing, str]:
-        """Write `question` so that it can be understood without `history`, by one call of the
-        model.
+        """Write `question` so that it can be understood without `history`. If the model's output is
+        malformed, it is asked once to correct it.
 
         Return the result, and a question back to the user, which is empty unless the model could
-        not resolve what `question` refers to. Raises `UpstreamError` and `BudgetExhausted`.
+        not resolve what `question` refers to. Both questions are empty if the correction is
+        malformed too. Raises `UpstreamError` and `BudgetExhausted`.
         """
         messages = self.role.opening(prompts.condense_request(history, question))
-        output = await self.role.ask(messages, self.stop, ledger, purpose="condense")
-        conversation = Conversation(messages, (output,))
-        visible = without_thinking(output.text)
-        condensed = _last(visible, "question")
-        if condensed and output.finish_reason != "length":
-            return Condensing(history, condensed, conversation), ""
-        asked_back = _last(visible, "clarify") or UNCLEAR
-        return Condensing(history, "", conversation), asked_back
+        outputs: tuple[Completion, ...] = ()
+        for stop in (self.stop, ()):
+            output = await self.role.ask(messages, stop, ledger, purpose="condense")
+            outputs += (output,)
+            conversation = Conversation(messages, outputs)
+            condensed, asked_back = read_condensed(
+                output.text, cut=output.finish_reason == "length"
+            )
+            if condensed or asked_back:
+                break
+            shown = Message("assistant", prompts.shown_turn(output.text))
+            messages = (*messages, shown, Message("user", prompts.CORRECT_CONDENSING))
+        return Condensing(history, condensed, conversation), asked_back
+
+
+def read_condensed(text: str, *, cut: bool) -> tuple[str, str]:
+    """Return the question in a condenser's output, and its question back to the user, of which at
+    most one is not empty. `cut`: whether the length limit cut the output off.
+    """
+    visible = without_thinking(text)
+    condensed = "" if cut else _last(visible, "question")
+    return condensed, "" if condensed else _last(visible, "clarify")
 
 
 def _last(text: str, tag: str) -> str:
