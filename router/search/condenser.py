@@ -42,23 +42,24 @@ class Condenser:
             output = await self.role.ask(messages, stop, ledger, purpose="condense")
             outputs += (output,)
             conversation = Conversation(messages, outputs)
-            condensed, asked_back = read_condensed(
-                output.text, cut=output.finish_reason == "length"
-            )
-            if condensed or asked_back:
+            if read := read_condensed(output.text, cut=output.finish_reason == "length"):
                 break
             shown = Message("assistant", prompts.shown_turn(output.text))
             messages = (*messages, shown, Message("user", prompts.CORRECT_CONDENSING))
+        condensed, asked_back = read or ("", "")
         return Condensing(history, condensed, conversation), asked_back
 
 
-def read_condensed(text: str, *, cut: bool) -> tuple[str, str]:
-    """Return the question in a condenser's output, and its question back to the user, of which at
-    most one is not empty. `cut`: whether the length limit cut the output off.
+def read_condensed(text: str, *, cut: bool) -> tuple[str, str] | None:
+    """Return the question in a condenser's output, and its question back to the user, of which one
+    is empty; None if there is neither. `cut`: whether the length limit cut the output off.
     """
     visible = without_thinking(text)
     condensed = "" if cut else _last(visible, "question")
-    return condensed, "" if condensed else _last(visible, "clarify")
+    if condensed:
+        return condensed, ""
+    asked_back = _last(visible, "clarify")
+    return ("", asked_back) if asked_back else None
 
 
 def _last(text: str, tag: str) -> str:

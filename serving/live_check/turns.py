@@ -9,8 +9,7 @@ from router.protocol import Passage, Report, parse_decision, parse_turn, prompts
 from router.protocol.decision import Dispatch, Stop
 from router.protocol.tags import blocks, without_thinking
 from router.protocol.turns import ReportTurn, SearchTurn, turn_pattern
-from router.search import answerer, delegator, executor
-from router.trace import RoleName
+from router.search import answerer, condenser, delegator, executor
 
 
 class ProbeTurn(NamedTuple):
@@ -25,7 +24,7 @@ class ProbeTurn(NamedTuple):
     then: tuple[Message, ...] = ()
     """The messages after the first user message."""
 
-    def pattern(self, name: RoleName) -> str | None:
+    def pattern(self, name: str) -> str | None:
         """Return the regular expression for structured output in this turn; None if the role has
         none.
         """
@@ -33,7 +32,7 @@ class ProbeTurn(NamedTuple):
             return None
         return turn_pattern(searched=bool(self.then), may_search=not self.then)
 
-    def follows(self, name: RoleName, completion: Completion) -> bool:
+    def follows(self, name: str, completion: Completion) -> bool:
         """Return whether the output of a role is a turn of the expected kind."""
         cut = completion.finish_reason == "length"
         return isinstance(_READERS[name](completion.text, cut=cut), self.due)
@@ -47,15 +46,17 @@ def _answer(text: str, **_cut: bool) -> str | None:
     return next((block.body for block in answers if block.body), None)
 
 
-_READERS: dict[RoleName, Callable[..., object]] = {
+_READERS: dict[str, Callable[..., object]] = {
     "delegation": partial(parse_decision, limit=8),
     "execution": parse_turn,
     "answer": _answer,
+    "condenser": condenser.read_condensed,
 }
-STOPS: dict[RoleName, tuple[str, ...]] = {
+STOPS: dict[str, tuple[str, ...]] = {
     "delegation": delegator.STOP,
     "execution": executor.STOP,
     "answer": answerer.STOP,
+    "condenser": condenser.STOP,
 }
 DUE = {
     Dispatch: "a <search> block",
@@ -63,6 +64,7 @@ DUE = {
     Stop: "a stop",
     ReportTurn: "an <answer> with its <evidence>",
     str: "an <answer>",
+    tuple: "a <question>, or a <clarify>,",
 }
 """Descriptions of the expected turns, for messages."""
 
@@ -95,7 +97,7 @@ def _read(sub_query: str, title: str, sentence: str) -> ProbeTurn:
     return ProbeTurn(ReportTurn, prompts.request(sub_query), searched)
 
 
-TURNS: dict[RoleName, tuple[ProbeTurn, ...]] = {
+TURNS: dict[str, tuple[ProbeTurn, ...]] = {
     "delegation": (
         ProbeTurn(Dispatch, _HOP),
         ProbeTurn(Dispatch, _COMPARISON),
@@ -112,6 +114,15 @@ TURNS: dict[RoleName, tuple[ProbeTurn, ...]] = {
         ProbeTurn(
             str,
             prompts.answer_request(_FOUNDER, [(_FOUNDER, Report("Skilneist Pingir", (_FOUNDED,)))]),
+        ),
+    ),
+    "condenser": (
+        ProbeTurn(
+            tuple,
+            prompts.condense_request(
+                (Message("user", _LETTERS), Message("assistant", "1747")),
+                "What about The Heilchix Garden?",
+            ),
         ),
     ),
 }
