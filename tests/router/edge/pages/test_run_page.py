@@ -1,5 +1,6 @@
 """The page of a run: its answer, its agents and its feedback; live while the run continues."""
 
+import html
 import re
 from collections.abc import Mapping
 from html import unescape
@@ -392,6 +393,34 @@ async def test_the_page_of_an_answer_follows_its_run() -> None:
 async def test_an_invalid_question_is_refused(question: str, status: int) -> None:
     async with shown() as pages, browsing(pages) as session:
         assert await posted(session, "/ask", question=question) == (status, "")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place", "status"),
+    [
+        ({"columns": "city*, price:intger"}, "columns", 400),
+        ({"question": " "}, "question", 400),
+        ({"before": "run-none"}, "question", 404),
+        ({"csrf": "none"}, "question", 403),
+    ],
+)
+async def test_a_refused_question_stays_in_the_form(
+    wrong: dict[str, str], place: str, status: int
+) -> None:
+    """The message is next to its field."""
+    async with shown() as pages, browsing(pages) as session:
+        form = {"csrf": await token(session, "/ask"), "question": "What costs <5?"} | wrong
+        async with session.post("/ask", data=form) as response:
+            assert response.status == status
+            page = await response.text()
+    assert f">{html.escape(form['question'])}</textarea>" in page
+    assert f'value="{form.get("columns", "")}"' in page
+    assert ('name="before" value="run-none"' in page) == ("before" in wrong)
+    assert re.search(
+        rf'<\w+ id="{place}"[^>]* aria-invalid="true" aria-describedby="problem"', page
+    )
+    assert page.count('id="problem" role="alert"') == 1
+    assert page.index(f'id="{place}"') < page.index('id="problem"')
 
 
 async def test_columns_in_the_form_ask_for_a_table() -> None:
