@@ -439,15 +439,6 @@ def _gateway(
     )
 
 
-def _passages(config: Config) -> dict[str, int]:
-    """Return the numbers of passages of the indexes on this machine, by name."""
-    return {
-        name: read_manifest(Path(index.index)).passages
-        for name, index in config.all_indexes.items()
-        if index.index
-    }
-
-
 async def open_versions(
     config: Config,
     book: VersionBook,
@@ -619,7 +610,15 @@ async def _listening(
     add_versions(pages, executors.versions, page)
     add_keys(pages, administered(page))
     indexes = sorted(config.all_indexes)
-    add_documents(pages, upstream.uploads, partial(_passages, config))
+    add_documents(
+        pages,
+        upstream.uploads,
+        lambda: {
+            name: read_manifest(Path(index.index)).passages
+            for name, index in config.all_indexes.items()
+            if index.index
+        },
+    )
     if upstream.uploads:
         indexes.append(UPLOADS)
     add_asking(pages, gateway, tables.detached, runs=runs.stored, indexes=indexes)

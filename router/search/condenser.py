@@ -1,6 +1,5 @@
 """The condenser, which writes a question of a conversation so that it can be understood alone."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.calls import Role
@@ -21,7 +20,6 @@ class Condenser:
     """
 
     role: Role
-    stop: tuple[str, ...] = STOP
 
     async def condense(
         self,
@@ -38,7 +36,7 @@ class Condenser:
         """
         messages = self.role.opening(prompts.condense_request(history, question))
         outputs: tuple[Completion, ...] = ()
-        for stop in (self.stop, ()):
+        for stop in (STOP, ()):
             output = await self.role.ask(messages, stop, ledger, purpose="condense")
             outputs += (output,)
             conversation = Conversation(messages, outputs)
@@ -56,12 +54,9 @@ def read_condensed(text: str, *, cut: bool) -> tuple[str, str] | None:
     """
     visible = without_thinking(text)
     condensed = "" if cut else _last(visible, "question")
-    if condensed:
-        return condensed, ""
-    asked_back = _last(visible, "clarify")
-    return ("", asked_back) if asked_back else None
+    asked_back = "" if condensed else _last(visible, "clarify")
+    return (condensed, asked_back) if condensed or asked_back else None
 
 
 def _last(text: str, tag: str) -> str:
-    bodies: Sequence[str] = [one_line(block.body) for block in blocks(text, tag)]
-    return bodies[-1] if bodies else ""
+    return ["", *(one_line(block.body) for block in blocks(text, tag))][-1]

@@ -30,7 +30,6 @@ from serving.retrieval.lexical import OUTDATED, has_words
 from serving.retrieval.manifest import read_manifest
 from serving.retrieval.opening import identity_of
 
-_NOT_TRIED = "The prompts for tables are not tried: ask for a small table."
 _MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]–[/dim]"}
 
 
@@ -184,7 +183,7 @@ def _show(console: Console, live: LiveCheck) -> None:
         console.print(f"[bold]{', '.join(names)}:[/bold] {escape(text)}", highlight=False)
     if any("protocol" in results for results in live.probes.values()):
         console.print(_costs(live.roles))
-        console.print(f"[dim]{TYPICAL} {_NOT_TRIED}[/dim]", highlight=False)
+        console.print(f"[dim]{TYPICAL}[/dim]", highlight=False)
 
 
 def _costs(roles: Mapping[RoleName, RoleCheck]) -> Table:

@@ -25,7 +25,7 @@ from serving.config.prices import litellm_entry, prices_of
 from serving.config.secrets import api_key
 from serving.engines.engine import Log
 from serving.live_check.estimate import Measured, Use, estimate
-from serving.live_check.turns import DUE, STOPS, TURNS, ProbeTurn
+from serving.live_check.turns import DUE, PROTOCOLS, TURNS, ProbeTurn
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 from serving.retrieval.opening import open_embedder, open_retriever, vector_store
@@ -119,14 +119,8 @@ async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
     )
     async with open_upstreams(config, log, partial(_opened, config, log)) as started:
         probing = (
-            _probe_role(
-                name,
-                role,
-                started,
-                log,
-                limit_s,
-            )
-            for name, role in (*roles.items(), ("condenser", config.condenser or condenser))
+            _probe_role(*role, started, log, limit_s)
+            for role in (*roles.items(), ("condenser", config.condenser or condenser))
         )
         listing = (_probe_tools(*server, limit_s) for server in config.tools.items())
         probed, retrieval, tools = await asyncio.gather(
@@ -212,7 +206,7 @@ async def _ask(role: Role, turn: ProbeTurn, limit_s: float) -> Completion:
     try:
         async with asyncio.timeout(limit_s):
             return await role.ask(
-                messages, STOPS[role.name], Ledger(), pattern=turn.pattern(role.name)
+                messages, PROTOCOLS[role.name][1], Ledger(), pattern=turn.pattern(role.name)
             )
     except TimeoutError:
         raise UpstreamUnavailable(

@@ -35,7 +35,7 @@ class ProbeTurn(NamedTuple):
     def follows(self, name: str, completion: Completion) -> bool:
         """Return whether the output of a role is a turn of the expected kind."""
         cut = completion.finish_reason == "length"
-        return isinstance(_READERS[name](completion.text, cut=cut), self.due)
+        return isinstance(PROTOCOLS[name][0](completion.text, cut=cut), self.due)
 
 
 def _answer(text: str, **_cut: bool) -> str | None:
@@ -46,18 +46,13 @@ def _answer(text: str, **_cut: bool) -> str | None:
     return next((block.body for block in answers if block.body), None)
 
 
-_READERS: dict[str, Callable[..., object]] = {
-    "delegation": partial(parse_decision, limit=8),
-    "execution": parse_turn,
-    "answer": _answer,
-    "condenser": condenser.read_condensed,
+PROTOCOLS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
+    "delegation": (partial(parse_decision, limit=8), delegator.STOP),
+    "execution": (parse_turn, executor.STOP),
+    "answer": (_answer, answerer.STOP),
+    "condenser": (condenser.read_condensed, condenser.STOP),
 }
-STOPS: dict[str, tuple[str, ...]] = {
-    "delegation": delegator.STOP,
-    "execution": executor.STOP,
-    "answer": answerer.STOP,
-    "condenser": condenser.STOP,
-}
+"""The parser of each role's outputs, and the stop strings of its calls."""
 DUE = {
     Dispatch: "a <search> block",
     SearchTurn: "a <search> block",

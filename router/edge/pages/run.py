@@ -180,9 +180,7 @@ class RunPages:
             len(run.events),
             len(run.calls),
             caller().tenant,
-            request.query.get("lane"),
-            request.query.get("row"),
-            request.query.get("only"),
+            *map(request.query.get, ("lane", "row", "only")),
         )
 
         def view() -> dict[str, Any]:
