@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from router.calls import Role
 from router.ledger import Ledger
-from router.models import Completion, Message
+from router.models import Message
 from router.protocol import prompts
 from router.protocol.tags import blocks, one_line, without_thinking
+from router.search.delegator import with_output, with_user_turn
 from router.trace import Conversation
 from router.trace.values import Condensing
 
@@ -34,16 +35,14 @@ class Condenser:
         not resolve what `question` refers to. Both questions are empty if the correction is
         malformed too. Raises `UpstreamError` and `BudgetExhausted`.
         """
-        messages = self.role.opening(prompts.condense_request(history, question))
-        outputs: tuple[Completion, ...] = ()
+        conversation = Conversation(self.role.opening(prompts.condense_request(history, question)))
         for stop in (STOP, ()):
-            output = await self.role.ask(messages, stop, ledger, purpose="condense")
-            outputs += (output,)
-            conversation = Conversation(messages, outputs)
-            if read := read_condensed(output.text, cut=output.finish_reason == "length"):
+            output = await self.role.ask(conversation.messages, stop, ledger, purpose="condense")
+            conversation = with_output(conversation, output)
+            read = read_condensed(output.text, cut=output.finish_reason == "length")
+            if read or not stop:
                 break
-            shown = Message("assistant", prompts.shown_turn(output.text))
-            messages = (*messages, shown, Message("user", prompts.CORRECT_CONDENSING))
+            conversation = with_user_turn(conversation, prompts.CORRECT_CONDENSING)
         condensed, asked_back = read or ("", "")
         return Condensing(history, condensed, conversation), asked_back
 
