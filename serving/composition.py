@@ -610,8 +610,16 @@ async def _listening(
     add_versions(pages, executors.versions, page)
     add_keys(pages, administered(page))
     indexes = sorted(config.all_indexes)
+    add_documents(
+        pages,
+        upstream.uploads,
+        lambda: {
+            name: read_manifest(Path(index.index)).passages
+            for name, index in config.all_indexes.items()
+            if index.index
+        },
+    )
     if upstream.uploads:
-        add_documents(pages, upstream.uploads)
         indexes.append(UPLOADS)
     add_asking(pages, gateway, tables.detached, runs=runs.stored, indexes=indexes)
     folder = config.retrieval.index

@@ -248,7 +248,8 @@ class Role:
         """
         error = MalformedOutput(
             f"model {self.model.name!r} does not follow the protocol of its role, even after it "
-            "was asked to correct its output; run `rolegate check --live`, or use another model",
+            "was asked to correct its output; use another model or prompt (`rolegate check --live` "
+            "tries the prompts for questions, but not those for tables)",
             endpoint=self.model.endpoint,
         )
         error.role = self.name

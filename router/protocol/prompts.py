@@ -31,6 +31,11 @@ CORRECT_ANSWER = (
     "That was no answer. Nothing can be searched now. Write the answer from the reports: "
     "<answer>…</answer>."
 )
+CORRECT_CONDENSING = (
+    "That was neither a question nor a question back. Write the last question so that it can be "
+    "understood alone: <question>…</question>. Or ask the user what it refers to: "
+    "<clarify>…</clarify>."
+)
 ACCESS = (
     "Each document has a <name>. To read more of one that a search has named, write "
     "exactly one block and nothing else "

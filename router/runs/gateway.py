@@ -240,6 +240,8 @@ class Gateway:
             if asked_back:
                 draft.result = replace(ended, answer=asked_back)
                 return
+            if not question:
+                raise self.condenser.role.malformed()
             if self._is_out_of_scope(question, ended, draft):
                 return
         style = None if context.style == DEFAULT_STYLE else context.style

@@ -1,6 +1,5 @@
 """The condenser, which writes a question of a conversation so that it can be understood alone."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.calls import Role
@@ -8,11 +7,10 @@ from router.ledger import Ledger
 from router.models import Message
 from router.protocol import prompts
 from router.protocol.tags import blocks, one_line, without_thinking
+from router.search.delegator import with_output, with_user_turn
 from router.trace import Conversation
 from router.trace.values import Condensing
 
-UNCLEAR = "I do not know what this question refers to. Please name the person or the thing in it."
-"""Answer if the model wrote neither a question nor a question back."""
 STOP = ("</question>", "</clarify>")
 
 
@@ -23,7 +21,6 @@ class Condenser:
     """
 
     role: Role
-    stop: tuple[str, ...] = STOP
 
     async def condense(
         self,
@@ -31,23 +28,34 @@ class Condenser:
         question: str,
         ledger: Ledger,
     ) -> tuple[Condensing, str]:
-        """Write `question` so that it can be understood without `history`, by one call of the
-        model.
+        """Write `question` so that it can be understood without `history`. If the model's output is
+        malformed, it is asked once to correct it.
 
         Return the result, and a question back to the user, which is empty unless the model could
-        not resolve what `question` refers to. Raises `UpstreamError` and `BudgetExhausted`.
+        not resolve what `question` refers to. Both questions are empty if the correction is
+        malformed too. Raises `UpstreamError` and `BudgetExhausted`.
         """
-        messages = self.role.opening(prompts.condense_request(history, question))
-        output = await self.role.ask(messages, self.stop, ledger, purpose="condense")
-        conversation = Conversation(messages, (output,))
-        visible = without_thinking(output.text)
-        condensed = _last(visible, "question")
-        if condensed and output.finish_reason != "length":
-            return Condensing(history, condensed, conversation), ""
-        asked_back = _last(visible, "clarify") or UNCLEAR
-        return Condensing(history, "", conversation), asked_back
+        conversation = Conversation(self.role.opening(prompts.condense_request(history, question)))
+        for stop in (STOP, ()):
+            output = await self.role.ask(conversation.messages, stop, ledger, purpose="condense")
+            conversation = with_output(conversation, output)
+            read = read_condensed(output.text, cut=output.finish_reason == "length")
+            if read or not stop:
+                break
+            conversation = with_user_turn(conversation, prompts.CORRECT_CONDENSING)
+        condensed, asked_back = read or ("", "")
+        return Condensing(history, condensed, conversation), asked_back
+
+
+def read_condensed(text: str, *, cut: bool) -> tuple[str, str] | None:
+    """Return the question in a condenser's output, and its question back to the user, of which one
+    is empty; None if there is neither. `cut`: whether the length limit cut the output off.
+    """
+    visible = without_thinking(text)
+    condensed = "" if cut else _last(visible, "question")
+    asked_back = "" if condensed else _last(visible, "clarify")
+    return (condensed, asked_back) if condensed or asked_back else None
 
 
 def _last(text: str, tag: str) -> str:
-    bodies: Sequence[str] = [one_line(block.body) for block in blocks(text, tag)]
-    return bodies[-1] if bodies else ""
+    return ["", *(one_line(block.body) for block in blocks(text, tag))][-1]

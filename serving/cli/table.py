@@ -184,7 +184,7 @@ class TableView(RunView):
         estimated = ""
         if completeness.estimated_rows > completeness.rows:
             estimated = f", about {completeness.estimated_rows} in all"
-        filled = ""
+        filled = f" (for the reason: rolegate runs show {message.run_id})"
         if completeness.rows:
             hint = "" if completeness.fill_rate else _NOTHING
             filled = f", {completeness.fill_rate:.0%} filled{hint}"

@@ -45,7 +45,10 @@ _PACKED = frozenset(
 _KIND_OF = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes.split()} | {
     "": "text"
 }
-READ = f"{' '.join(_KINDS.values())}, files without a suffix, and text in .gz"
+READ = (
+    f"{' '.join(_KINDS.values())}, files without a suffix, and text in .gz "
+    "(images with the extra `ocr`)"
+)
 """The suffixes of all kinds, for messages."""
 MAX_BYTES = 256 << 20
 """Max size of a file that is read whole, unpacked."""

@@ -15,9 +15,9 @@ TYPICAL = (
     "tokens, and turns as long as in the probe. At most: the run uses all rounds, sub-queries, "
     "turns and max_tokens, and asks the delegator to correct each decision once; retries of calls "
     "are not counted. For endpoints that report no token counts, 4 characters are taken as one "
-    "token."
+    "token. The prompts for tables are not tried: ask for a small table."
 )
-"""Explanation of the estimates, for people."""
+"""Explanation of the results, for people."""
 _QUESTION = 30
 _SUB_QUERY_TOKENS = 20
 _REPORT = 60

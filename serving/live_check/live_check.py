@@ -25,13 +25,14 @@ from serving.config.prices import litellm_entry, prices_of
 from serving.config.secrets import api_key
 from serving.engines.engine import Log
 from serving.live_check.estimate import Measured, Use, estimate
-from serving.live_check.turns import DUE, STOPS, TURNS, ProbeTurn
+from serving.live_check.turns import DUE, PROTOCOLS, TURNS, ProbeTurn
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 from serving.retrieval.opening import open_embedder, open_retriever, vector_store
 from serving.retrieval.reranker import rerank
 from serving.startup import Started, open_upstreams
 from serving.tools.failures import reason
+from serving.topologies import PROMPTS
 
 _QUERY = "Who directed the film Heat?"
 _QUOTED_CHARS = 80
@@ -71,6 +72,8 @@ class LiveCheck(msgspec.Struct, frozen=True):
     """The results of all probes of a config."""
 
     roles: dict[RoleName, RoleCheck]
+    condenser: ProbeResults
+    """Results of the role that writes the questions of conversations."""
     retrieval: dict[str, ProbeResults]
     """Results for `retrieval`, the retrieval server, or for `embedder` and `index`; and for
     `reranker`.
@@ -80,9 +83,10 @@ class LiveCheck(msgspec.Struct, frozen=True):
 
     @property
     def probes(self) -> dict[str, ProbeResults]:
-        """The results of roles, retrieval and tools together, by name."""
+        """All results together, by name."""
         return {
             **{name: role.probes for name, role in self.roles.items()},
+            "condenser": self.condenser,
             **self.retrieval,
             **self.tools,
         }
@@ -110,16 +114,13 @@ async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
     one question to a model, and for the start of a tool server. Raises `BadConfig`.
     """
     roles = config.roles.by_name
+    condenser = msgspec.structs.replace(
+        config.roles.delegation, prompt=str(PROMPTS / "condense.txt")
+    )
     async with open_upstreams(config, log, partial(_opened, config, log)) as started:
         probing = (
-            _probe_role(
-                name,
-                roles[name],
-                started,
-                log,
-                limit_s,
-            )
-            for name in roles
+            _probe_role(*role, started, log, limit_s)
+            for role in (*roles.items(), ("condenser", config.condenser or condenser))
         )
         listing = (_probe_tools(*server, limit_s) for server in config.tools.items())
         probed, retrieval, tools = await asyncio.gather(
@@ -132,20 +133,22 @@ async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
             request = rerank(config.reranker, started.session, _QUERY, passages)
             retrieval["reranker"] = await _reached(request, "correct the table reranker")
     prices = await prices_of(roles, config.prices)
-    results = dict(zip(roles, probed, strict=True))
+    *of_roles, of_condenser = probed
+    results = dict(zip(roles, of_roles, strict=True))
     uses = estimate(config, {name: result.measured for name, result in results.items()})
     return LiveCheck(
         {
             name: _judged(roles[name], result, *uses[name], prices[name])
             for name, result in results.items()
         },
+        of_condenser.probes,
         retrieval,
         {f"tools.{name}": probes for name, probes in zip(config.tools, tools, strict=True)},
     )
 
 
 async def _probe_role(
-    name: RoleName,
+    name: str,
     config: RoleConfig,
     started: Started[Any],
     log: Log,
@@ -203,7 +206,7 @@ async def _ask(role: Role, turn: ProbeTurn, limit_s: float) -> Completion:
     try:
         async with asyncio.timeout(limit_s):
             return await role.ask(
-                messages, STOPS[role.name], Ledger(), pattern=turn.pattern(role.name)
+                messages, PROTOCOLS[role.name][1], Ledger(), pattern=turn.pattern(role.name)
             )
     except TimeoutError:
         raise UpstreamUnavailable(
@@ -227,7 +230,7 @@ async def _served(
     return {model.id: model.max_model_len for model in models}
 
 
-def _protocol(name: RoleName, results: Sequence[Completion | BaseException]) -> ProbeResult:
+def _protocol(name: str, results: Sequence[Completion | BaseException]) -> ProbeResult:
     """Return how many of a role's probe turns follow the protocol. If half or more do not, the
     model cannot do the role's work.
     """
@@ -251,13 +254,14 @@ def _protocol(name: RoleName, results: Sequence[Completion | BaseException]) -> 
         advice += "; each mistake costs a corrected turn, or a result"
         return ProbeResult(False, word, advice)
     advice += "; the model cannot do this role's work: choose another model or prompt"
-    return ProbeResult(False, word, advice, needed=True)
+    # The condenser has one turn, which is too few to refuse a model that answers questions.
+    return ProbeResult(False, word, advice, needed=len(results) > 1)
 
 
-def _refusal(error: UpstreamError, name: RoleName) -> ProbeResult:
+def _refusal(error: UpstreamError, name: str) -> ProbeResult:
     """Return the result of a role whose first call failed, with what to do."""
     word = "refused"
-    key = f"roles.{name}"
+    key = name if name == "condenser" else f"roles.{name}"
     advice = (
         f"check the key that {key}.api_key_env names, the model's name, that base_url ends in /v1, "
         f"and whether the model needs {key}.system_role = false"

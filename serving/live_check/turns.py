@@ -9,8 +9,7 @@ from router.protocol import Passage, Report, parse_decision, parse_turn, prompts
 from router.protocol.decision import Dispatch, Stop
 from router.protocol.tags import blocks, without_thinking
 from router.protocol.turns import ReportTurn, SearchTurn, turn_pattern
-from router.search import answerer, delegator, executor
-from router.trace import RoleName
+from router.search import answerer, condenser, delegator, executor
 
 
 class ProbeTurn(NamedTuple):
@@ -25,7 +24,7 @@ class ProbeTurn(NamedTuple):
     then: tuple[Message, ...] = ()
     """The messages after the first user message."""
 
-    def pattern(self, name: RoleName) -> str | None:
+    def pattern(self, name: str) -> str | None:
         """Return the regular expression for structured output in this turn; None if the role has
         none.
         """
@@ -33,10 +32,10 @@ class ProbeTurn(NamedTuple):
             return None
         return turn_pattern(searched=bool(self.then), may_search=not self.then)
 
-    def follows(self, name: RoleName, completion: Completion) -> bool:
+    def follows(self, name: str, completion: Completion) -> bool:
         """Return whether the output of a role is a turn of the expected kind."""
         cut = completion.finish_reason == "length"
-        return isinstance(_READERS[name](completion.text, cut=cut), self.due)
+        return isinstance(PROTOCOLS[name][0](completion.text, cut=cut), self.due)
 
 
 def _answer(text: str, **_cut: bool) -> str | None:
@@ -47,22 +46,20 @@ def _answer(text: str, **_cut: bool) -> str | None:
     return next((block.body for block in answers if block.body), None)
 
 
-_READERS: dict[RoleName, Callable[..., object]] = {
-    "delegation": partial(parse_decision, limit=8),
-    "execution": parse_turn,
-    "answer": _answer,
+PROTOCOLS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
+    "delegation": (partial(parse_decision, limit=8), delegator.STOP),
+    "execution": (parse_turn, executor.STOP),
+    "answer": (_answer, answerer.STOP),
+    "condenser": (condenser.read_condensed, condenser.STOP),
 }
-STOPS: dict[RoleName, tuple[str, ...]] = {
-    "delegation": delegator.STOP,
-    "execution": executor.STOP,
-    "answer": answerer.STOP,
-}
+"""The parser of each role's outputs, and the stop strings of its calls."""
 DUE = {
     Dispatch: "a <search> block",
     SearchTurn: "a <search> block",
     Stop: "a stop",
     ReportTurn: "an <answer> with its <evidence>",
     str: "an <answer>",
+    tuple: "a <question>, or a <clarify>,",
 }
 """Descriptions of the expected turns, for messages."""
 
@@ -95,7 +92,7 @@ def _read(sub_query: str, title: str, sentence: str) -> ProbeTurn:
     return ProbeTurn(ReportTurn, prompts.request(sub_query), searched)
 
 
-TURNS: dict[RoleName, tuple[ProbeTurn, ...]] = {
+TURNS: dict[str, tuple[ProbeTurn, ...]] = {
     "delegation": (
         ProbeTurn(Dispatch, _HOP),
         ProbeTurn(Dispatch, _COMPARISON),
@@ -112,6 +109,15 @@ TURNS: dict[RoleName, tuple[ProbeTurn, ...]] = {
         ProbeTurn(
             str,
             prompts.answer_request(_FOUNDER, [(_FOUNDER, Report("Skilneist Pingir", (_FOUNDED,)))]),
+        ),
+    ),
+    "condenser": (
+        ProbeTurn(
+            tuple,
+            prompts.condense_request(
+                (Message("user", _LETTERS), Message("assistant", "1747")),
+                "What about The Heilchix Garden?",
+            ),
         ),
     ),
 }

@@ -70,10 +70,6 @@ def add_asking(
     user may search.
     """
 
-    async def form(request: web.Request) -> web.Response:
-        searched = [name for name in indexes if caller().may_search(name)]
-        return await site.render(request, "ask.html", indexes=searched)
-
     async def ask(request: web.Request) -> web.Response:
         question = field(request, "question")
         index = field(request, "index")
@@ -92,5 +88,4 @@ def add_asking(
             )
         return redirect(f"/ask/{run_id}" + (f"?before={quote(before)}" if before else ""))
 
-    site.get("/ask", form)
-    site.post("/ask", ask)
+    site.form("/ask", ask, "ask.html", indexes=indexes)

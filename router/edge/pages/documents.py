@@ -1,4 +1,8 @@
-"""The page with a tenant's uploaded documents: what is indexed, what was not read, last build."""
+"""The page with a tenant's uploaded documents (what is indexed, what was not read, last build) and
+the indexes of the config.
+"""
+
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
@@ -8,18 +12,24 @@ from router.edge.status import failure_of
 from router.uploads import Uploads
 
 
-def add_documents(site: Site, uploads: Uploads) -> None:
-    """Add the page to `site`, for users whose keys have the scope `documents`."""
+def add_documents(
+    site: Site, uploads: Uploads | None, passages: Callable[[], Mapping[str, int]]
+) -> None:
+    """Add the page to `site`, for users whose keys have the scope `documents`. `uploads`: None if
+    the gateway accepts none. `passages`: returns the number of passages of the config's indexes
+    that are on this machine, by name; it may block.
+    """
 
     async def shown(request: web.Request) -> web.Response:
-        build = await uploads.build(caller().books_on)
-        error = failure_of(build.error, caller()).message if build.error else ""
+        build = await uploads.build(caller().books_on) if uploads else None
+        error = failure_of(build.error, caller()).message if build and build.error else ""
         return await site.render(
             request,
             "documents.html",
             tenant=caller().books_on,
             build=build,
             error=error,
+            passages=passages,
         )
 
     site.get("/documents", shown, scope="documents")

@@ -103,6 +103,7 @@ class RunPages:
             clock = await self._site.render(request, "clock.html", run=run)
             clock.headers["HX-Reswap"] = "none"
             return clock
+        earlier = [] if part_alone else await earlier_runs(self._runs, before)
         feedback = () if running else await self._runs.feedback_on(run)
         golds = right_answers(feedback)[-_GOLDS:]
         return await self._site.render(
@@ -114,7 +115,7 @@ class RunPages:
             golds=golds,
             attribution=await self._attribution(run, golds) if golds else None,
             files_not_read=self._files_not_read if DEFAULT_INDEX in run.scope.indexes else dict,
-            earlier=[] if part_alone else await earlier_runs(self._runs, before),
+            earlier=[await self._view(each, request) for each in earlier],
             before=with_run(before, run.id),
             live=str(request.rel_url.update_query(seen=seen)) if running else "",
         )
@@ -179,9 +180,7 @@ class RunPages:
             len(run.events),
             len(run.calls),
             caller().tenant,
-            request.query.get("lane"),
-            request.query.get("row"),
-            request.query.get("only"),
+            *map(request.query.get, ("lane", "row", "only")),
         )
 
         def view() -> dict[str, Any]:

@@ -84,10 +84,14 @@ class Site:
             name: f"/static/{name}?{hashlib.sha256(content).hexdigest()[:12]}"
             for name, content in self._static.items()
         }.__getitem__
+        self._forms: dict[str, tuple[str, dict[str, Any]]] = {"/sign-in": ("sign_in.html", {})}
+        """Templates of the pages that show their form again if it is refused, by path, each with
+        further values.
+        """
         self.routes: list[web.RouteDef] = []
         self._templates.globals["pages"] = self._paths = set[str]()
         self._route("GET", "/static/{name}", self._asset)
-        self._route("GET", "/sign-in", self._sign_in)
+        self._route("GET", "/sign-in", self._form)
         self._route("POST", "/sign-in", self._signed_in)
         self._route("POST", "/sign-out", self._sign_out)
 
@@ -98,6 +102,15 @@ class Site:
     def post(self, path: str, page: Page, *, scope: KeyScope = "ask") -> None:
         """Accept a form that changes something at `path`, from users whose keys have `scope`."""
         self._route("POST", path, page, scope)
+
+    def form(self, path: str, page: Page, template: str, **values: Any) -> None:
+        """Serve a form at `path`, which `page` accepts. If it is refused, it is shown again, as it
+        was filled in. In the template, these variables are defined: `values`, `message` (why it was
+        refused; empty for a new form) and `typed` (the values of its fields; empty for a new form).
+        """
+        self._forms[path] = template, values
+        self.get(path, self._form)
+        self.post(path, page)
 
     async def render(
         self,
@@ -136,7 +149,7 @@ class Site:
                 with suppress(RolegateError):  # without a user, the page has no links
                     cookie = request.cookies.get(COOKIE, "")
                     request[_IDENTITY] = await self._sessions.identify(cookie)
-            return await self._failed(request, error.status, error.text or error.reason)
+            return await self._form(request, error.status, error.text or error.reason)
         except ClientConnectionResetError:  # the client has disconnected
             raise
         except Exception as error:
@@ -146,7 +159,7 @@ class Site:
                 back = f"?next={quote(request.path_qs, safe='')}" if request.method == "GET" else ""
                 return redirect(f"/sign-in{back}")
             failure = logged_failure(error)
-            response = await self._failed(request, HTTP_STATUS[failure.code], failure.message)
+            response = await self._form(request, HTTP_STATUS[failure.code], failure.message)
             if failure.retry_after_s is not None:
                 response.headers["Retry-After"] = str(math.ceil(failure.retry_after_s))
             return response
@@ -157,14 +170,19 @@ class Site:
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
 
-    async def _failed(self, request: web.Request, status: int, message: str) -> web.Response:
-        template = "sign_in.html" if request.path == "/sign-in" else "error.html"
+    async def _form(
+        self, request: web.Request, status: int = 200, message: str = ""
+    ) -> web.Response:
+        """Render the form at a path. For paths without a form, render an error page."""
+        template, values = self._forms.get(request.path, ("error.html", {}))
         return await self.render(
             request,
             template,
             status,
             message=message,
             next=request.query.get("next", ""),
+            typed=request.get(_FORM, {}),
+            **values,
         )
 
     def _route(
@@ -219,11 +237,6 @@ class Site:
         ours = origin is None or origin.partition("://")[2] == request.host
         if not ours or not self._sessions.proves(request.cookies.get(COOKIE, ""), token):
             raise AccessDenied(_EXPIRED)
-
-    async def _sign_in(self, request: web.Request) -> web.Response:
-        return await self.render(
-            request, "sign_in.html", message="", next=request.query.get("next", "")
-        )
 
     async def _signed_in(self, request: web.Request) -> web.Response:
         name = await self._sessions.open(field(request, "key"), request.remote or "")

@@ -2,12 +2,12 @@
 
 import pytest
 
-from router.errors import BadRequest, RequestIdTaken
+from router.errors import BadRequest, MalformedOutput, RequestIdTaken
 from router.ledger import Ledger
 from router.models import Completion, Message, ScriptedModel
 from router.runs import RequestOptions
 from router.runs.gateway import MAX_HISTORY, MAX_HISTORY_CHARS, AnswerRequest, latest
-from router.search.condenser import UNCLEAR, Condenser
+from router.search.condenser import Condenser
 from router.trace import Run, Trajectory
 from router.trace.export import agent_trajectories, export_row
 from router.trace.redaction import redacted
@@ -20,8 +20,10 @@ ALONE = "Who directed Heat?"
 
 
 async def condensed(written: str, finish_reason: str = "stop") -> tuple[str, str]:
-    """Return the question as searched and the question back, for an output of the model."""
-    model = ScriptedModel([Completion(written, finish_reason)])
+    """Return the question as searched and the question back, for an output of the model that it
+    repeats if it is asked for a correction.
+    """
+    model = ScriptedModel([Completion(written, finish_reason)] * 2)
     condensing, asked_back = await Condenser(role("delegation", model)).condense(
         HISTORY, ASKED, Ledger()
     )
@@ -42,28 +44,25 @@ async def test_the_question_is_the_last_that_the_model_wrote(written: str, quest
     assert await condensed(written) == (question, "")
 
 
-@pytest.mark.parametrize(
-    ("written", "asked_back"),
-    [
-        ("<clarify>Which film do you mean?</clarify>", "Which film do you mean?"),
-        (ALONE, UNCLEAR),
-        ("", UNCLEAR),
-        ("<question></question>", UNCLEAR),
-    ],
-)
-async def test_without_a_question_the_user_is_asked_back(written: str, asked_back: str) -> None:
-    """A question is never guessed."""
-    assert await condensed(written) == ("", asked_back)
+async def test_a_question_back_is_read() -> None:
+    written = "<clarify>Which film do you mean?</clarify>"
+    assert await condensed(written) == ("", "Which film do you mean?")
+
+
+@pytest.mark.parametrize("written", [ALONE, "", "<question></question>"])
+async def test_malformed_outputs_are_no_question(written: str) -> None:
+    """Neither a question nor a question back is guessed."""
+    assert await condensed(written) == ("", "")
 
 
 async def test_a_question_that_was_cut_off_is_not_searched() -> None:
-    assert await condensed("<question>Who directed", "length") == ("", UNCLEAR)
+    assert await condensed("<question>Who directed", "length") == ("", "")
 
 
-async def answered(written: str, history: tuple[Message, ...] = HISTORY) -> tuple[Run, Deployment]:
+async def answered(*written: str) -> tuple[Run, Deployment]:
     """Return the run of a question with a history, and the deployment that answered it."""
-    deployment = Deployment(condenser=ScriptedModel([written], "backbone"))
-    run = await deployment.gateway().answer(AnswerRequest(ASKED, history=history), RequestOptions())
+    deployment = Deployment(condenser=ScriptedModel(list(written), "backbone"))
+    run = await deployment.gateway().answer(AnswerRequest(ASKED, history=HISTORY), RequestOptions())
     return run, deployment
 
 
@@ -113,6 +112,31 @@ async def test_a_question_back_is_the_answer() -> None:
     assert (run.question, run.unsupported, len(run.calls)) == ("", False, 1)
     assert isinstance(deployment.delegator, ScriptedModel)
     assert not deployment.delegator.prompts
+
+
+async def test_a_malformed_output_is_corrected_once() -> None:
+    """Both calls belong to the condenser."""
+    run, _ = await answered("hello", f"<question>{ALONE}</question>")
+    assert isinstance(run.result, Trajectory)
+    assert (run.question, run.result.outcome) == (ALONE, "answered")
+    assert [call.purpose for call in run.calls[:3]] == ["condense", "condense", "first"]
+
+
+async def test_a_malformed_correction_is_a_fault_of_the_model() -> None:
+    """It is not a question back to the user. The outputs stay in the run."""
+    deployment = Deployment(condenser=ScriptedModel(["hello", "hello again"], "backbone"))
+    store = Kept()
+    with pytest.raises(MalformedOutput, match="model 'backbone' does not follow the protocol"):
+        await deployment.gateway(store).answer(
+            AnswerRequest(ASKED, history=HISTORY), RequestOptions()
+        )
+    (run,) = store.runs
+    assert isinstance(run.result, Trajectory)
+    assert run.status == "failed"
+    assert run.result.condensing
+    assert run.result.condensing.conversation
+    outputs = run.result.condensing.conversation.outputs
+    assert [output.text for output in outputs] == ["hello", "hello again"]
 
 
 async def test_exports_have_the_question_as_it_was_searched() -> None:

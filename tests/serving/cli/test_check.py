@@ -26,6 +26,7 @@ from serving.retrieval.build import build_index
 from serving.retrieval.embedder import EndpointEmbedder
 from serving.retrieval.milvus import MilvusStore
 from serving.retrieval.services import RetrievalServicer
+from serving.topologies import PROMPTS
 from tests.conftest import Rolegate
 from tests.openai_behaviours import replies
 from tests.router.retriever import FixedRetriever
@@ -85,6 +86,8 @@ def due(body: dict[str, Any]) -> str:
     """Return a correct turn for a role, which is recognised by its stop strings."""
     stop = body.get("stop", ())
     last = body["messages"][-1]["content"]
+    if "</clarify>" in stop:
+        return "<question>Who directed the film Heat?</question>"
     if "</answer>" in stop:
         return "<answer>Michael Mann</answer>"
     if "<documents>" in last:
@@ -143,6 +146,7 @@ class CheckResult:
         live_result = said["live"]
         self.rows = (
             {name: role["probes"] for name, role in live_result["roles"].items()}
+            | {"condenser": live_result["condenser"]}
             | live_result["retrieval"]
             | live_result["tools"]
         )
@@ -245,6 +249,7 @@ async def test_a_good_endpoint_passes(live: Live) -> None:
         [],
         [],
     )
+    assert result.probes("condenser")["protocol"] == (True, "1 of 1")
     for role in ROLES:
         assert result.probes(role) == {
             "reachable": (True, ""),
@@ -329,7 +334,8 @@ async def test_probes_use_the_requests_of_real_questions(live: Live) -> None:
     await live.checked(live.written(extra='temperature = 0.5\nextra_body = {effort = "low"}'))
 
     bodies = live.server.bodies
-    assert {body["messages"][0]["content"] for body in bodies} == {"Do it well."}
+    condensing = (PROMPTS / "condense.txt").read_text().strip()
+    assert {body["messages"][0]["content"] for body in bodies} == {"Do it well.", condensing}
     assert {(body["temperature"], body["max_tokens"], body["effort"]) for body in bodies} == {
         (0.5, 256, "low")
     }
@@ -340,6 +346,29 @@ async def test_probes_use_the_requests_of_real_questions(live: Live) -> None:
 def slips(wherever: str) -> Behaviour:
     """Return a model that sometimes writes a wrong turn if the prompt has these words."""
     return model(writes=lambda due: "I am not sure." if wherever in due else due)
+
+
+async def test_the_condenser_is_probed(live: Live) -> None:
+    """A model that does not follow its prompt can still answer questions without a history, so the
+    check succeeds.
+    """
+
+    async def play(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        follows = body["messages"][0]["content"] == "Do it well."
+        return await (model() if follows else says("hello"))(request)
+
+    await live.built()
+    live.server.plays(play)
+    result = await live.checked(live.written())
+
+    assert result.status == 0
+    assert result.probes("delegation")["protocol"] == (True, "3 of 3")
+    assert result.probes("condenser")["protocol"] == (False, "0 of 1")
+    assert (
+        "a <question>, or a <clarify>, was expected, but the model wrote “hello”"
+        in result.advice("condenser", "protocol")
+    )
 
 
 SLOW = "no answer within 0.5 s; if it is still loading, allow more with --timeout"
@@ -626,7 +655,7 @@ async def test_the_table_is_followed_by_a_line_for_each_doubt(
     )
 
     assert status == 1
-    assert shown.count("✗ ignored") == 3
+    assert shown.count("✗ ignored") == 4
     assert shown.count("stop strings are ignored") == 1
     assert (
         'delegation, execution, answer: the model\'s price is unknown; set it in [prices."tiny"]'
@@ -635,6 +664,7 @@ async def test_the_table_is_followed_by_a_line_for_each_doubt(
     assert "embedder: reachable ✓ 8 numbers" in shown
     assert "$" not in shown
     assert "Typical: two rounds" in shown
+    assert "prompts for tables are not tried" in " ".join(shown.split())
     assert "execution: tiny has been probed" in shown
 
 

@@ -113,6 +113,14 @@ def test_a_table_without_values_says_where_to_look(rate: float, hinted: bool) ->
     assert ("no lookup found a value: see `rolegate runs show RUN`" in file.getvalue()) == hinted
 
 
+def test_a_table_without_rows_says_where_the_reason_is() -> None:
+    out, progress = (Console(file=StringIO(), width=200) for _ in range(2))
+    view = TableView(out, progress, stream=False, as_json=False)
+    view.show(Table(pb.Table(run_id="run-1", outcome=pb.TABLE_OUTCOME_FILLED)))
+    file: Any = progress.file
+    assert ": 0 rows (for the reason: rolegate runs show run-1)" in file.getvalue()
+
+
 def test_names_that_lists_have_beside_rows_are_named() -> None:
     out, progress = (Console(file=StringIO(), width=200) for _ in range(2))
     known = pb.Completeness(rows=2, left_out=["Tal", "Vor"])

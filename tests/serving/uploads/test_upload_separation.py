@@ -139,9 +139,21 @@ async def test_the_page_of_documents_is_the_tenant_s(world: World) -> None:
         assert "1 not read" in page
         assert 'href="/documents" aria-current="page"' in page
         assert str(world.folder) not in page
+        assert "rolegate documents upload FILE" in page
+        assert "<code>default</code>: 1 passage" in page
     refused = await _page(world.callers["acme asks"], "/documents")
     assert "needs a key with the scope `documents`" in refused
     assert 'href="/documents"' not in refused
+
+
+async def test_without_uploads_the_page_says_what_to_set(tmp_path: Path) -> None:
+    """It has the frame of the site, and the indexes of the config."""
+    async with world_of(tmp_path, "") as world, world.running():
+        page = await _page(world.callers["operator"], "/documents")
+    assert 'href="/documents" aria-current="page"' in page
+    assert "<code>uploads.folder</code> is not set" in page
+    assert "<code>default</code>: 1 passage" in page
+    assert "rolegate index build" in page
 
 
 async def test_pages_of_runs_search_the_uploads_of_the_run(world: World) -> None:

@@ -1,5 +1,6 @@
 """The page of a run: its answer, its agents and its feedback; live while the run continues."""
 
+import html
 import re
 from collections.abc import Mapping
 from html import unescape
@@ -7,6 +8,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -15,7 +17,7 @@ from router.protocol import Passage
 from router.trace import Run
 from router.trace.redaction import redacted
 from router.trace.run import Feedback
-from router.trace.scope import DocumentFilter, Scope
+from router.trace.scope import DEFAULT_INDEX, DocumentFilter, Scope, uploads_of
 from router.trace.values import SubQueryDispatched, Trajectory
 from tests.router.deployment import STOP, Deployment, HeldModel, block
 from tests.router.edge.pages.demo import BRENN, runs
@@ -63,6 +65,42 @@ async def test_each_source_of_an_answer_opens_its_passage() -> None:
     assert "<b>Heat, p. 3</b>" in text
     assert "<mark>Heat is a film by Michael Mann.</mark>" in text
     assert "films.pdf" in text
+
+
+async def test_a_source_names_its_document() -> None:
+    """The name of the file is shown, also while the source is folded; its path is the title."""
+    written = msgspec.json.encode(run("run-1")).replace(b"films.pdf", b"documents/films.pdf")
+    kept = msgspec.json.decode(written, type=Run)
+    name = '<span class="quiet file" title="documents/films.pdf">films.pdf</span></summary>'
+    async with shown(runs=[kept]) as pages, browsing(pages) as session:
+        for path in ("/runs/run-1", "/ask/run-1"):
+            assert name in await read(session, path)
+
+
+async def test_uploads_have_their_name_in_requests() -> None:
+    """The page of a run shows the name of the index in scopes as a title."""
+    kept = run("run-1", scope=Scope((DEFAULT_INDEX, uploads_of("default"))))
+    async with shown(runs=[kept]) as pages, browsing(pages) as session:
+        text = await read(session, "/runs/run-1")
+    assert '<span title="uploads/default">uploads</span>' in text
+
+
+async def test_the_legend_explains_the_kinds_of_calls() -> None:
+    async with shown(runs=[DEMO["run-right"]]) as pages, browsing(pages) as session:
+        legend = (await read(session, "/runs/run-right")).partition('class="legend"')[2]
+    assert '<li title="A call that completed, but whose output was discarded">' in legend
+    assert '<li title="The sub-query was sent before the delegator' in legend
+
+
+async def test_earlier_answers_of_a_thread_have_their_sources() -> None:
+    """They are folded."""
+    demo = [DEMO["run-right"], DEMO["run-reading"]]
+    async with shown(runs=demo) as pages, browsing(pages) as session:
+        text = await read(session, "/ask/run-right?before=run-reading")
+    earlier = text.partition('aria-label="Earlier question"')[2].partition("</section>")[0]
+    assert "Kestrel" in earlier
+    assert "<details><summary>2 sources</summary>" in earlier
+    assert "<b>Mount Orrin, p. 12</b>" in earlier
 
 
 async def test_an_unsupported_answer_has_a_badge_and_a_filter() -> None:
@@ -301,7 +339,8 @@ async def test_a_wrong_answer_names_the_role_that_lost_it(run_id: str, lost_by: 
             303,
             f"/runs/{run_id}#feedback",
         )
-        assert "Enter the right answer" in await read(session, f"/runs/{run_id}")
+        wanted = '<p class="wanted" role="status">Enter the right answer below'
+        assert wanted in await read(session, f"/runs/{run_id}")
         await posted(
             session, f"/runs/{run_id}/feedback", right_answer=" Tarn ", comment="She moved later."
         )
@@ -392,6 +431,34 @@ async def test_the_page_of_an_answer_follows_its_run() -> None:
 async def test_an_invalid_question_is_refused(question: str, status: int) -> None:
     async with shown() as pages, browsing(pages) as session:
         assert await posted(session, "/ask", question=question) == (status, "")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place", "status"),
+    [
+        ({"columns": "city*, price:intger"}, "columns", 400),
+        ({"question": " "}, "question", 400),
+        ({"before": "run-none"}, "question", 404),
+        ({"csrf": "none"}, "question", 403),
+    ],
+)
+async def test_a_refused_question_stays_in_the_form(
+    wrong: dict[str, str], place: str, status: int
+) -> None:
+    """The message is next to its field."""
+    async with shown() as pages, browsing(pages) as session:
+        form = {"csrf": await token(session, "/ask"), "question": "What costs <5?"} | wrong
+        async with session.post("/ask", data=form) as response:
+            assert response.status == status
+            page = await response.text()
+    assert f">{html.escape(form['question'])}</textarea>" in page
+    assert f'value="{form.get("columns", "")}"' in page
+    assert ('name="before" value="run-none"' in page) == ("before" in wrong)
+    assert re.search(
+        rf'<\w+ id="{place}"[^>]* aria-invalid="true" aria-describedby="problem"', page
+    )
+    assert page.count('id="problem" role="alert"') == 1
+    assert page.index(f'id="{place}"') < page.index('id="problem"')
 
 
 async def test_columns_in_the_form_ask_for_a_table() -> None:
