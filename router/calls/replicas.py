@@ -84,6 +84,8 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.breaker = Breaker()
+        self.last_failure: UpstreamError | None = None
+        """Error of the last call that failed for another reason than its prompt."""
         self.in_flight = 0
         self.outstanding_tokens = 0
         """Estimated prompt and output tokens of the calls under way."""
@@ -172,12 +174,13 @@ def choose(
     """
     working = [replica for replica in replicas if not replica.endpoint.breaker.wait_s]
     if not working:
-        wait_s = min(replica.endpoint.breaker.wait_s for replica in replicas)
-        model = replicas[0].model
+        first = min(replicas, key=lambda replica: replica.endpoint.breaker.wait_s)
+        wait_s = first.endpoint.breaker.wait_s
+        failure = first.endpoint.last_failure
+        cause = failure.args[0] if failure else f"model {first.model.name!r}: the last calls failed"
         raise UpstreamUnavailable(
-            f"model {model.name!r}: no calls are made for {wait_s:.1f} s, because the last calls "
-            "failed",
-            endpoint=model.endpoint,
+            f"{cause}. After such failures, no calls are made for {wait_s:.1f} s; try again then",
+            endpoint=first.model.endpoint,
             retry_after_s=wait_s,
             unspent=True,
             repeatable=False,

@@ -87,6 +87,8 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(child)
 
 
+REACH = "check that it runs and can be reached from here"
+"""Advice for an endpoint to which no connection can be opened."""
 MAX_WORDS_CHARS = 300
 """Max characters of a server's message that an error of ours repeats."""
 _MAX_READ = 4096
@@ -288,7 +290,10 @@ class Upstream:
         """Return the error for an endpoint that is temporarily unreachable or failing. `unspent`:
         whether it is certain that the endpoint spent no tokens.
         """
-        return UpstreamUnavailable(self._named(text), endpoint=self._endpoint, unspent=unspent)
+        advice = f"; {REACH}" if unspent else ""
+        return UpstreamUnavailable(
+            self._named(text) + advice, endpoint=self._endpoint, unspent=unspent
+        )
 
     def protocol_error(self, text: str) -> UpstreamProtocolError:
         """Return the error for a reply that breaks the protocol."""

@@ -18,6 +18,7 @@ from router.errors import JSON_ERRORS, BadConfig, BadIndex, UpstreamError, Upstr
 from router.ledger import Ledger
 from router.models import Completion
 from router.models.adapters import Adapters
+from router.models.failures import REACH
 from router.protocol import Passage
 from router.trace import Price, RoleName
 from serving.config.config import Config, RetrievalConfig, RoleConfig, ToolServerConfig
@@ -264,8 +265,9 @@ def _refusal(error: UpstreamError, name: RoleName) -> ProbeResult:
     )
     if isinstance(error, UpstreamUnavailable):
         word = "no"
-        advice = "check that it runs and can be reached from here"
-    return ProbeResult(False, word, f"{error.args[0]} ({error.endpoint}); {advice}", needed=True)
+        advice = REACH
+    what = error.args[0].removesuffix(f"; {REACH}")
+    return ProbeResult(False, word, f"{what} ({error.endpoint}); {advice}", needed=True)
 
 
 def _judged(

@@ -213,6 +213,33 @@ def test_a_role_whose_calls_fail_is_down_though_its_endpoint_works(failure: Upst
     with_clock(main)
 
 
+def test_a_role_that_is_down_names_its_endpoint_and_the_last_error() -> None:
+    async def main(clock: Clock) -> None:
+        failures = [
+            UpstreamUnavailable(f"HTTP 50{n}", endpoint="e", repeatable=False) for n in "23"
+        ]
+        answers = Deployment(
+            answerer=ScriptedModel([*[failures[0]] * 5, *[failures[1]] * 9])
+        ).roles()
+        readiness = Readiness()
+        why = "roles.answer: all calls of this role fail; answer at e: HTTP 50"
+
+        async def call(_name: object = None) -> None:
+            await answers["answer"].ask(answers["answer"].opening("Who?"), (), Ledger())
+
+        async with background_tasks(watch_role("answer", answers["answer"], readiness, call)):
+            for _ in range(5):
+                with pytest.raises(UpstreamUnavailable):
+                    await call()
+            await clock.advance(0.6)
+            assert readiness.down(["answer"]) == f"{why}2"
+            for _ in range(4):
+                await clock.advance(0.6)
+            assert readiness.down(["answer"]) == f"{why}3"
+
+    with_clock(main)
+
+
 async def test_a_need_is_down_until_all_its_causes_are_gone() -> None:
     """A repeated report is no change."""
     readiness = Readiness()
