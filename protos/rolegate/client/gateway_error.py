@@ -119,10 +119,12 @@ def _message(code: grpc.StatusCode, details: str, address: str, run_id: str) -> 
                 help_text = (
                     f"the gateway at {address} ended the connection {during}; when it runs again, "
                     f"use `rolegate runs resume {run_id or 'RUN'}`, or send the request again with "
-                    "the same request id (`--request-id`)."
+                    "the same request id (`--request-id`; in Python, `request_id`)."
                 )
             elif not re.search("refused|resolving", details):
-                help_text += " If the gateway uses TLS, pass its CA certificate (`--ca`)."
+                help_text += (
+                    " If the gateway uses TLS, pass its CA certificate (`--ca`; in Python, `ca`)."
+                )
             return help_text
         case grpc.StatusCode.UNIMPLEMENTED:
             return (
@@ -130,7 +132,10 @@ def _message(code: grpc.StatusCode, details: str, address: str, run_id: str) -> 
                 "another version, or a retrieval server."
             )
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return "the deadline passed before the response arrived; pass a longer --timeout."
+            return (
+                "the deadline passed before the response arrived; pass a longer timeout "
+                "(--timeout; in Python, timeout_s)."
+            )
         case grpc.StatusCode.CANCELLED:
             return "the call was cancelled."
         case _:
