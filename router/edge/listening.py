@@ -73,15 +73,8 @@ def _naming(setting: str, path: str, wanted: str) -> Iterator[None]:
 
 
 _log = structlog.get_logger("edge")
-_LAST_PORT = 65_535
 _BUSY_TRIES = 10
 _BUSY_PAUSE_S = 0.5
-
-
-def is_address(text: str) -> bool:
-    """Return whether `text` has the form host:port with a valid port."""
-    host, _, port = text.rpartition(":")
-    return bool(host) and re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= _LAST_PORT
 
 
 def is_loopback(address: str) -> bool:

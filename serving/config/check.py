@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from router.edge.listening import host_of, is_address
+from rolegate.client.connection import is_address
+
+from router.edge.listening import host_of
 from router.errors import BadConfig
 from router.trace.call import MAX_DOLLARS
 from router.trace.scope import DEFAULT_INDEX, UPLOADS

@@ -2,8 +2,9 @@ import os
 from pathlib import Path
 
 import pytest
+from rolegate.client.connection import is_address
 
-from router.edge.listening import TLS, is_address
+from router.edge.listening import TLS
 from router.errors import BadConfig
 from serving.config.file import load_config, preset
 from serving.config.secrets import missing
