@@ -116,7 +116,7 @@ def _not_built(config: Config) -> list[str]:
         try:
             manifest = read_manifest(Path(retrieval.index))
         except BadIndex as error:
-            problems.append(f"{key}.index: {error} Run `rolegate index build`.")
+            problems.append(f"{key}.index: {error}")
             continue
 
         if manifest.lexical != retrieval.lexical:

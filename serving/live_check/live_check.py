@@ -386,11 +386,11 @@ def _probe_index(config: RetrievalConfig, embedder: Embedder) -> dict[str, Probe
             store = vector_store(config)
             index = Index.open(folder, embedder, store=store)
             if not store.is_complete(folder / index.manifest.generation):
-                raise BadIndex(f"{folder}: passages are missing in {store.name}.")
+                raise BadIndex(
+                    f"{folder}: passages are missing in {store.name}; run `rolegate index build`."
+                )
             word = f"{len(index.passages)} passages, {index.manifest.searched_by}"
             built = ProbeResult(True, word)
-    except UpstreamError as error:
+    except (UpstreamError, BadIndex) as error:
         built = ProbeResult(False, "no", str(error), needed=True)
-    except BadIndex as error:
-        built = ProbeResult(False, "no", f"{error} Run `rolegate index build`.", needed=True)
     return {"embedder": {"reachable": embeds}, "index": {"built": built}}

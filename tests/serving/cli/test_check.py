@@ -224,7 +224,7 @@ async def test_milvus_is_asked_for_the_passages(live: Live, tmp_path: Path) -> N
         milvus.stop()
         away = (await live.checked(config)).said
 
-    assert "are missing in Milvus rolegate/main. Run `rolegate index build`." in str(lost)
+    assert "are missing in Milvus rolegate/main; run `rolegate index build`." in str(lost)
     assert "start Milvus there, or correct `milvus.address`" in str(away)
 
 
@@ -673,6 +673,7 @@ def test_missing_keys_and_indexes_are_reported(
         in shown
     )
     assert f"retrieval.index: {tmp_path}/index: contains no finished index" in shown
+    assert shown.count("run `rolegate index build`") == 1
     assert main(["check", "--live", "--config", str(file)]) == 1
     assert "A_KEY_OF_MINE is not set; export it." in capsys.readouterr().out
 

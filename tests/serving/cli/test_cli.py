@@ -555,7 +555,11 @@ def test_a_missing_index_is_reported_in_one_line(
     (line,) = (
         line for line in capsys.readouterr().err.splitlines() if line.startswith("rolegate:")
     )
-    assert line.startswith(f"rolegate: {tmp_path}/absent: contains no finished index")
+    assert line == (
+        f"rolegate: {tmp_path}/absent: contains no finished index (manifest.json: No such file or "
+        "directory); run `rolegate index build`, after naming your files in `documents` of the "
+        "config, or choose another folder."
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
