@@ -15,6 +15,7 @@ import grpc
 import msgspec
 import structlog
 from msgspec import Meta
+from rolegate.client.connection import is_loopback
 
 from router.access import Access
 from router.errors import BadConfig
@@ -75,17 +76,6 @@ def _naming(setting: str, path: str, wanted: str) -> Iterator[None]:
 _log = structlog.get_logger("edge")
 _BUSY_TRIES = 10
 _BUSY_PAUSE_S = 0.5
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether `address`, a host with or without a port, is a loopback address or
-    `localhost`.
-    """
-    host = re.sub(r":\d*$", "", address).strip("[]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def host_of(text: str) -> str:

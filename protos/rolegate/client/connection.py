@@ -79,7 +79,8 @@ class Connection:
             api_key
             and not encrypted
             and not access.get("insecure")
-            and not _on_this_machine(address)
+            and not address.startswith("unix:")
+            and not is_loopback(address)
         ):
             raise ValueError(
                 f"the API key would be sent to {address} unencrypted; give the CA certificate of "
@@ -105,6 +106,17 @@ def is_address(text: str) -> bool:
     return bool(host) and re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= _LAST_PORT
 
 
+def is_loopback(address: str) -> bool:
+    """Return whether `address`, a host with or without a port, is a loopback address or
+    `localhost`.
+    """
+    host = re.sub(r":\d*$", "", address).strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def address_problem(address: str) -> str:
     """Return what is wrong with the address of a gateway; empty if it is host:port, or one of
     gRPC's forms `unix:PATH` and `dns:///HOST:PORT`.
@@ -120,15 +132,3 @@ def _pem(given: object) -> bytes | None:
     if isinstance(given, Path | str):
         return Path(given).read_bytes()
     return given if isinstance(given, bytes) else None
-
-
-def _on_this_machine(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return (
-            host == "localhost"
-            or address.startswith("unix:")
-            or ipaddress.ip_address(host).is_loopback
-        )
-    except ValueError:
-        return False
