@@ -562,6 +562,19 @@ def test_a_missing_index_is_reported_in_one_line(
     )
 
 
+@pytest.mark.parametrize(
+    "option", ["--out=index", "--lexical", "--chunk-tokens=100", "--embedder-url=http://e/v1"]
+)
+def test_an_option_of_given_paths_is_refused_if_the_config_names_the_documents(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["index", "build", "--preset", "hosted", option])
+
+    name = option.partition("=")[0]
+    assert f"error: {name} has no effect without PATHS\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_served_question_whose_model_is_dead_names_role_and_address(
     number: signal.Signals, tmp_path: Path, dead: str, capsys: pytest.CaptureFixture[str]
