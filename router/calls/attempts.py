@@ -183,7 +183,7 @@ class Attempts:
                     self.health.succeeded()
                 else:
                     self.health.failed()
-                    replica.endpoint.last_failure = error
+                    replica.endpoint.last_failure = error.args[0]
                 self._failed.add(replica.deployment)
                 raise
 

@@ -125,8 +125,8 @@ def _works(model: Role) -> bool:
 
 def _failures(models: Iterable[Role]) -> str:
     """Return the reason why a role is down, with the last error of each model's first endpoint."""
-    errors = (model.endpoint.last_failure for model in models)
-    return "; ".join(["all calls of this role fail", *map(str, filter(None, errors))])
+    causes = (f"; {model.model.endpoint}: {model.endpoint.last_failure}" for model in models)
+    return "".join(["all calls of this role fail", *causes])
 
 
 def _wait_s(models: Iterable[Role]) -> float:

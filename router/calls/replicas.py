@@ -84,8 +84,8 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.breaker = Breaker()
-        self.last_failure: UpstreamError | None = None
-        """Error of the last call that failed for another reason than its prompt."""
+        self.last_failure = "the last calls failed"
+        """Message of the last call that failed for another reason than its prompt."""
         self.in_flight = 0
         self.outstanding_tokens = 0
         """Estimated prompt and output tokens of the calls under way."""
@@ -176,10 +176,9 @@ def choose(
     if not working:
         first = min(replicas, key=lambda replica: replica.endpoint.breaker.wait_s)
         wait_s = first.endpoint.breaker.wait_s
-        failure = first.endpoint.last_failure
-        cause = failure.args[0] if failure else f"model {first.model.name!r}: the last calls failed"
         raise UpstreamUnavailable(
-            f"{cause}. After such failures, no calls are made for {wait_s:.1f} s; try again then",
+            f"{first.endpoint.last_failure}. After such failures, no calls are made for "
+            f"{wait_s:.1f} s; try again then",
             endpoint=first.model.endpoint,
             retry_after_s=wait_s,
             unspent=True,

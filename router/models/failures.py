@@ -87,8 +87,6 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(child)
 
 
-REACH = "check that it runs and can be reached from here"
-"""Advice for an endpoint to which no connection can be opened."""
 MAX_WORDS_CHARS = 300
 """Max characters of a server's message that an error of ours repeats."""
 _MAX_READ = 4096
@@ -290,7 +288,7 @@ class Upstream:
         """Return the error for an endpoint that is temporarily unreachable or failing. `unspent`:
         whether it is certain that the endpoint spent no tokens.
         """
-        advice = f"; {REACH}" if unspent else ""
+        advice = "; check that it runs and can be reached from here" if unspent else ""
         return UpstreamUnavailable(
             self._named(text) + advice, endpoint=self._endpoint, unspent=unspent
         )

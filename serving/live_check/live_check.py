@@ -18,7 +18,6 @@ from router.errors import JSON_ERRORS, BadConfig, BadIndex, UpstreamError, Upstr
 from router.ledger import Ledger
 from router.models import Completion
 from router.models.adapters import Adapters
-from router.models.failures import REACH
 from router.protocol import Passage
 from router.trace import Price, RoleName
 from serving.config.config import Config, RetrievalConfig, RoleConfig, ToolServerConfig
@@ -257,17 +256,15 @@ def _protocol(name: RoleName, results: Sequence[Completion | BaseException]) -> 
 
 def _refusal(error: UpstreamError, name: RoleName) -> ProbeResult:
     """Return the result of a role whose first call failed, with what to do."""
-    word = "refused"
+    what = f"{error.args[0]} ({error.endpoint})"
+    if isinstance(error, UpstreamUnavailable):
+        return ProbeResult(False, "no", what, needed=True)
     key = f"roles.{name}"
     advice = (
         f"check the key that {key}.api_key_env names, the model's name, that base_url ends in /v1, "
         f"and whether the model needs {key}.system_role = false"
     )
-    if isinstance(error, UpstreamUnavailable):
-        word = "no"
-        advice = REACH
-    what = error.args[0].removesuffix(f"; {REACH}")
-    return ProbeResult(False, word, f"{what} ({error.endpoint}); {advice}", needed=True)
+    return ProbeResult(False, "refused", f"{what}; {advice}", needed=True)
 
 
 def _judged(

@@ -75,13 +75,8 @@ class Connection:
         if (certificate is None) != (key is None):
             raise ValueError("certificate and key belong together; give both or neither.")
         encrypted = ca is not None or certificate is not None
-        if (
-            api_key
-            and not encrypted
-            and not access.get("insecure")
-            and not address.startswith("unix:")
-            and not is_loopback(address)
-        ):
+        private = encrypted or address.startswith("unix:") or is_loopback(address)
+        if api_key and not (private or access.get("insecure")):
             raise ValueError(
                 f"the API key would be sent to {address} unencrypted; give the CA certificate of "
                 "the gateway (`ca`)."

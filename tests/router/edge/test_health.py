@@ -153,7 +153,9 @@ def test_a_role_is_down_until_a_call_works() -> None:
             for probed in (1, 1, 2, 2):  # after pauses of one second and of two
                 await clock.advance(0.6)
                 await clock.advance(0.6)
-                assert readiness.down(["answer"]) == "roles.answer: all calls of this role fail"
+                assert str(readiness.down(["answer"])).startswith(
+                    "roles.answer: all calls of this role fail; "
+                )
                 assert readiness.down(["delegation", "execution"]) is None
                 assert probes == ["answer"] * probed
             works = True
@@ -222,7 +224,7 @@ def test_a_role_that_is_down_names_its_endpoint_and_the_last_error() -> None:
             answerer=ScriptedModel([*[failures[0]] * 5, *[failures[1]] * 9])
         ).roles()
         readiness = Readiness()
-        why = "roles.answer: all calls of this role fail; answer at e: HTTP 50"
+        why = "roles.answer: all calls of this role fail; scripted://scripted: HTTP 50"
 
         async def call(_name: object = None) -> None:
             await answers["answer"].ask(answers["answer"].opening("Who?"), (), Ledger())
