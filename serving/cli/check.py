@@ -78,6 +78,9 @@ def check(arguments: Sequence[str]) -> int:
         print(json_of(result))
         return int(not works)
 
+    # First, so that errors stay on the screen
+    if gaps:
+        print_lines(Console(soft_wrap=True), [f"index: {line}" for line in gaps.lines()])
     if live is not None:
         _show(Console(), live)
     else:
@@ -88,8 +91,6 @@ def check(arguments: Sequence[str]) -> int:
             wrong,
             warnings,
         )
-    if gaps:
-        print_lines(Console(soft_wrap=True), [f"index: {line}" for line in gaps.lines()])
     return int(not works)
 
 
