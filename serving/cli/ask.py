@@ -294,7 +294,11 @@ def chat(arguments: Sequence[str]) -> int:
                     case [":usage"]:
                         view.out.print(usage_table(usage))
                     case [word, *_] if word.startswith(":"):
-                        say(_HINT if word == ":help" else f"{word} is not a command.\n{_HINT}")
+                        say(
+                            _HINT
+                            if word == ":help"
+                            else f"{line.split()[0]} is not a command.\n{_HINT}"
+                        )
                     case _:
                         last = None
                         request_options["history"] = history
