@@ -8,8 +8,9 @@ WORK ?= study
 
 .PHONY: ask test test-engines test-all audit check study protos client docs pictures clean
 
+# The demo, also where the checkout holds a config of the user's own.
 ask: $(VENV)/ready
-	@$(BIN)/rolegate ask --stream -- "$$Q"
+	@$(BIN)/rolegate ask --preset mini --stream -- "$$Q"
 
 # A process more than there are cores, as many tests wait: for timeouts, retries and starting programs.
 JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))

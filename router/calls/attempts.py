@@ -179,7 +179,11 @@ class Attempts:
                     completion = await affordable(call, worst_of, max_tokens)
             except UpstreamError as error:
                 works = isinstance(error, UpstreamRefused) and not error.lasting
-                (self.health.succeeded if works else self.health.failed)()
+                if works:
+                    self.health.succeeded()
+                else:
+                    self.health.failed()
+                    replica.endpoint.last_failure = error.args[0]
                 self._failed.add(replica.deployment)
                 raise
 

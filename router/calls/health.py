@@ -102,7 +102,7 @@ async def watch_role(
     due = 0.0
     while True:
         works = any(_works(model) for model in models)
-        readiness.report(f"roles.{name}", [name], None if works else "all calls of this role fail")
+        readiness.report(f"roles.{name}", [name], None if works else _failures(models))
 
         if works:
             pause_s = _FIRST_S
@@ -121,6 +121,12 @@ def _works(model: Role) -> bool:
     """
     states = [replica.endpoint.breaker.state for replica in model.replicas]
     return model.health.works and "closed" in states
+
+
+def _failures(models: Iterable[Role]) -> str:
+    """Return the reason why a role is down, with the last error of each model's first endpoint."""
+    causes = (f"; {model.model.endpoint}: {model.endpoint.last_failure}" for model in models)
+    return "".join(["all calls of this role fail", *causes])
 
 
 def _wait_s(models: Iterable[Role]) -> float:

@@ -84,6 +84,8 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.breaker = Breaker()
+        self.last_failure = "the last calls failed"
+        """Message of the last call that failed for another reason than its prompt."""
         self.in_flight = 0
         self.outstanding_tokens = 0
         """Estimated prompt and output tokens of the calls under way."""
@@ -172,12 +174,12 @@ def choose(
     """
     working = [replica for replica in replicas if not replica.endpoint.breaker.wait_s]
     if not working:
-        wait_s = min(replica.endpoint.breaker.wait_s for replica in replicas)
-        model = replicas[0].model
+        first = min(replicas, key=lambda replica: replica.endpoint.breaker.wait_s)
+        wait_s = first.endpoint.breaker.wait_s
         raise UpstreamUnavailable(
-            f"model {model.name!r}: no calls are made for {wait_s:.1f} s, because the last calls "
-            "failed",
-            endpoint=model.endpoint,
+            f"{first.endpoint.last_failure}. After such failures, no calls are made for "
+            f"{wait_s:.1f} s; try again then",
+            endpoint=first.model.endpoint,
             retry_after_s=wait_s,
             unspent=True,
             repeatable=False,

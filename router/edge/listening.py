@@ -15,6 +15,7 @@ import grpc
 import msgspec
 import structlog
 from msgspec import Meta
+from rolegate.client.connection import is_loopback
 
 from router.access import Access
 from router.errors import BadConfig
@@ -73,26 +74,8 @@ def _naming(setting: str, path: str, wanted: str) -> Iterator[None]:
 
 
 _log = structlog.get_logger("edge")
-_LAST_PORT = 65_535
 _BUSY_TRIES = 10
 _BUSY_PAUSE_S = 0.5
-
-
-def is_address(text: str) -> bool:
-    """Return whether `text` has the form host:port with a valid port."""
-    host, _, port = text.rpartition(":")
-    return bool(host) and re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= _LAST_PORT
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether `address`, a host with or without a port, is a loopback address or
-    `localhost`.
-    """
-    host = re.sub(r":\d*$", "", address).strip("[]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def host_of(text: str) -> str:

@@ -288,7 +288,10 @@ class Upstream:
         """Return the error for an endpoint that is temporarily unreachable or failing. `unspent`:
         whether it is certain that the endpoint spent no tokens.
         """
-        return UpstreamUnavailable(self._named(text), endpoint=self._endpoint, unspent=unspent)
+        advice = "; check that it runs and can be reached from here" if unspent else ""
+        return UpstreamUnavailable(
+            self._named(text) + advice, endpoint=self._endpoint, unspent=unspent
+        )
 
     def protocol_error(self, text: str) -> UpstreamProtocolError:
         """Return the error for a reply that breaks the protocol."""

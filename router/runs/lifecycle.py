@@ -197,7 +197,7 @@ class RunLifecycle:
         advice = (
             "raise server.timeout_s (of a table: table.timeout_s)"
             if time_s == longest
-            else "pass a longer --timeout"
+            else "pass a longer timeout (--timeout; in Python, timeout_s)"
         )
         ends_at = now + time_s
         deadline = ends_at - min(_LONGEST_STORING_S, time_s * _STORING_SHARE)
@@ -465,6 +465,6 @@ async def _in_time(deadline: float) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise OutOfTime(
-            "The deadline passed before the run could begin; pass a longer --timeout, or raise "
-            "server.timeout_s."
+            "The deadline passed before the run could begin; pass a longer timeout (--timeout; in "
+            "Python, timeout_s), or raise server.timeout_s."
         ) from None

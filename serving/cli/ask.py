@@ -294,7 +294,8 @@ def chat(arguments: Sequence[str]) -> int:
                     case [":usage"]:
                         view.out.print(usage_table(usage))
                     case [word, *_] if word.startswith(":"):
-                        say(_HINT if word == ":help" else f"{word} is not a command.\n{_HINT}")
+                        typed = line.split()[0]
+                        say(_HINT if word == ":help" else f"{typed} is not a command.\n{_HINT}")
                     case _:
                         last = None
                         request_options["history"] = history

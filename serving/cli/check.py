@@ -78,6 +78,9 @@ def check(arguments: Sequence[str]) -> int:
         print(json_of(result))
         return int(not works)
 
+    # First, so that errors stay on the screen
+    if gaps:
+        print_lines(Console(soft_wrap=True), [f"index: {line}" for line in gaps.lines()])
     if live is not None:
         _show(Console(), live)
     else:
@@ -88,8 +91,6 @@ def check(arguments: Sequence[str]) -> int:
             wrong,
             warnings,
         )
-    if gaps:
-        print_lines(Console(soft_wrap=True), [f"index: {line}" for line in gaps.lines()])
     return int(not works)
 
 
@@ -116,7 +117,7 @@ def _not_built(config: Config) -> list[str]:
         try:
             manifest = read_manifest(Path(retrieval.index))
         except BadIndex as error:
-            problems.append(f"{key}.index: {error} Run `rolegate index build`.")
+            problems.append(f"{key}.index: {error}")
             continue
 
         if manifest.lexical != retrieval.lexical:

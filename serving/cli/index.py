@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -101,6 +101,9 @@ class BuildOptions(EmbedderOptions, frozen=True, kw_only=True):
     """Print the result as JSON."""
     verbose: bool = False
     """List the files whose formats are not supported."""
+    NEEDS: ClassVar = dict.fromkeys(
+        (*EmbedderOptions.__struct_fields__, "out", "chunk_tokens", "lexical"), "PATHS"
+    )
 
 
 class AdoptOptions(EmbedderOptions, frozen=True, kw_only=True):

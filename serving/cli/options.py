@@ -13,11 +13,11 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from msgspec import Meta
 from rolegate.client import Client, Connection, GatewayError
+from rolegate.client.connection import address_problem
 from rolegate.client.requests import ADDRESS
 from rolegate.v1.document_filter_pb2 import DocumentFilter
 
 from router.administration import TENANT_NAME
-from router.edge.listening import is_address
 from router.errors import BadConfig
 from serving.cli.command import exclusive, reads, shown_as
 from serving.terminal import complain, table_console
@@ -58,12 +58,9 @@ def tenant_name(text: str) -> str:
 
 
 def host_port(text: str) -> str:
-    """Return `text` if it is HOST:PORT, without a scheme. Raises `argparse.ArgumentTypeError`."""
-    scheme, separator, _ = text.partition("://")
-    if separator:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT; leave out {scheme}://")
-    if not is_address(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, with a port from 0 to 65535")
+    """Return `text` if it is the address of a gateway. Raises `argparse.ArgumentTypeError`."""
+    if problem := address_problem(text):
+        raise argparse.ArgumentTypeError(problem)
     return text
 
 

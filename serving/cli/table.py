@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -68,6 +68,7 @@ class FillOptions(TermsOptions, frozen=True, kw_only=True):
     """Also write the table to this file, which ends in .md, .csv, .tsv, .xlsx or .json."""
     sources: bool = False
     """For each column, add a column with the sources of its values to --out."""
+    NEEDS: ClassVar = {"sources": "--out", "closed": "--rows"}
 
 
 def table(arguments: Sequence[str]) -> int:

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from router.edge.listening import host_of, is_address
+from rolegate.client.connection import is_address
+
+from router.edge.listening import host_of
 from router.errors import BadConfig
 from router.trace.call import MAX_DOLLARS
 from router.trace.scope import DEFAULT_INDEX, UPLOADS
@@ -36,6 +38,8 @@ def problems(config: Config) -> list[str]:
 
     def check(key: str, mark: str, text: str) -> str:
         fits, advice = _TEXTS[mark]
+        if mark == "url" and fits(text):
+            fits, advice = _TEXTS["path of url"]
         if not fits(text):
             problem_lines.append(f"{key}: {advice.format(text)}")
         return text
@@ -107,11 +111,12 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "address": (is_address, "{!r} is not host:port, with a port of 0 to 65535."),
     "host": (host_of, "{!r} is not a host name such as gateway.example."),
     "url": (
-        lambda url: re.fullmatch("https?://[^?#]+", url),
-        (
-            "is not a URL such as http://127.0.0.1:8000/v1; after the path, nothing may follow "
-            "(no ? or #)."
-        ),
+        lambda url: re.match("https?://[^?#]", url),
+        "must begin with http:// or https://, like http://127.0.0.1:8000/v1.",
+    ),
+    "path of url": (
+        lambda url: re.fullmatch("[^?#]*", url),
+        "contains a ? or #; leave out what follows the path.",
     ),
     "variable": (
         lambda name: re.fullmatch("[A-Za-z_][A-Za-z0-9_]*|", name),

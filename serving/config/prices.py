@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from router.edge.listening import is_loopback
+from rolegate.client.connection import is_loopback
+
 from router.models.litellm_client import load_litellm
 from router.trace import Price
 from serving.config.config import Config, RoleConfig

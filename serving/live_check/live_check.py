@@ -260,16 +260,15 @@ def _protocol(name: str, results: Sequence[Completion | BaseException]) -> Probe
 
 def _refusal(error: UpstreamError, name: str) -> ProbeResult:
     """Return the result of a role whose first call failed, with what to do."""
-    word = "refused"
+    what = f"{error.args[0]} ({error.endpoint})"
+    if isinstance(error, UpstreamUnavailable):
+        return ProbeResult(False, "no", what, needed=True)
     key = name if name == "condenser" else f"roles.{name}"
     advice = (
         f"check the key that {key}.api_key_env names, the model's name, that base_url ends in /v1, "
         f"and whether the model needs {key}.system_role = false"
     )
-    if isinstance(error, UpstreamUnavailable):
-        word = "no"
-        advice = "check that it runs and can be reached from here"
-    return ProbeResult(False, word, f"{error.args[0]} ({error.endpoint}); {advice}", needed=True)
+    return ProbeResult(False, "refused", f"{what}; {advice}", needed=True)
 
 
 def _judged(
@@ -388,11 +387,11 @@ def _probe_index(config: RetrievalConfig, embedder: Embedder) -> dict[str, Probe
             store = vector_store(config)
             index = Index.open(folder, embedder, store=store)
             if not store.is_complete(folder / index.manifest.generation):
-                raise BadIndex(f"{folder}: passages are missing in {store.name}.")
+                raise BadIndex(
+                    f"{folder}: passages are missing in {store.name}; run `rolegate index build`."
+                )
             word = f"{len(index.passages)} passages, {index.manifest.searched_by}"
             built = ProbeResult(True, word)
-    except UpstreamError as error:
+    except (UpstreamError, BadIndex) as error:
         built = ProbeResult(False, "no", str(error), needed=True)
-    except BadIndex as error:
-        built = ProbeResult(False, "no", f"{error} Run `rolegate index build`.", needed=True)
     return {"embedder": {"reachable": embeds}, "index": {"built": built}}

@@ -35,7 +35,9 @@ def read_faiss(path: Path) -> Any:
         # memory, and opening takes no time.
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
-        raise BadIndex(f"{path}: FAISS cannot read the file; build the index again.") from error
+        raise BadIndex(
+            f"{path}: FAISS cannot read the file; run `rolegate index build` again."
+        ) from error
 
 
 def write_faiss(index: Any, path: Path) -> None:

@@ -28,7 +28,10 @@ class Gaps(msgspec.Struct, frozen=True):
         """Return the gaps as lines of text: one for each file that was skipped or read in part, and
         one with the numbers of files not read.
         """
-        lines = [f"skipped: {file['error']}" for file in self.skipped]
+        lines = [
+            f"skipped: {file['error'][max(0, file['error'].find(file['name'])) :]}"
+            for file in self.skipped
+        ]
         lines += [
             f"read in part: {file['name']}: without {file['not_read']}"
             for file in self.read_in_part

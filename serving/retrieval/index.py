@@ -74,7 +74,7 @@ class Index:
             raise BadIndex(
                 f"{folder}: the index was built with the embedder {built[0]} (dimension "
                 f"{built[1]}), but the configured embedder is {given[0]} (dimension {given[1]}); "
-                "configure the former, or build the index again."
+                "configure the former, or run `rolegate index build` again."
             )
         check_files(folder, manifest, contents=verify)
         files = folder / manifest.generation
@@ -82,7 +82,8 @@ class Index:
         dense = store.open(files)
         if not len(passages) == len(dense) == manifest.passages:
             raise BadIndex(
-                f"{folder}: its files disagree on the number of passages; build the index again."
+                f"{folder}: its files disagree on the number of passages; "
+                "run `rolegate index build` again."
             )
         lexical = LexicalIndex.open(files) if manifest.lexical else None
         return cls(manifest, passages, dense, lexical)

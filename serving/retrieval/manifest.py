@@ -85,12 +85,14 @@ def read_manifest(folder: Path) -> Manifest:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
         raise BadIndex(
-            f"{folder}: contains no finished index ({MANIFEST}: {error.strerror}); build the "
-            "index, or choose another folder."
+            f"{folder}: contains no finished index ({MANIFEST}: {error.strerror}); run "
+            "`rolegate index build`, after naming your files in `documents` of the config, or "
+            "choose another folder."
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadIndex(
-            f"{path}: damaged, or written by another version ({error}); build the index again."
+            f"{path}: damaged, or written by another version ({error}); "
+            "run `rolegate index build` again."
         ) from error
 
 
@@ -101,15 +103,18 @@ def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
     for name, entry in manifest.files.items():
         path = folder / manifest.generation / name
         if not path.is_file():
-            raise BadIndex(f"{path}: missing; restore the file, or build the index again.")
+            raise BadIndex(
+                f"{path}: missing; restore the file, or run `rolegate index build` again."
+            )
         if (size := path.stat().st_size) != entry.size_bytes:
             raise BadIndex(
                 f"{path}: its size is {size} B, but the manifest states {entry.size_bytes} B; "
-                "restore the file, or build the index again."
+                "restore the file, or run `rolegate index build` again."
             )
         if contents and sha256_of(path) != entry.sha256:
             raise BadIndex(
-                f"{path}: was altered after the build; restore the file, or build the index again."
+                f"{path}: was altered after the build; restore the file, or "
+                "run `rolegate index build` again."
             )
 
 

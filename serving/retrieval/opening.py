@@ -293,7 +293,7 @@ def _open(config: RetrievalConfig, embedder: Embedder) -> Index:
         raise BadIndex(
             f"{config.index}: was built {'with' if index.manifest.lexical else 'without'} "
             f"word statistics, but retrieval.lexical is {str(config.lexical).lower()}; change the "
-            "key, or build the index again."
+            "key, or run `rolegate index build` again."
         )
     return index
 

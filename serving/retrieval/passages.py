@@ -55,7 +55,8 @@ class PassageStore:
                 self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise BadIndex(
-                f"{folder}: the passages cannot be read ({error}); build the index again."
+                f"{folder}: the passages cannot be read ({error}); "
+                "run `rolegate index build` again."
             ) from error
         if (
             self._offsets.ndim != 1
@@ -83,7 +84,9 @@ class PassageStore:
         try:
             return msgspec.json.decode(self.line(row), type=kind)
         except JSON_ERRORS as error:
-            raise BadIndex(f"{self._path}: damaged ({error}); build the index again.") from error
+            raise BadIndex(
+                f"{self._path}: damaged ({error}); run `rolegate index build` again."
+            ) from error
 
     @cached_property
     def documents(self) -> dict[str, range]:

@@ -16,6 +16,8 @@ from rolegate.client import AsyncClient, Client, GatewayError
 from rolegate.v1.run_service_pb2 import RUN_STATUS_RUNNING
 
 from router.edge.grpc.server import Server
+from router.edge.http.openai_server import openai_app
+from router.edge.http.server import HTTPServer
 from router.ledger import RunStart
 from router.models import ScriptedModel
 from router.trace import Run
@@ -299,6 +301,46 @@ async def test_an_unreachable_address_is_named(dead: str) -> None:
         "",
         message,
     )
+
+
+async def test_a_port_that_answers_but_not_by_grpc_is_named() -> None:
+    http = HTTPServer(openai_app(Deployment().gateway()), 0.0)
+    address = (await http.start("127.0.0.1:0", "http")).removeprefix("http://")
+    async with AsyncClient(address) as client:
+        for method in (client.ask, client.search):
+            with pytest.raises(GatewayError) as caught:
+                await method(QUESTION)
+            assert str(caught.value) == (
+                f"the server at {address} answers, but not by gRPC; if that is the gateway's HTTP "
+                "port (`server.http`), give its gRPC port (`server.address`)."
+            )
+    await http.drain()
+
+
+def test_a_host_name_that_cannot_be_resolved_is_named() -> None:
+    with (
+        Client("tls.invalid:50551") as client,
+        pytest.raises(GatewayError, match="cannot be resolved; check the add"),
+    ):
+        client.ask(QUESTION)
+
+
+@pytest.mark.parametrize("rows", [[], [("x" * (1 << 20),)] * 2])
+async def test_a_request_that_is_too_large_is_refused_with_the_limit(
+    rows: list[tuple[str]], gateway: str
+) -> None:
+    """It is not sent again."""
+    message = (
+        r"^the request has \d{7} bytes, but the gateway accepts at most 1572864; "
+        "send a shorter text, or fewer rows or earlier messages"
+    )
+    async with AsyncClient(gateway) as client:
+        with pytest.raises(GatewayError, match=message) as caught:
+            if rows:
+                await client.table(QUESTION, "city*", rows)
+            else:
+                await client.ask("x" * 3_000_000)
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize("given", [-1, 0, "a", float("nan")])

@@ -120,6 +120,23 @@ def test_a_key_needs_no_encryption_on_this_machine(address: str) -> None:
     assert Connection.to(address, api_key="rg_1_secret").metadata
 
 
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        ("http://127.0.0.1:1", r"^'http://127.0.0.1:1' is not HOST:PORT; leave out http://\.$"),
+        ("127.0.0.1", r"^'127.0.0.1' is not HOST:PORT, with a port from 0 to 65535\.$"),
+    ],
+)
+async def test_an_address_that_is_not_host_and_port_is_refused_as_by_the_commands(
+    address: str, problem: str, client: type[Client | AsyncClient]
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        client(address)
+    for other_form in ("unix:/tmp/socket", "unix:///tmp/socket", "dns:///localhost:1"):
+        assert Connection.to(other_form).address == other_form
+
+
 @pytest.mark.parametrize(
     "key", ["rg_1_secret\nrg_2_secret", "rg_1_secret\udcff", "rg_1_\u200bsecret"]
 )
@@ -151,7 +168,7 @@ async def test_an_encrypted_gateway_is_verified(authority: Authority) -> None:
             async with AsyncClient(address, ca=ca) as client:
                 assert (await client.ask(QUESTION)).answer == "Michael Mann"
         async with AsyncClient(address) as client:
-            with pytest.raises(GatewayError, match="CA certificate \\(`--ca`\\)"):
+            with pytest.raises(GatewayError, match=r"CA certificate \(`--ca`; in Python, `ca`\)"):
                 await client.ask(QUESTION, timeout_s=10)
         async with AsyncClient(address, ca=other.certificate) as client:
             with pytest.raises(

@@ -110,8 +110,8 @@ class Client:
     def __init__(self, address: str | Connection = ADDRESS, **access: Unpack[Access]) -> None:
         """Open a connection to the gateway at `address`, which is host:port or a `Connection`.
 
-        `access`: see `Access`. Raises `ValueError` if the API key would be sent unencrypted to
-        another machine, and `OSError` if a certificate file cannot be read.
+        `access`: see `Access`. Raises `ValueError` if the address is invalid or the API key would
+        be sent unencrypted to another machine, and `OSError` if a certificate file cannot be read.
         """
         if not isinstance(address, Connection):
             address = Connection.to(address, **access)

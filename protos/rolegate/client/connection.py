@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -12,6 +13,7 @@ from rolegate.client.options import checked
 
 API_KEY = "ROLEGATE_API_KEY"
 """Environment variable with the default API key."""
+_LAST_PORT = 65_535
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),  # traces can be long
     # Calls without a deadline end if the gateway's machine is gone
@@ -56,10 +58,12 @@ class Connection:
         """Return the connection to the gateway at `address` (host:port). It uses TLS if
         certificates are given.
 
-        Raises `ValueError` if the API key is invalid or would be sent unencrypted to another
-        machine, or if a certificate is given without its key. Raises `OSError` if a file cannot be
-        read.
+        Raises `ValueError` if the address or the API key is invalid, if the key would be sent
+        unencrypted to another machine, or if a certificate is given without its key. Raises
+        `OSError` if a file cannot be read.
         """
+        if problem := address_problem(address):
+            raise ValueError(f"{problem}.")
         given = access.get("api_key")
         api_key = (os.environ.get(API_KEY, "") if given is None else given).strip()
         if not (api_key.isascii() and api_key.isprintable()):
@@ -71,12 +75,8 @@ class Connection:
         if (certificate is None) != (key is None):
             raise ValueError("certificate and key belong together; give both or neither.")
         encrypted = ca is not None or certificate is not None
-        if (
-            api_key
-            and not encrypted
-            and not access.get("insecure")
-            and not _on_this_machine(address)
-        ):
+        private = encrypted or address.startswith("unix:") or is_loopback(address)
+        if api_key and not (private or access.get("insecure")):
             raise ValueError(
                 f"the API key would be sent to {address} unencrypted; give the CA certificate of "
                 "the gateway (`ca`)."
@@ -95,20 +95,35 @@ class Connection:
         return module.secure_channel(self.address, self.credentials, _OPTIONS)
 
 
+def is_address(text: str) -> bool:
+    """Return whether `text` has the form host:port with a valid port."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= _LAST_PORT
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether `address`, a host with or without a port, is a loopback address or
+    `localhost`.
+    """
+    host = re.sub(r":\d*$", "", address).strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def address_problem(address: str) -> str:
+    """Return what is wrong with the address of a gateway; empty if it is host:port, or one of
+    gRPC's forms `unix:PATH` and `dns:///HOST:PORT`.
+    """
+    if scheme := re.match("(?!unix:|dns:)[^/]+://", address):
+        return f"{address!r} is not HOST:PORT; leave out {scheme[0]}"
+    good = address.startswith("unix:") or is_address(address)
+    return "" if good else f"{address!r} is not HOST:PORT, with a port from 0 to 65535"
+
+
 def _pem(given: object) -> bytes | None:
     """Return the bytes of a certificate or key, given as bytes or as a path; None for None."""
     if isinstance(given, Path | str):
         return Path(given).read_bytes()
     return given if isinstance(given, bytes) else None
-
-
-def _on_this_machine(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return (
-            host == "localhost"
-            or address.startswith("unix:")
-            or ipaddress.ip_address(host).is_loopback
-        )
-    except ValueError:
-        return False

@@ -103,35 +103,53 @@ def _message(code: grpc.StatusCode, details: str, address: str, run_id: str) -> 
     """Return a message for an error that gRPC itself raised, without a gateway's message."""
     match code:
         case grpc.StatusCode.UNAVAILABLE:
-            if re.search("ssl|tls|certificate", details, re.IGNORECASE):
-                return f"no gateway at {address} accepts these certificates: {details}"
-            help_text = (
-                f"no gateway answers at {address}; start one with `rolegate serve`, or give "
-                "another address. If it is still starting, wait until it prints serve.ready."
-            )
-            if re.search("status: 503|no gateway is ready", details):
-                help_text = (
-                    f"the proxy at {address} has no gateway that is ready; try again, or ask its "
-                    "operator to look at /readyz of the gateways."
-                )
-            elif not re.search("failed to connect|resolving", details):
-                during = f"while run {run_id} was under way" if run_id else "during the call"
-                help_text = (
-                    f"the gateway at {address} ended the connection {during}; when it runs again, "
-                    f"use `rolegate runs resume {run_id or 'RUN'}`, or send the request again with "
-                    "the same request id (`--request-id`)."
-                )
-            elif not re.search("refused|resolving", details):
-                help_text += " If the gateway uses TLS, pass its CA certificate (`--ca`)."
-            return help_text
+            return _unavailable(details, address, run_id)
         case grpc.StatusCode.UNIMPLEMENTED:
             return (
                 f"the server at {address} does not have this method; it may be a gateway of "
                 "another version, or a retrieval server."
             )
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return "the deadline passed before the response arrived; pass a longer --timeout."
+            return (
+                "the deadline passed before the response arrived; pass a longer timeout "
+                "(--timeout; in Python, timeout_s)."
+            )
         case grpc.StatusCode.CANCELLED:
             return "the call was cancelled."
-        case _:
-            return details or code.name
+    return re.sub(
+        r".*message larger than max \((\d+) vs\. (\d+)\)",
+        r"the request has \1 bytes, but the gateway accepts at most \2; send a shorter text, or "
+        "fewer rows or earlier messages.",
+        details or code.name,
+    )
+
+
+def _unavailable(details: str, address: str, run_id: str) -> str:
+    """Return a message for a connection that could not be opened, or that broke."""
+    if "resolving" in details:
+        return f"the host name of {address} cannot be resolved; check the address."
+    if re.search("ssl|tls|certificate", details, re.IGNORECASE):
+        return f"no gateway at {address} accepts these certificates: {details}"
+    if re.search("status: 503|no gateway is ready", details):
+        return (
+            f"the proxy at {address} has no gateway that is ready; try again, or ask its operator "
+            "to look at /readyz of the gateways."
+        )
+    if "http1.x server" in details:
+        return (
+            f"the server at {address} answers, but not by gRPC; if that is the gateway's HTTP port "
+            "(`server.http`), give its gRPC port (`server.address`)."
+        )
+    if "failed to connect" not in details:
+        during = f"while run {run_id} was under way" if run_id else "during the call"
+        return (
+            f"the gateway at {address} ended the connection {during}; when it runs again, use "
+            f"`rolegate runs resume {run_id or 'RUN'}`, or send the request again with the same "
+            "request id (`--request-id`; in Python, `request_id`)."
+        )
+    certificate = " If the gateway uses TLS, pass its CA certificate (`--ca`; in Python, `ca`)."
+    return (
+        f"no gateway answers at {address}; start one with `rolegate serve`, or give another "
+        "address. If it is still starting, wait until it prints serve.ready."
+        f"{'' if 'refused' in details else certificate}"
+    )

@@ -73,8 +73,9 @@ def markdown_table(
 
 def place(title: str, page: int | None, location: str = "") -> str:
     """Return the title of a document with the page number or the location, if there is one: `Heat,
-    p. 3`, or `Prices, row 14`.
+    p. 3`, or `Prices, row 14`. A sheet that the title ends with is not named again.
     """
+    location = location.removeprefix(f"sheet {title.rpartition(' › ')[2]}, ")
     return ", ".join(filter(None, (title, f"p. {page}" if page else "", location)))
 
 

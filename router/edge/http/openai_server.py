@@ -26,6 +26,7 @@ import msgspec
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.typedefs import Handler, Middleware
 from msgspec.structs import replace
+from rolegate.client.connection import is_loopback
 from rolegate.client.text import markdown
 
 from router.access import CALLER, Access, caller, check_scope
@@ -54,7 +55,6 @@ from router.edge.http.openai_request import (
 )
 from router.edge.http.server import observing
 from router.edge.limits import MAX_REPEATED, Limits
-from router.edge.listening import is_loopback
 from router.edge.pages import Site
 from router.edge.rendering import AnswerText, cited_answer, progress_line
 from router.edge.run_table import run_table

@@ -254,3 +254,25 @@ async def test_a_refused_call_has_no_fallback(
     with pytest.raises(Exception, match="wrong key"):
         await asked_role.ask(ASKED, (), Ledger())
     assert other_server.bodies == []
+
+
+async def test_a_stopped_server_is_named_with_its_cause_also_while_no_calls_are_made(
+    unused_tcp_port: int, pool: ConnectionPool
+) -> None:
+    """Both errors say what to do."""
+    url = f"http://127.0.0.1:{unused_tcp_port}/v1"
+    answerer = role(Replica(OpenAIHTTP(pool, url, MODEL), url, Endpoint()))
+    errors = []
+    for _ in range(2):
+        with pytest.raises(UpstreamUnavailable) as caught:
+            await replace(answerer, attempts=1).ask(ASKED, (), Ledger())
+        errors.append(str(caught.value))
+        for _ in range(3):  # longer than a call waits
+            answerer.endpoint.breaker.open()
+
+    advice = "; check that it runs and can be reached from here"
+    assert errors[0].startswith(f"answer at {url}: model {MODEL!r}: ConnectError: cannot connect")
+    assert errors[0].endswith(advice)
+    assert errors[-1].startswith(errors[0])
+    assert "no calls are made for" in errors[-1]
+    assert errors[-1].endswith(" s; try again then")

@@ -153,7 +153,9 @@ def test_a_role_is_down_until_a_call_works() -> None:
             for probed in (1, 1, 2, 2):  # after pauses of one second and of two
                 await clock.advance(0.6)
                 await clock.advance(0.6)
-                assert readiness.down(["answer"]) == "roles.answer: all calls of this role fail"
+                assert str(readiness.down(["answer"])).startswith(
+                    "roles.answer: all calls of this role fail; "
+                )
                 assert readiness.down(["delegation", "execution"]) is None
                 assert probes == ["answer"] * probed
             works = True
@@ -209,6 +211,33 @@ def test_a_role_whose_calls_fail_is_down_though_its_endpoint_works(failure: Upst
                 calls.append(len(model.prompts))
             assert [calls.count(count) for count in (12, 13, 14)] == [2, 4, 8]
             assert (calls[-1], readiness.down(["answer"])) == (15, None)
+
+    with_clock(main)
+
+
+def test_a_role_that_is_down_names_its_endpoint_and_the_last_error() -> None:
+    async def main(clock: Clock) -> None:
+        failures = [
+            UpstreamUnavailable(f"HTTP 50{n}", endpoint="e", repeatable=False) for n in "23"
+        ]
+        answers = Deployment(
+            answerer=ScriptedModel([*[failures[0]] * 5, *[failures[1]] * 9])
+        ).roles()
+        readiness = Readiness()
+        why = "roles.answer: all calls of this role fail; scripted://scripted: HTTP 50"
+
+        async def call(_name: object = None) -> None:
+            await answers["answer"].ask(answers["answer"].opening("Who?"), (), Ledger())
+
+        async with background_tasks(watch_role("answer", answers["answer"], readiness, call)):
+            for _ in range(5):
+                with pytest.raises(UpstreamUnavailable):
+                    await call()
+            await clock.advance(0.6)
+            assert readiness.down(["answer"]) == f"{why}2"
+            for _ in range(4):
+                await clock.advance(0.6)
+            assert readiness.down(["answer"]) == f"{why}3"
 
     with_clock(main)
 

@@ -1,8 +1,7 @@
 """Which addresses are loopback addresses."""
 
 import pytest
-
-from router.edge.listening import is_loopback
+from rolegate.client.connection import is_loopback
 
 
 @pytest.mark.parametrize(

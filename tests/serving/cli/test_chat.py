@@ -204,6 +204,7 @@ async def test_feedback_is_for_the_last_answer(piped: Piped) -> None:
             "x" * 5000,
             ":good",
             ":nonsense",
+            "/frob now",
         ]
         run = await asyncio.to_thread(piped, *lines, options=("--address", address))
 
@@ -214,8 +215,9 @@ async def test_feedback_is_for_the_last_answer(piped: Piped) -> None:
         Feedback(second, accepted=False, right_answer="Michael  Mann"),
     ]
     assert run.err.count("there is no last answer") == 2
-    assert run.err.count("/bad [RIGHT ANSWER]") == 2
-    assert ":nonsense is not a command." in run.err
+    assert run.err.count("/bad [RIGHT ANSWER]") == 3
+    assert "\n:nonsense is not a command." in run.err
+    assert "\n/frob is not a command." in run.err
 
 
 async def test_ctrl_c_cancels_the_running_question_only() -> None:

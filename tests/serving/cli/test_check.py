@@ -228,7 +228,7 @@ async def test_milvus_is_asked_for_the_passages(live: Live, tmp_path: Path) -> N
         milvus.stop()
         away = (await live.checked(config)).said
 
-    assert "are missing in Milvus rolegate/main. Run `rolegate index build`." in str(lost)
+    assert "are missing in Milvus rolegate/main; run `rolegate index build`." in str(lost)
     assert "start Milvus there, or correct `milvus.address`" in str(away)
 
 
@@ -703,6 +703,7 @@ def test_missing_keys_and_indexes_are_reported(
         in shown
     )
     assert f"retrieval.index: {tmp_path}/index: contains no finished index" in shown
+    assert shown.count("run `rolegate index build`") == 1
     assert main(["check", "--live", "--config", str(file)]) == 1
     assert "A_KEY_OF_MINE is not set; export it." in capsys.readouterr().out
 
@@ -850,3 +851,25 @@ def test_a_store_of_another_release_is_named(
         database.commit()
     assert main(["check", "--config", str(config)]) == 1
     assert "it has schema 1, and this release of rolegate needs schema" in capsys.readouterr().out
+
+
+def test_errors_follow_the_gaps_of_the_old_index(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last line on the screen is the one that needs work."""
+    monkeypatch.chdir(tmp_path)
+    Path("prompt.txt").write_text("Answer.")
+    Path("docs").mkdir()
+    Path("docs", "note.txt").write_text("Heat is a film by Michael Mann.")
+    Path("docs", "old.zip").touch()
+    assert main(["index", "build", "docs", "--out", "index"]) == 0
+    file = written(tmp_path, "http://127.0.0.1:9/v1")
+    text = file.read_text()
+    file.write_text(text.replace('index = "index"', 'index = "index"\ndocuments = ["gone"]'))
+    capsys.readouterr()
+
+    assert main(["check", "--config", str(file)]) == 1
+
+    gap, error = capsys.readouterr().out.splitlines()
+    assert gap == "index: 1 files not read: .zip 1"
+    assert f"there is no file or folder {tmp_path}/gone" in error

@@ -555,7 +555,24 @@ def test_a_missing_index_is_reported_in_one_line(
     (line,) = (
         line for line in capsys.readouterr().err.splitlines() if line.startswith("rolegate:")
     )
-    assert line.startswith(f"rolegate: {tmp_path}/absent: contains no finished index")
+    assert line == (
+        f"rolegate: {tmp_path}/absent: contains no finished index (manifest.json: No such file or "
+        "directory); run `rolegate index build`, after naming your files in `documents` of the "
+        "config, or choose another folder."
+    )
+
+
+@pytest.mark.parametrize(
+    "option", ["--out=index", "--lexical", "--chunk-tokens=100", "--embedder-url=http://e/v1"]
+)
+def test_an_option_of_given_paths_is_refused_if_the_config_names_the_documents(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["index", "build", "--preset", "hosted", option])
+
+    name = option.partition("=")[0]
+    assert f"error: {name} has no effect without PATHS\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

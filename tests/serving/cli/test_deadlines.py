@@ -95,7 +95,11 @@ async def test_the_client_s_calls_of_models_send_no_deadline_by_default() -> Non
     [
         (0.3, (), "raise server.timeout_s "),
         (0.3, ("--timeout", "50"), "raise server.timeout_s "),
-        (50.0, ("--timeout", "0.5"), "pass a longer --timeout, or use a faster model."),
+        (
+            50.0,
+            ("--timeout", "0.5"),
+            "pass a longer timeout (--timeout; in Python, timeout_s), or use a faster model.",
+        ),
     ],
 )
 async def test_a_deadline_that_passed_names_the_limit_to_raise(

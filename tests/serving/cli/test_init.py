@@ -158,7 +158,11 @@ def test_an_engine_has_the_model_of_its_role(tmp_path: Path) -> None:
             ["--key-env", "gsk_abc123"],
             "must name an environment variable, in capitals, never the key itself.",
         ),
-        (["--base-url", "localhost"], "not written: --base-url: is not a URL"),
+        (
+            ["--base-url", "localhost:9"],
+            "rolegate: rolegate.toml is not written: --base-url: must begin with http:// or "
+            "https://, like http://127.0.0.1:8000/v1.\n",
+        ),
     ],
 )
 def test_impossible_answers_are_refused_and_nothing_is_written(

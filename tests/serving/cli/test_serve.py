@@ -163,7 +163,7 @@ def test_a_client_says_that_its_gateway_ended_the_connection(
     assert known
     assert (shown.status, f"`rolegate runs resume {known[1]}`" in shown.err) == (1, True)
     assert f"{lost} during the call; " in str(error)
-    assert "(`--request-id`)" in str(error)
+    assert "(`--request-id`; in Python, `request_id`)" in str(error)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])

@@ -12,6 +12,7 @@ from rolegate.v1 import table_service_pb2 as pb
 from rolegate.v1.answer_service_pb2 import SubQueryDispatched
 from rolegate.v1.evidence_pb2 import Citation
 
+from serving.cli.main import main
 from serving.cli.table import TableView
 from serving.terminal import visible_output
 from tests.conftest import Rolegate
@@ -260,3 +261,14 @@ def test_names_of_columns_are_shown_literally(name: str) -> None:
         TableView(console, console, stream=False, as_json=False).show(table)
     assert name.replace("\x1b", "\\u001b").replace("\x07", "\\u0007") in out.getvalue()
     assert "\x1b]8" not in out.getvalue()
+
+
+@pytest.mark.parametrize(("option", "needed"), [("--sources", "--out"), ("--closed", "--rows")])
+def test_an_option_without_the_one_that_it_needs_is_refused(
+    option: str, needed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would have no effect. No gateway is started."""
+    with pytest.raises(SystemExit):
+        main(["table", QUESTION, "--columns", COLUMNS, option])
+
+    assert f"error: {option} has no effect without {needed}\n" in capsys.readouterr().err

@@ -2,8 +2,9 @@ import os
 from pathlib import Path
 
 import pytest
+from rolegate.client.connection import is_address
 
-from router.edge.listening import TLS, is_address
+from router.edge.listening import TLS
 from router.errors import BadConfig
 from serving.config.file import load_config, preset
 from serving.config.secrets import missing
@@ -146,14 +147,19 @@ def test_an_impossible_path_is_refused(tmp_path: Path) -> None:
     + [
         (
             GOOD.replace("http://127.0.0.1:1/v1", url, 1),
-            "roles.delegation.base_url: is not a URL such as http://",
+            f"roles.delegation.base_url: {problem}",
         )
-        for url in ("http://a/v1?api_key=sesame", "http://a/v1#sesame", "ftp://me:sesame@a/v1")
+        for url, problem in (
+            ("http://a/v1?api_key=sesame", "contains a ? or #; leave out what follows the path."),
+            ("http://a/v1#sesame", "contains a ? or #; leave out what follows the path."),
+            ("ftp://me:sesame@a/v1", "must begin with http:// or https://, like http://127"),
+            ("http://", "must begin with http:// or https://, like http://127"),
+        )
     ]
     + [
         (
             in_role('replicas = ["ftp://u:sesame@b:1"]'),
-            "roles.delegation.replicas: is not a URL",
+            "roles.delegation.replicas: must begin with http://",
         ),
         (
             in_role('api_key_env = "sk-sesame"'),
@@ -547,7 +553,7 @@ def test_an_address_needs_a_valid_port(address: str, good: bool) -> None:
             "command = ['a']\nheaders = {Key = 'A'}",
             "tools.web.headers: applies only to a server with url; a server with command has env",
         ),
-        ("url = 'a/mcp'", "tools.web.url: is not a URL such as"),
+        ("url = 'a/mcp'", "tools.web.url: must begin with http://"),
     ],
 )
 def test_a_tool_server_is_a_program_or_an_address(tmp_path: Path, keys: str, message: str) -> None:

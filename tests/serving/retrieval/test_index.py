@@ -194,7 +194,7 @@ def test_the_manifest_describes_the_folder(index_folder: Path, embedder: MiniLM)
         (
             "manifest.json",
             b'{"format":3,"all":"new"}',
-            r"manifest\.json: .*another version.*build the index again",
+            r"manifest\.json: .*another version.*run `rolegate index build` again",
         ),
         ("000001/offsets.npy", None, r"offsets\.npy: missing"),
         ("000001/dense.faiss", b"x", r"dense\.faiss: its size is 1 B, but the manifest states"),
@@ -235,7 +235,7 @@ def test_altered_passages_are_found(index_folder: Path, embedder: MiniLM) -> Non
     path.write_bytes(path.read_bytes().replace(b'{"', b"\xff\xff"))
     index = Index.open(index_folder, embedder)
     with pytest.raises(
-        BadIndex, match=r"000001/passages\.jsonl: damaged \(.*\); build the index again"
+        BadIndex, match=r"000001/passages\.jsonl: damaged \(.*\); run `rolegate index build` again"
     ):
         ids(index, embedder, QUERIES, 1)
     with pytest.raises(BadIndex, match=r"passages\.jsonl: was altered"):
