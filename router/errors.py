@@ -47,9 +47,9 @@ import msgspec
 
 from router.amount import Remaining
 
-JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+JSON_ERRORS = (msgspec.DecodeError, UnicodeError, RecursionError)
 """Exceptions that decoding untrusted JSON can raise. JSON that is nested too deeply raises
-`RecursionError`.
+`RecursionError`, and half a surrogate pair in a text raises `UnicodeError`.
 """
 
 

@@ -353,6 +353,8 @@ def test_an_action_is_no_answer(text: str) -> None:
 
 @settings(deadline=None)
 @given(OUTPUTS)
+@example("[\ud83d")
+@example('{"answer": "\ud83d"}')
 def test_any_answer_is_one_line_that_can_be_encoded(text: str) -> None:
     answer = parse_answer(text)
     assert answer == " ".join(answer.split())
