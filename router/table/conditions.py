@@ -101,7 +101,11 @@ def state_of(condition: Condition, cell: Cell) -> CheckState:
     if cell.state == "given" or condition.column.key:
         return state
     best = cell.claims[:1]
-    asks = {claim.ask for claim in cell.claims if claim.canonical == best[0].canonical}
+    asks = {
+        claim.ask
+        for claim in cell.claims
+        if claim.canonical == best[0].canonical and claim.support != "unsupported"
+    }
     if is_sure and (state == "met" or best[0].support == "stated" or len(asks) > 1):
         return state
     return "not_checked"

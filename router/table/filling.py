@@ -127,9 +127,9 @@ class TableLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """
     ask_left_out: bool = True
     """Whether names that no report gave are checked by the table's conditions: names that a list
-    has next to rows of the table, and names in passages that name the value of a condition. Those
-    that meet all become rows. Each name costs the work of one executor, for at most 100 names.
-    Without conditions, names in lists are only counted.
+    has next to rows of the table, and names from passages that contain the value of a condition.
+    Those that meet all conditions become rows. Each name costs the work of one executor, for at
+    most 100 names. Without conditions, names in lists are only counted.
     """
     verify_lists: bool = False
     """Whether each list of rows is checked by a second executor: it gets the listed names, and
@@ -306,7 +306,7 @@ class _Filling:
         self._looked = defaultdict[RowKey, Counter[str]](Counter)
         """Number of executors that looked for each cell without failing, by row and column."""
         self._left_out = set[RowKey]()
-        """Keys of the names that lists have next to rows, and that are checked by conditions."""
+        """Keys of names that no report gave (`left_out.py`), which are checked by conditions."""
         self._steps: dict[RowKey, list[list[str]]] = {}
         """The columns that are still to be asked for in each row, one step after the other: first
         the column of each condition, then all others.
@@ -737,8 +737,8 @@ class _Filling:
         self._fill(key)
 
     def _fill(self, key: RowKey) -> None:
-        """Queue the next asks for cells of a row, unless the row contradicts a condition, or is a
-        name from a list and does not meet all.
+        """Queue the next asks for cells of a row, unless the row contradicts a condition, or no
+        report gave its name and it does not meet all conditions.
 
         That depends only on reports about this key, as the asks must not depend on the order in
         which reports arrive.
@@ -751,8 +751,8 @@ class _Filling:
             asked = self._ask(key, steps.pop(0))
 
     async def _ask_left_out(self, table: Table) -> None:
-        """Queue asks about the names that lists have next to rows, but that are in no row. They are
-        about the columns of conditions; those about other columns follow if all are met.
+        """Queue asks about names that no report gave (`left_out.py`). They are about the columns of
+        conditions; those about other columns follow if all conditions are met.
         """
         # By rank, so that which names are asked about does not depend on the order of arrival
         asked = [(self._asks[number], report) for number, report in self._executions.items()]
@@ -770,7 +770,8 @@ class _Filling:
             self._begin(key)
 
     async def _settle(self) -> None:
-        """Queue asks about names in lists, and settlings for all cells with conflicting values.
+        """Queue asks about names that no report gave, and settlings for all cells with conflicting
+        values.
 
         This is done only when all reports have arrived, because a report may show that two keys
         name the same row, which joins their values.

@@ -11,7 +11,7 @@ from router.trace import Execution
 from router.trace.table import Ask
 
 MAX_LEFT_OUT = 100
-"""Max names that are returned."""
+"""Max names that are returned, and that are checked in a run."""
 _MAX_NAME = 80
 _KNOWN = 2
 """Max characters of a name, and min names of rows in a list whose other names are returned."""
@@ -56,11 +56,11 @@ def left_out(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[st
 
 
 def named_with_values(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[str, ...]:
-    """Return the names that are in no row, and that passages have which name a value of a
-    condition: the names in their lists, and titles of pages about something. The condition must be
-    one on equality, on a text column.
+    """Return the names that are in no row, from passages that contain the value of a condition:
+    names in their lists, and a passage's title if a sentence has it together with the value. Only
+    conditions `equals` and `one_of` on text columns count.
 
-    Most such names belong to the value in some way, but few may meet the condition: check each one.
+    Check each name: few of them may meet the condition.
     """
     values = {
         sought(value)

@@ -108,11 +108,11 @@ def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str,
     turn `text`, and the conditions that are ignored because they are invalid, each with the reason.
     Only columns without a template get one. Invalid templates are ignored.
 
-    `request`: the request for the table. A name in a condition must stand in it: a model that
-    misspells a name would exclude right rows.
+    `request`: the request for the table as the delegator was shown it. A name in a condition must
+    stand in it: a model that misspells a name would exclude right rows.
     """
     text = without_thinking(text)
-    request = fold(request)
+    request = fold(readable(request))
     ignored = list[str]()
     for tag in islice(_WHERE.finditer(text), _MAX_TAGS):
         try:

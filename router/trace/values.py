@@ -313,10 +313,10 @@ class Condensing(msgspec.Struct, frozen=True):
     """The messages before the question, oldest first."""
     question: str = ""
     """The question as it is searched, which can be understood without `history`. Empty if the
-    model could not write it, and asked back instead.
+    model asked back instead, or if its output was malformed.
     """
     conversation: Conversation | None = None
-    """The call that wrote `question`."""
+    """The calls that wrote `question`."""
 
 
 class Trajectory(msgspec.Struct, frozen=True, tag=True):

@@ -116,7 +116,7 @@ def address_problem(address: str) -> str:
     """Return what is wrong with the address of a gateway; empty if it is host:port, or one of
     gRPC's forms `unix:PATH` and `dns:///HOST:PORT`.
     """
-    if scheme := re.match("(?!unix:|dns:)[^/]+://", address):
+    if scheme := re.match("(?!unix:|dns:).+?://", address):
         return f"{address!r} is not HOST:PORT; leave out {scheme[0]}"
     good = address.startswith("unix:") or is_address(address)
     return "" if good else f"{address!r} is not HOST:PORT, with a port from 0 to 65535"

@@ -61,7 +61,7 @@ async def test_a_condenser_completes_the_question_or_asks_back() -> None:
 def test_a_table_delegator_plans() -> None:
     """All its tags are read: the questions for rows, for a column, and two conditions."""
     (plan,) = examples("Table delegator", "output")
-    schema, ignored = table_delegation.planned(COLUMNS, plan, plan)
+    schema, ignored = table_delegation.planned(COLUMNS, plan, opened(COLUMNS))
     decision = parse_decision(plan, limit=4)
     assert isinstance(decision, Dispatch)
     assert len(decision.sub_queries) == 2

@@ -490,6 +490,25 @@ async def test_a_value_without_a_sentence_that_contradicts_a_condition_is_asked_
     assert [fills.count((f"kru{letter}a",)) for letter in "abcd"] == [1, 2, 1, 1]
 
 
+def test_a_value_that_no_passage_has_is_not_the_word_of_a_second_executor() -> None:
+    schema = with_conditions(SCHEMA, [AFTER])
+    reports = [
+        (fill("krurou", "founded", attempt=1), executed("900", "Annals: Bel was founded in 900.")),
+        (fill("krurou", "founded", attempt=2), executed("900", "Annals: Nobody knows.")),
+    ]
+    table = assemble(schema, [["Krurou", "", ""]], reports)
+    assert [row.checks[0].state for row in table.rows] == ["not_checked"]
+
+
+def test_a_name_may_have_characters_that_are_escaped_in_prompts() -> None:
+    plan = '<where column="founder" is="equals">AT&amp;T &lt;Bell&gt;</where>'
+    schema, ignored = planned(SCHEMA, plan, opening("Cities founded by AT&T <Bell>", SCHEMA))
+    assert ([condition.values for condition in schema.conditions], ignored) == (
+        [("AT&T <Bell>",)],
+        (),
+    )
+
+
 def test_a_value_that_is_stated_of_another_name_can_meet_a_condition() -> None:
     schema = with_conditions(SCHEMA, [AFTER])
     report = fill("krurou", "founded"), executed("1100", "Annals: Bel was founded in 1100.")
