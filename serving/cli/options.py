@@ -58,8 +58,11 @@ def tenant_name(text: str) -> str:
 
 
 def host_port(text: str) -> str:
-    """Return `text` if it is the address of a gateway. Raises `argparse.ArgumentTypeError`."""
-    if problem := address_problem(text):
+    """Return `text` if it is HOST:PORT, without a scheme. Raises `argparse.ArgumentTypeError`."""
+    problem = address_problem(text)
+    if text.startswith(("unix:", "dns:")):  # the Python clients take these
+        problem = f"{text!r} is not HOST:PORT"
+    if problem:
         raise argparse.ArgumentTypeError(problem)
     return text
 

@@ -112,7 +112,7 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "host": (host_of, "{!r} is not a host name such as gateway.example."),
     "url": (
         lambda url: re.match("https?://[^?#]", url),
-        "must begin with http:// or https://, like http://127.0.0.1:8000/v1.",
+        "must be http:// or https:// and a host, like http://127.0.0.1:8000/v1.",
     ),
     "path of url": (
         lambda url: re.fullmatch("[^?#]*", url),

@@ -28,10 +28,11 @@ class Gaps(msgspec.Struct, frozen=True):
         """Return the gaps as lines of text: one for each file that was skipped or read in part, and
         one with the numbers of files not read.
         """
-        lines = [
-            f"skipped: {file['error'][max(0, file['error'].find(file['name'])) :]}"
-            for file in self.skipped
-        ]
+        lines = list[str]()
+        for file in self.skipped:
+            # An error begins with the path, which ends with the name
+            _, _, reason = file["error"].partition(f"{file['name']}: ")
+            lines.append(f"skipped: {file['name']}: {reason or file['error']}")
         lines += [
             f"read in part: {file['name']}: without {file['not_read']}"
             for file in self.read_in_part

@@ -125,6 +125,7 @@ def test_a_key_needs_no_encryption_on_this_machine(address: str) -> None:
     ("address", "problem"),
     [
         ("http://127.0.0.1:1", r"^'http://127.0.0.1:1' is not HOST:PORT; leave out http://\.$"),
+        ("a/http://b:1", r"^'a/http://b:1' is not HOST:PORT; leave out a/http://\.$"),
         ("127.0.0.1", r"^'127.0.0.1' is not HOST:PORT, with a port from 0 to 65535\.$"),
     ],
 )

@@ -160,8 +160,8 @@ def test_an_engine_has_the_model_of_its_role(tmp_path: Path) -> None:
         ),
         (
             ["--base-url", "localhost:9"],
-            "rolegate: rolegate.toml is not written: --base-url: must begin with http:// or "
-            "https://, like http://127.0.0.1:8000/v1.\n",
+            "rolegate: rolegate.toml is not written: --base-url: must be http:// or "
+            "https:// and a host, like http://127.0.0.1:8000/v1.\n",
         ),
     ],
 )

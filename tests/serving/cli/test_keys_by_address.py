@@ -132,6 +132,8 @@ async def test_a_refused_request_is_reported_in_one_line(
     [
         "keys list --address 127.0.0.1:1 --config my.toml",
         "keys list --address http://x",
+        "serve --address unix:/tmp/socket",
+        "serve --http dns:///localhost:80",
         "keys rotate 0 --grace 1w",
         "keys rotate 0 --grace -1h",
         "keys expire 0 --after 1h --never",

@@ -152,14 +152,14 @@ def test_an_impossible_path_is_refused(tmp_path: Path) -> None:
         for url, problem in (
             ("http://a/v1?api_key=sesame", "contains a ? or #; leave out what follows the path."),
             ("http://a/v1#sesame", "contains a ? or #; leave out what follows the path."),
-            ("ftp://me:sesame@a/v1", "must begin with http:// or https://, like http://127"),
-            ("http://", "must begin with http:// or https://, like http://127"),
+            ("ftp://me:sesame@a/v1", "must be http:// or https:// and a host, like http://127"),
+            ("http://", "must be http:// or https:// and a host, like http://127"),
         )
     ]
     + [
         (
             in_role('replicas = ["ftp://u:sesame@b:1"]'),
-            "roles.delegation.replicas: must begin with http://",
+            "roles.delegation.replicas: must be http://",
         ),
         (
             in_role('api_key_env = "sk-sesame"'),
@@ -553,7 +553,7 @@ def test_an_address_needs_a_valid_port(address: str, good: bool) -> None:
             "command = ['a']\nheaders = {Key = 'A'}",
             "tools.web.headers: applies only to a server with url; a server with command has env",
         ),
-        ("url = 'a/mcp'", "tools.web.url: must begin with http://"),
+        ("url = 'a/mcp'", "tools.web.url: must be http://"),
     ],
 )
 def test_a_tool_server_is_a_program_or_an_address(tmp_path: Path, keys: str, message: str) -> None:
