@@ -232,9 +232,10 @@ class Site:
             ) from None
         except ValueError:
             raise BadRequest(f"The form has more than {_MAX_FIELDS} fields.") from None
-        request[_FORM] = dict(fields)
-        token = request.headers.get("X-CSRF-Token") or field(request, "csrf")
         ours = origin is None or origin.partition("://")[2] == request.host
+        # A form that is shown again gets a new token, so texts of another site must not fill it.
+        request[_FORM] = dict(fields) if ours else {}
+        token = request.headers.get("X-CSRF-Token") or field(request, "csrf")
         if not ours or not self._sessions.proves(request.cookies.get(COOKIE, ""), token):
             raise AccessDenied(_EXPIRED)
 
