@@ -103,6 +103,15 @@ async def test_earlier_answers_of_a_thread_have_their_sources() -> None:
     assert "<b>Mount Orrin, p. 12</b>" in earlier
 
 
+async def test_earlier_answers_are_shown_whatever_part_of_the_run_is_asked_for() -> None:
+    demo = [DEMO["run-right"], *(run(f"run-{number}") for number in range(8))]
+    before = ",".join(f"run-{number}" for number in range(8))
+    async with shown(runs=demo) as pages, browsing(pages) as session:
+        text = await read(session, f"/ask/run-right?before={before}&lane=99&row=99")
+    assert text.count('aria-label="Earlier question"') == 8
+    assert text.count("<details><summary>1 source</summary>") == 8
+
+
 async def test_an_unsupported_answer_has_a_badge_and_a_filter() -> None:
     """The badge is on its page and in the list; the filter shows such runs alone."""
     good = run("run-good")
