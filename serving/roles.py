@@ -19,7 +19,7 @@ from router.trace import Price, RoleName
 from serving.config.config import Config, RoleConfig
 from serving.config.prices import prices_of
 from serving.config.secrets import api_key
-from serving.topologies import PROMPTS, manager_configs
+from serving.topologies import condenser_config, manager_configs
 
 _INTERVAL = 8
 """Number of tokens that the gateway's own engines send in one event, for streams that no client
@@ -55,7 +55,7 @@ async def new_condenser(
     `new_role` with its connections. `roles`: the three roles.
     """
     if config.condenser is None:
-        system = (PROMPTS / "condense.txt").read_text("utf-8").strip()
+        system = Path(condenser_config(config).prompt).read_text("utf-8").strip()
         return Condenser(roles["delegation"].with_system(lambda _system: system))
     prices = await prices_of({"condenser": config.condenser}, config.prices)
     return Condenser(new("delegation", config.condenser, price=prices["condenser"]))

@@ -39,6 +39,12 @@ PROMPTS = Path(__file__).parent / "prompts" / "full"
 """Folder of the shipped prompts for models that know the natural language."""
 
 
+def condenser_config(config: Config) -> RoleConfig:
+    """Return the config of the condenser: its own, or the delegator's with another prompt."""
+    delegation = config.roles.delegation
+    return config.condenser or replace(delegation, prompt=str(PROMPTS / "condense.txt"))
+
+
 def manager_configs(config: Config) -> dict[str, RoleConfig]:
     """Return the role config of each manager, by name: the manager's own, or the delegator's with a
     prompt for managers.

@@ -32,9 +32,11 @@ class Readiness:
         are not available while the component is down. `why`: the reason why it is down; None if it
         is up.
         """
-        before = self._parts.get(source)
+        before = self.all.get(source)
         self._parts[source] = list(needs), why
-        if (before and before[1]) == why:
+        now = self.all.get(source)
+        # Another reason is no change: it may contain the time or id of an error
+        if (before and before[0]) == (now and now[0]):
             return
         if why is None:
             _log.info("readiness.up", source=source)

@@ -88,7 +88,7 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
     try:
         request = FillTableRequest(question=question, columns=parse_columns(listed))
     except ValueError as error:
-        raise BadRequest(str(error)) from None
+        raise BadRequest(f"columns: {error}") from None
     return table_request_from_proto(request)
 
 

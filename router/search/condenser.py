@@ -36,6 +36,7 @@ class Condenser:
         malformed too. Raises `UpstreamError` and `BudgetExhausted`.
         """
         conversation = Conversation(self.role.opening(prompts.condense_request(history, question)))
+        # Stop strings may be what cut the first output off, so the correction has none
         for stop in (STOP, ()):
             output = await self.role.ask(conversation.messages, stop, ledger, purpose="condense")
             conversation = with_output(conversation, output)

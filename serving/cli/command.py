@@ -125,8 +125,8 @@ def parse(
     """Return the arguments of `rolegate COMMAND` as a struct of type `options`. `about`: the
     command's description (default: the struct's docstring).
 
-    The struct may have a class variable `NEEDS`: by the name of an option, the option or the
-    arguments without which it has no effect, as `--out` or `PATHS`.
+    The struct may have a class variable `NEEDS`: by the name of a field, the field
+    without which its option has no effect.
 
     Raises `BadConfig` for a value that its field does not accept. Exits the process, as argparse
     does, after `--help` and for unknown, missing or badly written options.
@@ -144,8 +144,10 @@ def parse(
 
     values = vars(parser.parse_args(arguments))
     for option, needed in getattr(options, "NEEDS", {}).items():
-        if values.get(option) and not values.get(needed.strip("-").lower()):
-            parser.error(f"--{option.replace('_', '-')} has no effect without {needed}")
+        if values.get(option) and not values.get(needed):
+            # An argument without a name is shown as in the help
+            shown = {each.dest: (*each.option_strings, each.metavar) for each in parser._actions}
+            parser.error(f"{shown[option][0]} has no effect without {shown[needed][0]}")
     if "config" in groups:
         preset_name = values.pop("preset", None)
         if not any(option.dest in values for option in groups["config"]._group_actions):

@@ -102,7 +102,7 @@ class BuildOptions(EmbedderOptions, frozen=True, kw_only=True):
     verbose: bool = False
     """List the files whose formats are not supported."""
     NEEDS: ClassVar = dict.fromkeys(
-        (*EmbedderOptions.__struct_fields__, "out", "chunk_tokens", "lexical"), "PATHS"
+        (*EmbedderOptions.__struct_fields__, "out", "chunk_tokens", "lexical"), "paths"
     )
 
 

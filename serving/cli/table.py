@@ -68,7 +68,7 @@ class FillOptions(TermsOptions, frozen=True, kw_only=True):
     """Also write the table to this file, which ends in .md, .csv, .tsv, .xlsx or .json."""
     sources: bool = False
     """For each column, add a column with the sources of its values to --out."""
-    NEEDS: ClassVar = {"sources": "--out", "closed": "--rows"}
+    NEEDS: ClassVar = {"sources": "out", "closed": "rows"}
 
 
 def table(arguments: Sequence[str]) -> int:
@@ -185,16 +185,16 @@ class TableView(RunView):
         estimated = ""
         if completeness.estimated_rows > completeness.rows:
             estimated = f", about {completeness.estimated_rows} in all"
-        filled = f" (for the reason: rolegate runs show {message.run_id})"
+        note = f" (for the reason: rolegate runs show {message.run_id})"
         if completeness.rows:
             hint = "" if completeness.fill_rate else _NOTHING
-            filled = f", {completeness.fill_rate:.0%} filled{hint}"
+            note = f", {completeness.fill_rate:.0%} filled{hint}"
         outcome = word(pb.TableOutcome, message.outcome)
         rows = counted(completeness.rows, "row")
         excluded = ""
         if message.excluded:
             excluded = f", {len(message.excluded)} excluded (see --excluded)"
-        line = f"{outcome}: {rows}{estimated}{filled}{excluded}; {message.run_id}, {seconds:.1f} s"
+        line = f"{outcome}: {rows}{estimated}{note}{excluded}; {message.run_id}, {seconds:.1f} s"
         print_line(self.progress, line, style="dim")
 
 

@@ -32,7 +32,7 @@ from serving.retrieval.opening import open_embedder, open_retriever, vector_stor
 from serving.retrieval.reranker import rerank
 from serving.startup import Started, open_upstreams
 from serving.tools.failures import reason
-from serving.topologies import PROMPTS
+from serving.topologies import condenser_config
 
 _QUERY = "Who directed the film Heat?"
 _QUOTED_CHARS = 80
@@ -114,13 +114,14 @@ async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
     one question to a model, and for the start of a tool server. Raises `BadConfig`.
     """
     roles = config.roles.by_name
-    condenser = msgspec.structs.replace(
-        config.roles.delegation, prompt=str(PROMPTS / "condense.txt")
-    )
     async with open_upstreams(config, log, partial(_opened, config, log)) as started:
+        table = "condenser" if config.condenser else "roles.delegation"
         probing = (
-            _probe_role(*role, started, log, limit_s)
-            for role in (*roles.items(), ("condenser", config.condenser or condenser))
+            *(
+                _probe_role(*role, started, log, limit_s, key=f"roles.{role[0]}")
+                for role in roles.items()
+            ),
+            _probe_role("condenser", condenser_config(config), started, log, limit_s, key=table),
         )
         listing = (_probe_tools(*server, limit_s) for server in config.tools.items())
         probed, retrieval, tools = await asyncio.gather(
@@ -153,9 +154,11 @@ async def _probe_role(
     started: Started[Any],
     log: Log,
     limit_s: float,
+    *,
+    key: str,
 ) -> _Probed:
     """Send a role its probe turns. If the first fails, the only result is `reachable`, with the
-    reason.
+    reason. `key`: the table of the config that describes the role.
     """
     # A role remembers which parameters its endpoint refuses, so each turn gets a new role.
     new_role = partial(started.new_role, name, msgspec.structs.replace(config, attempts=1))
@@ -167,7 +170,7 @@ async def _probe_role(
     try:
         completion = await _ask(role, first, limit_s)
     except UpstreamError as error:
-        result = _refusal(error, name)
+        result = _refusal(error, key)
         if served and config.model not in served:
             models = ", ".join([*served][:8])
             advice = f"the endpoint does not serve {config.model}; it serves: {models}"
@@ -258,12 +261,11 @@ def _protocol(name: str, results: Sequence[Completion | BaseException]) -> Probe
     return ProbeResult(False, word, advice, needed=len(results) > 1)
 
 
-def _refusal(error: UpstreamError, name: str) -> ProbeResult:
+def _refusal(error: UpstreamError, key: str) -> ProbeResult:
     """Return the result of a role whose first call failed, with what to do."""
     what = f"{error.args[0]} ({error.endpoint})"
     if isinstance(error, UpstreamUnavailable):
         return ProbeResult(False, "no", what, needed=True)
-    key = name if name == "condenser" else f"roles.{name}"
     advice = (
         f"check the key that {key}.api_key_env names, the model's name, that base_url ends in /v1, "
         f"and whether the model needs {key}.system_role = false"

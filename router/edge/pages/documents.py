@@ -2,6 +2,7 @@
 the indexes of the config.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from aiohttp import web
@@ -13,11 +14,11 @@ from router.uploads import Uploads
 
 
 def add_documents(
-    site: Site, uploads: Uploads | None, passages: Callable[[], Mapping[str, int]]
+    site: Site, uploads: Uploads | None, passages: Callable[[], Mapping[str, int | None]]
 ) -> None:
     """Add the page to `site`, for users whose keys have the scope `documents`. `uploads`: None if
     the gateway accepts none. `passages`: returns the number of passages of the config's indexes
-    that are on this machine, by name; it may block.
+    that are on this machine, by name; None for an index that cannot be read. It may block.
     """
 
     async def shown(request: web.Request) -> web.Response:
@@ -29,7 +30,7 @@ def add_documents(
             tenant=caller().books_on,
             build=build,
             error=error,
-            passages=passages,
+            passages=await asyncio.to_thread(passages),
         )
 
     site.get("/documents", shown, scope="documents")

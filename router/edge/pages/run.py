@@ -17,7 +17,7 @@ from router.edge.pages import timeline
 from router.edge.pages.asking import earlier_runs, with_run
 from router.edge.pages.site import Site, field, redirect
 from router.edge.pages.table import TablePages, number
-from router.edge.rendering import CitedAnswer, cited_answer, progress_line
+from router.edge.rendering import cited_answer, progress_line
 from router.edge.status import as_seen_by
 from router.errors import NotFound, UpstreamError
 from router.protocol import Passage
@@ -115,7 +115,7 @@ class RunPages:
             golds=golds,
             attribution=await self._attribution(run, golds) if golds else None,
             files_not_read=self._files_not_read if DEFAULT_INDEX in run.scope.indexes else dict,
-            earlier=[await self._view(each, request) for each in earlier],
+            earlier=[await _answer_of(each) for each in earlier],
             before=with_run(before, run.id),
             live=str(request.rel_url.update_query(seen=seen)) if running else "",
         )
@@ -165,30 +165,26 @@ class RunPages:
         )
 
     async def _view(self, run: Run, request: web.Request) -> dict[str, Any]:
-        """Return the values of a run for the template. They are cached, and shared by users who may
-        see the same.
+        """Return the values of a run for the template. Except for the answer, they are cached, and
+        shared by users who may see the same.
         """
-        finished = run.status == "finished" and not run.redacted
-        cited = (
-            await cited_answer(run)
-            if finished and isinstance(run.result, Trajectory | Execution)
-            else None
-        )
         key = (
             run.id,
             run.status,
             len(run.events),
             len(run.calls),
             caller().tenant,
-            *map(request.query.get, ("lane", "row", "only")),
+            request.query.get("lane"),
+            request.query.get("row"),
+            request.query.get("only"),
         )
 
         def view() -> dict[str, Any]:
             if key not in self._views:
-                self._views[key] = _view(run, cited, request.query)
+                self._views[key] = _view(run, request.query)
             return self._views[key]
 
-        return await in_viewer(view)
+        return {**await _answer_of(run), **await in_viewer(view)}
 
     async def _feedback(self, request: web.Request) -> web.Response:
         run = await self.run(request)
@@ -205,8 +201,21 @@ class RunPages:
         return redirect(request.path_qs.replace("/cancel", "", 1))
 
 
-def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of a run for the template: answer, agents and usage. `query`: the query of
+async def _answer_of(run: Run) -> dict[str, Any]:
+    """Return the values of a run for the template that are shown of earlier runs too: answer,
+    sources and outcome.
+    """
+    answer = dict[str, Any](cited=None, sources=())
+    finished = run.status == "finished" and not run.redacted
+    if finished and isinstance(run.result, Trajectory | Execution):
+        cited = await cited_answer(run)
+        passages = await in_viewer(timeline.passages_of, run)
+        answer = {"cited": cited, "sources": timeline.sources(cited.citations, passages)}
+    return {"run": run, "outcome": outcome_of(run) or run.status, **answer}
+
+
+def _view(run: Run, query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of a run for the template: agents, table and usage. `query`: the query of
     the URL, which may contain the number of the first agent or row to show.
     """
     agents = timeline.Agents(run)
@@ -218,10 +227,6 @@ def _view(run: Run, cited: CitedAnswer | None, query: Mapping[str, str]) -> dict
         and (run.result is not None or run.status == "running")
     )
     return {
-        "run": run,
-        "outcome": outcome_of(run) or run.status,
-        "cited": cited,
-        "sources": timeline.sources(cited.citations, timeline.passages_of(run)) if cited else (),
         "agents": agents,
         "lanes": list(map(agents.lane, agents.ids[first : first + _LANES])),
         "first": first,

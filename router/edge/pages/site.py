@@ -91,7 +91,7 @@ class Site:
         self.routes: list[web.RouteDef] = []
         self._templates.globals["pages"] = self._paths = set[str]()
         self._route("GET", "/static/{name}", self._asset)
-        self._route("GET", "/sign-in", self._form)
+        self._route("GET", "/sign-in", self._form_or_error)
         self._route("POST", "/sign-in", self._signed_in)
         self._route("POST", "/sign-out", self._sign_out)
 
@@ -104,12 +104,13 @@ class Site:
         self._route("POST", path, page, scope)
 
     def form(self, path: str, page: Page, template: str, **values: Any) -> None:
-        """Serve a form at `path`, which `page` accepts. If it is refused, it is shown again, as it
-        was filled in. In the template, these variables are defined: `values`, `message` (why it was
-        refused; empty for a new form) and `typed` (the values of its fields; empty for a new form).
+        """Serve a form at `path`; `page` handles its submission. If that fails, show the form again
+        with the values as typed. In the template, these variables are defined: `values`, `message`
+        (why it failed; empty for a new form), `invalid` (True if a value is why) and `typed` (the
+        values of its fields; empty for a new form).
         """
         self._forms[path] = template, values
-        self.get(path, self._form)
+        self.get(path, self._form_or_error)
         self.post(path, page)
 
     async def render(
@@ -149,7 +150,7 @@ class Site:
                 with suppress(RolegateError):  # without a user, the page has no links
                     cookie = request.cookies.get(COOKIE, "")
                     request[_IDENTITY] = await self._sessions.identify(cookie)
-            return await self._form(request, error.status, error.text or error.reason)
+            return await self._form_or_error(request, error.status, error.text or error.reason)
         except ClientConnectionResetError:  # the client has disconnected
             raise
         except Exception as error:
@@ -159,7 +160,9 @@ class Site:
                 back = f"?next={quote(request.path_qs, safe='')}" if request.method == "GET" else ""
                 return redirect(f"/sign-in{back}")
             failure = logged_failure(error)
-            response = await self._form(request, HTTP_STATUS[failure.code], failure.message)
+            response = await self._form_or_error(
+                request, HTTP_STATUS[failure.code], failure.message
+            )
             if failure.retry_after_s is not None:
                 response.headers["Retry-After"] = str(math.ceil(failure.retry_after_s))
             return response
@@ -170,7 +173,7 @@ class Site:
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
 
-    async def _form(
+    async def _form_or_error(
         self, request: web.Request, status: int = 200, message: str = ""
     ) -> web.Response:
         """Render the form at a path. For paths without a form, render an error page."""
@@ -180,6 +183,7 @@ class Site:
             template,
             status,
             message=message,
+            invalid=status == 400,
             next=request.query.get("next", ""),
             typed=request.get(_FORM, {}),
             **values,
@@ -232,9 +236,10 @@ class Site:
             ) from None
         except ValueError:
             raise BadRequest(f"The form has more than {_MAX_FIELDS} fields.") from None
-        request[_FORM] = dict(fields)
-        token = request.headers.get("X-CSRF-Token") or field(request, "csrf")
         ours = origin is None or origin.partition("://")[2] == request.host
+        # A form that is shown again gets a new token, so texts of another site must not fill it.
+        request[_FORM] = dict(fields) if ours else {}
+        token = request.headers.get("X-CSRF-Token") or field(request, "csrf")
         if not ours or not self._sessions.proves(request.cookies.get(COOKIE, ""), token):
             raise AccessDenied(_EXPIRED)
 

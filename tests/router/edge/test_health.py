@@ -243,7 +243,7 @@ def test_a_role_that_is_down_names_its_endpoint_and_the_last_error() -> None:
 
 
 async def test_a_need_is_down_until_all_its_causes_are_gone() -> None:
-    """A repeated report is no change."""
+    """A repeated report is no change, and neither is one with another reason."""
     readiness = Readiness()
     changes = 0
     readiness.report("engines.small", ["execution", "answer"], "ended with code -9")
@@ -255,7 +255,7 @@ async def test_a_need_is_down_until_all_its_causes_are_gone() -> None:
             changes += 1
 
     async with background_tasks(count()):
-        for why in ("ended with code -9", None, None):
+        for why in ("ended with code -9", "ended with code 1", None, None):
             readiness.report("engines.small", ["execution", "answer"], why)
             await asyncio.sleep(0)
             await asyncio.sleep(0)

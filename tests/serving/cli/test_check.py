@@ -531,6 +531,24 @@ async def test_an_index_that_is_built_at_the_start_is_not_missing(live: Live) ->
     assert result.probes("index") == {"built": (None, "not yet")}
 
 
+@pytest.mark.parametrize("table", ["condenser", "roles.delegation"])
+async def test_advice_on_the_condenser_names_the_table_that_describes_it(
+    table: str, live: Live
+) -> None:
+    """Without a table of its own, it is the delegator's."""
+    await live.built()
+    live.server.plays(fails(401, "Bad key"))
+    file = live.written()
+    if table == "condenser":
+        config = file.read_text()
+        role = config.partition("[roles.delegation]")[2].partition("\n[")[0]
+        file.write_text(f"{config}\n[condenser]{role}\n")
+
+    result = await live.checked(file)
+
+    assert f"the key that {table}.api_key_env names" in result.advice("condenser", "reachable")
+
+
 async def test_a_model_that_is_not_served_is_answered_with_those_that_are(live: Live) -> None:
     result = await live.checked(live.written(name="huge"))
 

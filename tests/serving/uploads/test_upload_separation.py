@@ -14,6 +14,7 @@ from rolegate.v1 import retrieval_service_pb2 as retrieval_pb
 from rolegate.v1.document_service_pb2 import DESCRIPTOR
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 
+from serving.retrieval.manifest import MANIFEST
 from tests.router.edge.pages.world import browsing, token
 from tests.serving.test_indexes import ABSENT, DOORS, QUESTION, Address, Caller, _page, tried
 from tests.serving.uploads.world import DEFAULT_WORD, World, archive, world_of
@@ -154,6 +155,22 @@ async def test_without_uploads_the_page_says_what_to_set(tmp_path: Path) -> None
     assert "<code>uploads.folder</code> is not set" in page
     assert "<code>default</code>: 1 passage" in page
     assert "rolegate index build" in page
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+async def test_an_index_that_cannot_be_read_is_named_beside_the_uploads(
+    damage: str, tmp_path: Path
+) -> None:
+    async with world_of(tmp_path) as world, world.running():
+        manifest = tmp_path / "index" / MANIFEST
+        if damage == "missing":
+            manifest.unlink()
+        else:
+            manifest.write_bytes(b"{")
+        page = await _page(world.callers["acme"], "/documents")
+    assert "<code>default</code>: cannot be read" in page
+    assert "Documents of acme" in page
+    assert "None yet." in page
 
 
 async def test_pages_of_runs_search_the_uploads_of_the_run(world: World) -> None:

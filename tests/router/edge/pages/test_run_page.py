@@ -103,6 +103,15 @@ async def test_earlier_answers_of_a_thread_have_their_sources() -> None:
     assert "<b>Mount Orrin, p. 12</b>" in earlier
 
 
+async def test_earlier_answers_are_shown_whatever_part_of_the_run_is_asked_for() -> None:
+    demo = [DEMO["run-right"], *(run(f"run-{number}") for number in range(8))]
+    before = ",".join(f"run-{number}" for number in range(8))
+    async with shown(runs=demo) as pages, browsing(pages) as session:
+        text = await read(session, f"/ask/run-right?before={before}&lane=99&row=99")
+    assert text.count('aria-label="Earlier question"') == 8
+    assert text.count("<details><summary>1 source</summary>") == 8
+
+
 async def test_an_unsupported_answer_has_a_badge_and_a_filter() -> None:
     """The badge is on its page and in the list; the filter shows such runs alone."""
     good = run("run-good")
@@ -438,14 +447,14 @@ async def test_an_invalid_question_is_refused(question: str, status: int) -> Non
     [
         ({"columns": "city*, price:intger"}, "columns", 400),
         ({"question": " "}, "question", 400),
-        ({"before": "run-none"}, "question", 404),
-        ({"csrf": "none"}, "question", 403),
+        ({"before": "run-none"}, "", 404),
+        ({"csrf": "none", "columns": "city*"}, "", 403),
     ],
 )
 async def test_a_refused_question_stays_in_the_form(
     wrong: dict[str, str], place: str, status: int
 ) -> None:
-    """The message is next to its field."""
+    """The message is after its field; above the form if no field is wrong."""
     async with shown() as pages, browsing(pages) as session:
         form = {"csrf": await token(session, "/ask"), "question": "What costs <5?"} | wrong
         async with session.post("/ask", data=form) as response:
@@ -454,11 +463,15 @@ async def test_a_refused_question_stays_in_the_form(
     assert f">{html.escape(form['question'])}</textarea>" in page
     assert f'value="{form.get("columns", "")}"' in page
     assert ('name="before" value="run-none"' in page) == ("before" in wrong)
-    assert re.search(
-        rf'<\w+ id="{place}"[^>]* aria-invalid="true" aria-describedby="problem"', page
+    marked = re.findall(
+        r'<\w+ id="(\w+)"[^>]* aria-invalid="true" aria-describedby="problem"', page
     )
-    assert page.count('id="problem" role="alert"') == 1
-    assert page.index(f'id="{place}"') < page.index('id="problem"')
+    assert marked == ([place] if place else [])
+    assert page.count('role="alert"') == 1
+    after = f'id="{place}"' if place else "<h1>"
+    before = '<form class="card ask"'
+    assert page.index(after) < page.index('role="alert"')
+    assert (page.index('role="alert"') < page.index(before)) == (not place)
 
 
 async def test_columns_in_the_form_ask_for_a_table() -> None:

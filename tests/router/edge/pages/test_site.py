@@ -174,6 +174,22 @@ async def test_a_form_without_its_token_is_refused(tmp_path: Path) -> None:
             assert response.url.path == "/sign-in"
 
 
+@pytest.mark.parametrize(
+    ("origin", "shown"), [("http://{}", True), ("https://evil.example", False), ("null", False)]
+)
+async def test_only_a_form_of_this_site_is_shown_again_as_it_was_filled_in(
+    origin: str, shown: bool, tmp_path: Path
+) -> None:
+    """The form gets a valid token, with which another site's text could be submitted."""
+    async with pages(tmp_path) as world, browsing(world) as session:
+        form = {"csrf": "expired", "question": "Who paid?", "columns": "payer", "before": "run-1"}
+        headers = {"Origin": origin.format(world.address)}
+        async with session.post("/ask", data=form, headers=headers) as response:
+            assert response.status == 403
+            page = await response.text()
+        assert all((text in page) == shown for text in ("Who paid?", "payer", "run-1"))
+
+
 ENCODING = "application/x-www-form-urlencoded"
 
 
