@@ -59,4 +59,5 @@ def read_condensed(text: str, *, cut: bool) -> tuple[str, str] | None:
 
 
 def _last(text: str, tag: str) -> str:
-    return ["", *(one_line(block.body) for block in blocks(text, tag))][-1]
+    bodies = [one_line(block.body) for block in blocks(text, tag)]
+    return bodies[-1] if bodies else ""

@@ -116,12 +116,12 @@ def _message(code: grpc.StatusCode, details: str, address: str, run_id: str) -> 
             )
         case grpc.StatusCode.CANCELLED:
             return "the call was cancelled."
-    return re.sub(
-        r".*message larger than max \((\d+) vs\. (\d+)\)",
-        r"the request has \1 bytes, but the gateway accepts at most \2; send a shorter text, or "
-        "fewer rows or earlier messages.",
-        details or code.name,
-    )
+    if sizes := re.search(r"message larger than max \((\d+) vs\. (\d+)\)", details):
+        return (
+            f"the request has {sizes[1]} bytes, but the gateway accepts at most {sizes[2]}; send a "
+            "shorter text, or fewer rows or earlier messages."
+        )
+    return details or code.name
 
 
 def _unavailable(details: str, address: str, run_id: str) -> str:

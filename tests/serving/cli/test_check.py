@@ -535,7 +535,7 @@ async def test_an_index_that_is_built_at_the_start_is_not_missing(live: Live) ->
 async def test_advice_on_the_condenser_names_the_table_that_describes_it(
     table: str, live: Live
 ) -> None:
-    """Without a table of its own, it is the delegator's."""
+    """That is `[roles.delegation]` where there is no `[condenser]`."""
     await live.built()
     live.server.plays(fails(401, "Bad key"))
     file = live.written()
