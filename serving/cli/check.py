@@ -5,7 +5,7 @@ and tool servers.
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -48,6 +48,7 @@ class CheckOptions(ConfigOptions, frozen=True):
     """Wait this many seconds for each probe."""
     json: bool = False
     """Print the result as JSON."""
+    NEEDS: ClassVar = {"timeout": "live"}
 
 
 def check(arguments: Sequence[str]) -> int:

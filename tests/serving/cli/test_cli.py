@@ -575,6 +575,25 @@ def test_an_option_of_given_paths_is_refused_if_the_config_names_the_documents(
     assert f"error: {name} has no effect without PATHS\n" in capsys.readouterr().err
 
 
+def test_given_paths_are_refused_together_with_an_index_of_the_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "index")
+    assert main(["index", "build", str(tmp_path), "--out", out, "--index", "contracts"]) == 1
+
+    assert "--index: PATHS are written to the folder --out" in capsys.readouterr().err
+    assert not Path(out).exists()
+
+
+def test_a_timeout_of_probes_is_refused_where_nothing_is_probed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["check", "--preset", "hosted", "--timeout", "3"])
+
+    assert "error: --timeout has no effect without --live\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_served_question_whose_model_is_dead_names_role_and_address(
     number: signal.Signals, tmp_path: Path, dead: str, capsys: pytest.CaptureFixture[str]
