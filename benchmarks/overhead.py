@@ -178,9 +178,11 @@ class Options(harness.Options, frozen=True, kw_only=True):
     long.
     """
     folder: Path | None = None
-    """Folder for stores and logs, whose disk is measured, too (default: a temporary folder)."""
+    """Folder for stores and logs; the speed of its disk affects the results (default: a temporary
+    folder).
+    """
     litellm: Path | None = None
-    """Interpreter of Python in an environment with litellm[proxy]."""
+    """Python interpreter of an environment with litellm[proxy]."""
 
 
 class Variant(msgspec.Struct, frozen=True):

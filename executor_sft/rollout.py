@@ -109,8 +109,7 @@ class Options(RolloutOptions, frozen=True, kw_only=True):
     """with --group: the delegator, which is base (the config's model) or the folder of an adapter
     """
     topology: TopologyName = "factorized"
-    """with --group: factorized, or host (the delegator leads the config's managers)
-    """
+    """with --group: factorized (no managers), or host (managers between delegator and executors)"""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -134,8 +133,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """An executor's work on a sub-query, with the final answer of the teacher's run if it continues
-    from this work's report. For a part of a table, `answer` is that of the report.
+    """An executor's work on a sub-query. `answer`: final answer of the teacher's run when it
+    continues with the report of this work; for a part of a table, the answer of the report itself.
     """
 
     execution: Execution

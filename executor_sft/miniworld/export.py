@@ -3,7 +3,7 @@
 corpus.jsonl     pages about the people, cities, books and other things of the world
 questions.jsonl  questions with gold plans, reports and answers
 vocabulary.txt   all words that questions may use
-registers.jsonl  pages that list things of the world, for tables
+registers.jsonl  registers, which are pages with lists of names, for tables
 rolegate.toml    config like the preset mini, but with this world's documents
 
 With --wide, the registers are part of the corpus, and questions.jsonl has requests for tables with
@@ -55,8 +55,8 @@ class Options(Knobs, frozen=True, kw_only=True):
     tables: Count = 20
     """with --wide: max tables of each of the three sizes"""
     edition: Count = 1
-    """with --wide: number of the set of pages about the world; each set has the same facts, but
-    other words, registers and errors"""
+    """with --wide: edition of the pages; all editions have the same facts, in other wordings, and
+    with other lists of names (registers) and other errors"""
     wording: Literal["widesearch", "plain"] = "widesearch"
     """with --wide: widesearch ends each question with the columns and the form of the table, as the
     tasks of WideSearch do; plain leaves them out"""

@@ -35,8 +35,8 @@ class Library:
 
     def __init__(self, world: World, prefix: str = "mini", edition: str = "") -> None:
         """Write the passages of a world. `prefix`: beginning of the passages' ids; worlds in the
-        same index need different prefixes. `edition`: with another text, facts are worded
-        otherwise.
+        same index need different prefixes. `edition`: any text; editions have the same facts
+        in other wordings.
         """
         self._prefix = prefix
         self._rng = random.Random(f"{world.seed}/{world.side}/passages{edition}")

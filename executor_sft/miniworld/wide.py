@@ -253,8 +253,8 @@ class WideWorld:
         edition: int = 1,
     ) -> None:
         """Generate the world. `side`: for training or for tests. `knobs`: difficulty of tables.
-        `tasks`: max tables of each size. `edition`: number of the set of pages about the world;
-        others have the same facts in other words, and other registers and second pages.
+        `tasks`: max tables of each size. `edition`: edition of the pages, from 1. All editions have
+        the same facts, in other wordings, and with other registers and second pages.
         """
         form = f"/{edition}" if edition > 1 else ""
         self.world = World(seed, side, knobs.hubs)
