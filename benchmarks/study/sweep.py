@@ -197,7 +197,7 @@ class Sweep:
         if others := {row.index for row in self.rows} - {index}:
             raise BadConfig(
                 f"{self.rows.path}: its results were made with the index {others.pop()!r}, but the "
-                f"index is now {index!r}; use the former index, or name a new folder."
+                f"index is now {index!r}; go back to that index, or name a new folder."
             )
 
     async def _run_cell(

@@ -141,8 +141,8 @@ def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, Eng
             raise BadConfig("--out: missing; name the folder of the index.")
         if options.index != DEFAULT_INDEX:
             raise BadConfig(
-                "--index: PATHS are written to the folder --out, not to an index of the config; leave "
-                "PATHS or --index out."
+                "--index: PATHS are written to the folder --out, not to an index of the config; "
+                "leave PATHS or --index out."
             )
         retrieval = RetrievalConfig(
             index=str(options.out),

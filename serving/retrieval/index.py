@@ -74,7 +74,7 @@ class Index:
             raise BadIndex(
                 f"{folder}: the index was built with the embedder {built[0]} (dimension "
                 f"{built[1]}), but the configured embedder is {given[0]} (dimension {given[1]}); "
-                "configure the former, or run `rolegate index build` again."
+                f"configure {built[0]}, or run `rolegate index build` again."
             )
         check_files(folder, manifest, contents=verify)
         files = folder / manifest.generation
