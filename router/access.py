@@ -117,7 +117,7 @@ class QuotaUse(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """All but the used part: what a warning is about."""
+        """Key by which a warning about the quota is recognized: all fields but `used`."""
         return self.tenant, self.quota, self.period, self.limit
 
     @property
@@ -154,8 +154,8 @@ class AuditEvent(msgspec.Struct, frozen=True):
 LAST_EVENT = 2**62
 """A number that no event of the audit log reaches."""
 ACT: ContextVar[AuditEvent | None] = ContextVar("act", default=None)
-"""The administrative act that the current task does. Stores write it to the audit log in the
-transaction in which they change something for it.
+"""The administrative act that the current task carries out. A store writes it to the audit log in
+the transaction that makes the act's changes.
 """
 
 
@@ -189,7 +189,7 @@ class Accounts(Protocol):
         """
 
     async def note(self) -> None:
-        """Write the current `ACT` to the audit log."""
+        """Write the administrative act of the current task (`ACT`) to the audit log."""
 
     async def audit(self, size: int, before: int = LAST_EVENT) -> list[AuditEvent]:
         """Return at most `size` events with numbers below `before`, newest first."""
@@ -262,8 +262,8 @@ class Access:
         """For each task that serves a request, the identifier of the key of that request."""
 
     async def identify(self, authorization: str | None) -> Identity:
-        """Return the identity of the key in a request's `authorization` header; None for a request
-        without that header.
+        """Return the identity of a caller. `authorization`: the header of that name in the request;
+        None if there is none.
 
         Raises `NoKey` if the key is missing, unknown or revoked; the message never repeats the key.
         Raises `StoreFailed` if the keys cannot be read.

@@ -29,9 +29,9 @@ _MAX_HEAD = 64 << 10
 _STEP = 16 << 10
 """Max bytes of a reply that are parsed in one iteration of the event loop."""
 _MAX_HELD = 32
-"""Max pieces that are held back for a patient reader."""
+"""Max number of pieces that are collected for a patient reader before they are passed on."""
 _MUCH = 2 << 10
-"""Min bytes of a piece that is never held back, because of its size."""
+"""Size in bytes from which a piece is never held back."""
 _END = b"\r\n\r\n"
 _ENDS = _END, b"[DONE]\n\n\r\n"
 """Byte strings at the end of the last piece of a chunked body, and of the last event of a stream.
@@ -58,8 +58,8 @@ class ReplyReader(Protocol):
 
     @property
     def patient(self) -> bool:
-        """Whether the connection may hold back a few pieces and deliver them together, which costs
-        less.
+        """Whether the reader accepts a short delay. If so, the connection may collect several
+        pieces of the body and pass them on in one call, which takes less CPU time.
         """
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:

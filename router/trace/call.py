@@ -55,7 +55,7 @@ class OpenedCall(msgspec.Struct, frozen=True, gc=False):
     previous prompt was too long. `fallback`: another model is unavailable. `shadow`: an executor
     version is tried alongside the one that serves. `condense`: the question is written from a
     conversation; further attempts have this purpose too. `rerank`: the passages of a search are
-    ordered, also for a shadow.
+    reordered, for the executor or for a shadow of it.
     """
     attempt: int
     """1 for the first attempt of a call, 2 for the second, and so on."""
@@ -130,8 +130,9 @@ class Call(OpenedCall, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> str:
-        """Source of the token counts: `reported`, `lower_bound` or `estimated`. If the counts are
-        unknown, `impossible` if the engine reported impossible ones, and empty if it reported none.
+        """Reliability of the token counts: `reported` by the engine, `lower_bound` or `estimated`.
+        Unknown counts are `impossible` if the engine reported numbers that cannot be right, and
+        otherwise have an empty text.
         """
         if self.usage is None:
             return "impossible" if self.impossible_usage else ""
@@ -191,8 +192,8 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         prompt_tokens: int,
         completion_tokens: int,
     ) -> int:
-        """Return the max cost of this many tokens in billionths of a dollar, whether the prompt is
-        cached or not.
+        """Return the max cost of this many tokens in billionths of a dollar, for the dearer of a
+        cached and an uncached prompt.
         """
         per_prompt = max(self.prompt, self.cached or 0.0)
         return round((prompt_tokens * per_prompt + completion_tokens * self.completion) * 1000)

@@ -94,8 +94,8 @@ def from_proto(
 def options_from_proto(
     request: _Answer | _Table | execution_pb.ExecuteRequest | _Completion, context: Any
 ) -> RequestOptions:
-    """Return the options of a request: its caller, deadline, budget and the like. `context`: gRPC's
-    context of the call.
+    """Return the options that requests of several RPCs share, such as the caller, the deadline and
+    the budget. `context`: gRPC's context of the call.
     """
     request_id = request.request_id
     if len(request_id) > _LONGEST_REQUEST_ID or not request_id.isprintable():
@@ -127,12 +127,14 @@ def answer_from_proto(request: _Answer) -> AnswerRequest:
 def documents_from_proto(
     request: _Answer | _Table | execution_pb.ExecuteRequest | SearchRequest,
 ) -> DocumentFilter:
-    """Return the properties of the documents that a request wants to search."""
+    """Return the filter of documents in a request. Raises `BadRequest` if it is invalid."""
     return checked_documents(from_proto(DocumentFilter, request.filter), request.filter.ByteSize())
 
 
 def checked_documents(documents: DocumentFilter, size: int) -> DocumentFilter:
-    """Return the filter of a request if it is valid. `size`: its size in the request, in bytes."""
+    """Return `documents`. Raises `BadRequest` if the filter is invalid. `size`: its size in the
+    request, in bytes.
+    """
     if size > _LARGEST_FILTER:
         raise BadRequest(f"filter is larger than {_LARGEST_FILTER} bytes; shorten its texts.")
     for name in ("from_date", "to_date"):
@@ -171,7 +173,7 @@ def completion_from_proto(request: _Completion) -> CompletionRequest:
 
 
 def state_from_proto(request: version_pb.SetExecutorVersionTrafficRequest) -> Any:
-    """Return the name of the state into which a version of the executor is to be put."""
+    """Return the state that a request sets for a version of the executor, such as `canary`."""
     if state := enum_field(request, "state"):
         return state
     raise BadRequest("state is missing; use EXECUTOR_VERSION_STATE_REGISTERED, _SHADOW or _CANARY.")
@@ -223,7 +225,9 @@ def usage_query_from_proto(
 def _span(
     request: _Listing | usage_service_pb2.GetUsageRequest,
 ) -> tuple[float | None, float | None]:
-    """Return the start and the end of the requested time as Unix times; None for no bound."""
+    """Return the start and the end of the period in a request, as Unix times; None if it is not
+    given. Raises `BadRequest` if the start is not before the end.
+    """
     start, end = (time_field(request, field) for field in ("start_time", "end_time"))
     if start is not None and end is not None and start >= end:
         raise BadRequest(

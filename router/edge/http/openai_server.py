@@ -9,8 +9,9 @@ names its columns (see `asked_table.py`). `rolegate-executor` works on one sub-q
 schema, the answer is an object that is read from a table (see `object_format.py`).
 
 The question is the text of the last user message. The messages of the user and the assistant before
-it are its history, as many as a request may have. System messages are instructions for the
-answerer. Only answers use both.
+it are its history; the oldest are left out if there are too many. System messages are instructions
+for the answerer. Only the model `rolegate` uses the history and the instructions.
+
 API keys are the same as for gRPC and are sent as `Authorization: Bearer`. Only the probes need no
 key.
 """
@@ -92,8 +93,8 @@ def openai_app(
     """Return the application, which an `HTTPServer` serves.
 
     Errors have the form of OpenAI's API, with the reason of the error class as `code`. Bodies of
-    requests must be `application/json` of at most 1 MiB. Requests that a browser sends for web
-    pages of other hosts are refused.
+    requests must be `application/json` of at most 1 MiB. Requests that web pages of other hosts
+    send through a browser are refused.
 
     `access`: None admits every caller. `readiness`: state of the dependencies; if one is down,
     `GET /readyz` returns 503. `limits`: None for the default limits. `pages`: the web pages, which
@@ -353,8 +354,8 @@ def _guarding(access: Access | None, pages: Site | None) -> Middleware:
 
 
 def _check_origin(origin: str) -> None:
-    """Raise 403 for a request that a browser sends for a web page of another host. This also
-    prevents DNS rebinding.
+    """Raise 403 if `origin` shows that a web page of another host sent the request through a
+    browser. This also prevents DNS rebinding.
     """
     if origin == "null" or (
         origin.startswith("http") and not is_loopback(origin.partition("://")[2])
