@@ -1,5 +1,5 @@
-"""Base of the approximate stores: something else proposes candidates, and their exact scores
-decide.
+"""Base of the approximate stores. A smaller index or a server proposes candidates, and these are
+ranked by their exact scores.
 """
 
 from abc import ABC, abstractmethod
@@ -31,10 +31,10 @@ _TIE = 1e-6
 
 
 class CandidateIndex(FaissIndex, ABC):
-    """An exact index in a mapped file, of which a search compares only the candidates."""
+    """An exact index in a mapped file. A search computes the scores of the candidates only."""
 
     few = 100_000
-    """Max number of rows among which a search is exact."""
+    """Max number of rows in `among` for which all scores are computed, without candidates."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(read_faiss(folder / VECTORS))
@@ -46,8 +46,8 @@ class CandidateIndex(FaissIndex, ABC):
     def candidates(
         self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
     ) -> Iterable[Ids]:
-        """Return about `count` ids for each query. Ids of other rows than `among`, or of no row,
-        are ignored.
+        """Return the ids of about `count` candidates for each query. `search` drops ids that belong
+        to no row, or to a row outside `among`.
         """
 
     def search(
@@ -73,8 +73,8 @@ class CandidateIndex(FaissIndex, ABC):
         return ranked
 
     def recall(self) -> dict[int, float]:
-        """Return the recall at 3 and at 5: the share of the nearest other passages that searches
-        for some passages find. Nothing if there are too few passages.
+        """Return the recall at 3 and at 5: of the 3 and 5 passages nearest to a passage, the share
+        that a search for it finds, as a mean over a sample. Empty if there are too few passages.
         """
         if len(self) <= _FURTHEST:
             return {}
@@ -87,7 +87,9 @@ class CandidateIndex(FaissIndex, ABC):
 
 
 def _recall(top_k: int, found: Sequence[Sequence[Hit]], nearest: Sequence[Sequence[Hit]]) -> float:
-    """Return the mean share of the `top_k` hits after the first that were found."""
+    """Return the mean share of the `top_k` nearest hits that are in `found`. The first hit of a
+    query, the passage itself, does not count.
+    """
     return fmean(
         sum(hit.score > best[top_k].score - _TIE for hit in hits[1 : top_k + 1]) / top_k
         for hits, best in zip(found, nearest, strict=True)

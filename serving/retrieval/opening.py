@@ -99,7 +99,7 @@ async def open_embedder(
 
 
 def vector_store(config: RetrievalConfig) -> VectorStore:
-    """Return the store of an index's vectors that a config describes."""
+    """Return the vector store that the config of an index names."""
     if config.milvus:
         return MilvusStore(config.milvus)
     if config.vectors == FaissIndex.name:
@@ -160,9 +160,9 @@ async def open_indexes(
 ) -> AsyncIterator[Searched]:
     """Open the retrievers that configs describe, with their embedder and its engine.
 
-    `configs`: configs with equal embedders. `embeds`: whether to open the embedder even if all
-    indexes are remote. `log`, `cpu_threads` and `on_change` are passed on to
-    `serving.engines.engine.engine`. Raises `BadConfig` or `BadIndex`.
+    `configs`: config of each index, by name; all must have the same embedder. `embeds`: whether to
+    open the embedder even if all indexes are remote. `log`, `cpu_threads` and `on_change` are
+    passed on to `serving.engines.engine.engine`. Raises `BadConfig` or `BadIndex`.
     """
     async with AsyncExitStack() as stack:
         embedder: Embedder | None = None
