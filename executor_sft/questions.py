@@ -360,12 +360,15 @@ class TableReports:
                 self._right.update(dict.fromkeys(keys, right))
 
     def flaw(self, ask: Ask, execution: Execution) -> str | None:
-        """Return why an execution's report must not be learnt; None if it may be learnt.
+        """Return why an executor must not be trained on a report; None if it may be.
 
-        `ask`: the rows or cells that the executor had to find. A good report contains each value
-        that was asked for, unless it cannot be found anywhere. All its values are right, and each
-        is in a passage that the executor was shown. If the right value is unknown, a sentence must
-        state the value of that row, and no other report may contradict it.
+        A good report has the right value of every cell that was asked for; a value that cannot be
+        found anywhere may be missing. Each value is in a passage that the executor was shown.
+
+        If the right values are not known, the filled table takes their place. Then each value must
+        also be undisputed in that table, and a passage must state it about its row.
+
+        `ask`: the rows or cells that the executor had to find. `execution`: its report.
         """
         reading = read_report(self._schema, ask, execution)
         if reading.unsupported:

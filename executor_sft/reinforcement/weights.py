@@ -18,21 +18,21 @@ import msgspec
 from msgspec import Meta
 
 _SPREAD = 1e-6
-"""Added to the standard deviation of rewards."""
+"""Added to the standard deviation of rewards, so that it is never 0."""
 
 
 class WeightRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How the weight of a run is shared among its agents and tokens. The defaults are Eq. 1."""
 
     agents: Literal["run", "none", "role"] = "run"
-    """`run`: all runs weigh the same, and in a run all its agents. `none`: all agents of the batch
-    weigh the same. `role`: all runs weigh the same, in a run all its roles, and in a role all its
+    """`run`: all runs weigh the same, and within a run, all agents. `none`: all agents of the batch
+    weigh the same. `role`: all runs weigh the same; within a run, all roles; and within a role, all
     agents.
     """
     tokens: Literal["agent", "turn", "all"] = "agent"
-    """`agent`: all tokens of an agent weigh the same. `turn`: all turns of an agent, and in a turn
-    all its tokens. `all`: all tokens of a run (with `agents = "role"`, of a role in a run; with
-    `agents = "none"`, of the batch).
+    """`agent`: all tokens of an agent weigh the same. `turn`: all turns of an agent weigh the same,
+    and in a turn all its tokens. `all`: all tokens of a run weigh the same (with `agents = "role"`,
+    of a role in a run; with `agents = "none"`, of the batch).
     """
     executors_per_run: Annotated[int, Meta(ge=1)] | None = None
     """Max executors of a run that are trained, drawn at random. Their weights are raised so that
@@ -54,7 +54,7 @@ class AgentTurns(msgspec.Struct, frozen=True):
 
 
 Shares = list[list[list[float]]]
-"""A number for each turn of each agent of each run."""
+"""A number for each turn of each agent of each run. It holds for each token of the turn."""
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
@@ -73,12 +73,13 @@ def token_shares(
     recipe: WeightRecipe,
     rng: Random | None = None,
 ) -> Shares:
-    """Return the share of one token of each turn in the objective. All shares are positive or 0,
-    and over all tokens of the batch they sum to 1 (with `executors_per_run`, in expectation).
+    """Return, for each turn, the share of the objective that each of its tokens has. No share is
+    negative. Added over all tokens of the batch, the shares sum to 1, with two exceptions: with
+    `executors_per_run`, only their expected sum is 1; and the share of a run without tokens is
+    missing, except with `agents = "none"`.
 
-    `runs`: the agents of each run of the batch that are to be trained, of all groups. An agent
-    without tokens counts as no agent, and a run without agents still counts as a run. `rng`: draws
-    the executors of each run; needed with `executors_per_run`.
+    `runs`: for each run of the batch, the agents that are to be trained. Agents without tokens are
+    ignored. `rng`: draws the executors of each run; needed with `executors_per_run`.
     """
     # A unit is a set of agents that share a weight: the batch, a run, or a role in a run
     unit_of: dict[str, Callable[[int, AgentTurns], Hashable]] = {
@@ -112,7 +113,8 @@ def token_shares(
 
 
 def token_weights(shares: Shares, run_advantages: Sequence[float]) -> Shares:
-    """Return the weight of one token of each turn: its share times the advantage of its run.
+    """Return, for each turn, the weight of each of its tokens: its share times the advantage of its
+    run.
 
     `run_advantages`: the advantage of each run.
     """
@@ -129,8 +131,8 @@ def _agent_shares(
     agents: int,
     tokens: int,
 ) -> list[float]:
-    """Return the share of a token of each turn of an agent. `whole`: the sum of the shares of its
-    unit, which has this number of `agents` and `tokens`.
+    """Return, for each turn of an agent, the share of each of its tokens. `whole`: sum of the
+    shares of the unit that the agent belongs to. `agents`, `tokens`: number of both in that unit.
     """
     if not agent.tokens:
         return [0.0] * len(agent.turns)
