@@ -3,7 +3,7 @@ retrieval; and how much of it each role loses.
 
 Each question is answered in three ways: by a whole run; with the gold sub-queries, so that only
 executor and answerer can fail; and with the gold reports, so that only the answerer can fail. The
-difference between two of these columns is what one role loses.
+loss of each role is the difference between two of these three exact matches.
 """
 
 import asyncio
@@ -82,14 +82,15 @@ class Figures(msgspec.Struct, frozen=True):
     delegation_turns: int
     """Number of the delegator's turns that were judged."""
     delegation_turns_right: float
-    """Share of these that equal the gold turn."""
+    """Share of the judged turns that are right; see `QuestionRun.delegation_turns`."""
     executor_runs: int
     """Number of sub-queries that executors worked on, in whole runs."""
     searches_per_executor_run: float
     two_search_share: float
     """Share of sub-queries with at least two searches."""
     single_search_reports_right: float
-    """Share of reports with the gold answer, among those on gold sub-queries that need one search.
+    """Share of right reports on those gold sub-queries that need only one search. A report is right
+    if it has the gold answer.
     """
     tokens: list[RoleTokens]
 
@@ -229,7 +230,7 @@ def _malformed_is_wrong() -> Iterator[None]:
 
 
 def figures_of(asked: Sequence[QuestionRun]) -> Figures:
-    """Return all figures of the answered questions."""
+    """Return the exact match of each group of questions, and the figures of each role."""
     groups: dict[str, Callable[[QuestionRun], bool]] = {
         "all": lambda _: True,
         "2-hop": lambda result: result.question.type == "2-hop",

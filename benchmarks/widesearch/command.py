@@ -64,7 +64,7 @@ _NOTE = (
     "that share entities (`group` in tasks.jsonl; a task without one is a group alone)."
 )
 _DATEPARSER = "1.2.1"
-"""Version that WideSearch's lock file names. Others read some texts as other dates."""
+"""Version in WideSearch's lock file. Other versions parse some texts as different dates."""
 
 
 class Options(harness.Options, frozen=True, kw_only=True):
@@ -267,8 +267,8 @@ async def _from_gateway(
     task: Task,
     _run: int,
 ) -> Response:
-    """Return a gateway's response to a task. It has no table if the gateway could not make one. No
-    reports of earlier runs are used, which would be free.
+    """Return a gateway's response to a task. It has no table if the gateway could not make one.
+    Shared reports of earlier runs are not used, because they would lower the token counts.
     """
     columns = [
         pb.Column(name=column.name, key=column.key, type=f"COLUMN_TYPE_{column.type.upper()}")
@@ -295,7 +295,9 @@ async def _from_models(
     task: Task,
     run: int,
 ) -> Response:
-    """Return a response from models that write a whole table. `run`: the models' seed."""
+    """Let models write a whole table, and return it as a response to the task. `run`: number of the
+    response, which is also the seed of the models.
+    """
     loop = writing(runtime.sampled(run), topology)
     context = runtime.context(timeout_s)
     text = await written_table(loop, task.query, columns_of(task), context)
