@@ -43,6 +43,7 @@ async def test_cells_have_their_states_as_words() -> None:
     assert "4 rows" in text
     legend = re.sub("<[^>]*>", "", text.partition("filled. ")[2].partition("</p>")[0])
     assert "one report: " in legend
+    assert "– missing: 2" in legend
     assert re.fullmatch(r"\S+( \S+)*: \d+( · \S+( \S+)*: \d+)*", legend.strip()), legend
 
 
