@@ -156,7 +156,8 @@ async def test_an_http_client_that_does_not_read_loses_its_connection() -> None:
     store = Kept()
     long_text = "x" * 16_000_000  # more than sockets hold
     model = ScriptedModel(lambda _prompt: f"<answer>{long_text}</answer>")
-    limits = Limits(reading_s=0.2)
+    # Longer than it takes to check and store the answer on a busy machine, after its text was sent
+    limits = Limits(reading_s=2.0)
     server = HTTPServer(
         openai_app(Deployment(answerer=model, max_tokens=10**6).gateway(store), limits=limits), 30.0
     )
