@@ -28,6 +28,7 @@ from benchmarks import harness
 from benchmarks.datasets.reader import read_entries
 from executor_sft.asking import in_flight
 from executor_sft.step import write_json
+from router.frozen import Frozen
 from serving.config.config import RetrievalConfig
 from serving.documents.rows import read_rows
 from serving.retrieval.build import build_index
@@ -46,7 +47,7 @@ _SAMPLE_S = 0.05
 _TIE = 1e-6
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options, kw_only=True):
     """Options of the benchmark."""
 
     data: tuple[Path, ...]
@@ -63,7 +64,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Turn the vectors into a space of more dimensions (default: those of MiniLM)."""
 
 
-class Measured(msgspec.Struct, frozen=True):
+class Measured(Frozen):
     """Measurements of one index."""
 
     factory: str
@@ -92,7 +93,7 @@ class Measured(msgspec.Struct, frozen=True):
     """Searches per second of 64 callers together."""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Measurements of all indexes."""
 
     indexes: list[Measured]

@@ -17,7 +17,6 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 from google.protobuf.json_format import MessageToDict
 from msgspec.structs import replace
 from rolegate.client import AsyncClient, GatewayError
@@ -34,6 +33,7 @@ from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import MiniQuestion
 from executor_sft.miniworld.world import World
 from router.background import background_tasks
+from router.frozen import Frozen
 from router.protocol import exact_match
 from serving.config.config import Config
 from serving.config.file import load_config, preset
@@ -63,7 +63,7 @@ none are.
 """
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options, kw_only=True):
     """Options of the benchmark."""
 
     questions: Count = 500
@@ -78,7 +78,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Folder to keep world, training steps and versions in (default: a temporary folder)."""
 
 
-class StageScores(msgspec.Struct, frozen=True):
+class StageScores(Frozen):
     """Results of the questions that were asked in a stage."""
 
     stage: Stage
@@ -90,7 +90,7 @@ class StageScores(msgspec.Struct, frozen=True):
     """Share of right answers."""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Checks of the loop, results of its stages, and the gate's decisions."""
 
     checks: list[Check]

@@ -20,13 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
-
 from benchmarks import harness
 from executor_sft.jsonl import read_jsonl
 from executor_sft.tables.agreement import Answers, made_tables
 from executor_sft.tables.command import ANSWERS
 from router.errors import BadConfig
+from router.frozen import Frozen
 from router.table.scores import TableScore, table_score
 from router.trace.table import Schema
 from serving.cli.command import POSITIONAL
@@ -36,14 +35,14 @@ _GOOD = 0.95
 _ADVICE = "name folders of `rolegate sft tables`"
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options, kw_only=True):
     """Options of the benchmark."""
 
     made: Annotated[tuple[Path, ...], POSITIONAL]
     """result folders of `rolegate sft tables`"""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Figures of the benchmark."""
 
     thresholds: dict[str, dict[str, float | None]]

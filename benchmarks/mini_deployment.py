@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from benchmarks.gateway import retrieval
 from executor_sft.miniworld.export import write_config
+from router.frozen import Frozen
 from serving.config.config import (
     Config,
     DistillationConfig,
@@ -23,7 +23,7 @@ from serving.startup import start_engines
 from serving.terminal import complain
 
 
-class MiniDeployment(msgspec.Struct, frozen=True):
+class MiniDeployment(Frozen):
     """Running engines of the mini models, and a running retrieval service."""
 
     of: Config

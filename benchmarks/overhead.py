@@ -39,6 +39,7 @@ from benchmarks.harness import Child, child, cpu_s, own_bytes, watching, work_fo
 from benchmarks.litellm_proxy import Ask, completing, litellm_proxy, posting
 from benchmarks.load import Order, clients, ordered
 from benchmarks.rounds import Figure, Round, Wanted, cpu, figure, in_turns, p50, p99
+from router.frozen import Frozen
 
 Part = Literal["paced", "cpu", "proxy", "load"]
 _DOUBLES: dict[str, tuple[Double, ...]] = {
@@ -157,7 +158,7 @@ _CALLS = 256
 _SINGLE_CALLS = 64
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options, kw_only=True):
     """Options of the benchmark."""
 
     parts: tuple[Part, ...] = ()
@@ -183,7 +184,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Interpreter of Python in an environment with litellm[proxy]."""
 
 
-class Variant(msgspec.Struct, frozen=True):
+class Variant(Frozen):
     """Measurements of one variant over all rounds, per question or single call."""
 
     variant: str
@@ -197,7 +198,7 @@ class Variant(msgspec.Struct, frozen=True):
     """Mean CPU time, in milliseconds."""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Results of the parts that were measured: comparisons, and the variants behind them."""
 
     figures: list[Figure]

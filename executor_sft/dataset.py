@@ -26,6 +26,7 @@ from executor_sft.filter import FilteredSample, Stratum
 from executor_sft.jsonl import read_jsonl
 from executor_sft.step import Step
 from router.errors import BadConfig
+from router.frozen import Frozen
 from router.models import Completion, Message
 from router.models.model import TokenIds, end_at_stop
 from router.protocol import parse_decision, parse_turn
@@ -61,7 +62,7 @@ _TURN = "what was said"
 """Text of a sample turn, by which the chat template is probed."""
 
 
-class Options(StepOptions, frozen=True, kw_only=True):
+class Options(StepOptions, kw_only=True):
     """Options of the step."""
 
     filtered: Annotated[Path, POSITIONAL]
@@ -76,7 +77,7 @@ class Options(StepOptions, frozen=True, kw_only=True):
     """whether prompts have a system message: the value that the config sets for the role"""
 
 
-class TrainingRow(msgspec.Struct, frozen=True):
+class TrainingRow(Frozen):
     """One line of `rows.jsonl`: a prompt, and the turn that the model learns to write after it."""
 
     input_ids: tuple[int, ...]

@@ -15,6 +15,7 @@ import numpy as np
 
 from executor_sft.jsonl import read_jsonl
 from router.errors import BadConfig, BadRequest
+from router.frozen import Frozen
 from router.table import TableRequest, table_of
 from router.table.assembly import RowClaims, read_report
 from router.table.cell_value import canonical, row_key
@@ -44,7 +45,7 @@ Likeness = Literal["same", "near"]
 """How a text resembles a held-out one: equal to it, or a near-duplicate."""
 
 
-class Question(msgspec.Struct, frozen=True, omit_defaults=True):
+class Question(Frozen, omit_defaults=True):
     """A question with its right answers, or a request for a table with its right rows."""
 
     id: str
@@ -72,11 +73,11 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
         return question_key(self.text) + (table or "")
 
 
-class _QuestionText(msgspec.Struct, frozen=True):
+class _QuestionText(Frozen):
     text: str
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _Line(Frozen):
     """A line of a file of questions, with all names that a field may have; unknown keys are
     ignored.
     """
@@ -97,14 +98,14 @@ class _Line(msgspec.Struct, frozen=True):
     """Sub-queries by round, as mini worlds write them."""
 
 
-class _TableLine(_Line, frozen=True):
+class _TableLine(_Line):
     """A line that may ask for a table."""
 
     columns: tuple[Column, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
 
 
-class _SeedLine(_TableLine, frozen=True):
+class _SeedLine(_TableLine):
     """A line that may be material for a question."""
 
     title: str = ""

@@ -27,7 +27,7 @@ from serving.engines.versions import base_sha256
 from serving.terminal import complain
 
 
-class Options(ConnectionOptions, frozen=True, kw_only=True):
+class Options(ConnectionOptions, kw_only=True):
     """Options of the command."""
 
     config: Path

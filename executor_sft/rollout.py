@@ -46,6 +46,7 @@ from executor_sft.runtime import (
 from executor_sft.step import Step, config_settings
 from router.calls import Role
 from router.errors import BadConfig, OutOfTime, UpstreamError, UpstreamUnavailable
+from router.frozen import Frozen
 from router.protocol import exact_match
 from router.search import Executor, FactorizedSearch, RunContext
 from router.search.answerer import Judge
@@ -73,7 +74,7 @@ _FAILED = ("retrieval_failed", "model_failed")
 _TIME = "a run took too long; raise server.timeout_s, or run fewer questions with --concurrency."
 
 
-class RolloutOptions(StepOptions, frozen=True, kw_only=True):
+class RolloutOptions(StepOptions, kw_only=True):
     """Options of `rollout` and `mine`."""
 
     config: Path
@@ -92,7 +93,7 @@ class RolloutOptions(StepOptions, frozen=True, kw_only=True):
     """
 
 
-class Options(RolloutOptions, frozen=True, kw_only=True):
+class Options(RolloutOptions, kw_only=True):
     """Options of `rollout`."""
 
     questions: Path
@@ -113,7 +114,7 @@ class Options(RolloutOptions, frozen=True, kw_only=True):
     """
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(Frozen):
     """Correctness of a final answer, or of a report on a part of a table."""
 
     exact_match: bool | None
@@ -133,7 +134,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return self.exact_match is True
 
 
-class Sample(msgspec.Struct, frozen=True):
+class Sample(Frozen):
     """An executor's work on a sub-query, with the final answer of the teacher's run if it continues
     from this work's report. For a part of a table, `answer` is that of the report.
     """
@@ -143,7 +144,7 @@ class Sample(msgspec.Struct, frozen=True):
     verdict: Verdict
 
 
-class SubQueryRollout(msgspec.Struct, frozen=True):
+class SubQueryRollout(Frozen):
     """The work of teacher and student on one sub-query."""
 
     teacher: Sample
@@ -154,7 +155,7 @@ class SubQueryRollout(msgspec.Struct, frozen=True):
     """
 
 
-class Rollout(msgspec.Struct, frozen=True):
+class Rollout(Frozen):
     """One line of `rollouts.jsonl`: the teacher's run on a question, and all samples of its
     sub-queries.
     """
@@ -168,7 +169,7 @@ class Rollout(msgspec.Struct, frozen=True):
     """Samples of each sub-query, in the order in which the teacher's run dispatched them."""
 
 
-class Group(msgspec.Struct, frozen=True):
+class Group(Frozen):
     """Several runs of the same question: one line of `rollouts.jsonl` with `--group`."""
 
     question: Question

@@ -27,6 +27,7 @@ from executor_sft.dataset import TrainingRow, read_rows, tokenizer_files
 from executor_sft.jsonl import read_json, write_jsonl
 from executor_sft.step import Step, digest_of, read_manifest
 from router.errors import BadConfig
+from router.frozen import Frozen
 from serving.cli.command import POSITIONAL
 from serving.dependencies import need
 from serving.engines.versions import WEIGHTS, base_sha256
@@ -46,7 +47,7 @@ _SMOOTHED = 20
 """Number of training steps, at the end, over whose losses the reported mean is taken."""
 
 
-class Options(StepOptions, frozen=True, kw_only=True):
+class Options(StepOptions, kw_only=True):
     """Options of the step."""
 
     dataset: Annotated[Path, POSITIONAL]
@@ -59,7 +60,7 @@ class Options(StepOptions, frozen=True, kw_only=True):
     """number of CPU threads (default: one per core)"""
 
 
-class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Recipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Settings of a training. Data set, base model and recipe together determine the result."""
 
     method: Literal["full", "lora"]

@@ -8,8 +8,6 @@ probabilities now and then, clipped. Do not let it average over rows or tokens.
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
-
 from executor_sft.command import show
 from executor_sft.jsonl import read_jsonl
 from executor_sft.reinforcement.recipe import ROLES, ReinforceRecipe, Trained
@@ -17,11 +15,12 @@ from executor_sft.reinforcement.sequences import batch_of
 from executor_sft.rollout import ADVICE, ROLLOUTS, Group
 from executor_sft.train import read_recipe
 from router.errors import BadConfig
+from router.frozen import Frozen
 from serving.cli.command import POSITIONAL
 from serving.json_lines import write_json_lines
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(Frozen, kw_only=True):
     """Options of the command."""
 
     groups: Annotated[Path, POSITIONAL]

@@ -57,7 +57,7 @@ _Part = Annotated[float, Meta(ge=0, le=1)]
 _Line = TypeVar("_Line")
 
 
-class Options(StepOptions, frozen=True, kw_only=True):
+class Options(StepOptions, kw_only=True):
     """Options of the command."""
 
     config: Path

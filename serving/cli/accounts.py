@@ -84,14 +84,14 @@ Limit = Annotated[int, reads(_limit, "N")] | None | UnsetType
 USDLimit = Annotated[int, reads(partial(_limit, in_dollars=True), "USD")] | None | UnsetType
 
 
-class AccountOptions(StoreOptions, frozen=True):
+class AccountOptions(StoreOptions):
     """Options of commands that open the store of a config, or call a running gateway."""
 
     json: bool = False
     """Print JSON."""
 
 
-class CreateKeyOptions(AccountOptions, frozen=True):
+class CreateKeyOptions(AccountOptions):
     """Create a key, and print it once.
 
     Only the key's hash is stored. Clients send the key as `authorization: Bearer rg_…`.
@@ -115,21 +115,21 @@ class CreateKeyOptions(AccountOptions, frozen=True):
     """Show this note next to the key in `keys list`."""
 
 
-class KeyOptions(AccountOptions, frozen=True, kw_only=True):
+class KeyOptions(AccountOptions, kw_only=True):
     """Options of commands on one key."""
 
     key_id: Annotated[str, POSITIONAL]
     """Identifier of the key, as in `keys list`: its part between `rg_` and the next `_`."""
 
 
-class RotateKeyOptions(KeyOptions, frozen=True):
+class RotateKeyOptions(KeyOptions):
     """Replace a key by a new one with the same tenant, scopes, label, limits and expiry."""
 
     grace: Span = 0.0
     """Let the old key stay valid for this time, such as 12h or 7d."""
 
 
-class ExpireKeyOptions(KeyOptions, frozen=True):
+class ExpireKeyOptions(KeyOptions):
     """Let a key expire, or remove its expiry."""
 
     after: Annotated[Span, exclusive("expiry")] | None = None
@@ -138,11 +138,11 @@ class ExpireKeyOptions(KeyOptions, frozen=True):
     """Let the key never expire."""
 
 
-class RevokeKeyOptions(KeyOptions, frozen=True):
+class RevokeKeyOptions(KeyOptions):
     """Revoke a key permanently; runs that were made with the key are kept."""
 
 
-class LimitKeyOptions(KeyOptions, frozen=True):
+class LimitKeyOptions(KeyOptions):
     """Limit what may be requested with a key, in each minute of the clock.
 
     Limits whose options are not given stay as they are; the value `none` removes a limit.
@@ -154,11 +154,11 @@ class LimitKeyOptions(KeyOptions, frozen=True):
     """Max prompt and completion tokens per minute, or none for no limit."""
 
 
-class ListKeysOptions(AccountOptions, frozen=True):
+class ListKeysOptions(AccountOptions):
     """Show all keys, without their secrets."""
 
 
-class AuditOptions(StoreOptions, frozen=True):
+class AuditOptions(StoreOptions):
     """Print the audit log, one line of JSON for each act, newest act first.
 
     It has all administrative acts at all gateways on the store, and those of commands that opened
@@ -327,22 +327,22 @@ def _minute(key: pb.Key, field: str) -> str:
     return "" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}"
 
 
-class NamedTenantOptions(AccountOptions, frozen=True, kw_only=True):
+class NamedTenantOptions(AccountOptions, kw_only=True):
     """Options of commands on one tenant."""
 
     name: Annotated[str, POSITIONAL, reads(tenant_name, "NAME")]
     """Name of the tenant."""
 
 
-class ShowTenantOptions(NamedTenantOptions, frozen=True):
+class ShowTenantOptions(NamedTenantOptions):
     """Show a tenant's limits, and what it has spent today and this month."""
 
 
-class ListTenantsOptions(AccountOptions, frozen=True):
+class ListTenantsOptions(AccountOptions):
     """Show all tenants with their limits."""
 
 
-class SetTenantOptions(NamedTenantOptions, frozen=True):
+class SetTenantOptions(NamedTenantOptions):
     """Create a tenant, or change its settings.
 
     Settings whose options are not given stay as they are; the value `none` removes a limit. A

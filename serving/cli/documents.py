@@ -28,7 +28,7 @@ tenant searches them, as the index `uploads`.
 """
 
 
-class UploadOptions(JSONConnectionOptions, frozen=True, kw_only=True):
+class UploadOptions(JSONConnectionOptions, kw_only=True):
     """Upload files; a document of the same name is replaced."""
 
     files: Annotated[tuple[File, ...], POSITIONAL]
@@ -39,18 +39,18 @@ class UploadOptions(JSONConnectionOptions, frozen=True, kw_only=True):
     """Wait until the documents can be found, and show those that were not read."""
 
 
-class ListOptions(JSONConnectionOptions, frozen=True):
+class ListOptions(JSONConnectionOptions):
     """List documents: whether they are in the index, and what of them was not read."""
 
 
-class DeleteOptions(ConnectionOptions, frozen=True, kw_only=True):
+class DeleteOptions(ConnectionOptions, kw_only=True):
     """Delete documents; they cannot be found after the next build."""
 
     names: Annotated[tuple[Name, ...], POSITIONAL]
     """Delete the documents of these names."""
 
 
-class BuildOptions(JSONConnectionOptions, frozen=True):
+class BuildOptions(JSONConnectionOptions):
     """Show the state of the index, and the documents that were not read."""
 
 

@@ -42,7 +42,7 @@ from serving.signals import log_step, run_until_stopped
 from serving.terminal import progress_bar
 
 
-class EmbedderOptions(Options, frozen=True):
+class EmbedderOptions(Options):
     """Options that choose an embedder. The default is all-MiniLM-L6-v2, run in this process."""
 
     embedder_url: Annotated[str, shown_as("URL")] | None = None
@@ -71,7 +71,7 @@ def embedder_config(options: EmbedderOptions) -> EmbedderConfig:
     )
 
 
-class BuildOptions(EmbedderOptions, frozen=True, kw_only=True):
+class BuildOptions(EmbedderOptions, kw_only=True):
     """Index documents, or only what changed since the last build.
 
     Read files and folders (text, Markdown, HTML, PDF, office documents, mail, CSV, JSON), split the
@@ -106,7 +106,7 @@ class BuildOptions(EmbedderOptions, frozen=True, kw_only=True):
     )
 
 
-class AdoptOptions(EmbedderOptions, frozen=True, kw_only=True):
+class AdoptOptions(EmbedderOptions, kw_only=True):
     """Adopt a FAISS index that another program built, with its corpus.
 
     Row n of the corpus must hold the text of vector n. A few passages are embedded again, to check
@@ -278,7 +278,7 @@ _GRACE_S = 10.0
 """Seconds that running requests have to finish when the server stops."""
 
 
-class RetrieveOptions(EmbedderOptions, frozen=True, kw_only=True):
+class RetrieveOptions(EmbedderOptions, kw_only=True):
     """Serve one index over gRPC and HTTP.
 
     The HTTP API is the one that common search agents expect: POST /retrieve with {"queries",

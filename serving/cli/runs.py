@@ -36,7 +36,7 @@ from serving.cli.tables import (
 from serving.terminal import table_console
 
 
-class ListOptions(PeriodOptions, frozen=True):
+class ListOptions(PeriodOptions):
     """List the runs of the gateway, newest first."""
 
     limit: Annotated[int, Meta(ge=1)] = 50
@@ -53,21 +53,21 @@ class ListOptions(PeriodOptions, frozen=True):
     """Print one line of JSON for each run."""
 
 
-class RunOptions(ConnectionOptions, frozen=True, kw_only=True):
+class RunOptions(ConnectionOptions, kw_only=True):
     """Options of commands on one run."""
 
     run_id: Annotated[str, POSITIONAL]
     """Identifier of the run, as `runs list` shows it."""
 
 
-class JSONRunOptions(RunOptions, frozen=True):
+class JSONRunOptions(RunOptions):
     """Options of commands on one run that print JSON with --json."""
 
     json: bool = False
     """Print JSON."""
 
 
-class ShowOptions(JSONRunOptions, frozen=True):
+class ShowOptions(JSONRunOptions):
     """Show what happened in a run.
 
     Show the sub-queries of each round, the reports with their evidence, the model calls, the sums
@@ -80,14 +80,14 @@ class ShowOptions(JSONRunOptions, frozen=True):
     """Print the whole trace as JSON: all prompts, outputs, searches and reports."""
 
 
-class WatchOptions(JSONRunOptions, frozen=True):
+class WatchOptions(JSONRunOptions):
     """Show the events of an answer or a table, while it runs or after it has ended."""
 
     after: int = 0
     """Show only events after this event number."""
 
 
-class ResumeOptions(JSONRunOptions, frozen=True):
+class ResumeOptions(JSONRunOptions):
     """Resume an answer or a table whose gateway stopped or was killed.
 
     The work starts again in a new run, which reuses the turns and searches that were completed. The
@@ -99,11 +99,11 @@ class ResumeOptions(JSONRunOptions, frozen=True):
     """End the run after this many seconds (default: the gateway's limit)."""
 
 
-class CancelOptions(RunOptions, frozen=True):
+class CancelOptions(RunOptions):
     """Stop a run; a run that has already ended is not changed."""
 
 
-class FeedbackOptions(RunOptions, frozen=True):
+class FeedbackOptions(RunOptions):
     """Rate an answer, and store the feedback with its run."""
 
     good: Annotated[bool, exclusive("verdict")] = False

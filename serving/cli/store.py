@@ -18,6 +18,7 @@ from rolegate.client import AsyncClient
 
 from router.edge.grpc.convert_request import feedback_from_proto
 from router.errors import BadConfig, BadRequest
+from router.frozen import Frozen
 from router.runs import RunFilter
 from router.runs.archive import ExportedRun
 from router.store import Database, SQLArchive, opened
@@ -70,7 +71,7 @@ async def opened_store(
         yield database
 
 
-class CheckStoreOptions(JSONConfigOptions, frozen=True):
+class CheckStoreOptions(JSONConfigOptions):
     """Verify the integrity of the store.
 
     Check the database itself. Then check that the trace of every run can be read, and that it
@@ -79,7 +80,7 @@ class CheckStoreOptions(JSONConfigOptions, frozen=True):
     """
 
 
-class BackupOptions(ConfigOptions, frozen=True, kw_only=True):
+class BackupOptions(ConfigOptions, kw_only=True):
     """Copy a SQLite store into one file.
 
     The copy holds every answer that clients have received so far, and needs no log folder. A
@@ -90,14 +91,14 @@ class BackupOptions(ConfigOptions, frozen=True, kw_only=True):
     """Write the copy to this file, which must not exist yet."""
 
 
-class RowsOptions(JSONConfigOptions, frozen=True, kw_only=True):
+class RowsOptions(JSONConfigOptions, kw_only=True):
     """Options of commands that copy the rows of the store."""
 
     file: Annotated[Path, POSITIONAL]
     """File of JSON lines; `export` does not replace a file."""
 
 
-class ExportStoreOptions(RowsOptions, frozen=True):
+class ExportStoreOptions(RowsOptions):
     """Write the whole store into a file of JSON lines, which any other store can import.
 
     The file holds every answer that clients have received so far. A gateway may continue to write
@@ -105,14 +106,14 @@ class ExportStoreOptions(RowsOptions, frozen=True):
     """
 
 
-class ImportStoreOptions(RowsOptions, frozen=True):
+class ImportStoreOptions(RowsOptions):
     """Fill an empty store from a file of `rolegate store export`.
 
     Either all rows of the file are imported, or none.
     """
 
 
-class RestoreOptions(ConfigOptions, frozen=True, kw_only=True):
+class RestoreOptions(ConfigOptions, kw_only=True):
     """Put a backup in the place of a SQLite store.
 
     No gateway may be running. For PostgreSQL use pg_restore.
@@ -124,7 +125,7 @@ class RestoreOptions(ConfigOptions, frozen=True, kw_only=True):
     """Rename the present store and its log, if there is one."""
 
 
-class UpgradeOptions(JSONConfigOptions, frozen=True):
+class UpgradeOptions(JSONConfigOptions):
     """Move the schema of the store forward to that of this release.
 
     Make a backup first, and stop the gateways of earlier releases if a revision shuts them out.
@@ -134,7 +135,7 @@ class UpgradeOptions(JSONConfigOptions, frozen=True):
     """Only show what would be done; the exit status is 1 if there is something to do."""
 
 
-class Upgraded(msgspec.Struct, frozen=True):
+class Upgraded(Frozen):
     """The revisions that an upgrade has applied, or that it would apply."""
 
     steps: list[Step]
@@ -339,7 +340,7 @@ EXPORTS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
 """Functions that open a new file for writing rows, by the suffix of the file."""
 
 
-class ExportOptions(StoreOptions, frozen=True, kw_only=True):
+class ExportOptions(StoreOptions, kw_only=True):
     """Write runs with their traces into a file that `datasets.load_dataset` can read."""
 
     out: File

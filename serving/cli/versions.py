@@ -21,11 +21,11 @@ moves it forward or rolls it back as soon as the figures of its trials allow a d
 """
 
 
-class ListOptions(JSONConnectionOptions, frozen=True):
+class ListOptions(JSONConnectionOptions):
     """List versions, newest first, with the figures of their trials."""
 
 
-class DecisionsOptions(JSONConnectionOptions, frozen=True):
+class DecisionsOptions(JSONConnectionOptions):
     """List decisions on versions: who made them, and why."""
 
     version: Annotated[str, POSITIONAL] = ""
@@ -34,37 +34,37 @@ class DecisionsOptions(JSONConnectionOptions, frozen=True):
     """Show only decisions after this number."""
 
 
-class VersionOptions(JSONConnectionOptions, frozen=True, kw_only=True):
+class VersionOptions(JSONConnectionOptions, kw_only=True):
     """Options of commands on one version."""
 
     version: Annotated[str, POSITIONAL]
     """Name of the version, such as executor-000001."""
 
 
-class RegisterOptions(VersionOptions, frozen=True):
+class RegisterOptions(VersionOptions):
     """Register a published version: check its files, load it into the running engine, store it."""
 
 
-class ShadowOptions(VersionOptions, frozen=True):
+class ShadowOptions(VersionOptions):
     """Make a version a shadow: try it on every run, after the client has the answer."""
 
 
-class CanaryOptions(VersionOptions, frozen=True):
+class CanaryOptions(VersionOptions):
     """Make a version a canary: let it work for some runs, and compare it with the active one."""
 
     share: float = 0.2
     """Share of the runs that the version works for, more than 0 and at most 1."""
 
 
-class OffOptions(VersionOptions, frozen=True):
+class OffOptions(VersionOptions):
     """Stop the trial of a version that is a shadow or a canary."""
 
 
-class PromoteOptions(VersionOptions, frozen=True):
+class PromoteOptions(VersionOptions):
     """Make a version the active one; the previously active version is kept for a rollback."""
 
 
-class RollbackOptions(VersionOptions, frozen=True):
+class RollbackOptions(VersionOptions):
     """Take a version out of service; if it was active, the previously active one takes over."""
 
 

@@ -9,9 +9,8 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-import msgspec
-
 from router.errors import BadDocument
+from router.frozen import Frozen
 from serving.documents.metadata import Metadata, StoredPassage
 
 T = TypeVar("T")
@@ -83,14 +82,14 @@ _COMMON_NAMES = frozenset(
 """File names that need the folder's name to say anything."""
 
 
-class Title(msgspec.Struct, frozen=True, tag=True):
+class Title(Frozen, tag=True):
     """The title of a document."""
 
     text: str
     metadata: Metadata = Metadata()
 
 
-class TextBlock(msgspec.Struct, frozen=True, tag=True):
+class TextBlock(Frozen, tag=True):
     """A paragraph, a row of a table, a page, or a whole text."""
 
     text: str
@@ -103,14 +102,14 @@ class TextBlock(msgspec.Struct, frozen=True, tag=True):
     """Its place as its program shows it: `sheet Prices, row 14`, `slide 3`, `attachment a.txt`."""
 
 
-class Unread(msgspec.Struct, frozen=True, tag=True):
+class Unread(Frozen, tag=True):
     """A part of a document that was not read."""
 
     text: str
     """Kind and size, such as `2 pages without text (3, 4)`."""
 
 
-class CorpusRow(msgspec.Struct, frozen=True, tag=True):
+class CorpusRow(Frozen, tag=True):
     """A row of a corpus file."""
 
     where: str

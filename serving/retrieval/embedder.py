@@ -15,12 +15,12 @@ from threading import Lock
 from typing import Any, Protocol, TypeAlias
 
 import aiohttp
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from router.errors import BadConfig
 from router.folding import count_east_asian
+from router.frozen import Frozen
 from router.models.session import upstream_session
 from serving.dependencies import missing_extra
 from serving.files import sha256_of
@@ -351,12 +351,12 @@ class OnnxEmbedder:
         return outputs[0], mask
 
 
-class _Embedding(msgspec.Struct, frozen=True):
+class _Embedding(Frozen):
     index: int
     embedding: list[float]
 
 
-class _Embeddings(msgspec.Struct, frozen=True):
+class _Embeddings(Frozen):
     data: list[_Embedding]
 
 

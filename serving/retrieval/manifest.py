@@ -12,6 +12,7 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from router.errors import BadIndex
+from router.frozen import Frozen
 from serving.files import flush, sha256_of, write_atomically
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.passages import PASSAGES, PassageStore
@@ -27,14 +28,14 @@ _LOCK = ".lock"
 _LOCK_INTERVAL_S = 0.2
 
 
-class FileEntry(msgspec.Struct, frozen=True):
+class FileEntry(Frozen):
     """Size and digest of a file of an index."""
 
     size_bytes: int
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class Manifest(Frozen):
     """Description of an index, which is stored in the index folder."""
 
     format: Literal[2]
