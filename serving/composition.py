@@ -35,7 +35,7 @@ from router.edge.pages.runs import add_runs
 from router.edge.pages.usage import add_usage
 from router.edge.pages.versions import add_versions
 from router.edge.starting import answering_while_starting
-from router.errors import BadConfig, BadIndex, UpstreamError
+from router.errors import BadConfig, UpstreamError
 from router.ledger import Journal, Reconciler
 from router.ledger.reconciliation import VLLMCounts
 from router.models.session import fetch_text
@@ -64,7 +64,7 @@ from serving.config.prices import unpriced
 from serving.config.secrets import missing
 from serving.engines.engine import Log
 from serving.engines.loading import Loading
-from serving.retrieval.manifest import read_manifest
+from serving.retrieval.manifest import manifest_at, read_manifest
 from serving.retrieval.opening import Searched, check_access, open_indexes
 from serving.retrieval.reranker import reranked
 from serving.retrieval.services import RetrievalServicer
@@ -614,7 +614,7 @@ async def _listening(
         pages,
         upstream.uploads,
         lambda: {
-            name: _passages(Path(index.index))
+            name: (manifest := manifest_at(Path(index.index))) and manifest.passages
             for name, index in config.all_indexes.items()
             if index.index
         },
@@ -674,14 +674,6 @@ async def _listening(
             await _drain(config.server, readiness, server, http_server)
         finally:
             await gateway.settled()
-
-
-def _passages(folder: Path) -> int | None:
-    """Return the number of passages of the index in `folder`; None if it cannot be read."""
-    try:
-        return read_manifest(folder).passages
-    except BadIndex:
-        return None
 
 
 async def _drain(

@@ -5,7 +5,7 @@ manifest that names the current generation.
 import fcntl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -95,6 +95,13 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: damaged, or written by another version ({error}); "
             "run `rolegate index build` again."
         ) from error
+
+
+def manifest_at(folder: Path) -> Manifest | None:
+    """Return the manifest of the index in `folder`; None if it has none that can be read."""
+    with suppress(BadIndex):
+        return read_manifest(folder)
+    return None
 
 
 def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:

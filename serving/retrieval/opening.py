@@ -7,11 +7,11 @@ a new generation of the index, it replaces the open one.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ from serving.config.secrets import api_key, key_problems
 from serving.engines.engine import engine
 from serving.engines.process import OnChange
 from serving.retrieval.approximate import ApproximateStore
-from serving.retrieval.build import build_index
+from serving.retrieval.build import Built, Progress, build_index
 from serving.retrieval.dense import VectorStore
 from serving.retrieval.embedder import (
     Embedder,
@@ -37,7 +37,7 @@ from serving.retrieval.embedder import (
 )
 from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.index import Index
-from serving.retrieval.manifest import Manifest, read_manifest
+from serving.retrieval.manifest import Manifest, manifest_at
 from serving.retrieval.milvus import MilvusStore
 from serving.retrieval.remote import RemoteRetriever
 from serving.retrieval.searcher import IndexSearcher
@@ -105,6 +105,24 @@ def vector_store(config: RetrievalConfig) -> VectorStore:
     if config.vectors == FaissIndex.name:
         return FaissIndex
     return ApproximateStore(config.vectors, config.memory_gb, config.breadth)
+
+
+def build_configured(
+    config: RetrievalConfig, embedder: Embedder, progress: Progress, **how: Any
+) -> Built:
+    """Build the index that a config describes, from its documents, and return what `build_index`
+    returns. `how`: further arguments of `build_index`.
+    """
+    return build_index(
+        [Path(place) for place in config.documents],
+        Path(config.index or ""),
+        embedder,
+        lexical=config.lexical,
+        chunk_tokens=config.chunk_tokens,
+        progress=progress,
+        store=vector_store(config),
+        **how,
+    )
 
 
 def _endpoint(config: EmbedderConfig) -> EndpointEmbedder:
@@ -274,7 +292,7 @@ async def _follow(
     """
     while True:
         await asyncio.sleep(_FOLLOW_INTERVAL_S)
-        manifest = await asyncio.to_thread(_manifest, config)
+        manifest = await asyncio.to_thread(manifest_at, Path(config.index or ""))
         if manifest is None or manifest == seen:
             continue
         seen = manifest
@@ -298,12 +316,6 @@ def _open(config: RetrievalConfig, embedder: Embedder) -> Index:
     return index
 
 
-def _manifest(config: RetrievalConfig) -> Manifest | None:
-    with suppress(BadIndex):
-        return read_manifest(Path(config.index or ""))
-    return None
-
-
 def _update(
     config: RetrievalConfig,
     embedder: Embedder,
@@ -323,18 +335,9 @@ def _update(
             unit = "documents" if stage == "reading" else "passages"
             log(f"retrieval: {stage}, {done} of {total} {unit}")
 
-    exists = _manifest(config) is not None
+    exists = manifest_at(Path(config.index or "")) is not None
     try:
-        built = build_index(
-            [Path(place) for place in config.documents],
-            Path(config.index or ""),
-            embedder,
-            lexical=config.lexical,
-            chunk_tokens=config.chunk_tokens,
-            wait=not exists,
-            progress=progress,
-            store=vector_store(config),
-        )
+        built = build_configured(config, embedder, progress, wait=not exists)
     except (RolegateError, OSError) as error:
         if not exists:
             raise
