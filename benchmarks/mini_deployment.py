@@ -2,8 +2,8 @@
 gateways that use them, without waiting for the models.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from serving.config.config import (
     RoleConfig,
 )
 from serving.retrieval.opening import open_retriever
-from serving.startup import start_engines
+from serving.startup import open_upstreams
 from serving.terminal import complain
 
 
@@ -28,7 +28,7 @@ class MiniDeployment(Frozen):
 
     of: Config
     """Config from which they were started: the preset `mini`, with the documents of any world."""
-    engines: dict[str, str]
+    engines: Mapping[str, str]
     """Base URL of each engine, by name."""
     retrieval: str
     """Address of the retrieval service, as host:port. If empty, gateways open the index themselves.
@@ -79,14 +79,10 @@ async def mini_deployment(
     preset `mini` or a variant of it. `teacher`: also start the teacher's engine.
     """
     teacher_role = config.distillation.teacher
-    async with AsyncExitStack() as stack:
-        open_index = partial(open_retriever, config.retrieval, complain, config.engines)
-        more_roles = [teacher_role] if teacher and teacher_role else []
-        engines, retriever = await start_engines(
-            config,
-            stack,
-            complain,
-            open_index,
-            more_roles,
-        )
-        yield MiniDeployment(config, engines, await stack.enter_async_context(retrieval(retriever)))
+    open_index = partial(open_retriever, config.retrieval, complain, config.engines)
+    more_roles = [teacher_role] if teacher and teacher_role else []
+    async with (
+        open_upstreams(config, complain, open_index, more_roles) as started,
+        retrieval(started.retrieval) as address,
+    ):
+        yield MiniDeployment(config, started.engines, address)

@@ -614,7 +614,7 @@ async def _listening(
         pages,
         upstream.uploads,
         lambda: {
-            name: (manifest := manifest_at(Path(index.index))) and manifest.passages
+            name: manifest.passages if (manifest := manifest_at(Path(index.index))) else None
             for name, index in config.all_indexes.items()
             if index.index
         },

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from router.errors import BadDocument
 from router.frozen import Frozen
-from serving.documents.metadata import Metadata, StoredPassage
+from serving.documents.metadata import Metadata, StoredPassage, archive_metadata
 
 T = TypeVar("T")
 Kind = Literal[
@@ -140,6 +140,17 @@ def unread_parts(counts: Mapping[str, int]) -> Iterator[Unread]:
     """Describe what was left out of a document, if anything. `counts`: numbers by kind."""
     if counts:
         yield Unread(", ".join(f"{count or ''} {kind}".strip() for kind, count in counts.items()))
+
+
+def packed_document(
+    path: Path, content: bytes, blocks: Iterable[TextBlock], unread: Mapping[str, int]
+) -> Document:
+    """Return the document of a packed file, with the parts that were not read. Its title is that in
+    the file's properties, or else the first heading.
+    """
+    about = archive_metadata(content)
+    title = title_of(path, about.title, first_heading(blocks))
+    return Document(title, [*blocks, *unread_parts(unread)], about)
 
 
 def encrypted(path: Path) -> BadDocument:

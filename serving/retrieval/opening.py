@@ -22,7 +22,7 @@ from router.search.retrieval import IndexRetriever, Retriever
 from router.trace.scope import DEFAULT_INDEX
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.config.secrets import api_key, key_problems
-from serving.engines.engine import engine
+from serving.engines.engine import Log, engine
 from serving.engines.process import OnChange
 from serving.retrieval.approximate import ApproximateStore
 from serving.retrieval.build import Built, Progress, build_index
@@ -57,7 +57,7 @@ _log = structlog.get_logger("retrieval")
 async def open_embedder(
     config: EmbedderConfig,
     engines: Mapping[str, EngineConfig],
-    log: Callable[[str], None],
+    log: Log,
     *,
     cpu_threads: int = 1,
     on_change: OnChange = lambda _reason: None,
@@ -146,7 +146,7 @@ def _endpoint(config: EmbedderConfig) -> EndpointEmbedder:
 @asynccontextmanager
 async def open_retriever(
     config: RetrievalConfig,
-    log: Callable[[str], None],
+    log: Log,
     engines: Mapping[str, EngineConfig] = {},
     *,
     cpu_threads: int = 1,
@@ -169,7 +169,7 @@ class Searched(NamedTuple):
 @asynccontextmanager
 async def open_indexes(
     configs: Mapping[str, RetrievalConfig],
-    log: Callable[[str], None],
+    log: Log,
     engines: Mapping[str, EngineConfig] = {},
     *,
     embeds: bool = False,
@@ -253,7 +253,7 @@ async def stoppable(work: Callable[[Check], T]) -> T:
 
 @asynccontextmanager
 async def _open_searcher(
-    config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None]
+    config: RetrievalConfig, embedder: Embedder, log: Log
 ) -> AsyncIterator[IndexSearcher]:
     """Bring the config's index up to date and open a searcher for it. While the context is open,
     new generations of the index replace the open one.
@@ -270,7 +270,7 @@ async def _open_searcher(
 def _open_up_to_date(
     config: RetrievalConfig,
     embedder: Embedder,
-    log: Callable[[str], None],
+    log: Log,
     check: Check,
 ) -> Index:
     if config.documents:
@@ -319,7 +319,7 @@ def _open(config: RetrievalConfig, embedder: Embedder) -> Index:
 def _update(
     config: RetrievalConfig,
     embedder: Embedder,
-    log: Callable[[str], None],
+    log: Log,
     check: Check,
 ) -> None:
     """Bring the index up to date with its documents. If that fails and there is an older index, log
