@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,8 +80,7 @@ def work_folder(kept: Path | None) -> Iterator[Path]:
         yield Path(name)
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(Frozen):
     """A running child process."""
 
     process: asyncio.subprocess.Process

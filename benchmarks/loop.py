@@ -99,12 +99,11 @@ class Figures(Frozen):
     """Decisions of the gate, by version."""
 
 
-class QuestionRunner:
+class QuestionRunner(Frozen):
     """Client that asks questions and sends their right answers as feedback."""
 
-    def __init__(self, client: AsyncClient, concurrency: int) -> None:
-        self._client = client
-        self._concurrency = concurrency
+    client: AsyncClient
+    concurrency: int
 
     async def all(
         self, stage: Stage, questions: Iterable[MiniQuestion], *, feedback: bool
@@ -118,16 +117,16 @@ class QuestionRunner:
         async def ask(question: MiniQuestion) -> None:
             nonlocal right, failed
             try:
-                answer = await self._client.ask(question.text)
+                answer = await self.client.ask(question.text)
                 if feedback:
-                    await self._client.feedback(answer.run_id, right_answer=question.answer)
+                    await self.client.feedback(answer.run_id, right_answer=question.answer)
                 right += exact_match(answer.answer, [question.answer])
             except GatewayError as error:
                 complain(f"a question failed: {error}")
                 # Malformed output is a wrong answer, not a failed request
                 failed += error.reason != "MALFORMED_OUTPUT"
 
-        count = len(await in_flight(ask, questions, self._concurrency, f"questions, {stage}"))
+        count = len(await in_flight(ask, questions, self.concurrency, f"questions, {stage}"))
         return StageScores(
             stage,
             count,
@@ -162,7 +161,7 @@ class QuestionRunner:
         return await self._state(version), asked
 
     async def _state(self, version: str) -> str:
-        states = {known.version: known.state for known in await self._client.versions()}
+        states = {known.version: known.state for known in await self.client.versions()}
         return ExecutorVersionState.Name(states[version])
 
 

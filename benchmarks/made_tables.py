@@ -27,7 +27,6 @@ from executor_sft.tables.command import ANSWERS
 from router.errors import BadConfig
 from router.frozen import Frozen
 from router.table.scores import TableScore, table_score
-from router.trace.table import Schema
 from serving.cli.command import POSITIONAL
 
 _THRESHOLDS = (0.7, 0.8, 0.9, 0.95)
@@ -68,9 +67,7 @@ def _column(answered: Sequence[Answers], threshold: float) -> dict[str, float | 
     scores: dict[str, list[TableScore]] = {"kept": [], "dropped": []}
     made = made_tables(answered, consistency=threshold, min_rows=3, support=0.8)
     for pair, table in zip(answered, made, strict=True):
-        assert pair.question.table
-        schema = Schema(pair.question.table.columns)
-        score = table_score(schema, table.question.rows, pair.question.rows)
+        score = table_score(pair.schema, table.question.rows, pair.question.rows)
         scores["dropped" if table.reason else "kept"].append(score)
 
     column: dict[str, float | None] = {}

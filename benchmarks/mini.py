@@ -10,7 +10,6 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -95,8 +94,7 @@ class Figures(Frozen):
     tokens: list[RoleTokens]
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionRun:
+class QuestionRun(Frozen):
     """A question, answered in three ways."""
 
     question: MiniQuestion

@@ -23,7 +23,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -210,8 +209,7 @@ Rounds = dict[str, list[Round]]
 _seconds = msgspec.json.Decoder(dict[int, float]).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
+class Bench(Frozen):
     """Starts gateways and bare pipelines as processes that use the same simulated models and
     retrieval service, and measures them.
     """

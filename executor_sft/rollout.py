@@ -19,7 +19,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -226,8 +226,7 @@ def check_execution(execution: Execution, index: int, context: RunContext) -> No
         raise context.failures[index]
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutWorker:
+class RolloutWorker(Frozen):
     """Runs teacher and student on questions, any number of questions concurrently."""
 
     search: FactorizedSearch

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from router.edge.pages.usage import add_usage
 from router.edge.pages.versions import add_versions
 from router.edge.starting import answering_while_starting
 from router.errors import BadConfig, UpstreamError
+from router.frozen import Frozen
 from router.ledger import Journal, Reconciler
 from router.ledger.reconciliation import VLLMCounts
 from router.models.session import fetch_text
@@ -86,8 +87,7 @@ _GATE_TRIALS = 10_000
 """Max trials in each stage."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Upstream:
+class _Upstream(Frozen):
     """Everything that a gateway calls, opened: engines, endpoints, the retriever and tools."""
 
     readiness: Readiness
@@ -112,8 +112,7 @@ class _Upstream:
         return deployments(self.roles, self.managers, {"condense": self.condenser.role})
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorVersions:
+class ExecutorVersions(Frozen):
     """Versions of the executor, the routing of runs to them, and their trials."""
 
     versions: Versions
@@ -121,8 +120,7 @@ class ExecutorVersions:
     trials: Trials
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
+class _Runs(Frozen):
     """The parts of a gateway that carry out, observe, store and query runs."""
 
     gateway: Gateway

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -10,6 +9,7 @@ import aiohttp
 
 from router.background import task_group
 from router.calls import Need, Readiness, Role
+from router.frozen import Frozen
 from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import close_clients
 from router.models.session import upstream_session
@@ -21,8 +21,7 @@ Opened = TypeVar("Opened")
 _MAX_CONNECTIONS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Started(Generic[Opened]):
+class Started(Frozen, Generic[Opened]):
     """Running engines, an open retriever or embedder, and the connections for model calls."""
 
     engines: Mapping[str, str]

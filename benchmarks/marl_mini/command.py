@@ -34,7 +34,6 @@ from executor_sft.reinforcement.weights import (
 from router.errors import BadRequest
 from router.frozen import Frozen
 from serving.dependencies import need
-from serving.files import replacing
 from serving.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -279,6 +278,8 @@ def draw(curves: dict[str, list[Curve]], path: Path) -> None:
     need("sft", "matplotlib")
     from matplotlib.figure import Figure
 
+    from executor_sft.reinforcement.curves import save_picture
+
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), ("f1", "readers"), strict=True):
         for variant, of_seeds in curves.items():
@@ -290,5 +291,4 @@ def draw(curves: dict[str, list[Curve]], path: Path) -> None:
             axes.plot(range(1, len(smooth) + 1), smooth, label=variant)
         axes.set(xlabel="step", ylabel="F1" if name == "f1" else "readers of a run")
     axes.legend(fontsize=7)
-    with replacing(path) as unfinished:
-        figure.savefig(unfinished, format="png", dpi=100)
+    save_picture(figure, path)

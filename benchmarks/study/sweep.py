@@ -9,7 +9,7 @@ can begin with a low limit, to learn what an answer costs.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -144,8 +144,7 @@ def begin_cell(folder: Path, cell: SweepCell) -> Path:
         ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(Frozen):
     """Runs the remaining rollouts of a plan, and appends their results to a file."""
 
     plan: Plan

@@ -38,6 +38,12 @@ class Answers(Frozen):
     question: Question
     answers: tuple[Answer, Answer]
 
+    @property
+    def schema(self) -> Schema:
+        """Columns of the requested table."""
+        assert self.question.table
+        return Schema(self.question.table.columns)
+
 
 class MadeTable(Frozen):
     """The table made of two answers: a line of `scores.jsonl`."""
@@ -89,8 +95,7 @@ def made_tables(
 
 
 def _made(pair: Answers) -> MadeTable:
-    assert pair.question.table
-    schema = Schema(pair.question.table.columns)
+    schema = pair.schema
     other, best = sorted(pair.answers, key=lambda answer: _supported(answer.rows))
     twins = {row_key(schema, row): row for row in other.rows}
     made: list[tuple[str, ...]] = []

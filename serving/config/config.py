@@ -52,7 +52,7 @@ Factory = Annotated[str, _marked("factory")]
 
 Identifier = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
-Chars = Annotated[int, Meta(ge=1, le=10**9)]
+Chars = Count
 Tokens = Annotated[int, Meta(ge=1, le=10**7)]
 """Tokens of a prompt or an output."""
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]

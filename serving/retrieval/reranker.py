@@ -7,7 +7,6 @@ the search says why.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import aiohttp
@@ -95,8 +94,7 @@ def _text(passage: Passage) -> str:
     return f"{passage.title}\n{passage.text}"[:_MAX_CHARS]
 
 
-@dataclass(frozen=True, slots=True)
-class RerankedRetriever:
+class RerankedRetriever(Frozen):
     """A retriever that searches for more passages than needed, and returns the best of them."""
 
     retriever: IndexRetriever
