@@ -55,7 +55,7 @@ _REPORT = (
 )
 
 
-class Options(harness.Options, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     questions: Count = 6

@@ -33,7 +33,7 @@ differ in the kind of data and hardly in its amount.
 """
 
 
-class Options(harness.Options, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     worlds: tuple[int, ...] = (

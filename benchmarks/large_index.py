@@ -46,7 +46,7 @@ _SAMPLE_S = 0.05
 _TIE = 1e-6
 
 
-class Options(harness.Options, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     data: tuple[Path, ...]

@@ -63,7 +63,7 @@ none are.
 """
 
 
-class Options(harness.Options, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     questions: Count = 500

@@ -34,7 +34,7 @@ _GOOD = 0.95
 _ADVICE = "name folders of `rolegate sft tables`"
 
 
-class Options(harness.Options, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     made: Annotated[tuple[Path, ...], POSITIONAL]
@@ -53,7 +53,7 @@ def measure(options: Options) -> Figures:
     answered = [
         line
         for folder in options.made
-        for _, line in read_jsonl(folder, Answers, _ADVICE, ANSWERS)
+        for line in read_jsonl(folder, Answers, _ADVICE, ANSWERS)
         if line.question.rows
     ]
     if not answered:

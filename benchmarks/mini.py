@@ -40,7 +40,7 @@ from serving.terminal import complain
 _DEADLINE_S = 120.0
 
 
-class Options(harness.Options, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     seed: int = 11

@@ -157,7 +157,7 @@ _CALLS = 256
 _SINGLE_CALLS = 64
 
 
-class Options(harness.Options, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     parts: tuple[Part, ...] = ()

@@ -26,7 +26,7 @@ from serving.retrieval.opening import vector_store
 CUTS = (1, 3, 5, 10)
 
 
-class Options(harness.Options, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     data: Path

@@ -62,7 +62,7 @@ _TURN = "what was said"
 """Text of a sample turn, by which the chat template is probed."""
 
 
-class Options(StepOptions, kw_only=True):
+class Options(StepOptions):
     """Options of the step."""
 
     filtered: Annotated[Path, POSITIONAL]
@@ -300,14 +300,14 @@ def read_samples(path: Path) -> Iterator[FilteredSample]:
     Raises `BadConfig` for an invalid line.
     """
     advice = "name the folder of `rolegate sft filter`"
-    return (sample for _, sample in read_jsonl(path, FilteredSample, advice, SAMPLES))
+    return read_jsonl(path, FilteredSample, advice, SAMPLES)
 
 
 def read_rows(path: Path) -> list[TrainingRow]:
     """Return the rows of the data set in the file `path`, in order. Raises `BadConfig` for an
     invalid line, and for an empty file.
     """
-    rows = [row for _, row in read_jsonl(path, TrainingRow, "make the data set again")]
+    rows = list(read_jsonl(path, TrainingRow, "make the data set again"))
     if not rows:
         raise BadConfig(f"{path}: has no rows; make the data set again.")
     return rows

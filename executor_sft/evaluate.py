@@ -49,7 +49,7 @@ _FIGURES = ("exact_match", "f1", "executor_tokens", "tokens")
 _Figure = TypeVar("_Figure")
 
 
-class Options(StepOptions, kw_only=True):
+class Options(StepOptions):
     """Options of the step."""
 
     config: Path

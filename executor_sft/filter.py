@@ -69,7 +69,7 @@ _UPSTREAM = frozenset({"timed_out", "model_failed", "retrieval_failed", "budget_
 """Outcomes of executions that failed through no fault of the executor's."""
 
 
-class Options(StepOptions, kw_only=True):
+class Options(StepOptions):
     """Options of the step."""
 
     rollouts: Annotated[tuple[Path, ...], POSITIONAL]
@@ -150,8 +150,7 @@ def _rollouts(options: Options) -> Iterator[Rollout | Group]:
     advice = "remove the line, or run `rolegate sft rollout` again into another folder"
     kind: type[Any] = Group if options.best else Rollout
     for path in options.rollouts:
-        for _, rollout in read_jsonl(path, kind, advice, ROLLOUTS):
-            yield rollout
+        yield from read_jsonl(path, kind, advice, ROLLOUTS)
 
 
 def parse_mix(text: str) -> Mix:

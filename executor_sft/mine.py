@@ -49,7 +49,7 @@ SOURCE = "logged"
 _PAGE = 100
 
 
-class Options(RolloutOptions, kw_only=True):
+class Options(RolloutOptions):
     """Options of the step."""
 
     since: str | None = None

@@ -30,7 +30,7 @@ from serving.engines.versions import MANIFEST, VersionManifest, base_sha256, ver
 _ADVICE = "name the evaluation.json of `rolegate sft evaluate`"
 
 
-class Options(Frozen, kw_only=True):
+class Options(Frozen):
     """Options of the command."""
 
     config: Path

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from executor_sft.jsonl import read_jsonl
+from executor_sft.jsonl import numbered_jsonl
 from router.errors import BadConfig, BadRequest
 from router.frozen import Frozen
 from router.table import TableRequest, table_of
@@ -323,7 +323,7 @@ def _lines(path: Path, kind: type[_Line] = _Line) -> Iterator[tuple[int, _Line, 
     """Yield the line number, the decoded line and the question's text for each line of a file.
     Raises `BadConfig` for an invalid line, and for a line without a question.
     """
-    for number, line in read_jsonl(path, kind, "name a file with one JSON object per line"):
+    for number, line in numbered_jsonl(path, kind, "name a file with one JSON object per line"):
         text = (line.text or line.question or line.query).strip()
         if isinstance(line, _SeedLine) and not line.columns:
             text = f"{line.title}\n{text}".strip()

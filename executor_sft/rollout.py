@@ -529,7 +529,7 @@ def figures_of(path: Path, models: Mapping[str, str]) -> dict[str, Any]:
     `exact_match` and `correct` are shares of the questions, or, under `executors`, of the
     executor's executions. `models`: names of the models of `teacher` and `student`.
     """
-    rollouts = [rollout for _, rollout in read_jsonl(path, Rollout, ADVICE)]
+    rollouts = list(read_jsonl(path, Rollout, ADVICE))
     verdicts = [rollout.verdict for rollout in rollouts]
     sub_queries = list(chain.from_iterable(rollout.sub_queries for rollout in rollouts))
     executors = {}
@@ -667,7 +667,7 @@ async def _group(options: Options, size: int, questions: Sequence[Question]) -> 
     ) as runtime:
         figures = await _rolled_out(work, runtime, questions, options)
 
-    groups = [group for _, group in read_jsonl(options.out / ROLLOUTS, Group, ADVICE)]
+    groups = list(read_jsonl(options.out / ROLLOUTS, Group, ADVICE))
     write_json_lines(options.out / TRAJECTORIES, _trajectories(groups))
     rewards = [group.rewards for group in groups]
     right = Counter(sum(reward.exact_match is True for reward in group) for group in rewards)

@@ -47,7 +47,7 @@ _SMOOTHED = 20
 """Number of training steps, at the end, over whose losses the reported mean is taken."""
 
 
-class Options(StepOptions, kw_only=True):
+class Options(StepOptions):
     """Options of the step."""
 
     dataset: Annotated[Path, POSITIONAL]

@@ -24,7 +24,7 @@ from serving.documents.rows import read_rows
 from serving.files import replacing
 
 
-class Options(harness.Options, kw_only=True):
+class Options(harness.Options):
     """Options of the command."""
 
     paths: Annotated[tuple[Path, ...], POSITIONAL]

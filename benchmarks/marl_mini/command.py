@@ -80,7 +80,7 @@ VARIANTS = {
 }
 
 
-class Options(harness.Options, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     seeds: Count = 5

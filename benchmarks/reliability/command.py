@@ -59,7 +59,7 @@ _AGREE = {
 }
 
 
-class Options(harness.Options, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     parts: tuple[Part, ...] = get_args(Part)

@@ -93,7 +93,7 @@ def _priced(total: RoleTotal, prices: Mapping[str, Price], other: _Instead) -> R
     )
 
 
-class Options(harness.Options, kw_only=True):
+class Options(harness.Options):
     """Options of the command."""
 
     store: str

@@ -26,7 +26,7 @@ _PUBLISHED = (
 )
 
 
-class Options(harness.Options, kw_only=True):
+class Options(harness.Options):
     """Options of the report."""
 
     results: Annotated[Path, POSITIONAL]

@@ -156,7 +156,7 @@ def read_study(folder: Path) -> Study:
     plan = read_json(folder / PLAN, KeptPlan, "name the folder of a sweep made by this release")
     asked = frozenset(plan.question_ids)
     rows: dict[str, list[QuestionResult]] = {name: [] for name in plan.cells}
-    for _, row in read_jsonl(folder / RESULTS, QuestionResult, ADVICE, growing=True):
+    for row in read_jsonl(folder / RESULTS, QuestionResult, ADVICE, growing=True):
         # Skip results that belong to an earlier, larger plan
         if row.cell in rows and row.rollout < plan.rollouts and row.question_id in asked:
             rows[row.cell].append(row)

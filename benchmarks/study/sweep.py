@@ -50,7 +50,7 @@ Task = tuple[BenchmarkQuestion, int]
 """A rollout to run: the question, and the number of the rollout from 0."""
 
 
-class Options(harness.Options, kw_only=True):
+class Options(harness.Options):
     """Options of the sweep."""
 
     plan: Path = msgspec.field(name="config")

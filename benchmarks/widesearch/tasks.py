@@ -7,7 +7,7 @@ import msgspec
 
 from benchmarks.widesearch.cell_rules import PREPROCESS, Criterion, Metric, Preprocess
 from benchmarks.widesearch.table_text import Table, Unreadable, norm_column, read_csv
-from executor_sft.jsonl import read_jsonl
+from executor_sft.jsonl import numbered_jsonl, read_jsonl
 from router.errors import BadCorpus
 from router.frozen import Frozen
 from router.trace.table import Column, ColumnType
@@ -86,7 +86,7 @@ def read_tasks(folder: Path) -> list[Task]:
     path = folder / "tasks.jsonl"
     tasks = {
         line.instance_id: _with_gold(line, f"{path}:{number}", folder)
-        for number, line in read_jsonl(path, Task, _TASK)
+        for number, line in numbered_jsonl(path, Task, _TASK)
     }
     if not tasks:
         raise BadCorpus(f"{path}: has no tasks; {_TASK}.")
@@ -149,7 +149,7 @@ def read_responses(path: Path, tasks: Sequence[Task], runs: int) -> dict[str, li
     invalid, and `BadCorpus` if a task has fewer than `runs` responses.
     """
     responses: dict[str, list[Response]] = {task.instance_id: [] for task in tasks}
-    for _, line in read_jsonl(path, Response, RESPONSE):
+    for line in read_jsonl(path, Response, RESPONSE):
         responses.setdefault(line.instance_id, []).append(line)
     if missing := [task.instance_id for task in tasks if len(responses[task.instance_id]) < runs]:
         raise BadCorpus(

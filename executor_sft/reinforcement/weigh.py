@@ -20,7 +20,7 @@ from serving.cli.command import POSITIONAL
 from serving.json_lines import write_json_lines
 
 
-class Options(Frozen, kw_only=True):
+class Options(Frozen):
     """Options of the command."""
 
     groups: Annotated[Path, POSITIONAL]
@@ -38,7 +38,7 @@ class Options(Frozen, kw_only=True):
 def run(options: Options) -> int:
     """Write the rows, print the figures and return the exit status."""
     recipe = read_recipe(options.recipe, ReinforceRecipe)
-    groups = [group for _, group in read_jsonl(options.groups, Group, ADVICE, ROLLOUTS)]
+    groups = list(read_jsonl(options.groups, Group, ADVICE, ROLLOUTS))
     if not groups:
         raise BadConfig(f"{options.groups}: has no groups; roll out questions with --group.")
     batch = batch_of(groups, recipe, {ROLES[role] for role in options.roles}, "weigh")

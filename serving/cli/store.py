@@ -70,7 +70,7 @@ async def opened_store(
         yield database
 
 
-class BackupOptions(ConfigOptions, kw_only=True):
+class BackupOptions(ConfigOptions):
     """Options of `store backup`."""
 
     file: Annotated[Path, POSITIONAL]
@@ -84,7 +84,7 @@ class RowsOptions(JSONConfigOptions, kw_only=True):
     """File of JSON lines; `export` does not replace a file."""
 
 
-class RestoreOptions(ConfigOptions, kw_only=True):
+class RestoreOptions(ConfigOptions):
     """Options of `store restore`."""
 
     file: Annotated[Path, POSITIONAL]
