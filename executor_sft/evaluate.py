@@ -25,7 +25,7 @@ from msgspec import Meta
 from executor_sft.asking import in_flight
 from executor_sft.command import Count, StepOptions, show
 from executor_sft.questions import Question, read_questions
-from executor_sft.rollout import CALLS, check_failures, check_some, mean, teacher_config
+from executor_sft.rollout import CALLS, check_failures, fill, mean, teacher_config
 from executor_sft.runtime import BASE, TEACHER, Runtime, adapter_files, named_adapters, open_runtime
 from executor_sft.step import Step, config_settings, write_json
 from router.errors import BadConfig
@@ -491,9 +491,7 @@ async def filled_table(
     assert question.table
     wide = runtime.wide_search(executor)
     context = runtime.context(wide.limits.timeout_s)
-    run = await wide.run(question.table.checked(wide.limits), context)
-    check_some(run.executions, context.failures)
-    check_failures(run, len(run.executions), context)
+    run = await fill(wide, question.table, context)
     return table_of(run), len(run.executions), _tokens(context).total()
 
 

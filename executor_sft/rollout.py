@@ -216,6 +216,16 @@ def check_some(
             raise error
 
 
+async def fill(wide: WideSearch, table: TableRequest, context: RunContext) -> TableRun:
+    """Fill a table. Raises `UpstreamError` if all executions failed or an endpoint is unavailable,
+    and `OutOfTime`.
+    """
+    run = await wide.run(table.checked(wide.limits), context)
+    check_some(run.executions, context.failures)
+    check_failures(run, len(run.executions), context)
+    return run
+
+
 def check_execution(execution: Execution, index: int, context: RunContext) -> None:
     """Raise the error if an executor could not work, because its time ran out or an endpoint
     failed. `index`: number of its sub-query. Raises `OutOfTime` or `UpstreamError`.
@@ -306,9 +316,7 @@ class RolloutWorker(Frozen):
         assert self.wide
         limits = self.wide.limits
         context = self.context(limits.timeout_s)
-        filled = await self.wide.run(table.checked(limits), context)
-        check_some(filled.executions, context.failures)
-        check_failures(filled, len(filled.executions), context)
+        filled = await fill(self.wide, table, context)
         failures: dict[int | None, UpstreamError] = {}
         reports = TableReports(question, filled)
 
@@ -388,16 +396,13 @@ async def roll_out_run(runtime: Runtime, topology: TopologyName, question: Quest
     if question.table:
         wide, roles = runtime.tables(topology)
         context = runtime.context(wide.limits.timeout_s)
-        result = await wide.run(question.table.checked(wide.limits), context)
-        check_some(result.executions, context.failures)
-        first = len(result.executions)
+        result = await fill(wide, question.table, context)
     else:
         answering = runtime.topology(topology)
         roles = answering.roles
         context = runtime.context()
         result = await answering.loop.run(question.text, context)
-        first = 0
-    check_failures(result, first, context)
+        check_failures(result, 0, context)
     return Run(
         f"{question.id}/{runtime.seed}",
         "table" if question.table else "answer",
