@@ -33,6 +33,7 @@ from benchmarks.gateway import MODELS, canned_config, gateway, played
 from benchmarks.harness import work_folder
 from benchmarks.load import in_flight, timed
 from executor_sft.command import Count
+from router.frozen import Frozen
 from router.testing.openai_server import ChatRequest, Reply, writes
 
 _EXECUTORS_PER_S = 75.0
@@ -54,7 +55,7 @@ _REPORT = (
 )
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     questions: Count = 6
@@ -69,7 +70,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """The delegator's speeds to measure, tokens per second."""
 
 
-class Setting(msgspec.Struct, frozen=True):
+class Setting(Frozen):
     """Setting of a measurement: the number of sub-queries, and the speed of the models."""
 
     block: int
@@ -87,7 +88,7 @@ class Setting(msgspec.Struct, frozen=True):
         return " ".join(f"{name}={value}" for name, value in fields.items())
 
 
-class SettingTimes(Setting, frozen=True, kw_only=True):
+class SettingTimes(Setting, kw_only=True):
     """Median wall times of the questions in one setting."""
 
     without_s: float
@@ -98,7 +99,7 @@ class SettingTimes(Setting, frozen=True, kw_only=True):
     """Share of the time that early dispatch saves; the median over questions."""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Times in all settings. Typical is a block of 4 sub-queries at 50 tokens per second."""
 
     rows: list[SettingTimes]

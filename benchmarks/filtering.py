@@ -17,6 +17,7 @@ from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.world import World
 from executor_sft.questions import Question
 from executor_sft.runtime import BASE, open_runtime
+from router.frozen import Frozen
 from serving.config.file import load_config, preset
 
 _CONCURRENCY = 32
@@ -32,7 +33,7 @@ differ in the kind of data and hardly in its amount.
 """
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     worlds: tuple[int, ...] = (
@@ -52,7 +53,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Evaluation of the untuned executor and of the executors that were trained from it."""
 
     trajectories: dict[str, int]

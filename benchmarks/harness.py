@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +22,7 @@ from executor_sft.command import show
 from executor_sft.step import write_json
 from router.background import background_tasks
 from router.errors import RolegateError
+from router.frozen import Frozen
 from serving.cli.command import parse
 from serving.logs import errors_only
 
@@ -31,7 +31,7 @@ _MAX_LINE_BYTES = 64 << 20
 _EXIT_S = 30.0
 
 
-class Check(msgspec.Struct, frozen=True):
+class Check(Frozen):
     """A condition that must hold, with the result of checking it."""
 
     check: str
@@ -41,7 +41,7 @@ class Check(msgspec.Struct, frozen=True):
     """The observation that decided it, in words."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(Frozen, kw_only=True):
     """Options of every benchmark."""
 
     json: Path | None = None
@@ -80,8 +80,7 @@ def work_folder(kept: Path | None) -> Iterator[Path]:
         yield Path(name)
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(Frozen):
     """A running child process."""
 
     process: asyncio.subprocess.Process

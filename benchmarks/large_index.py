@@ -28,13 +28,13 @@ from benchmarks import harness
 from benchmarks.datasets.reader import read_entries
 from executor_sft.asking import in_flight
 from executor_sft.step import write_json
+from router.frozen import Frozen
 from serving.config.config import RetrievalConfig
 from serving.documents.rows import read_rows
-from serving.retrieval.build import build_index
 from serving.retrieval.embedder import MiniLM, Vectors
 from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.index import Index
-from serving.retrieval.opening import vector_store
+from serving.retrieval.opening import build_configured, vector_store
 from serving.retrieval.passages import embedded_text
 from serving.retrieval.searcher import IndexSearcher
 
@@ -46,7 +46,7 @@ _SAMPLE_S = 0.05
 _TIE = 1e-6
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     data: tuple[Path, ...]
@@ -63,7 +63,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Turn the vectors into a space of more dimensions (default: those of MiniLM)."""
 
 
-class Measured(msgspec.Struct, frozen=True):
+class Measured(Frozen):
     """Measurements of one index."""
 
     factory: str
@@ -92,7 +92,7 @@ class Measured(msgspec.Struct, frozen=True):
     """Searches per second of 64 callers together."""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Measurements of all indexes."""
 
     indexes: list[Measured]
@@ -202,7 +202,6 @@ def _build_and_search(config: RetrievalConfig, options: Options) -> Measured:
     work = options.out
     embedder = _Synthetic(work, options.dimension)
     folder = Path(config.index or "")
-    store = vector_store(config)
     began_at: dict[str, float] = {}
     peaks = {"reading": 0.0, "embedding": 0.0, "filling": 0.0}
     bytes_before = 0.0
@@ -223,18 +222,12 @@ def _build_and_search(config: RetrievalConfig, options: Options) -> Measured:
 
     sampling = Thread(target=sample)
     sampling.start()
-    built = build_index(
-        [Path(place) for place in config.documents],
-        folder,
-        embedder,
-        progress=progress,
-        store=store,
-    )
+    built = build_configured(config, embedder, progress)
     now = time.perf_counter()
     ended.set()
     sampling.join()
 
-    index = Index.open(folder, embedder, store=store)
+    index = Index.open(folder, embedder, store=vector_store(config))
     generation = folder / built.manifest.generation
     small = [path.stat().st_size for path in generation.glob(f"{config.vectors}.faiss")]
     queries = list(json.loads((work / "questions.json").read_text()))

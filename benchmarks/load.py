@@ -11,12 +11,12 @@ from itertools import cycle
 from typing import Any
 
 import grpc
-import msgspec
 from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.table_service_pb2 import Table
 
 from executor_sft import asking
 from executor_sft.asking import Item, Result
+from router.frozen import Frozen
 from serving.terminal import progress_bar
 
 ANSWERED = "answered"
@@ -101,7 +101,7 @@ async def clients(address: str, concurrency: int) -> AsyncIterator[Callable[[int
         yield ask
 
 
-class Order(msgspec.Struct, frozen=True):
+class Order(Frozen):
     """A load: which questions to ask, and at which rate or with how many in flight."""
 
     first: int
@@ -129,7 +129,7 @@ async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list
     return await asking.in_flight(timed(ask), numbers, order.at_once, lambda: None)
 
 
-class LoadResult(msgspec.Struct, frozen=True):
+class LoadResult(Frozen):
     """How one question or request for a table with a deadline ended."""
 
     outcome: str

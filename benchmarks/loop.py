@@ -17,7 +17,6 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 from google.protobuf.json_format import MessageToDict
 from msgspec.structs import replace
 from rolegate.client import AsyncClient, GatewayError
@@ -34,6 +33,7 @@ from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import MiniQuestion
 from executor_sft.miniworld.world import World
 from router.background import background_tasks
+from router.frozen import Frozen
 from router.protocol import exact_match
 from serving.config.config import Config
 from serving.config.file import load_config, preset
@@ -63,7 +63,7 @@ none are.
 """
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     questions: Count = 500
@@ -78,7 +78,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Folder to keep world, training steps and versions in (default: a temporary folder)."""
 
 
-class StageScores(msgspec.Struct, frozen=True):
+class StageScores(Frozen):
     """Results of the questions that were asked in a stage."""
 
     stage: Stage
@@ -90,7 +90,7 @@ class StageScores(msgspec.Struct, frozen=True):
     """Share of right answers."""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Checks of the loop, results of its stages, and the gate's decisions."""
 
     checks: list[Check]
@@ -99,12 +99,11 @@ class Figures(msgspec.Struct, frozen=True):
     """Decisions of the gate, by version."""
 
 
-class QuestionRunner:
+class QuestionRunner(Frozen):
     """Client that asks questions and sends their right answers as feedback."""
 
-    def __init__(self, client: AsyncClient, concurrency: int) -> None:
-        self._client = client
-        self._concurrency = concurrency
+    client: AsyncClient
+    concurrency: int
 
     async def all(
         self, stage: Stage, questions: Iterable[MiniQuestion], *, feedback: bool
@@ -118,16 +117,16 @@ class QuestionRunner:
         async def ask(question: MiniQuestion) -> None:
             nonlocal right, failed
             try:
-                answer = await self._client.ask(question.text)
+                answer = await self.client.ask(question.text)
                 if feedback:
-                    await self._client.feedback(answer.run_id, right_answer=question.answer)
+                    await self.client.feedback(answer.run_id, right_answer=question.answer)
                 right += exact_match(answer.answer, [question.answer])
             except GatewayError as error:
                 complain(f"a question failed: {error}")
                 # Malformed output is a wrong answer, not a failed request
                 failed += error.reason != "MALFORMED_OUTPUT"
 
-        count = len(await in_flight(ask, questions, self._concurrency, f"questions, {stage}"))
+        count = len(await in_flight(ask, questions, self.concurrency, f"questions, {stage}"))
         return StageScores(
             stage,
             count,
@@ -162,7 +161,7 @@ class QuestionRunner:
         return await self._state(version), asked
 
     async def _state(self, version: str) -> str:
-        states = {known.version: known.state for known in await self._client.versions()}
+        states = {known.version: known.state for known in await self.client.versions()}
         return ExecutorVersionState.Name(states[version])
 
 

@@ -20,15 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
-
 from benchmarks import harness
 from executor_sft.jsonl import read_jsonl
 from executor_sft.tables.agreement import Answers, made_tables
 from executor_sft.tables.command import ANSWERS
 from router.errors import BadConfig
+from router.frozen import Frozen
 from router.table.scores import TableScore, table_score
-from router.trace.table import Schema
 from serving.cli.command import POSITIONAL
 
 _THRESHOLDS = (0.7, 0.8, 0.9, 0.95)
@@ -36,14 +34,14 @@ _GOOD = 0.95
 _ADVICE = "name folders of `rolegate sft tables`"
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     made: Annotated[tuple[Path, ...], POSITIONAL]
     """result folders of `rolegate sft tables`"""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Figures of the benchmark."""
 
     thresholds: dict[str, dict[str, float | None]]
@@ -55,7 +53,7 @@ def measure(options: Options) -> Figures:
     answered = [
         line
         for folder in options.made
-        for _, line in read_jsonl(folder, Answers, _ADVICE, ANSWERS)
+        for line in read_jsonl(folder, Answers, _ADVICE, ANSWERS)
         if line.question.rows
     ]
     if not answered:
@@ -69,9 +67,7 @@ def _column(answered: Sequence[Answers], threshold: float) -> dict[str, float | 
     scores: dict[str, list[TableScore]] = {"kept": [], "dropped": []}
     made = made_tables(answered, consistency=threshold, min_rows=3, support=0.8)
     for pair, table in zip(answered, made, strict=True):
-        assert pair.question.table
-        schema = Schema(pair.question.table.columns)
-        score = table_score(schema, table.question.rows, pair.question.rows)
+        score = table_score(pair.schema, table.question.rows, pair.question.rows)
         scores["dropped" if table.reason else "kept"].append(score)
 
     column: dict[str, float | None] = {}

@@ -10,7 +10,6 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -30,6 +29,7 @@ from executor_sft.command import Count
 from executor_sft.miniworld.export import export, over
 from executor_sft.miniworld.questions import MiniQuestion, SubQuery
 from executor_sft.miniworld.world import World
+from router.frozen import Frozen
 from router.protocol import NO_EVIDENCE, Report, exact_match, prompts
 from router.protocol.turns import parse_answer
 from serving.composition import running_gateway
@@ -40,7 +40,7 @@ from serving.terminal import complain
 _DEADLINE_S = 120.0
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     seed: int = 11
@@ -53,7 +53,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Questions asked at the same time."""
 
 
-class GroupScores(msgspec.Struct, frozen=True):
+class GroupScores(Frozen):
     """Exact match on one group of questions, as shares of 1."""
 
     group: str
@@ -66,7 +66,7 @@ class GroupScores(msgspec.Struct, frozen=True):
     """Exact match of the answerer, given the gold reports."""
 
 
-class RoleTokens(msgspec.Struct, frozen=True):
+class RoleTokens(Frozen):
     """Mean number of calls and tokens of a role per question, in whole runs."""
 
     role: str
@@ -75,7 +75,7 @@ class RoleTokens(msgspec.Struct, frozen=True):
     completion_tokens: float
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Exact match by groups of questions, and figures of each role."""
 
     rows: list[GroupScores]
@@ -95,8 +95,7 @@ class Figures(msgspec.Struct, frozen=True):
     tokens: list[RoleTokens]
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionRun:
+class QuestionRun(Frozen):
     """A question, answered in three ways."""
 
     question: MiniQuestion

@@ -2,16 +2,16 @@
 gateways that use them, without waiting for the models.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from benchmarks.gateway import retrieval
 from executor_sft.miniworld.export import write_config
+from router.frozen import Frozen
 from serving.config.config import (
     Config,
     DistillationConfig,
@@ -19,16 +19,16 @@ from serving.config.config import (
     RoleConfig,
 )
 from serving.retrieval.opening import open_retriever
-from serving.startup import start_engines
+from serving.startup import open_upstreams
 from serving.terminal import complain
 
 
-class MiniDeployment(msgspec.Struct, frozen=True):
+class MiniDeployment(Frozen):
     """Running engines of the mini models, and a running retrieval service."""
 
     of: Config
     """Config from which they were started: the preset `mini`, with the documents of any world."""
-    engines: dict[str, str]
+    engines: Mapping[str, str]
     """Base URL of each engine, by name."""
     retrieval: str
     """Address of the retrieval service, as host:port. If empty, gateways open the index themselves.
@@ -79,14 +79,10 @@ async def mini_deployment(
     preset `mini` or a variant of it. `teacher`: also start the teacher's engine.
     """
     teacher_role = config.distillation.teacher
-    async with AsyncExitStack() as stack:
-        open_index = partial(open_retriever, config.retrieval, complain, config.engines)
-        more_roles = [teacher_role] if teacher and teacher_role else []
-        engines, retriever = await start_engines(
-            config,
-            stack,
-            complain,
-            open_index,
-            more_roles,
-        )
-        yield MiniDeployment(config, engines, await stack.enter_async_context(retrieval(retriever)))
+    open_index = partial(open_retriever, config.retrieval, complain, config.engines)
+    more_roles = [teacher_role] if teacher and teacher_role else []
+    async with (
+        open_upstreams(config, complain, open_index, more_roles) as started,
+        retrieval(started.retrieval) as address,
+    ):
+        yield MiniDeployment(config, started.engines, address)

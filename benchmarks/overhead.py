@@ -23,7 +23,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -39,6 +38,7 @@ from benchmarks.harness import Child, child, cpu_s, own_bytes, watching, work_fo
 from benchmarks.litellm_proxy import Ask, completing, litellm_proxy, posting
 from benchmarks.load import Order, clients, ordered
 from benchmarks.rounds import Figure, Round, Wanted, cpu, figure, in_turns, p50, p99
+from router.frozen import Frozen
 
 Part = Literal["paced", "cpu", "proxy", "load"]
 _DOUBLES: dict[str, tuple[Double, ...]] = {
@@ -157,7 +157,7 @@ _CALLS = 256
 _SINGLE_CALLS = 64
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     parts: tuple[Part, ...] = ()
@@ -185,7 +185,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Python interpreter of an environment with litellm[proxy]."""
 
 
-class Variant(msgspec.Struct, frozen=True):
+class Variant(Frozen):
     """Measurements of one variant over all rounds, per question or single call."""
 
     variant: str
@@ -199,7 +199,7 @@ class Variant(msgspec.Struct, frozen=True):
     """Mean CPU time, in milliseconds."""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Results of the parts that were measured: comparisons, and the variants behind them."""
 
     figures: list[Figure]
@@ -211,8 +211,7 @@ Rounds = dict[str, list[Round]]
 _seconds = msgspec.json.Decoder(dict[int, float]).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
+class Bench(Frozen):
     """Starts gateways and bare pipelines as processes that use the same simulated models and
     retrieval service, and measures them.
     """

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-import msgspec
-
 from benchmarks import harness
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
 from router.errors import BadCorpus
+from router.frozen import Frozen
 from serving.config.config import MilvusConfig, RetrievalConfig
 from serving.retrieval.build import build_index
 from serving.retrieval.dense import Hit, VectorStore
@@ -27,7 +26,7 @@ from serving.retrieval.opening import vector_store
 CUTS = (1, 3, 5, 10)
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     data: Path
@@ -40,7 +39,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Search vectors in Milvus at this address, in the partition `bench` of `bench`."""
 
 
-class RankingScores(msgspec.Struct, frozen=True):
+class RankingScores(Frozen):
     """Accuracy of one ranking, over all questions."""
 
     ranking: str
@@ -51,7 +50,7 @@ class RankingScores(msgspec.Struct, frozen=True):
     """For each k, the mean share of a question's supporting passages among the first k."""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Accuracy of the rankings, and the speed of indexing and search."""
 
     passages: int

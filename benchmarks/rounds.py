@@ -7,16 +7,15 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-import msgspec
-
 from benchmarks.load import quantile
+from router.frozen import Frozen
 from serving.terminal import progress_bar
 
 _DRAWS = 1000
 _SEED = 0
 
 
-class Round(msgspec.Struct, frozen=True):
+class Round(Frozen):
     """Measurements of one variant in one round."""
 
     values: list[float]
@@ -29,7 +28,7 @@ Metric = Callable[[Sequence[Round]], float]
 """Computes a number from the rounds of a variant."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class Wanted(Frozen):
     """A figure to compute, and the bounds that it must keep. The figure is a metric of the variant
     `of`; if a variant `to` is given, it is divided by that variant's metric.
     """
@@ -42,7 +41,7 @@ class Wanted(msgspec.Struct, frozen=True):
     at_most: float = math.inf
 
 
-class Figure(msgspec.Struct, frozen=True):
+class Figure(Frozen):
     """A figure over all rounds, with a 95 % confidence interval from a bootstrap over rounds.
     `held` is true if the value is within its bounds.
     """

@@ -13,11 +13,12 @@ import msgspec
 from msgspec.structs import replace
 
 from executor_sft.jsonl import JsonlFile
+from router.frozen import Frozen
 from router.models import Completion, Delta, Model, OnDelta, Prompt, Usage
 from router.trace import Call, RoleName
 
 
-class KeptCall(msgspec.Struct, frozen=True):
+class KeptCall(Frozen):
     """A line of the cache's file: one completed call."""
 
     key: str

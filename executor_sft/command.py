@@ -12,12 +12,13 @@ from msgspec import Meta
 from rich.console import Console
 
 from router.errors import BadRequest
+from router.frozen import Frozen
 from serving.cli.grid import new_table
 
 Count = Annotated[int, Meta(ge=1)]
 
 
-class StepOptions(msgspec.Struct, frozen=True, kw_only=True):
+class StepOptions(Frozen, kw_only=True):
     """Options of every step."""
 
     out: Path

@@ -26,12 +26,13 @@ from executor_sft.filter import FilteredSample, Stratum
 from executor_sft.jsonl import read_jsonl
 from executor_sft.step import Step
 from router.errors import BadConfig
+from router.frozen import Frozen
 from router.models import Completion, Message
 from router.models.model import TokenIds, end_at_stop
 from router.protocol import parse_decision, parse_turn
 from router.protocol.decision import Dispatch, Stop
 from router.protocol.prompts import without_system_role
-from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn
+from router.protocol.turns import ReportTurn, SearchTurn
 from router.search.executor import STOP
 from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution
@@ -61,7 +62,7 @@ _TURN = "what was said"
 """Text of a sample turn, by which the chat template is probed."""
 
 
-class Options(StepOptions, frozen=True, kw_only=True):
+class Options(StepOptions):
     """Options of the step."""
 
     filtered: Annotated[Path, POSITIONAL]
@@ -76,7 +77,7 @@ class Options(StepOptions, frozen=True, kw_only=True):
     """whether prompts have a system message: the value that the config sets for the role"""
 
 
-class TrainingRow(msgspec.Struct, frozen=True):
+class TrainingRow(Frozen):
     """One line of `rows.jsonl`: a prompt, and the turn that the model learns to write after it."""
 
     input_ids: tuple[int, ...]
@@ -299,14 +300,14 @@ def read_samples(path: Path) -> Iterator[FilteredSample]:
     Raises `BadConfig` for an invalid line.
     """
     advice = "name the folder of `rolegate sft filter`"
-    return (sample for _, sample in read_jsonl(path, FilteredSample, advice, SAMPLES))
+    return read_jsonl(path, FilteredSample, advice, SAMPLES)
 
 
 def read_rows(path: Path) -> list[TrainingRow]:
     """Return the rows of the data set in the file `path`, in order. Raises `BadConfig` for an
     invalid line, and for an empty file.
     """
-    rows = [row for _, row in read_jsonl(path, TrainingRow, "make the data set again")]
+    rows = list(read_jsonl(path, TrainingRow, "make the data set again"))
     if not rows:
         raise BadConfig(f"{path}: has no rows; make the data set again.")
     return rows
@@ -323,14 +324,14 @@ def rows_of(
     turns: Counter[str] = Counter()
     for number, sample in enumerate(samples):
         work = sample.work
-        if isinstance(work, Conversation):
-            conversation = work
-            kind_of = _decision
-        else:
-            conversation = work.conversation
-            kind_of = partial(_kind, parse_table_turn if sample.ask else parse_turn)
+        parse: Callable[[str], object] = partial(parse_decision, limit=1)
+        if isinstance(work, Execution):
+            parse = parse_table_turn if sample.ask else parse_turn
+        conversation = work if isinstance(work, Conversation) else work.conversation
         for turn, (messages, output, reply) in enumerate(_turns(conversation)):
-            kind = "cut off" if output.finish_reason == "length" else kind_of(output, reply)
+            kind = _kind(parse(output.text), reply)
+            if output.finish_reason == "length":
+                kind = "cut off"
             if kind in LEARNT and isinstance(work, Execution) and not _as_served(work, turn):
                 kind = "shown passages that the trace lost"
             turns[kind] += 1
@@ -380,31 +381,21 @@ def _turns(
         yield messages[:place], output, reply
 
 
-def _kind(parse: Callable[[str], ExecutionTurn], output: Completion, reply: Message | None) -> str:
-    """Return the kind of an executor's turn, `search` or `report`, or else why the turn is not
-    learnt. `reply`: the message after the turn.
+def _kind(turn: object, reply: Message | None) -> str:
+    """Return the kind of a parsed turn if it is in `LEARNT`, or else why the turn is not learnt.
+    `reply`: the message after the turn.
     """
-    match parse(output.text):
-        case SearchTurn() if reply is not None and reply.content.startswith("<documents>"):
+    begins_with = reply.content.startswith if reply else "".startswith
+    match turn:
+        case SearchTurn() if begins_with("<documents>"):
             return "search"
+        case Dispatch() if begins_with("<search_results>"):
+            return "dispatch"
         case ReportTurn() if reply is None:
             return "report"
-        case SearchTurn() | ReportTurn():
-            return "out of turn"
-        case _:
-            return "malformed"
-
-
-def _decision(output: Completion, reply: Message | None) -> str:
-    """Return the kind of a delegator's turn, `dispatch` or `stop`, or else why the turn is not
-    learnt. `reply`: the message after the turn.
-    """
-    match parse_decision(output.text, limit=1):
-        case Dispatch() if reply is not None and reply.content.startswith("<search_results>"):
-            return "dispatch"
         case Stop() if reply is None:
             return "stop"
-        case Dispatch() | Stop():
+        case SearchTurn() | Dispatch() | ReportTurn() | Stop():
             return "out of turn"
         case _:
             return "malformed"

@@ -19,17 +19,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Generic, TypeVar
 
-import msgspec
 import numpy as np
 from msgspec import Meta
 
 from executor_sft.asking import in_flight
 from executor_sft.command import Count, StepOptions, show
 from executor_sft.questions import Question, read_questions
-from executor_sft.rollout import CALLS, check_failures, check_some, mean, teacher_config
+from executor_sft.rollout import CALLS, check_failures, fill, mean, teacher_config
 from executor_sft.runtime import BASE, TEACHER, Runtime, adapter_files, named_adapters, open_runtime
 from executor_sft.step import Step, config_settings, write_json
 from router.errors import BadConfig
+from router.frozen import Frozen
 from router.protocol import exact_match
 from router.protocol.scoring import token_f1
 from router.search import Executor, RunContext
@@ -49,7 +49,7 @@ _FIGURES = ("exact_match", "f1", "executor_tokens", "tokens")
 _Figure = TypeVar("_Figure")
 
 
-class Options(StepOptions, frozen=True, kw_only=True):
+class Options(StepOptions):
     """Options of the step."""
 
     config: Path
@@ -73,7 +73,7 @@ class Options(StepOptions, frozen=True, kw_only=True):
     """questions that are answered at the same time"""
 
 
-class Difference(msgspec.Struct, frozen=True):
+class Difference(Frozen):
     """A mean difference with its 95 % confidence interval."""
 
     mean: float
@@ -125,7 +125,7 @@ def by_question(values: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {question: fmean(group) for question, group in groups.items()}
 
 
-class Answered(msgspec.Struct, frozen=True):
+class Answered(Frozen):
     """One answer to one question, with its scores and what it cost."""
 
     question_id: str
@@ -143,7 +143,7 @@ class Answered(msgspec.Struct, frozen=True):
     """`Question.group`."""
 
 
-class TableFigures(msgspec.Struct, Generic[_Figure], frozen=True):
+class TableFigures(Frozen, Generic[_Figure]):
     """Figures by which executors are compared on tables: of one table, means over tables, or
     differences of these means.
     """
@@ -160,7 +160,7 @@ class TableFigures(msgspec.Struct, Generic[_Figure], frozen=True):
     """Prompt and completion tokens of all roles."""
 
 
-class Filled(TableFigures[float], frozen=True, kw_only=True):
+class Filled(TableFigures[float], kw_only=True):
     """One filled table."""
 
     question_id: str
@@ -168,7 +168,7 @@ class Filled(TableFigures[float], frozen=True, kw_only=True):
     """`Question.group`."""
 
 
-class ExecutorScores(msgspec.Struct, frozen=True):
+class ExecutorScores(Frozen):
     """Figures of one executor: means over all its answers to all questions (mean@k)."""
 
     executor: str
@@ -197,7 +197,7 @@ class ExecutorScores(msgspec.Struct, frozen=True):
     """Mean tokens of all roles but the judge per answer."""
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class Comparison(Frozen):
     """Differences between an executor and the baseline: the executor's mean minus the baseline's,
     paired by question.
     """
@@ -210,7 +210,7 @@ class Comparison(msgspec.Struct, frozen=True):
     tokens: Difference
 
 
-class TableEvaluation(msgspec.Struct, frozen=True):
+class TableEvaluation(Frozen):
     """Content of `evaluation.json`, if executors filled tables."""
 
     tables: int
@@ -224,7 +224,7 @@ class TableEvaluation(msgspec.Struct, frozen=True):
     """Differences between each other executor and the baseline, paired by table."""
 
 
-class Evaluation(msgspec.Struct, frozen=True):
+class Evaluation(Frozen):
     """Content of `evaluation.json`, if executors answered questions."""
 
     questions: int
@@ -491,9 +491,7 @@ async def filled_table(
     assert question.table
     wide = runtime.wide_search(executor)
     context = runtime.context(wide.limits.timeout_s)
-    run = await wide.run(question.table.checked(wide.limits), context)
-    check_some(run.executions, context.failures)
-    check_failures(run, len(run.executions), context)
+    run = await fill(wide, question.table, context)
     return table_of(run), len(run.executions), _tokens(context).total()
 
 

@@ -36,6 +36,7 @@ from executor_sft.questions import HeldOut, TableReports, question_key
 from executor_sft.rollout import ROLLOUTS, Group, Rollout, Sample, SubQueryRollout
 from executor_sft.step import Step
 from router.errors import BadConfig
+from router.frozen import Frozen
 from router.protocol import normal_answer
 from router.protocol.scoring import holds
 from router.trace import Conversation, Execution, Trajectory
@@ -68,7 +69,7 @@ _UPSTREAM = frozenset({"timed_out", "model_failed", "retrieval_failed", "budget_
 """Outcomes of executions that failed through no fault of the executor's."""
 
 
-class Options(StepOptions, frozen=True, kw_only=True):
+class Options(StepOptions):
     """Options of the step."""
 
     rollouts: Annotated[tuple[Path, ...], POSITIONAL]
@@ -89,7 +90,7 @@ class Options(StepOptions, frozen=True, kw_only=True):
     """seed of the random choice of samples where --mix allows fewer than there are"""
 
 
-class FilteredSample(msgspec.Struct, frozen=True):
+class FilteredSample(Frozen):
     """One line of `filtered.jsonl`: a trajectory that passed the filter."""
 
     stratum: Stratum
@@ -149,8 +150,7 @@ def _rollouts(options: Options) -> Iterator[Rollout | Group]:
     advice = "remove the line, or run `rolegate sft rollout` again into another folder"
     kind: type[Any] = Group if options.best else Rollout
     for path in options.rollouts:
-        for _, rollout in read_jsonl(path, kind, advice, ROLLOUTS):
-            yield rollout
+        yield from read_jsonl(path, kind, advice, ROLLOUTS)
 
 
 def parse_mix(text: str) -> Mix:

@@ -47,7 +47,7 @@ class JsonlFile(Generic[_Line]):
 
     def __iter__(self) -> Iterator[_Line]:
         """Yield every line of the file, decoded. Raises `BadConfig` for an invalid line."""
-        return (line for _, line in read_jsonl(self.path, self._kind, self._advice))
+        return read_jsonl(self.path, self._kind, self._advice)
 
     def append(self, line: _Line) -> None:
         """Append a line. It is handed to the operating system, and so survives a kill of the
@@ -95,6 +95,13 @@ def read_json(
 
 
 def read_jsonl(
+    path: Path, kind: type[_Line], advice: str, name: str = "", *, growing: bool = False
+) -> Iterator[_Line]:
+    """Yield the value of each line of a file of JSON lines, as `numbered_jsonl` reads them."""
+    return (line for _, line in numbered_jsonl(path, kind, advice, name, growing=growing))
+
+
+def numbered_jsonl(
     path: Path,
     kind: type[_Line],
     advice: str,

@@ -27,6 +27,7 @@ from executor_sft.questions import HeldOut, Question
 from executor_sft.rollout import RolloutOptions, begin_step, roll_out_step, teacher_config
 from executor_sft.step import write_json
 from router.errors import BadRequest, NotFound, StoreFailed
+from router.frozen import Frozen
 from router.models import Usage
 from router.runs import RunFilter
 from router.runs.archive import Archive
@@ -48,7 +49,7 @@ SOURCE = "logged"
 _PAGE = 100
 
 
-class Options(RolloutOptions, frozen=True, kw_only=True):
+class Options(RolloutOptions):
     """Options of the step."""
 
     since: str | None = None
@@ -65,7 +66,7 @@ class Options(RolloutOptions, frozen=True, kw_only=True):
     """start without asking for confirmation of the cost"""
 
 
-class Selection(msgspec.Struct, frozen=True):
+class Selection(Frozen):
     """Questions that `mine` rolls out. Kept in the step's folder, so that a resumed step uses the
     same questions although the store has changed.
     """

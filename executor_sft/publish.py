@@ -20,6 +20,7 @@ from executor_sft.jsonl import read_json
 from executor_sft.step import digest_of, read_manifest
 from executor_sft.train import MODEL
 from router.errors import BadConfig, BadVersion
+from router.frozen import Frozen
 from router.trace import RoleName
 from serving.cli.command import POSITIONAL
 from serving.config.config import Config
@@ -29,7 +30,7 @@ from serving.engines.versions import MANIFEST, VersionManifest, base_sha256, ver
 _ADVICE = "name the evaluation.json of `rolegate sft evaluate`"
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(Frozen):
     """Options of the command."""
 
     config: Path

@@ -13,8 +13,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from executor_sft.jsonl import read_jsonl
+from executor_sft.jsonl import numbered_jsonl
 from router.errors import BadConfig, BadRequest
+from router.frozen import Frozen
 from router.table import TableRequest, table_of
 from router.table.assembly import RowClaims, read_report
 from router.table.cell_value import canonical, row_key
@@ -44,7 +45,7 @@ Likeness = Literal["same", "near"]
 """How a text resembles a held-out one: equal to it, or a near-duplicate."""
 
 
-class Question(msgspec.Struct, frozen=True, omit_defaults=True):
+class Question(Frozen, omit_defaults=True):
     """A question with its right answers, or a request for a table with its right rows."""
 
     id: str
@@ -72,11 +73,11 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
         return question_key(self.text) + (table or "")
 
 
-class _QuestionText(msgspec.Struct, frozen=True):
+class _QuestionText(Frozen):
     text: str
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _Line(Frozen):
     """A line of a file of questions, with all names that a field may have; unknown keys are
     ignored.
     """
@@ -97,14 +98,14 @@ class _Line(msgspec.Struct, frozen=True):
     """Sub-queries by round, as mini worlds write them."""
 
 
-class _TableLine(_Line, frozen=True):
+class _TableLine(_Line):
     """A line that may ask for a table."""
 
     columns: tuple[Column, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
 
 
-class _SeedLine(_TableLine, frozen=True):
+class _SeedLine(_TableLine):
     """A line that may be material for a question."""
 
     title: str = ""
@@ -322,7 +323,7 @@ def _lines(path: Path, kind: type[_Line] = _Line) -> Iterator[tuple[int, _Line, 
     """Yield the line number, the decoded line and the question's text for each line of a file.
     Raises `BadConfig` for an invalid line, and for a line without a question.
     """
-    for number, line in read_jsonl(path, kind, "name a file with one JSON object per line"):
+    for number, line in numbered_jsonl(path, kind, "name a file with one JSON object per line"):
         text = (line.text or line.question or line.query).strip()
         if isinstance(line, _SeedLine) and not line.columns:
             text = f"{line.title}\n{text}".strip()

@@ -17,7 +17,7 @@ from executor_sft.command import Count
 from executor_sft.questions import read_questions
 from executor_sft.runtime import BASE
 from executor_sft.step import read_manifest
-from executor_sft.train import load_recipe
+from executor_sft.train import Recipe, read_recipe
 from router.errors import BadConfig
 from serving.cli.options import ConnectionOptions, with_client
 from serving.config.config import Config
@@ -27,7 +27,7 @@ from serving.engines.versions import base_sha256
 from serving.terminal import complain
 
 
-class Options(ConnectionOptions, frozen=True, kw_only=True):
+class Options(ConnectionOptions, kw_only=True):
     """Options of the command."""
 
     config: Path
@@ -77,7 +77,7 @@ def _check(options: Options, config: Config, student: Path) -> None:
     and held-out questions. Raises `BadConfig` or `BadVersion` if a later step would fail.
     """
     need("sft", *dataset.NEEDED, *train.NEEDED)
-    recipe = load_recipe(options.recipe)
+    recipe = read_recipe(options.recipe, Recipe)
     if recipe.method != "lora":
         raise BadConfig(
             f"--recipe {options.recipe}: trains all weights, but a running engine can load only "

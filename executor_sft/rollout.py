@@ -19,7 +19,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -46,6 +46,7 @@ from executor_sft.runtime import (
 from executor_sft.step import Step, config_settings
 from router.calls import Role
 from router.errors import BadConfig, OutOfTime, UpstreamError, UpstreamUnavailable
+from router.frozen import Frozen
 from router.protocol import exact_match
 from router.search import Executor, FactorizedSearch, RunContext
 from router.search.answerer import Judge
@@ -73,7 +74,7 @@ _FAILED = ("retrieval_failed", "model_failed")
 _TIME = "a run took too long; raise server.timeout_s, or run fewer questions with --concurrency."
 
 
-class RolloutOptions(StepOptions, frozen=True, kw_only=True):
+class RolloutOptions(StepOptions, kw_only=True):
     """Options of `rollout` and `mine`."""
 
     config: Path
@@ -92,7 +93,7 @@ class RolloutOptions(StepOptions, frozen=True, kw_only=True):
     """
 
 
-class Options(RolloutOptions, frozen=True, kw_only=True):
+class Options(RolloutOptions, kw_only=True):
     """Options of `rollout`."""
 
     questions: Path
@@ -112,7 +113,7 @@ class Options(RolloutOptions, frozen=True, kw_only=True):
     """with --group: factorized (no managers), or host (managers between delegator and executors)"""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(Frozen):
     """Correctness of a final answer, or of a report on a part of a table."""
 
     exact_match: bool | None
@@ -132,7 +133,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return self.exact_match is True
 
 
-class Sample(msgspec.Struct, frozen=True):
+class Sample(Frozen):
     """An executor's work on a sub-query. `answer`: final answer of the teacher's run when it
     continues with the report of this work; for a part of a table, the answer of the report itself.
     """
@@ -142,7 +143,7 @@ class Sample(msgspec.Struct, frozen=True):
     verdict: Verdict
 
 
-class SubQueryRollout(msgspec.Struct, frozen=True):
+class SubQueryRollout(Frozen):
     """The work of teacher and student on one sub-query."""
 
     teacher: Sample
@@ -153,7 +154,7 @@ class SubQueryRollout(msgspec.Struct, frozen=True):
     """
 
 
-class Rollout(msgspec.Struct, frozen=True):
+class Rollout(Frozen):
     """One line of `rollouts.jsonl`: the teacher's run on a question, and all samples of its
     sub-queries.
     """
@@ -167,7 +168,7 @@ class Rollout(msgspec.Struct, frozen=True):
     """Samples of each sub-query, in the order in which the teacher's run dispatched them."""
 
 
-class Group(msgspec.Struct, frozen=True):
+class Group(Frozen):
     """Several runs of the same question: one line of `rollouts.jsonl` with `--group`."""
 
     question: Question
@@ -214,6 +215,16 @@ def check_some(
             raise error
 
 
+async def fill(wide: WideSearch, table: TableRequest, context: RunContext) -> TableRun:
+    """Fill a table. Raises `UpstreamError` if all executions failed or an endpoint is unavailable,
+    and `OutOfTime`.
+    """
+    run = await wide.run(table.checked(wide.limits), context)
+    check_some(run.executions, context.failures)
+    check_failures(run, len(run.executions), context)
+    return run
+
+
 def check_execution(execution: Execution, index: int, context: RunContext) -> None:
     """Raise the error if an executor could not work, because its time ran out or an endpoint
     failed. `index`: number of its sub-query. Raises `OutOfTime` or `UpstreamError`.
@@ -224,8 +235,7 @@ def check_execution(execution: Execution, index: int, context: RunContext) -> No
         raise context.failures[index]
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutWorker:
+class RolloutWorker(Frozen):
     """Runs teacher and student on questions, any number of questions concurrently."""
 
     search: FactorizedSearch
@@ -305,9 +315,7 @@ class RolloutWorker:
         assert self.wide
         limits = self.wide.limits
         context = self.context(limits.timeout_s)
-        filled = await self.wide.run(table.checked(limits), context)
-        check_some(filled.executions, context.failures)
-        check_failures(filled, len(filled.executions), context)
+        filled = await fill(self.wide, table, context)
         failures: dict[int | None, UpstreamError] = {}
         reports = TableReports(question, filled)
 
@@ -387,16 +395,13 @@ async def roll_out_run(runtime: Runtime, topology: TopologyName, question: Quest
     if question.table:
         wide, roles = runtime.tables(topology)
         context = runtime.context(wide.limits.timeout_s)
-        result = await wide.run(question.table.checked(wide.limits), context)
-        check_some(result.executions, context.failures)
-        first = len(result.executions)
+        result = await fill(wide, question.table, context)
     else:
         answering = runtime.topology(topology)
         roles = answering.roles
         context = runtime.context()
         result = await answering.loop.run(question.text, context)
-        first = 0
-    check_failures(result, first, context)
+        check_failures(result, 0, context)
     return Run(
         f"{question.id}/{runtime.seed}",
         "table" if question.table else "answer",
@@ -528,7 +533,7 @@ def figures_of(path: Path, models: Mapping[str, str]) -> dict[str, Any]:
     `exact_match` and `correct` are shares of the questions, or, under `executors`, of the
     executor's executions. `models`: names of the models of `teacher` and `student`.
     """
-    rollouts = [rollout for _, rollout in read_jsonl(path, Rollout, ADVICE)]
+    rollouts = list(read_jsonl(path, Rollout, ADVICE))
     verdicts = [rollout.verdict for rollout in rollouts]
     sub_queries = list(chain.from_iterable(rollout.sub_queries for rollout in rollouts))
     executors = {}
@@ -666,7 +671,7 @@ async def _group(options: Options, size: int, questions: Sequence[Question]) -> 
     ) as runtime:
         figures = await _rolled_out(work, runtime, questions, options)
 
-    groups = [group for _, group in read_jsonl(options.out / ROLLOUTS, Group, ADVICE)]
+    groups = list(read_jsonl(options.out / ROLLOUTS, Group, ADVICE))
     write_json_lines(options.out / TRAJECTORIES, _trajectories(groups))
     rewards = [group.rewards for group in groups]
     right = Counter(sum(reward.exact_match is True for reward in group) for group in rewards)

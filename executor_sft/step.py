@@ -15,6 +15,7 @@ import msgspec
 
 from executor_sft.jsonl import read_json
 from router.errors import BadConfig
+from router.frozen import Frozen
 from serving.config.config import Config, RoleConfig
 from serving.files import sha256_of, write_atomically
 
@@ -27,7 +28,7 @@ _MAX_VALUE = 80
 """Max characters of each value in that message."""
 
 
-class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Origin(Frozen, forbid_unknown_fields=True):
     """Everything that determines a step's result."""
 
     step: str
@@ -39,7 +40,7 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settings: dict[str, Any]
 
 
-class StepManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StepManifest(Frozen, forbid_unknown_fields=True):
     """`manifest.json` of a finished step."""
 
     origin: Origin

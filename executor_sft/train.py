@@ -12,8 +12,8 @@ Runs on the GPU if there is one, else on the CPU. To use several GPUs, start the
 """
 
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal, TypeVar
@@ -27,6 +27,7 @@ from executor_sft.dataset import TrainingRow, read_rows, tokenizer_files
 from executor_sft.jsonl import read_json, write_jsonl
 from executor_sft.step import Step, digest_of, read_manifest
 from router.errors import BadConfig
+from router.frozen import Frozen
 from serving.cli.command import POSITIONAL
 from serving.dependencies import need
 from serving.engines.versions import WEIGHTS, base_sha256
@@ -46,7 +47,7 @@ _SMOOTHED = 20
 """Number of training steps, at the end, over whose losses the reported mean is taken."""
 
 
-class Options(StepOptions, frozen=True, kw_only=True):
+class Options(StepOptions):
     """Options of the step."""
 
     dataset: Annotated[Path, POSITIONAL]
@@ -59,7 +60,7 @@ class Options(StepOptions, frozen=True, kw_only=True):
     """number of CPU threads (default: one per core)"""
 
 
-class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Recipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Settings of a training. Data set, base model and recipe together determine the result."""
 
     method: Literal["full", "lora"]
@@ -113,11 +114,6 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return passes
 
 
-def load_recipe(name: str) -> Recipe:
-    """Load the recipe of a training; see `read_recipe`."""
-    return read_recipe(name, Recipe)
-
-
 def read_recipe(name: str, kind: type[_Kind]) -> _Kind:
     """Load a recipe. `name`: the name of a shipped recipe, or the path of a TOML file. `kind`: type
     of the recipe. Raises `BadConfig` if there is no such recipe, or if it is invalid.
@@ -131,7 +127,7 @@ def read_recipe(name: str, kind: type[_Kind]) -> _Kind:
 def run(options: Options) -> int:
     """Run the step and return the exit status."""
     need("sft", *NEEDED)
-    recipe = load_recipe(options.recipe)
+    recipe = read_recipe(options.recipe, Recipe)
     inputs = {"dataset": options.dataset, **base_files(options.model, options.dataset)}
     import torch
     from accelerate import PartialState
@@ -370,21 +366,32 @@ def save_trained(trainer: Any, base: Path, folder: Path) -> None:
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if not trainer.is_world_process_zero():
         return
+    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+    with replacing_folder(folder) as unfinished:
+        if hasattr(model, "peft_config"):
+            # The base model's name instead of its path on this machine
+            model.peft_config["default"].base_model_name_or_path = base.resolve().name
+            model.save_pretrained(
+                unfinished, state_dict=_halved(weights), save_embedding_layers=False
+            )
+            (unfinished / "README.md").unlink()  # an empty template
+        else:
+            # Training changes only the weights, so all other files are copied from the base model
+            model.save_pretrained(unfinished, state_dict=_halved(weights))
+            for path in base.iterdir():
+                if path.is_file() and ".safetensors" not in path.name:
+                    shutil.copyfile(path, unfinished / path.name)
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """Yield the path of a folder to write a model to. It then takes the place of `folder`, synced
+    to the disk.
+    """
     unfinished = folder.with_name(f".{folder.name}")
     for path in (unfinished, folder):
         shutil.rmtree(path, ignore_errors=True)
-    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-    if hasattr(model, "peft_config"):
-        # The base model's name instead of its path on this machine
-        model.peft_config["default"].base_model_name_or_path = base.resolve().name
-        model.save_pretrained(unfinished, state_dict=_halved(weights), save_embedding_layers=False)
-        (unfinished / "README.md").unlink()  # an empty template
-    else:
-        # Training changes only the weights, so all other files are copied from the base model
-        model.save_pretrained(unfinished, state_dict=_halved(weights))
-        for path in base.iterdir():
-            if path.is_file() and ".safetensors" not in path.name:
-                shutil.copyfile(path, unfinished / path.name)
+    yield unfinished
     for path in (*unfinished.iterdir(), unfinished):
         flush(path)
     unfinished.rename(folder)

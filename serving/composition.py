@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +35,8 @@ from router.edge.pages.runs import add_runs
 from router.edge.pages.usage import add_usage
 from router.edge.pages.versions import add_versions
 from router.edge.starting import answering_while_starting
-from router.errors import BadConfig, BadIndex, UpstreamError
+from router.errors import BadConfig, UpstreamError
+from router.frozen import Frozen
 from router.ledger import Journal, Reconciler
 from router.ledger.reconciliation import VLLMCounts
 from router.models.session import fetch_text
@@ -64,7 +65,7 @@ from serving.config.prices import unpriced
 from serving.config.secrets import missing
 from serving.engines.engine import Log
 from serving.engines.loading import Loading
-from serving.retrieval.manifest import read_manifest
+from serving.retrieval.manifest import manifest_at, read_manifest
 from serving.retrieval.opening import Searched, check_access, open_indexes
 from serving.retrieval.reranker import reranked
 from serving.retrieval.services import RetrievalServicer
@@ -86,8 +87,7 @@ _GATE_TRIALS = 10_000
 """Max trials in each stage."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Upstream:
+class _Upstream(Frozen):
     """Everything that a gateway calls, opened: engines, endpoints, the retriever and tools."""
 
     readiness: Readiness
@@ -112,8 +112,7 @@ class _Upstream:
         return deployments(self.roles, self.managers, {"condense": self.condenser.role})
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorVersions:
+class ExecutorVersions(Frozen):
     """Versions of the executor, the routing of runs to them, and their trials."""
 
     versions: Versions
@@ -121,8 +120,7 @@ class ExecutorVersions:
     trials: Trials
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
+class _Runs(Frozen):
     """The parts of a gateway that carry out, observe, store and query runs."""
 
     gateway: Gateway
@@ -614,7 +612,7 @@ async def _listening(
         pages,
         upstream.uploads,
         lambda: {
-            name: _passages(Path(index.index))
+            name: manifest.passages if (manifest := manifest_at(Path(index.index))) else None
             for name, index in config.all_indexes.items()
             if index.index
         },
@@ -674,14 +672,6 @@ async def _listening(
             await _drain(config.server, readiness, server, http_server)
         finally:
             await gateway.settled()
-
-
-def _passages(folder: Path) -> int | None:
-    """Return the number of passages of the index in `folder`; None if it cannot be read."""
-    try:
-        return read_manifest(folder).passages
-    except BadIndex:
-        return None
 
 
 async def _drain(

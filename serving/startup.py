@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -10,6 +9,7 @@ import aiohttp
 
 from router.background import task_group
 from router.calls import Need, Readiness, Role
+from router.frozen import Frozen
 from router.models.connection_pool import ConnectionPool
 from router.models.litellm_client import close_clients
 from router.models.session import upstream_session
@@ -21,8 +21,7 @@ Opened = TypeVar("Opened")
 _MAX_CONNECTIONS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Started(Generic[Opened]):
+class Started(Frozen, Generic[Opened]):
     """Running engines, an open retriever or embedder, and the connections for model calls."""
 
     engines: Mapping[str, str]
@@ -43,40 +42,12 @@ async def open_upstreams(
     *,
     readiness: Readiness | None = None,
 ) -> AsyncIterator[Started[Opened]]:
-    """Start engines and a retriever or embedder by `start_engines`, which has the same parameters,
-    and open connections to all models. Raises `BadConfig` or `BadIndex`.
-    """
-    async with AsyncExitStack() as stack:
-        engines, retrieval = await start_engines(
-            config,
-            stack,
-            log,
-            opened,
-            also,
-            readiness=readiness,
-        )
-        pool = await stack.enter_async_context(ConnectionPool(_MAX_CONNECTIONS))
-        session = await stack.enter_async_context(upstream_session())
-        stack.push_async_callback(close_clients)
-        new = partial(new_role, pool=pool, engines=engines)
-        yield Started(engines, retrieval, session, new)
-
-
-async def start_engines(
-    config: Config,
-    stack: AsyncExitStack,
-    log: Log,
-    opened: Callable[..., AbstractAsyncContextManager[Opened]],
-    also: Sequence[RoleConfig] = (),
-    *,
-    readiness: Readiness | None = None,
-) -> tuple[dict[str, str], Opened]:
     """Start the engines of all roles and of `also`, and concurrently, open a retriever or an
-    embedder. Return base URLs by engine name, and the retriever or embedder.
+    embedder. Then open connections to all models.
 
-    `stack`: closes all of them. `opened`: returns the context manager of the retriever or embedder;
-    called with `cpu_threads`, as `engine` is. `also`: further roles, such as a judge. `readiness`:
-    is notified when an engine fails, and when it is up again. Raises `BadConfig` or `BadIndex`.
+    `opened`: returns the context manager of the retriever or embedder; called with `cpu_threads`,
+    as `engine` is. `also`: further roles, such as a judge. `readiness`: is notified when an engine
+    fails, and when it is up again. Raises `BadConfig` or `BadIndex`.
     """
     served: dict[str, dict[str, None]] = {}
     for role in (*config.called_roles.values(), *also):
@@ -97,10 +68,17 @@ async def start_engines(
         for name, models in served.items()
     ]
     retrieval = opened(cpu_threads=threads)
-    async with task_group() as group:
-        urls = [group.create_task(stack.enter_async_context(context)) for context in contexts]
-        retriever = group.create_task(stack.enter_async_context(retrieval))
-    return dict(zip(served, [url.result() for url in urls], strict=True)), retriever.result()
+
+    async with AsyncExitStack() as stack:
+        async with task_group() as group:
+            urls = [group.create_task(stack.enter_async_context(context)) for context in contexts]
+            retriever = group.create_task(stack.enter_async_context(retrieval))
+        engines = dict(zip(served, [url.result() for url in urls], strict=True))
+        pool = await stack.enter_async_context(ConnectionPool(_MAX_CONNECTIONS))
+        session = await stack.enter_async_context(upstream_session())
+        stack.push_async_callback(close_clients)
+        new = partial(new_role, pool=pool, engines=engines)
+        yield Started(engines, retriever.result(), session, new)
 
 
 def _needed_by(config: Config, engine: str) -> list[Need]:

@@ -4,13 +4,14 @@ without any search, from what it knows (TBSS, appendix A).
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from router.calls import Role
 from router.errors import ContextTooLong, OutOfTime
+from router.frozen import Frozen
 from router.protocol import NO_EVIDENCE, Passage, Report, prompts
 from router.protocol.sub_queries import own_text
 from router.protocol.tags import Malformed, blocks, one_line
@@ -94,8 +95,7 @@ SINGLE_AGENT = Form(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SingleAgent:
+class SingleAgent(Frozen):
     """Answers questions with one model that searches by itself: "Direct Tool" of the paper (TBSS
     4.1). For runs without a budget.
 
@@ -172,8 +172,7 @@ async def _answer_now(agent: Agent, work: ContextWindow, context: RunContext) ->
     return "" if "<search" in output.text.casefold() else parse_answer(output.text)
 
 
-@dataclass(frozen=True, slots=True)
-class NoRetrieval:
+class NoRetrieval(Frozen):
     """Answers questions with one model that does not search (TBSS, appendix A)."""
 
     role: Role

@@ -17,13 +17,14 @@ from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
 from executor_sft.command import Count
 from executor_sft.jsonl import write_jsonl
+from router.frozen import Frozen
 from router.protocol import Passage
 from serving.cli.command import POSITIONAL
 from serving.documents.rows import read_rows
 from serving.files import replacing
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the command."""
 
     paths: Annotated[tuple[Path, ...], POSITIONAL]
@@ -38,7 +39,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Write the paragraphs that rows contain to this file, as a corpus."""
 
 
-class QuestionCounts(msgspec.Struct, frozen=True):
+class QuestionCounts(Frozen):
     """Numbers of questions of a data set's split."""
 
     dataset: str
@@ -52,7 +53,7 @@ class QuestionCounts(msgspec.Struct, frozen=True):
     """Questions that name their supporting passages."""
 
 
-class Overview(msgspec.Struct, frozen=True):
+class Overview(Frozen):
     """Figures of the command."""
 
     files: dict[str, int]

@@ -2,8 +2,10 @@
 
 import msgspec
 
+from router.frozen import Frozen
 
-class BenchmarkQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
+
+class BenchmarkQuestion(Frozen, omit_defaults=True):
     """A question with its right answers. Encoded as JSON, it is a line of `questions.jsonl`."""
 
     id: str

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from benchmarks.datasets.question import BenchmarkQuestion
 from executor_sft.miniworld.questions import SubQuery
 from router.errors import BadCorpus
+from router.frozen import Frozen
 from router.protocol import Passage
 from serving.documents.document import open_content
 from serving.documents.given_rows import read_cells
@@ -30,7 +31,7 @@ _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
 """Split of a file, by the words in its name."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(Frozen):
     """One row of a question file."""
 
     where: str
@@ -90,7 +91,7 @@ def read_entries(path: Path) -> Iterator[Entry]:
         raise BadCorpus(f"{file}: has no questions; write one JSON object per line.")
 
 
-class _CommonFields(msgspec.Struct, frozen=True):
+class _CommonFields(Frozen):
     """Fields of the plain format. The fields of other formats are renamed to these."""
 
     question: str
@@ -103,25 +104,25 @@ class _CommonFields(msgspec.Struct, frozen=True):
     type: str = ""
 
 
-class _Paragraphs(msgspec.Struct, frozen=True):
+class _Paragraphs(Frozen):
     context: tuple[tuple[str, tuple[str, ...]], ...]
     supporting_facts: tuple[tuple[str, int], ...] = ()
 
 
-class _MusiqueParagraph(msgspec.Struct, frozen=True):
+class _MusiqueParagraph(Frozen):
     title: str
     paragraph_text: str
     is_supporting: bool = False
 
 
-class _Musique(msgspec.Struct, frozen=True):
+class _Musique(Frozen):
     answer: str = ""
     answer_aliases: tuple[str, ...] = ()
     answerable: bool = True
     paragraphs: tuple[_MusiqueParagraph, ...] = ()
 
 
-class _MiniWorld(msgspec.Struct, frozen=True):
+class _MiniWorld(Frozen):
     text: str
     rounds: tuple[tuple[SubQuery, ...], ...]
 

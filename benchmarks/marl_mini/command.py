@@ -19,7 +19,6 @@ from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 from msgspec import Meta
 
 from benchmarks import harness
@@ -33,8 +32,8 @@ from executor_sft.reinforcement.weights import (
     token_weights,
 )
 from router.errors import BadRequest
+from router.frozen import Frozen
 from serving.dependencies import need
-from serving.files import replacing
 from serving.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ _UNSEEN = 200
 """Worlds on which a model is evaluated."""
 
 
-class Variant(msgspec.Struct, frozen=True):
+class Variant(Frozen):
     """One way to train."""
 
     weights: WeightRecipe = WeightRecipe()
@@ -81,7 +80,7 @@ VARIANTS = {
 }
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     seeds: Count = 5
@@ -96,7 +95,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """write a picture of reward and readers over the steps to this PNG file"""
 
 
-class Scores(msgspec.Struct, frozen=True):
+class Scores(Frozen):
     """Figures of a model on worlds that it was not trained on, at temperature 1 unless said."""
 
     f1: float
@@ -107,14 +106,14 @@ class Scores(msgspec.Struct, frozen=True):
     """Share of the readers that are the first at a page of the wanted topic."""
 
 
-class VariantScores(Scores, frozen=True):
+class VariantScores(Scores):
     """Means of a variant over its seeds, with the range of its F1."""
 
     lowest_f1: float
     highest_f1: float
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Figures of the start, and of all variants."""
 
     parameters: int
@@ -125,7 +124,7 @@ class Figures(msgspec.Struct, frozen=True):
     scores: dict[str, VariantScores]
 
 
-class Point(msgspec.Struct, frozen=True):
+class Point(Frozen):
     """Means of a training step's runs."""
 
     f1: float
@@ -279,6 +278,8 @@ def draw(curves: dict[str, list[Curve]], path: Path) -> None:
     need("sft", "matplotlib")
     from matplotlib.figure import Figure
 
+    from executor_sft.reinforcement.curves import save_picture
+
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), ("f1", "readers"), strict=True):
         for variant, of_seeds in curves.items():
@@ -290,5 +291,4 @@ def draw(curves: dict[str, list[Curve]], path: Path) -> None:
             axes.plot(range(1, len(smooth) + 1), smooth, label=variant)
         axes.set(xlabel="step", ylabel="F1" if name == "f1" else "readers of a run")
     axes.legend(fontsize=7)
-    with replacing(path) as unfinished:
-        figure.savefig(unfinished, format="png", dpi=100)
+    save_picture(figure, path)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+from router.frozen import Frozen
+
 PAGES = 8
 _TOPICS = 6
 _ITEMS = 32
@@ -24,8 +26,7 @@ MAX_TOKENS = 6
 """Max tokens of a turn, with the token that ends it."""
 
 
-@dataclass(frozen=True, slots=True)
-class World:
+class World(Frozen):
     """Pages, and the topic whose items are wanted."""
 
     wanted: int

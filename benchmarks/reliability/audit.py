@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-import msgspec
 from sqlalchemy import Connection, func, select
 
 from benchmarks.harness import Check
 from benchmarks.load import ANSWERED, LoadResult
+from router.frozen import Frozen
 from router.store.schema import CALLS, RUNS, run_of
 from router.testing.fault_proxy import Attempt, Counted
 from router.trace import Run
@@ -20,7 +20,7 @@ _REACHED = {*COMPLETE_OUTCOMES, "refused", "content_refused", "protocol_error"}
 """Outcomes of calls that certainly reached an upstream."""
 
 
-class Audit(msgspec.Struct, frozen=True):
+class Audit(Frozen):
     """Figures about the content of the store, and the conditions that it breaks."""
 
     rows: dict[str, int]

@@ -26,7 +26,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-import msgspec
 from msgspec import Meta
 from rolegate.client import AsyncClient
 from rolegate.v1.usage_service_pb2 import ReconciliationVerdict
@@ -38,6 +37,7 @@ from benchmarks.load import in_flight, rows_of
 from benchmarks.reliability.audit import checks_of, compared, named
 from benchmarks.reliability.testbed import COLUMNS, Conditions, TestBed, opened_bed
 from executor_sft.command import Count
+from router.frozen import Frozen
 from router.store import opened
 from router.testing.fault_proxy import FAULTS
 from router.testing.postgres import running_postgres
@@ -59,7 +59,7 @@ _AGREE = {
 }
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the benchmark."""
 
     parts: tuple[Part, ...] = get_args(Part)
@@ -82,7 +82,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Folder to keep the stores in (default: a temporary folder)."""
 
 
-class PartFigures(msgspec.Struct, frozen=True):
+class PartFigures(Frozen):
     """Figures of one part."""
 
     part: Part
@@ -107,7 +107,7 @@ class PartFigures(msgspec.Struct, frozen=True):
     """See `Audit.in_flight`."""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Checks of all parts, and their figures."""
 
     checks: list[Check]

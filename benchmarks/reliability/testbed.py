@@ -15,7 +15,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 from rolegate.client import AsyncClient
 
@@ -25,6 +24,7 @@ from benchmarks.mini_deployment import mini_deployment
 from executor_sft.miniworld.export import export, over, write_config
 from executor_sft.miniworld.world import World
 from router.background import background_tasks
+from router.frozen import Frozen
 from router.testing.fault_proxy import (
     FAULTS,
     SEARCH_FAULTS,
@@ -57,7 +57,7 @@ _WORLD = 31
 _WORLD_QUESTIONS = 20_000
 
 
-class Conditions(msgspec.Struct, frozen=True):
+class Conditions(Frozen):
     """Conditions of a part of the benchmark."""
 
     timeout_s: float

@@ -15,6 +15,7 @@ from benchmarks.study.plan import Pairs, Plan, StudyModel
 from executor_sft.runtime import adapter_name
 from executor_sft.step import config_settings, digest_of
 from router.errors import BadConfig
+from router.frozen import Frozen
 from serving.config.check import problems
 from serving.config.config import Config, RoleConfig
 from serving.config.file import load_config
@@ -24,7 +25,7 @@ _ENDPOINT = ("engine", "base_url", "api_key_env", "replicas", "fallbacks", "extr
 """Keys of a role that say where its model is served, not how the role works."""
 
 
-class SweepCell(msgspec.Struct, frozen=True):
+class SweepCell(Frozen):
     """One configuration of a sweep."""
 
     name: str

@@ -20,6 +20,7 @@ from benchmarks import harness
 from executor_sft.command import show
 from executor_sft.jsonl import read_json
 from router.errors import BadConfig
+from router.frozen import Frozen
 from router.ledger import UsageQuery
 from router.ledger.usage import dollars
 from router.models import Usage
@@ -92,7 +93,7 @@ def _priced(total: RoleTotal, prices: Mapping[str, Price], other: _Instead) -> R
     )
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the command."""
 
     store: str
@@ -107,7 +108,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """
 
 
-class Costs(msgspec.Struct, frozen=True):
+class Costs(Frozen):
     """Cost of all runs, by role and model."""
 
     rows: list[RoleTotal]
@@ -117,7 +118,7 @@ class Costs(msgspec.Struct, frozen=True):
     """Share of all tokens that executors used."""
 
 
-class CostReport(msgspec.Struct, frozen=True):
+class CostReport(Frozen):
     """Cost as booked, and the estimate with other models."""
 
     runs: int

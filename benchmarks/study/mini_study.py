@@ -31,7 +31,7 @@ _BYTES = 2
 """Bytes per parameter in a file of weights."""
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the study."""
 
     work: Path

@@ -9,10 +9,11 @@ from matplotlib.figure import Figure
 
 from benchmarks.study.results import CellRows, Study
 from benchmarks.study.scores import metrics_of, micro, pareto_front
-from serving.files import replacing
+from executor_sft.reinforcement.curves import save_picture
 
 _COLORS = {"execution": "#2166ac", "delegation": "#b2182b"}
 _INTERVAL = 1.96
+_DPI = 130
 """Half-width of a 95 % interval, in standard errors."""
 Picture = tuple[Path, str]
 """Path of a PNG file, and the picture's caption."""
@@ -89,7 +90,7 @@ def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
 
 def _figure(width: float) -> Figure:
     """Return an empty figure that is `width` inches wide."""
-    return Figure(figsize=(width, 4), dpi=130, layout="constrained")
+    return Figure(figsize=(width, 4), layout="constrained")
 
 
 def _plot(
@@ -107,6 +108,5 @@ def _plot(
 
 def _saved(figure: Figure, path: Path) -> Path:
     """Write a figure as PNG to `path`, atomically, and return the path."""
-    with replacing(path) as unfinished:
-        figure.savefig(unfinished, format="png")
+    save_picture(figure, path, _DPI)
     return path

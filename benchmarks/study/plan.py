@@ -13,13 +13,14 @@ from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
 from executor_sft.command import Count
 from router.errors import BadConfig
+from router.frozen import Frozen
 from router.protocol.sub_queries import normal_question
 from serving.config.file import located
 
 ModelName = Annotated[str, Meta(pattern=r"^[\w.:/-]+$")]
 
 
-class StudyModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class StudyModel(Frozen, forbid_unknown_fields=True, kw_only=True):
     """A model that can work in several roles.
 
     Keys that `settings` does not have are taken from the config's role. The endpoint is an
@@ -39,7 +40,7 @@ class StudyModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """
 
 
-class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Pairs(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Configurations to run: every backbone with every executor."""
 
     backbone: Annotated[tuple[str, ...], Meta(min_length=1)]
@@ -54,7 +55,7 @@ class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """File with the system prompt of a model that works alone; None for the shipped prompt."""
 
 
-class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Plan(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Content of a plan's file, such as `sweep.toml`. Paths in it are relative to the file."""
 
     questions: tuple[str, ...]

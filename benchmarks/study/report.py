@@ -8,11 +8,10 @@ published follow at the end, in separate tables.
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
-
 from benchmarks import harness
 from benchmarks.study.results import Study, read_study
 from executor_sft.step import write_json
+from router.frozen import Frozen
 from serving.cli.command import POSITIONAL
 from serving.files import write_atomically
 
@@ -27,7 +26,7 @@ _PUBLISHED = (
 )
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the report."""
 
     results: Annotated[Path, POSITIONAL]
@@ -36,7 +35,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Folder to write the report to."""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Where the report was written."""
 
     report: str

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
 from rolegate.client.text import markdown_table
 
 from benchmarks.study.scores import Score
 from executor_sft.evaluate import Difference
+from router.frozen import Frozen
 
 MICRO = (
     "Micro averages over all questions, in points of 100, ± standard error clustered by "
@@ -19,7 +19,7 @@ ReportValue = str | int | float | Score | Difference | None
 """
 
 
-class ReportTable(msgspec.Struct, frozen=True):
+class ReportTable(Frozen):
     """A table of a report."""
 
     key: str

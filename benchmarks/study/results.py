@@ -8,6 +8,7 @@ import msgspec
 
 from executor_sft.jsonl import read_json, read_jsonl
 from router.errors import BadConfig
+from router.frozen import Frozen
 from router.trace import RoleName
 from router.trace.attribution import Loss
 from router.trace.call import RoleTotal, added
@@ -17,7 +18,7 @@ PLAN = "plan.json"
 ADVICE = "remove this line; the same sweep then makes it again"
 
 
-class QuestionResult(msgspec.Struct, frozen=True, kw_only=True):
+class QuestionResult(Frozen, kw_only=True):
     """One line of `results.jsonl`: one answer to one question in one cell."""
 
     cell: str
@@ -58,7 +59,7 @@ class QuestionResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.exact_match if self.accepted is None else self.accepted
 
 
-class KeptPlan(msgspec.Struct, frozen=True):
+class KeptPlan(Frozen):
     """Content of `plan.json` in the folder of a sweep: the part of the plan that a report needs."""
 
     title: str
@@ -71,7 +72,7 @@ class KeptPlan(msgspec.Struct, frozen=True):
     """
 
 
-class CellRows(msgspec.Struct, frozen=True, dict=True):
+class CellRows(Frozen, dict=True):
     """All results of one cell."""
 
     name: str
@@ -103,7 +104,7 @@ class CellRows(msgspec.Struct, frozen=True, dict=True):
         return sum(spent) / len(self.rows)
 
 
-class Study(msgspec.Struct, frozen=True):
+class Study(Frozen):
     """All results of a sweep."""
 
     plan: KeptPlan
@@ -155,7 +156,7 @@ def read_study(folder: Path) -> Study:
     plan = read_json(folder / PLAN, KeptPlan, "name the folder of a sweep made by this release")
     asked = frozenset(plan.question_ids)
     rows: dict[str, list[QuestionResult]] = {name: [] for name in plan.cells}
-    for _, row in read_jsonl(folder / RESULTS, QuestionResult, ADVICE, growing=True):
+    for row in read_jsonl(folder / RESULTS, QuestionResult, ADVICE, growing=True):
         # Skip results that belong to an earlier, larger plan
         if row.cell in rows and row.rollout < plan.rollouts and row.question_id in asked:
             rows[row.cell].append(row)

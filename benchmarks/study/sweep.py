@@ -9,7 +9,7 @@ can begin with a low limit, to learn what an answer costs.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from executor_sft.rollout import check_failures
 from executor_sft.runtime import Runtime, open_runtime, spread
 from executor_sft.step import Step, write_json
 from router.errors import BadConfig
+from router.frozen import Frozen
 from router.protocol import exact_match
 from router.protocol.scoring import token_f1
 from router.search.answerer import Judge
@@ -49,7 +50,7 @@ Task = tuple[BenchmarkQuestion, int]
 """A rollout to run: the question, and the number of the rollout from 0."""
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options):
     """Options of the sweep."""
 
     plan: Path = msgspec.field(name="config")
@@ -60,7 +61,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Work on this Ray cluster: local (this machine's cores), or the HOST:PORT of its head."""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Check that no rollout failed. The same command tries failed rollouts again."""
 
     checks: list[Check]
@@ -143,8 +144,7 @@ def begin_cell(folder: Path, cell: SweepCell) -> Path:
         ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(Frozen):
     """Runs the remaining rollouts of a plan, and appends their results to a file."""
 
     plan: Plan

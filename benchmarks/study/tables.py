@@ -16,6 +16,7 @@ from benchmarks.study.report_table import ReportTable, ReportValue
 from benchmarks.study.results import CellRows, QuestionResult, Study
 from benchmarks.study.scores import compared, metrics_of, micro
 from executor_sft.rollout import search_counts
+from router.frozen import Frozen
 from router.ledger.usage import dollars
 from router.trace.attribution import Loss
 from router.trace.call import layer_of
@@ -41,7 +42,7 @@ _DIFFERENCES = (
 _Row = dict[str, ReportValue]
 
 
-class _Published(msgspec.Struct, frozen=True):
+class _Published(Frozen):
     """Content of `published.toml`."""
 
     tables: tuple[ReportTable, ...]

@@ -42,6 +42,7 @@ from executor_sft.evaluate import paired_difference
 from executor_sft.jsonl import JsonlFile
 from executor_sft.runtime import Runtime, open_runtime
 from router.errors import BadRequest, UpstreamError
+from router.frozen import Frozen
 from router.table.table_text import to_markdown
 from router.trace.call import totals
 from router.trace.table import Column
@@ -67,7 +68,7 @@ _DATEPARSER = "1.2.1"
 """Version in WideSearch's lock file. Other versions parse some texts as different dates."""
 
 
-class Options(harness.Options, frozen=True, kw_only=True):
+class Options(harness.Options, kw_only=True):
     """Options of the benchmark."""
 
     tasks: Path
@@ -100,7 +101,7 @@ class Options(harness.Options, frozen=True, kw_only=True):
     """Max seconds for a table."""
 
 
-class ScoredResponse(msgspec.Struct, frozen=True):
+class ScoredResponse(Frozen):
     """A response with its scores by each set of rules."""
 
     task: Task
@@ -118,7 +119,7 @@ class ScoredResponse(msgspec.Struct, frozen=True):
         return self.scores["strict"].item_recall * self.task.rows * len(self.task.rules)
 
 
-class Figures(msgspec.Struct, frozen=True):
+class Figures(Frozen):
     """Tables of the report, and where it was written."""
 
     page: str

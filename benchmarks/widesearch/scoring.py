@@ -24,6 +24,7 @@ from benchmarks.widesearch.table_text import (
 from benchmarks.widesearch.tasks import Rule, Task
 from router.calls import Role
 from router.errors import JSON_ERRORS, ContextTooLong
+from router.frozen import Frozen
 from router.ledger import Ledger
 
 RuleSet = Literal["official", "strict"]
@@ -94,7 +95,7 @@ class CellJudge:
         return {}
 
 
-class TableScores(msgspec.Struct, frozen=True):
+class TableScores(Frozen):
     """Scores of one response, as shares of 1. By the official rules, they can exceed 1."""
 
     success: float = 0.0

@@ -7,15 +7,16 @@ import msgspec
 
 from benchmarks.widesearch.cell_rules import PREPROCESS, Criterion, Metric, Preprocess
 from benchmarks.widesearch.table_text import Table, Unreadable, norm_column, read_csv
-from executor_sft.jsonl import read_jsonl
+from executor_sft.jsonl import numbered_jsonl, read_jsonl
 from router.errors import BadCorpus
+from router.frozen import Frozen
 from router.trace.table import Column, ColumnType
 
 RESPONSE = 'write {"instance_id": …, "response": …} on each line'
 _TASK = "a task has instance_id, query, language and evaluation, which is JSON in a string"
 
 
-class Rule(msgspec.Struct, frozen=True):
+class Rule(Frozen):
     """How the cells of a column are compared: their preprocessing and their metrics."""
 
     preprocess: tuple[Preprocess, ...] = ()
@@ -29,7 +30,7 @@ class Rule(msgspec.Struct, frozen=True):
         return cell
 
 
-class _Evaluation(msgspec.Struct, frozen=True):
+class _Evaluation(Frozen):
     """Content of a task's `evaluation`, which is JSON in a string."""
 
     unique_columns: tuple[str, ...]
@@ -37,7 +38,7 @@ class _Evaluation(msgspec.Struct, frozen=True):
     eval_pipeline: dict[str, Rule]
 
 
-class Task(msgspec.Struct, frozen=True):
+class Task(Frozen):
     """A line of `tasks.jsonl`, with its parsed evaluation and its gold table."""
 
     instance_id: str
@@ -65,7 +66,7 @@ class Task(msgspec.Struct, frozen=True):
         return "13 to 40 rows" if self.rows <= 40 else "over 40 rows"
 
 
-class Response(msgspec.Struct, frozen=True):
+class Response(Frozen):
     """A line of a file of responses. If N responses to each task are scored, they are the first N
     lines with the task's id.
     """
@@ -85,7 +86,7 @@ def read_tasks(folder: Path) -> list[Task]:
     path = folder / "tasks.jsonl"
     tasks = {
         line.instance_id: _with_gold(line, f"{path}:{number}", folder)
-        for number, line in read_jsonl(path, Task, _TASK)
+        for number, line in numbered_jsonl(path, Task, _TASK)
     }
     if not tasks:
         raise BadCorpus(f"{path}: has no tasks; {_TASK}.")
@@ -148,7 +149,7 @@ def read_responses(path: Path, tasks: Sequence[Task], runs: int) -> dict[str, li
     invalid, and `BadCorpus` if a task has fewer than `runs` responses.
     """
     responses: dict[str, list[Response]] = {task.instance_id: [] for task in tasks}
-    for _, line in read_jsonl(path, Response, RESPONSE):
+    for line in read_jsonl(path, Response, RESPONSE):
         responses.setdefault(line.instance_id, []).append(line)
     if missing := [task.instance_id for task in tasks if len(responses[task.instance_id]) < runs]:
         raise BadCorpus(

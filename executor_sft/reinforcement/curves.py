@@ -24,8 +24,13 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 axes.plot(range(1, len(rows) + 1), values, ".-", label=label)
         axes.set(xlabel="step")
         axes.legend(fontsize=7)
+    save_picture(figure, path)
+
+
+def save_picture(figure: Figure, path: Path, dpi: int = 100) -> None:
+    """Write a figure into a PNG file, which is replaced only when the picture is complete."""
     with replacing(path) as unfinished:
-        figure.savefig(unfinished, format="png", dpi=100)
+        figure.savefig(unfinished, format="png", dpi=dpi)
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Training of a LoRA adapter by plain torch and PEFT: one update per batch of rows."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -15,9 +14,8 @@ from torch import Tensor
 from executor_sft.reinforcement.objective import Sums, micro_loss, token_logprobs
 from executor_sft.reinforcement.recipe import ReinforceRecipe
 from executor_sft.reinforcement.sequences import TokenSequence
-from executor_sft.train import load_weights
+from executor_sft.train import load_weights, replacing_folder
 from router.errors import BadConfig
-from serving.files import flush
 
 _START = "start"
 """Name of the frozen copy of the adapter from which the training starts."""
@@ -137,20 +135,15 @@ class Learner:
 
     def save(self, folder: Path) -> None:
         """Write the adapter to `folder`, replacing what is there."""
-        unfinished = folder.with_name(f".{folder.name}")
-        for path in (unfinished, folder):
-            shutil.rmtree(path, ignore_errors=True)
         config = self._model.peft_config["default"]
         # The base model's name instead of its path on this machine, and a set in a fixed order
         config.base_model_name_or_path = self._base.resolve().name
         config.target_modules = sorted(config.target_modules)
-        self._model.save_pretrained(
-            unfinished, selected_adapters=["default"], save_embedding_layers=False
-        )
-        (unfinished / "README.md").unlink()  # an empty template
-        for path in (*unfinished.iterdir(), unfinished):
-            flush(path)
-        unfinished.rename(folder)
+        with replacing_folder(folder) as unfinished:
+            self._model.save_pretrained(
+                unfinished, selected_adapters=["default"], save_embedding_layers=False
+            )
+            (unfinished / "README.md").unlink()  # an empty template
 
     @property
     def state(self) -> bytes:

@@ -4,12 +4,12 @@ questions and config. `executor_sft/recipes/marl-mini.toml` has all keys.
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
 from executor_sft.command import Count
 from executor_sft.reinforcement.rewards import RewardRecipe
 from executor_sft.reinforcement.weights import WeightRecipe
+from router.frozen import Frozen
 from router.trace import RoleName
 
 _Positive = Annotated[float, Meta(gt=0)]
@@ -19,7 +19,7 @@ ROLES: dict[Trained, RoleName] = {"delegator": "delegation", "executor": "execut
 """Name of each trained role in configs and runs."""
 
 
-class ObjectiveRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ObjectiveRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Limits of the objective. The defaults are those of WideSeek-R1."""
 
     clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
@@ -36,7 +36,7 @@ class ObjectiveRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Coefficient of the divergence from the model at the start; 0 computes none."""
 
 
-class ReinforceRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ReinforceRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Settings of a reinforcement."""
 
     questions: Count = 8

@@ -62,7 +62,7 @@ _MAX_FAILED = 0.1
 _MIN_TEMPERATURE = 0.7
 
 
-class Options(StepOptions, frozen=True, kw_only=True):
+class Options(StepOptions):
     """Options of the step."""
 
     config: Path

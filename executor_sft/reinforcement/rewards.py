@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from router.frozen import Frozen
 from router.protocol import exact_match
 from router.protocol.scoring import token_f1
 from router.protocol.tags import Malformed
@@ -26,7 +27,7 @@ have no reward: see `executor_sft.rollout.check_failures`.
 """
 
 
-class RewardRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RewardRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Sizes of the parts of a reward. The defaults are those of WideSeek-R1."""
 
     answer: Literal["exact_match", "f1"] = "exact_match"
@@ -45,7 +46,7 @@ class RewardRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Taken off for each sub-query that the run dispatched."""
 
 
-class RewardParts(msgspec.Struct, frozen=True):
+class RewardParts(Frozen):
     """The parts of a reward; those that are taken off are negative."""
 
     answer: float = 0.0

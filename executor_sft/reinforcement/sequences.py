@@ -15,6 +15,7 @@ from executor_sft.reinforcement.rewards import RewardParts, is_readable, run_rew
 from executor_sft.reinforcement.weights import AgentTurns, advantages, token_shares
 from executor_sft.rollout import Group
 from router.errors import BadConfig
+from router.frozen import Frozen
 from router.models import Completion
 from router.models.model import TokenIds
 from router.trace import Run, Trajectory
@@ -22,7 +23,7 @@ from router.trace.turns import AgentWork, work_of
 from router.trace.values import TableRun
 
 
-class TokenSequence(msgspec.Struct, frozen=True):
+class TokenSequence(Frozen):
     """A row: consecutive turns of an agent, as long as each prompt continues the tokens before it.
 
     The loss is the sum, over the tokens of all rows, of minus the token's weight times the ratio of

@@ -8,8 +8,6 @@ probabilities now and then, clipped. Do not let it average over rows or tokens.
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
-
 from executor_sft.command import show
 from executor_sft.jsonl import read_jsonl
 from executor_sft.reinforcement.recipe import ROLES, ReinforceRecipe, Trained
@@ -17,11 +15,12 @@ from executor_sft.reinforcement.sequences import batch_of
 from executor_sft.rollout import ADVICE, ROLLOUTS, Group
 from executor_sft.train import read_recipe
 from router.errors import BadConfig
+from router.frozen import Frozen
 from serving.cli.command import POSITIONAL
 from serving.json_lines import write_json_lines
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(Frozen):
     """Options of the command."""
 
     groups: Annotated[Path, POSITIONAL]
@@ -39,7 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: Options) -> int:
     """Write the rows, print the figures and return the exit status."""
     recipe = read_recipe(options.recipe, ReinforceRecipe)
-    groups = [group for _, group in read_jsonl(options.groups, Group, ADVICE, ROLLOUTS)]
+    groups = list(read_jsonl(options.groups, Group, ADVICE, ROLLOUTS))
     if not groups:
         raise BadConfig(f"{options.groups}: has no groups; roll out questions with --group.")
     batch = batch_of(groups, recipe, {ROLES[role] for role in options.roles}, "weigh")

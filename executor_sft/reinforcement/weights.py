@@ -14,14 +14,15 @@ from random import Random
 from statistics import fmean, stdev
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
+
+from router.frozen import Frozen
 
 _SPREAD = 1e-6
 """Added to the standard deviation of rewards, so that it is never 0."""
 
 
-class WeightRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class WeightRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     """How the weight of a run is shared among its agents and tokens. The defaults are Eq. 1."""
 
     agents: Literal["run", "none", "role"] = "run"
@@ -40,7 +41,7 @@ class WeightRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """
 
 
-class AgentTurns(msgspec.Struct, frozen=True):
+class AgentTurns(Frozen):
     """The turns of an agent in a run, as numbers of tokens."""
 
     role: str

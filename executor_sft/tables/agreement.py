@@ -14,6 +14,7 @@ import msgspec
 
 from executor_sft.questions import HeldOut, Question
 from executor_sft.tables.synthesis import MIN_COLUMNS
+from router.frozen import Frozen
 from router.table.cell_value import canonical, row_key
 from router.table.scores import table_score
 from router.trace.table import Schema
@@ -21,7 +22,7 @@ from router.trace.table import Schema
 _Rows = tuple[tuple[str, ...], ...]
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(Frozen):
     """One answer to a request: the filled table, and what it cost. A cell has a value only if a
     passage contains it.
     """
@@ -31,14 +32,20 @@ class Answer(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class Answers(msgspec.Struct, frozen=True):
+class Answers(Frozen):
     """Two independent answers to a request: a line of `answers.jsonl`."""
 
     question: Question
     answers: tuple[Answer, Answer]
 
+    @property
+    def schema(self) -> Schema:
+        """Columns of the requested table."""
+        assert self.question.table
+        return Schema(self.question.table.columns)
 
-class MadeTable(msgspec.Struct, frozen=True):
+
+class MadeTable(Frozen):
     """The table made of two answers: a line of `scores.jsonl`."""
 
     question: Question
@@ -88,8 +95,7 @@ def made_tables(
 
 
 def _made(pair: Answers) -> MadeTable:
-    assert pair.question.table
-    schema = Schema(pair.question.table.columns)
+    schema = pair.schema
     other, best = sorted(pair.answers, key=lambda answer: _supported(answer.rows))
     twins = {row_key(schema, row): row for row in other.rows}
     made: list[tuple[str, ...]] = []

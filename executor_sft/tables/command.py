@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -54,10 +54,9 @@ _RULES = ("consistency", "min_rows", "support")
 """Options that decide which tables are kept."""
 _CHARS_PER_TOKEN = 4
 _Part = Annotated[float, Meta(ge=0, le=1)]
-_Line = TypeVar("_Line")
 
 
-class Options(StepOptions, frozen=True, kw_only=True):
+class Options(StepOptions):
     """Options of the command."""
 
     config: Path
@@ -99,7 +98,7 @@ def run(options: Options) -> int:
     configs = [config, *([load_config(options.second)] if options.second else [])]
     file = options.out / _SEEDS
     known = file.exists()
-    seeds = _read(file, Question) if known else _seeds(config, options)
+    seeds = list(read_jsonl(file, Question, ADVICE)) if known else _seeds(config, options)
     if config.synthesis is None and not all(seed.table for seed in seeds):
         raise BadConfig(
             "synthesis: is not set, and not all seeds have a question and columns; add a table "
@@ -220,15 +219,11 @@ async def _twice(runtimes: Sequence[Runtime], question: Question) -> Answers:
     return Answers(question, (answers[0], answers[1]))
 
 
-def _read(path: Path, kind: type[_Line]) -> list[_Line]:
-    return [line for _, line in read_jsonl(path, kind, ADVICE)]
-
-
 def _written(options: Options, reasons: Counter[str]) -> tuple[dict[str, Any], list[str]]:
     """Compare the answers and write the kept tables. Return their figures, and the names of the
     files. `reasons`: why requests were not answered; gets the reasons of tables.
     """
-    answered = _read(options.out / ANSWERS, Answers)
+    answered = list(read_jsonl(options.out / ANSWERS, Answers, ADVICE))
     tables = list(made_tables(answered, **options.settings(*_RULES)))
     reasons.update(table.reason for table in tables if table.reason)
     write_jsonl(options.out / _SCORES, tables)

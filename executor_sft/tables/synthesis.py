@@ -11,6 +11,7 @@ import msgspec
 from executor_sft.questions import Question
 from router.calls import Role
 from router.errors import JSON_ERRORS, BadRequest
+from router.frozen import Frozen
 from router.models import Message
 from router.protocol.tags import element, without_thinking
 from router.search import RunContext
@@ -26,7 +27,7 @@ _CHARS = 4000
 _REFINE = "Refine the question. Write the JSON object."
 
 
-class _Refined(msgspec.Struct, frozen=True):
+class _Refined(Frozen):
     question: str
     columns: tuple[Column, ...]
 

@@ -31,7 +31,7 @@ from router.edge.grpc.convert_request import from_proto, time_field
 from router.errors import BadRequest
 from router.store import SQLAccounts
 from router.trace.identity import LOCAL, KeyScope
-from serving.cli.command import POSITIONAL, Command, exclusive, reads, run_subcommand
+from serving.cli.command import POSITIONAL, exclusive, reads, run_subcommand
 from serving.cli.grid import new_table
 from serving.cli.options import (
     Name,
@@ -84,28 +84,15 @@ Limit = Annotated[int, reads(_limit, "N")] | None | UnsetType
 USDLimit = Annotated[int, reads(partial(_limit, in_dollars=True), "USD")] | None | UnsetType
 
 
-class AccountOptions(StoreOptions, frozen=True):
+class AccountOptions(StoreOptions):
     """Options of commands that open the store of a config, or call a running gateway."""
 
     json: bool = False
     """Print JSON."""
 
 
-class CreateKeyOptions(AccountOptions, frozen=True):
-    """Create a key, and print it once.
-
-    Only the key's hash is stored. Clients send the key as `authorization: Bearer rg_…`.
-
-    With --tenant, a caller with the key sees only the runs of that tenant, and spends from its
-    quota. Without --tenant, the key is an operator's key, which sees all tenants. Scopes: `ask`
-    allows asking questions and reading their runs, `documents` allows uploading and deleting
-    documents, `train` allows exporting traces, `operate` allows changing the executor's versions
-    and comparing the ledger with the engines (operators' keys only).
-
-    Until the first key is created, everybody on this machine may do everything, and other machines
-    cannot reach the gateway. From the first key on, every caller needs a key, even after all keys
-    are revoked. This command itself needs no key, so it always restores access.
-    """
+class CreateKeyOptions(AccountOptions):
+    """Options of `keys create`."""
 
     tenant: TenantName | None = None
     """Create the key for this tenant (default: for the operator)."""
@@ -115,22 +102,22 @@ class CreateKeyOptions(AccountOptions, frozen=True):
     """Show this note next to the key in `keys list`."""
 
 
-class KeyOptions(AccountOptions, frozen=True, kw_only=True):
+class KeyOptions(AccountOptions, kw_only=True):
     """Options of commands on one key."""
 
     key_id: Annotated[str, POSITIONAL]
     """Identifier of the key, as in `keys list`: its part between `rg_` and the next `_`."""
 
 
-class RotateKeyOptions(KeyOptions, frozen=True):
-    """Replace a key by a new one with the same tenant, scopes, label, limits and expiry."""
+class RotateKeyOptions(KeyOptions):
+    """Options of `keys rotate`."""
 
     grace: Span = 0.0
     """Let the old key stay valid for this time, such as 12h or 7d."""
 
 
-class ExpireKeyOptions(KeyOptions, frozen=True):
-    """Let a key expire, or remove its expiry."""
+class ExpireKeyOptions(KeyOptions):
+    """Options of `keys expire`."""
 
     after: Annotated[Span, exclusive("expiry")] | None = None
     """Let the key expire after this time, such as 12h or 30d."""
@@ -138,15 +125,8 @@ class ExpireKeyOptions(KeyOptions, frozen=True):
     """Let the key never expire."""
 
 
-class RevokeKeyOptions(KeyOptions, frozen=True):
-    """Revoke a key permanently; runs that were made with the key are kept."""
-
-
-class LimitKeyOptions(KeyOptions, frozen=True):
-    """Limit what may be requested with a key, in each minute of the clock.
-
-    Limits whose options are not given stay as they are; the value `none` removes a limit.
-    """
+class LimitKeyOptions(KeyOptions):
+    """Options of `keys limit`."""
 
     requests_per_minute: Limit = UNSET
     """Max requests per minute, or none for no limit."""
@@ -154,16 +134,8 @@ class LimitKeyOptions(KeyOptions, frozen=True):
     """Max prompt and completion tokens per minute, or none for no limit."""
 
 
-class ListKeysOptions(AccountOptions, frozen=True):
-    """Show all keys, without their secrets."""
-
-
-class AuditOptions(StoreOptions, frozen=True):
-    """Print the audit log, one line of JSON for each act, newest act first.
-
-    It has all administrative acts at all gateways on the store, and those of commands that opened
-    the store: what was done to which key, tenant or executor version, by which key and from where.
-    """
+class AuditOptions(StoreOptions):
+    """Options of `keys audit`."""
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 50
     """Show at most this many acts."""
@@ -171,19 +143,18 @@ class AuditOptions(StoreOptions, frozen=True):
 
 def keys(arguments: Sequence[str]) -> int:
     """Run `rolegate keys`; return the exit status."""
-    commands = {
-        "create": Command(CreateKeyOptions, _create),
-        "list": Command(ListKeysOptions, _list_keys),
-        "rotate": Command(RotateKeyOptions, _rotate),
-        "expire": Command(ExpireKeyOptions, _expire),
-        "revoke": Command(RevokeKeyOptions, _revoke),
-        "limit": Command(LimitKeyOptions, _limit_key),
-        "audit": Command(AuditOptions, _audit),
-    }
     return run_subcommand(
         "keys",
         _KEYS,
-        commands,
+        {
+            "create": _create,
+            "list": _list_keys,
+            "rotate": _rotate,
+            "expire": _expire,
+            "revoke": _revoke,
+            "limit": _limit_key,
+            "audit": _audit,
+        },
         arguments,
         _run,
     )
@@ -214,11 +185,26 @@ def _run(work: Callable[[AsyncClient, Any], Any], options: StoreOptions) -> int:
 
 
 async def _create(client: AsyncClient, options: CreateKeyOptions) -> None:
+    """Create a key, and print it once.
+
+    Only the key's hash is stored. Clients send the key as `authorization: Bearer rg_…`.
+
+    With --tenant, a caller with the key sees only the runs of that tenant, and spends from its
+    quota. Without --tenant, the key is an operator's key, which sees all tenants. Scopes: `ask`
+    allows asking questions and reading their runs, `documents` allows uploading and deleting
+    documents, `train` allows exporting traces, `operate` allows changing the executor's versions
+    and comparing the ledger with the engines (operators' keys only).
+
+    Until the first key is created, everybody on this machine may do everything, and other machines
+    cannot reach the gateway. From the first key on, every caller needs a key, even after all keys
+    are revoked. This command itself needs no key, so it always restores access.
+    """
     created = await client.create_key(options.tenant, options.scope, options.label)
     _show_created(created, options)
 
 
 async def _rotate(client: AsyncClient, options: RotateKeyOptions) -> None:
+    """Replace a key by a new one with the same tenant, scopes, label, limits and expiry."""
     rotated = await client.rotate_key(options.key_id, options.grace)
     _show_created(rotated, options)
     if not options.json:
@@ -244,6 +230,7 @@ def _show_created(
 
 
 async def _list_keys(client: AsyncClient, options: AccountOptions) -> None:
+    """Show all keys, without their secrets."""
     listed = client.keys()
     keys = [key async for key in listed]
     if options.json:
@@ -272,6 +259,7 @@ async def _list_keys(client: AsyncClient, options: AccountOptions) -> None:
 
 
 async def _expire(client: AsyncClient, options: ExpireKeyOptions) -> None:
+    """Let a key expire, or remove its expiry."""
     if options.after is None and not options.never:
         raise BadRequest("keys expire: give --after or --never.")
     at = None
@@ -281,7 +269,8 @@ async def _expire(client: AsyncClient, options: ExpireKeyOptions) -> None:
     print(json_of(_public(key)) if options.json else _until(key))
 
 
-async def _revoke(client: AsyncClient, options: RevokeKeyOptions) -> None:
+async def _revoke(client: AsyncClient, options: KeyOptions) -> None:
+    """Revoke a key permanently; runs that were made with the key are kept."""
     revoked = await client.revoke_key(options.key_id)
     key = revoked.key
     if options.json:
@@ -296,12 +285,21 @@ async def _revoke(client: AsyncClient, options: RevokeKeyOptions) -> None:
 
 
 async def _limit_key(client: AsyncClient, options: LimitKeyOptions) -> None:
+    """Limit what may be requested with a key, in each minute of the clock.
+
+    Limits whose options are not given stay as they are; the value `none` removes a limit.
+    """
     changes = {name: limit for name in KEY_LIMITS if (limit := getattr(options, name)) is not UNSET}
     key = await client.update_key(pb.Key(key_id=options.key_id, **changes), list(changes))
     print(json_of(_public(key)))
 
 
 async def _audit(client: AsyncClient, options: AuditOptions) -> None:
+    """Print the audit log, one line of JSON for each act, newest act first.
+
+    It has all administrative acts at all gateways on the store, and those of commands that opened
+    the store: what was done to which key, tenant or executor version, by which key and from where.
+    """
     for event in (await client.audit(options.limit)).events:
         print(json_of(event))
 
@@ -327,30 +325,15 @@ def _minute(key: pb.Key, field: str) -> str:
     return "" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}"
 
 
-class NamedTenantOptions(AccountOptions, frozen=True, kw_only=True):
+class NamedTenantOptions(AccountOptions, kw_only=True):
     """Options of commands on one tenant."""
 
     name: Annotated[str, POSITIONAL, reads(tenant_name, "NAME")]
     """Name of the tenant."""
 
 
-class ShowTenantOptions(NamedTenantOptions, frozen=True):
-    """Show a tenant's limits, and what it has spent today and this month."""
-
-
-class ListTenantsOptions(AccountOptions, frozen=True):
-    """Show all tenants with their limits."""
-
-
-class SetTenantOptions(NamedTenantOptions, frozen=True):
-    """Create a tenant, or change its settings.
-
-    Settings whose options are not given stay as they are; the value `none` removes a limit. A
-    running gateway applies new limits from the next request on.
-
-    No limit is ever exceeded: before each model call, the gateway reserves the most that the call
-    can cost.
-    """
+class SetTenantOptions(NamedTenantOptions):
+    """Options of `tenants set`."""
 
     tokens_per_day: Limit = UNSET
     """Max prompt and completion tokens per day, or none for no limit."""
@@ -380,21 +363,28 @@ class SetTenantOptions(NamedTenantOptions, frozen=True):
 
 def tenants(arguments: Sequence[str]) -> int:
     """Run `rolegate tenants`; return the exit status."""
-    commands = {
-        "list": Command(ListTenantsOptions, _list_tenants),
-        "set": Command(SetTenantOptions, _set_tenant),
-        "show": Command(ShowTenantOptions, _show_tenant),
-    }
     return run_subcommand(
         "tenants",
         _TENANTS,
-        commands,
+        {
+            "list": _list_tenants,
+            "set": _set_tenant,
+            "show": _show_tenant,
+        },
         arguments,
         _run,
     )
 
 
 async def _set_tenant(client: AsyncClient, options: SetTenantOptions) -> None:
+    """Create a tenant, or change its settings.
+
+    Settings whose options are not given stay as they are; the value `none` removes a limit. A
+    running gateway applies new limits from the next request on.
+
+    No limit is ever exceeded: before each model call, the gateway reserves the most that the call
+    can cost.
+    """
     changes = {name: value for name in SETTINGS if (value := getattr(options, name)) is not UNSET}
     wanted = pb.Tenant(name=options.name, **changes)
     changed = await client.update_tenant(wanted, list(changes), allow_missing=True)
@@ -407,6 +397,7 @@ async def _set_tenant(client: AsyncClient, options: SetTenantOptions) -> None:
 
 
 async def _list_tenants(client: AsyncClient, options: AccountOptions) -> None:
+    """Show all tenants with their limits."""
     tenants = [from_proto(Tenant, message) async for message in client.tenants()]
     if options.json:
         print(json_of(tenants))
@@ -423,7 +414,7 @@ def _table(tenants: Iterable[Tenant]) -> Table:
 
 
 async def _show_tenant(client: AsyncClient, options: NamedTenantOptions) -> None:
-    """Print a tenant's limits, and the sums that it has spent this day and this month."""
+    """Show a tenant's limits, and what it has spent today and this month."""
     shown = await client.tenant(options.name)
     tenant = from_proto(Tenant, shown.tenant)
     spent = [from_proto(Spent, message) for message in shown.spent]

@@ -58,7 +58,7 @@ from serving.terminal import complain
 Terms = TypeVar("Terms", bound=IndexOptions)
 
 
-class GatewayOptions(CertificateOptions, frozen=True):
+class GatewayOptions(CertificateOptions):
     """Options of commands that call a running gateway, or else start a gateway for the command."""
 
     config: Path | None = None
@@ -79,7 +79,7 @@ class GatewayOptions(CertificateOptions, frozen=True):
         return document_filter(self.properties)
 
 
-class TermsOptions(GatewayOptions, frozen=True):
+class TermsOptions(GatewayOptions):
     """Options that are sent with the request of a question or a table."""
 
     request_id: Name = ""
@@ -156,7 +156,7 @@ _STARTING_S = 0.3
 """Seconds between attempts to start or find a gateway while another one starts with the store."""
 
 
-class AskOptions(TermsOptions, frozen=True, kw_only=True):
+class AskOptions(TermsOptions, kw_only=True):
     """Ask a question; show the answer and the steps that led to it.
 
     Without --address, a gateway is started for the question and stopped afterwards.
@@ -229,7 +229,7 @@ _HINT = (
 _ENDS = ("exit", "quit", "/exit", "/quit", ":exit", ":quit", ":q", "/q")
 
 
-class ChatOptions(GatewayOptions, frozen=True):
+class ChatOptions(GatewayOptions):
     """Ask one question after another, typed in a terminal or read from a pipe, one per line.
 
     A question may refer to the questions and answers before it. Without --address, a gateway is

@@ -33,7 +33,7 @@ from serving.retrieval.opening import identity_of
 _MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]–[/dim]"}
 
 
-class CheckOptions(ConfigOptions, frozen=True):
+class CheckOptions(ConfigOptions):
     """Find the problems of a config.
 
     With --live, also send a few small requests to its models, embedder and index, list the tools of

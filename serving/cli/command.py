@@ -7,11 +7,12 @@ is the config file that they choose.
 """
 
 import argparse
+import asyncio
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import NODEFAULT, Meta
@@ -64,34 +65,31 @@ def shown_as(metavar: str) -> Meta:
     return Meta(extra={"metavar": metavar})
 
 
-class Command(NamedTuple):
-    """Subcommand: the struct that defines its options, and the function that does its work.
-
-    The first line of the struct's docstring is the summary in the list of subcommands.
-    """
-
-    options: type[msgspec.Struct]
-    work: Callable[..., Any]
-
-
 def run_subcommand(
     group: str,
     about: str | None,
-    commands: Mapping[str, Command | str],
+    commands: Mapping[str, Callable[..., Any] | str],
     arguments: Sequence[str],
     run: Callable[[Callable[..., Any], Any], int | None] = lambda work, options: work(options),
 ) -> int:
     """Run the subcommand of `rolegate GROUP` that `arguments` name; return its exit status.
 
-    `about`: description of the group. `commands`: subcommands by name; a string is the summary of a
-    subcommand that the caller runs itself. `run`: called with a subcommand's work and options; by
-    default it calls the work with the options.
+    `about`: description of the group. `commands`: subcommands by name. The docstring of a function
+    is the help of its subcommand, and the type of its parameter `options` defines the options. A
+    string is the summary of a subcommand that the caller runs itself. `run`: called with a
+    subcommand's function and options; by default it calls the function with the options.
     """
     summaries = {name: _summary(command) for name, command in commands.items()}
     chosen = chosen_command(group, about, summaries, arguments)
-    command = commands[chosen]
-    assert isinstance(command, Command)
-    return run(command.work, parse(command.options, f"{group} {chosen}", arguments[1:])) or 0
+    work = commands[chosen]
+    assert callable(work)
+    options = inspect.signature(work).parameters["options"].annotation
+    return run(work, parse(options, f"{group} {chosen}", arguments[1:], work.__doc__)) or 0
+
+
+def run_async(work: Callable[[Any], Coroutine[Any, Any, Any]], options: Any) -> Any:
+    """Run a coroutine function with `options`, and return its result."""
+    return asyncio.run(work(options))
 
 
 def chosen_command(
@@ -109,10 +107,10 @@ def chosen_command(
     return chosen
 
 
-def _summary(command: Command | str) -> str:
+def _summary(command: Callable[..., Any] | str) -> str:
     if isinstance(command, str):
         return command
-    first_line = (command.options.__doc__ or "").partition("\n")[0].rstrip(".:")
+    first_line = (command.__doc__ or "").partition("\n")[0].rstrip(".:")
     return first_line[:1].lower() + first_line[1:]
 
 

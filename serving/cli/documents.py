@@ -8,7 +8,7 @@ from rolegate.client import Client
 from rolegate.v1 import document_service_pb2 as pb
 
 from router.errors import BadConfig
-from serving.cli.command import POSITIONAL, Command, run_subcommand
+from serving.cli.command import POSITIONAL, run_subcommand
 from serving.cli.grid import counted, new_table
 from serving.cli.options import (
     ConnectionOptions,
@@ -28,8 +28,8 @@ tenant searches them, as the index `uploads`.
 """
 
 
-class UploadOptions(JSONConnectionOptions, frozen=True, kw_only=True):
-    """Upload files; a document of the same name is replaced."""
+class UploadOptions(JSONConnectionOptions, kw_only=True):
+    """Options of `documents upload`."""
 
     files: Annotated[tuple[File, ...], POSITIONAL]
     """Upload these files."""
@@ -39,33 +39,31 @@ class UploadOptions(JSONConnectionOptions, frozen=True, kw_only=True):
     """Wait until the documents can be found, and show those that were not read."""
 
 
-class ListOptions(JSONConnectionOptions, frozen=True):
-    """List documents: whether they are in the index, and what of them was not read."""
-
-
-class DeleteOptions(ConnectionOptions, frozen=True, kw_only=True):
-    """Delete documents; they cannot be found after the next build."""
+class DeleteOptions(ConnectionOptions, kw_only=True):
+    """Options of `documents delete`."""
 
     names: Annotated[tuple[Name, ...], POSITIONAL]
     """Delete the documents of these names."""
 
 
-class BuildOptions(JSONConnectionOptions, frozen=True):
-    """Show the state of the index, and the documents that were not read."""
-
-
 def documents(arguments: Sequence[str]) -> int:
     """Run `rolegate documents`; return the exit status."""
-    commands = {
-        "upload": Command(UploadOptions, _upload),
-        "list": Command(ListOptions, _list),
-        "delete": Command(DeleteOptions, _delete),
-        "build": Command(BuildOptions, _build),
-    }
-    return run_subcommand("documents", _ABOUT, commands, arguments, with_client)
+    return run_subcommand(
+        "documents",
+        _ABOUT,
+        {
+            "upload": _upload,
+            "list": _list,
+            "delete": _delete,
+            "build": _build,
+        },
+        arguments,
+        with_client,
+    )
 
 
 def _upload(client: Client, options: UploadOptions) -> bool:
+    """Upload files; a document of the same name is replaced."""
     if options.name and len(options.files) > 1:
         raise BadConfig("--name: names one document; upload one file at a time.")
     for number, file in enumerate(options.files, 1):
@@ -75,7 +73,8 @@ def _upload(client: Client, options: UploadOptions) -> bool:
     return options.wait and _build(client, options)
 
 
-def _list(client: Client, options: ListOptions) -> None:
+def _list(client: Client, options: JSONConnectionOptions) -> None:
+    """List documents: whether they are in the index, and what of them was not read."""
     documents = list(client.list_documents())
     rows = (
         (
@@ -93,13 +92,14 @@ def _list(client: Client, options: ListOptions) -> None:
 
 
 def _delete(client: Client, options: DeleteOptions) -> None:
+    """Delete documents; they cannot be found after the next build."""
     for name in options.names:
         client.delete_document(name)
         print(f"{name}: deleted")
 
 
 def _build(client: Client, options: JSONConnectionOptions) -> bool:
-    """Print the state of the index. Return whether a document is missing in it."""
+    """Show the state of the index, and the documents that were not read."""
     build = client.get_build()
     if options.json:
         print(json_of(build))

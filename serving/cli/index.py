@@ -24,25 +24,31 @@ from router.search import Indexes
 from router.search.retrieval import WatchedRetriever
 from router.trace.scope import DEFAULT_INDEX
 from serving.bulk import finished, workers_of
-from serving.cli.command import POSITIONAL, Command, run_subcommand, shown_as
+from serving.cli.command import POSITIONAL, run_async, run_subcommand, shown_as
 from serving.cli.grid import counted, print_lines
 from serving.cli.options import File, Folder, HostPort, Name, Options, json_of
 from serving.config.config import FACTORY, EmbedderConfig, EngineConfig, RetrievalConfig, place_of
 from serving.config.file import load_config
 from serving.engines.engine import cores
 from serving.retrieval.adopt import adopt_index
-from serving.retrieval.build import BATCH, Built, build_index
+from serving.retrieval.build import BATCH, Built
 from serving.retrieval.embedder import Embedder, MiniLM, Vectors
 from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.gaps import gaps_of
 from serving.retrieval.manifest import read_manifest
-from serving.retrieval.opening import Check, open_embedder, open_retriever, stoppable, vector_store
+from serving.retrieval.opening import (
+    Check,
+    build_configured,
+    open_embedder,
+    open_retriever,
+    stoppable,
+)
 from serving.retrieval.services import RetrievalServicer, retrieval_app
 from serving.signals import log_step, run_until_stopped
 from serving.terminal import progress_bar
 
 
-class EmbedderOptions(Options, frozen=True):
+class EmbedderOptions(Options):
     """Options that choose an embedder. The default is all-MiniLM-L6-v2, run in this process."""
 
     embedder_url: Annotated[str, shown_as("URL")] | None = None
@@ -71,18 +77,8 @@ def embedder_config(options: EmbedderOptions) -> EmbedderConfig:
     )
 
 
-class BuildOptions(EmbedderOptions, frozen=True, kw_only=True):
-    """Index documents, or only what changed since the last build.
-
-    Read files and folders (text, Markdown, HTML, PDF, office documents, mail, CSV, JSON), split the
-    texts into passages at sentence ends, and embed the passages. Without PATHS, the documents and
-    all other settings are those of the config. An interrupted build continues where it stopped. A
-    running gateway that serves the index switches to the new one by itself.
-
-    A file that cannot be read, or takes too much time or memory, is reported and skipped. So is a
-    symbolic link that leads out of its folder. Rows of JSON lines and Parquet have the form
-    {"id", "title", "text"} or {"id", "contents"}.
-    """
+class BuildOptions(EmbedderOptions, kw_only=True):
+    """Options of `index build`."""
 
     config: Path
     paths: Annotated[tuple[Path, ...], POSITIONAL] = ()
@@ -106,12 +102,8 @@ class BuildOptions(EmbedderOptions, frozen=True, kw_only=True):
     )
 
 
-class AdoptOptions(EmbedderOptions, frozen=True, kw_only=True):
-    """Adopt a FAISS index that another program built, with its corpus.
-
-    Row n of the corpus must hold the text of vector n. A few passages are embedded again, to check
-    that the index was built with the embedder that the options choose.
-    """
+class AdoptOptions(EmbedderOptions, kw_only=True):
+    """Options of `index adopt`."""
 
     faiss: File
     """Index file, as faiss.write_index writes it."""
@@ -123,12 +115,8 @@ class AdoptOptions(EmbedderOptions, frozen=True, kw_only=True):
 
 def index(arguments: Sequence[str]) -> int:
     """Run `rolegate index`; return the exit status."""
-    commands = {
-        "build": Command(BuildOptions, lambda options: asyncio.run(_build(options))),
-        "adopt": Command(AdoptOptions, lambda options: asyncio.run(_adopt(options))),
-    }
     about = "Build the index that retrieval searches, or adopt one that another program built."
-    return run_subcommand("index", about, commands, arguments)
+    return run_subcommand("index", about, {"build": _build, "adopt": _adopt}, arguments, run_async)
 
 
 def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, EngineConfig]]:
@@ -166,6 +154,17 @@ def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, Eng
 
 
 async def _build(options: BuildOptions) -> None:
+    """Index documents, or only what changed since the last build.
+
+    Read files and folders (text, Markdown, HTML, PDF, office documents, mail, CSV, JSON), split the
+    texts into passages at sentence ends, and embed the passages. Without PATHS, the documents and
+    all other settings are those of the config. An interrupted build continues where it stopped. A
+    running gateway that serves the index switches to the new one by itself.
+
+    A file that cannot be read, or takes too much time or memory, is reported and skipped. So is a
+    symbolic link that leads out of its folder. Rows of JSON lines and Parquet have the form
+    {"id", "title", "text"} or {"id", "contents"}.
+    """
     config, engines = _retrieval(options)
     if options.ray and not config.embedder.in_process:
         raise BadConfig(
@@ -214,16 +213,7 @@ def _built(config: RetrievalConfig, embedder: Embedder, ray: str | None, check: 
                 stage = "waiting for another build of this index"
             bar.update(task, description=stage, completed=done, total=total or None)
 
-        return build_index(
-            [Path(place) for place in config.documents],
-            Path(config.index or ""),
-            embedder,
-            lexical=config.lexical,
-            chunk_tokens=config.chunk_tokens,
-            progress=show,
-            batch=batch,
-            store=vector_store(config),
-        )
+        return build_configured(config, embedder, show, batch=batch)
 
 
 def _show(
@@ -267,6 +257,11 @@ def _for_programs(built: Built) -> dict[str, object]:
 
 
 async def _adopt(options: AdoptOptions) -> None:
+    """Adopt a FAISS index that another program built, with its corpus.
+
+    Row n of the corpus must hold the text of vector n. A few passages are embedded again, to check
+    that the index was built with the embedder that the options choose.
+    """
     async with open_embedder(embedder_config(options), {}, print) as embedder:
         manifest = await asyncio.to_thread(
             adopt_index,
@@ -283,12 +278,8 @@ _GRACE_S = 10.0
 """Seconds that running requests have to finish when the server stops."""
 
 
-class RetrieveOptions(EmbedderOptions, frozen=True, kw_only=True):
-    """Serve one index over gRPC and HTTP.
-
-    The HTTP API is the one that common search agents expect: POST /retrieve with {"queries",
-    "topk", "return_scores"} or {"query_list", "k"}.
-    """
+class RetrieveOptions(EmbedderOptions, kw_only=True):
+    """Options of `retrieve serve`."""
 
     index: Folder
     """Folder that `index build` wrote."""
@@ -304,11 +295,16 @@ class RetrieveOptions(EmbedderOptions, frozen=True, kw_only=True):
 
 def retrieve(arguments: Sequence[str]) -> int:
     """Run `rolegate retrieve`; return the exit status."""
-    commands = {"serve": Command(RetrieveOptions, _serve)}
-    return run_subcommand("retrieve", "Serve an index to other processes.", commands, arguments)
+    about = "Serve an index to other processes."
+    return run_subcommand("retrieve", about, {"serve": _serve}, arguments)
 
 
 def _serve(options: RetrieveOptions) -> None:
+    """Serve one index over gRPC and HTTP.
+
+    The HTTP API is the one that common search agents expect: POST /retrieve with {"queries",
+    "topk", "return_scores"} or {"query_list", "k"}.
+    """
     manifest = read_manifest(options.index)
     config = RetrievalConfig(
         index=str(options.index),

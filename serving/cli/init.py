@@ -24,7 +24,7 @@ _ROLES = {"backbone": "delegation", "executor": "execution", "answerer": "answer
 Value = Annotated[str, shown_as("VALUE")]
 
 
-class InitOptions(Options, frozen=True):
+class InitOptions(Options):
     """Write a commented config file, starting from a preset.
 
     In a terminal, the command asks for each setting whose option is not given, and offers a

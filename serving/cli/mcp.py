@@ -44,7 +44,7 @@ class HistoryMessage(BaseModel):
 _NO_HISTORY: list[HistoryMessage] = []
 
 
-class MCPOptions(ConnectionOptions, frozen=True):
+class MCPOptions(ConnectionOptions):
     """Let agents ask a running gateway and search its documents, over the Model Context Protocol.
 
     Start a gateway with `rolegate serve`, and put this into the configuration of the MCP client:

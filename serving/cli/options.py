@@ -19,6 +19,7 @@ from rolegate.v1.document_filter_pb2 import DocumentFilter
 
 from router.administration import TENANT_NAME
 from router.errors import BadConfig
+from router.frozen import Frozen
 from serving.cli.command import exclusive, reads, shown_as
 from serving.terminal import complain, table_console
 
@@ -173,24 +174,24 @@ Names = Annotated[tuple[str, ...], shown_as("NAME")]
 Properties = Annotated[tuple[str, ...], shown_as("PROPERTY")]
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Options(Frozen, kw_only=True):
     """Options of a command."""
 
 
-class ConfigOptions(Options, frozen=True, kw_only=True):
+class ConfigOptions(Options, kw_only=True):
     """Options of commands that read a config."""
 
     config: Path
 
 
-class JSONConfigOptions(ConfigOptions, frozen=True):
+class JSONConfigOptions(ConfigOptions):
     """Options of commands that read a config, and print JSON with --json."""
 
     json: bool = False
     """Print JSON."""
 
 
-class CertificateOptions(Options, frozen=True):
+class CertificateOptions(Options):
     """Options of a connection to a gateway."""
 
     ca: File | None = None
@@ -201,7 +202,7 @@ class CertificateOptions(Options, frozen=True):
     """Private key that belongs to --certificate (PEM)."""
 
 
-class StoreOptions(CertificateOptions, frozen=True):
+class StoreOptions(CertificateOptions):
     """Options of commands that open the store of a config, or call a running gateway."""
 
     config: Path | None = None
@@ -209,21 +210,21 @@ class StoreOptions(CertificateOptions, frozen=True):
     """Call the gateway at this address, instead of opening the store of a config."""
 
 
-class ConnectionOptions(CertificateOptions, frozen=True):
+class ConnectionOptions(CertificateOptions):
     """Options of commands that call a running gateway."""
 
     address: HostPort = ADDRESS
     """Connect to the gateway at this address; ROLEGATE_API_KEY holds the API key."""
 
 
-class JSONConnectionOptions(ConnectionOptions, frozen=True):
+class JSONConnectionOptions(ConnectionOptions):
     """Options of commands that call a running gateway, and print JSON with --json."""
 
     json: bool = False
     """Print one line of JSON for each item."""
 
 
-class PeriodOptions(ConnectionOptions, frozen=True):
+class PeriodOptions(ConnectionOptions):
     """Options of commands that show runs or calls of a period, from a running gateway."""
 
     since: Time | None = None

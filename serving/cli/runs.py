@@ -15,7 +15,7 @@ from router.errors import BadRequest
 from router.trace import Conversation, Execution, Run, Trajectory
 from router.trace.run import RunKind, RunStatus
 from router.trace.values import ToolCall
-from serving.cli.command import POSITIONAL, Command, exclusive, run_subcommand
+from serving.cli.command import POSITIONAL, exclusive, run_subcommand
 from serving.cli.grid import print_line
 from serving.cli.options import (
     ConnectionOptions,
@@ -36,8 +36,8 @@ from serving.cli.tables import (
 from serving.terminal import table_console
 
 
-class ListOptions(PeriodOptions, frozen=True):
-    """List the runs of the gateway, newest first."""
+class ListOptions(PeriodOptions):
+    """Options of `runs list`."""
 
     limit: Annotated[int, Meta(ge=1)] = 50
     """Show at most this many runs."""
@@ -53,26 +53,22 @@ class ListOptions(PeriodOptions, frozen=True):
     """Print one line of JSON for each run."""
 
 
-class RunOptions(ConnectionOptions, frozen=True, kw_only=True):
+class RunOptions(ConnectionOptions, kw_only=True):
     """Options of commands on one run."""
 
     run_id: Annotated[str, POSITIONAL]
     """Identifier of the run, as `runs list` shows it."""
 
 
-class JSONRunOptions(RunOptions, frozen=True):
+class JSONRunOptions(RunOptions):
     """Options of commands on one run that print JSON with --json."""
 
     json: bool = False
     """Print JSON."""
 
 
-class ShowOptions(JSONRunOptions, frozen=True):
-    """Show what happened in a run.
-
-    Show the sub-queries of each round, the reports with their evidence, the model calls, the sums
-    of tokens and cost, and the feedback.
-    """
+class ShowOptions(JSONRunOptions):
+    """Options of `runs show`."""
 
     prompts: bool = False
     """Also show all prompts and all outputs of models."""
@@ -80,31 +76,22 @@ class ShowOptions(JSONRunOptions, frozen=True):
     """Print the whole trace as JSON: all prompts, outputs, searches and reports."""
 
 
-class WatchOptions(JSONRunOptions, frozen=True):
-    """Show the events of an answer or a table, while it runs or after it has ended."""
+class WatchOptions(JSONRunOptions):
+    """Options of `runs watch`."""
 
     after: int = 0
     """Show only events after this event number."""
 
 
-class ResumeOptions(JSONRunOptions, frozen=True):
-    """Resume an answer or a table whose gateway stopped or was killed.
-
-    The work starts again in a new run, which reuses the turns and searches that were completed. The
-    interrupted run must be at most an hour old, and its gateway must be running again. What the
-    interrupted run spent counts against the budget of the new one.
-    """
+class ResumeOptions(JSONRunOptions):
+    """Options of `runs resume`."""
 
     timeout: Seconds | None = None
     """End the run after this many seconds (default: the gateway's limit)."""
 
 
-class CancelOptions(RunOptions, frozen=True):
-    """Stop a run; a run that has already ended is not changed."""
-
-
-class FeedbackOptions(RunOptions, frozen=True):
-    """Rate an answer, and store the feedback with its run."""
+class FeedbackOptions(RunOptions):
+    """Options of `runs feedback`."""
 
     good: Annotated[bool, exclusive("verdict")] = False
     """Say that the answer was right."""
@@ -124,25 +111,26 @@ def runs(arguments: Sequence[str]) -> int:
         from serving.cli.store import export  # imported only here, because it imports the database
 
         return export(arguments[1:])
-    commands: dict[str, Command | str] = {
-        "list": Command(ListOptions, _list),
-        "show": Command(ShowOptions, _show),
-        "watch": Command(WatchOptions, _watch),
-        "resume": Command(ResumeOptions, _resume),
-        "cancel": Command(CancelOptions, _cancel),
-        "feedback": Command(FeedbackOptions, _feedback),
-        "export": "write runs with their traces into a file, from a gateway or the config's store",
-    }
+    exporting = "write runs with their traces into a file, from a gateway or the config's store"
     return run_subcommand(
         "runs",
         "List, show and change the runs of a running gateway.",
-        commands,
+        {
+            "list": _list,
+            "show": _show,
+            "watch": _watch,
+            "resume": _resume,
+            "cancel": _cancel,
+            "feedback": _feedback,
+            "export": exporting,
+        },
         arguments,
         with_client,
     )
 
 
 def _list(client: Client, options: ListOptions) -> None:
+    """List the runs of the gateway, newest first."""
     listed = client.runs(
         tenant=options.tenant,
         kind=options.kind,
@@ -157,6 +145,11 @@ def _list(client: Client, options: ListOptions) -> None:
 
 
 def _show(client: Client, options: ShowOptions) -> None:
+    """Show what happened in a run.
+
+    Show the sub-queries of each round, the reports with their evidence, the model calls, the sums
+    of tokens and cost, and the feedback.
+    """
     details = client.run(options.run_id, trace=options.trace or not options.json)
     if options.trace:
         print(details.trace_json)
@@ -270,11 +263,18 @@ def _show_call(console: Console, conversation: Conversation, indent: int) -> Non
 
 
 def _watch(client: Client, options: WatchOptions) -> None:
+    """Show the events of an answer or a table, while it runs or after it has ended."""
     events = client.watch(options.run_id, options.after)
     _follow(client, events, options, is_table=_is_table(client, options))
 
 
 def _resume(client: Client, options: ResumeOptions) -> None:
+    """Resume an answer or a table whose gateway stopped or was killed.
+
+    The work starts again in a new run, which reuses the turns and searches that were completed. The
+    interrupted run must be at most an hour old, and its gateway must be running again. What the
+    interrupted run spent counts against the budget of the new one.
+    """
     resumed = SearchOptions(resume_run_id=options.run_id)
     is_table = _is_table(client, options)
     if is_table:
@@ -310,7 +310,8 @@ def _follow(
     view.show(client.with_all_rows(result) if is_table else result)
 
 
-def _cancel(client: Client, options: CancelOptions) -> None:
+def _cancel(client: Client, options: RunOptions) -> None:
+    """Stop a run; a run that has already ended is not changed."""
     if client.run(options.run_id).run.status == pb.RUN_STATUS_RUNNING:
         client.cancel(options.run_id)
         print(f"run {options.run_id} is being stopped")
@@ -319,6 +320,7 @@ def _cancel(client: Client, options: CancelOptions) -> None:
 
 
 def _feedback(client: Client, options: FeedbackOptions) -> None:
+    """Rate an answer, and store the feedback with its run."""
     rated = options.good or options.bad or options.score is not None
     if not (rated or options.right_answer or options.comment):
         raise BadRequest("no feedback: give --good, --bad, --score, --right-answer or --comment.")

@@ -22,7 +22,7 @@ from serving.cli.options import (
 )
 
 
-class SearchOptions(JSONConnectionOptions, frozen=True, kw_only=True):
+class SearchOptions(JSONConnectionOptions, kw_only=True):
     """Search a running gateway's index; print the passages that match best, best first."""
 
     query: Annotated[str, POSITIONAL]

@@ -11,7 +11,7 @@ from serving.logs import json_lines
 from serving.signals import log_step, run_until_stopped
 
 
-class ServeOptions(ConfigOptions, frozen=True):
+class ServeOptions(ConfigOptions):
     """Run the gateway until it is stopped.
 
     On SIGTERM or SIGINT the gateway accepts no new requests, and stops when the running ones have

@@ -26,11 +26,11 @@ from router.store.copies.restore import restore
 from router.store.copies.transfer import export_rows, import_rows
 from router.store.database import default_log, sqlite_file, upgrade
 from router.store.log import RunLog
-from router.store.migration import THIS, Release, Step
+from router.store.migration import THIS, Release
 from router.trace import Run
 from router.trace.export import ExportRow, agent_trajectories, export_row
 from router.trace.run import RunKind, right_answers
-from serving.cli.command import POSITIONAL, Command, parse, run_subcommand
+from serving.cli.command import POSITIONAL, parse, run_async, run_subcommand
 from serving.cli.grid import counted, print_lines
 from serving.cli.options import (
     ConfigOptions,
@@ -70,53 +70,22 @@ async def opened_store(
         yield database
 
 
-class CheckStoreOptions(JSONConfigOptions, frozen=True):
-    """Verify the integrity of the store.
-
-    Check the database itself. Then check that the trace of every run can be read, and that it
-    agrees with the stored run and its calls in the ledger. A gateway may continue to write
-    meanwhile.
-    """
-
-
-class BackupOptions(ConfigOptions, frozen=True, kw_only=True):
-    """Copy a SQLite store into one file.
-
-    The copy holds every answer that clients have received so far, and needs no log folder. A
-    gateway may continue to write meanwhile. For PostgreSQL use pg_dump.
-    """
+class BackupOptions(ConfigOptions):
+    """Options of `store backup`."""
 
     file: Annotated[Path, POSITIONAL]
     """Write the copy to this file, which must not exist yet."""
 
 
-class RowsOptions(JSONConfigOptions, frozen=True, kw_only=True):
+class RowsOptions(JSONConfigOptions, kw_only=True):
     """Options of commands that copy the rows of the store."""
 
     file: Annotated[Path, POSITIONAL]
     """File of JSON lines; `export` does not replace a file."""
 
 
-class ExportStoreOptions(RowsOptions, frozen=True):
-    """Write the whole store into a file of JSON lines, which any other store can import.
-
-    The file holds every answer that clients have received so far. A gateway may continue to write
-    meanwhile.
-    """
-
-
-class ImportStoreOptions(RowsOptions, frozen=True):
-    """Fill an empty store from a file of `rolegate store export`.
-
-    Either all rows of the file are imported, or none.
-    """
-
-
-class RestoreOptions(ConfigOptions, frozen=True, kw_only=True):
-    """Put a backup in the place of a SQLite store.
-
-    No gateway may be running. For PostgreSQL use pg_restore.
-    """
+class RestoreOptions(ConfigOptions):
+    """Options of `store restore`."""
 
     file: Annotated[Path, POSITIONAL]
     """Restore this file, which `rolegate store backup` has made."""
@@ -124,38 +93,40 @@ class RestoreOptions(ConfigOptions, frozen=True, kw_only=True):
     """Rename the present store and its log, if there is one."""
 
 
-class UpgradeOptions(JSONConfigOptions, frozen=True):
-    """Move the schema of the store forward to that of this release.
-
-    Make a backup first, and stop the gateways of earlier releases if a revision shuts them out.
-    """
+class UpgradeOptions(JSONConfigOptions):
+    """Options of `store upgrade`."""
 
     check: bool = False
     """Only show what would be done; the exit status is 1 if there is something to do."""
-
-
-class Upgraded(msgspec.Struct, frozen=True):
-    """The revisions that an upgrade has applied, or that it would apply."""
-
-    steps: list[Step]
 
 
 def store(arguments: Sequence[str], release: Release = THIS) -> int:
     """Run `rolegate store`; return the exit status, which is 1 if the check found a problem.
     `release`: the schema to upgrade to.
     """
-    commands = {
-        "upgrade": Command(UpgradeOptions, lambda options: _upgrade(options, release)),
-        "check": Command(CheckStoreOptions, _check),
-        "backup": Command(BackupOptions, _back_up),
-        "restore": Command(RestoreOptions, _restore),
-        "export": Command(ExportStoreOptions, _export_all),
-        "import": Command(ImportStoreOptions, _import_all),
-    }
+
+    async def upgrading(options: UpgradeOptions) -> int:
+        """Move the schema of the store forward to that of this release.
+
+        Make a backup first, and stop the gateways of earlier releases if a revision shuts them out.
+        """
+        return await _upgrade(options, release)
+
     about = "Check, upgrade, copy or restore the store."
     errors_only()
     return run_subcommand(
-        "store", about, commands, arguments, lambda work, options: asyncio.run(work(options))
+        "store",
+        about,
+        {
+            "upgrade": upgrading,
+            "check": _check,
+            "backup": _back_up,
+            "restore": _restore,
+            "export": _export_all,
+            "import": _import_all,
+        },
+        arguments,
+        run_async,
     )
 
 
@@ -164,7 +135,7 @@ async def _upgrade(options: UpgradeOptions, release: Release) -> int:
     _see_file(url)
     steps = upgrade(url, release, check=options.check)
     if options.json:
-        print(json_of(Upgraded(steps)))
+        print(json_of({"steps": steps}))
     else:
         for step in steps:
             kind = "shuts out earlier releases" if step.number else "earlier releases go on working"
@@ -183,7 +154,13 @@ def _see_file(url: str) -> None:
         )
 
 
-async def _check(options: CheckStoreOptions) -> int:
+async def _check(options: JSONConfigOptions) -> int:
+    """Verify the integrity of the store.
+
+    Check the database itself. Then check that the trace of every run can be read, and that it
+    agrees with the stored run and its calls in the ledger. A gateway may continue to write
+    meanwhile.
+    """
     missing = list[int]()
     async with opened_store(options.config, on_missing=missing.extend) as database:
         with _progress("checking runs") as on_progress:
@@ -220,11 +197,21 @@ def _progress(title: str) -> Iterator[Callable[..., None]]:
 
 
 async def _back_up(options: BackupOptions) -> None:
+    """Copy a SQLite store into one file.
+
+    The copy holds every answer that clients have received so far, and needs no log folder. A
+    gateway may continue to write meanwhile. For PostgreSQL use pg_dump.
+    """
     await _copied(options, "copying", lambda database, file, _: database.copy(file))
     print(f"{options.file}: {options.file.stat().st_size:,} bytes")
 
 
 async def _export_all(options: RowsOptions) -> None:
+    """Write the whole store into a file of JSON lines, which any other store can import.
+
+    The file holds every answer that clients have received so far. A gateway may continue to write
+    meanwhile.
+    """
     rows = await _copied(
         options,
         "exporting rows",
@@ -247,6 +234,10 @@ async def _copied(
 
 
 async def _import_all(options: RowsOptions) -> None:
+    """Fill an empty store from a file of `rolegate store export`.
+
+    Either all rows of the file are imported, or none.
+    """
     async with opened_store(options.config, make=True) as database:
         with _progress("importing rows") as on_progress:
             rows = await database.write(
@@ -260,6 +251,10 @@ def _show_rows(rows: int, options: RowsOptions) -> None:
 
 
 async def _restore(options: RestoreOptions) -> None:
+    """Put a backup in the place of a SQLite store.
+
+    No gateway may be running. For PostgreSQL use pg_restore.
+    """
     server = read_config(options.config).server
     file = sqlite_file(server.store)
     if file is None:
@@ -339,7 +334,7 @@ EXPORTS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
 """Functions that open a new file for writing rows, by the suffix of the file."""
 
 
-class ExportOptions(StoreOptions, frozen=True, kw_only=True):
+class ExportOptions(StoreOptions, kw_only=True):
     """Write runs with their traces into a file that `datasets.load_dataset` can read."""
 
     out: File

@@ -38,7 +38,7 @@ _EVERY_S = 10.0
 """Seconds between two progress lines if the output is not a terminal."""
 
 
-class FillOptions(TermsOptions, frozen=True, kw_only=True):
+class FillOptions(TermsOptions, kw_only=True):
     """Fill a table, and print it with the cells that should be checked and the cost.
 
     Without --address, a gateway is started for the table and stopped afterwards. Ctrl-C cancels the

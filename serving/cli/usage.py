@@ -46,7 +46,7 @@ empty, and so are dimensions that the sums are not split by.
 """
 
 
-class UsageOptions(PeriodOptions, frozen=True):
+class UsageOptions(PeriodOptions):
     """Show tokens and cost of the model calls of a running gateway.
 
     `rolegate usage reconcile` compares the ledger with the engines' own counters.
@@ -62,7 +62,7 @@ class UsageOptions(PeriodOptions, frozen=True):
     """Print CSV; the columns are the same for all values of --by and --per."""
 
 
-class ReconcileOptions(JSONConnectionOptions, frozen=True):
+class ReconcileOptions(JSONConnectionOptions):
     """Compare the tokens in the ledger with the counters of each engine since the engine started.
 
     The exit status is 1 if they differ by more than interrupted and running calls can explain.

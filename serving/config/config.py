@@ -16,6 +16,7 @@ from msgspec.inspect import DictType, Metadata, StructType, Type, UnionType, Var
 
 from router.edge.http.chat_tasks import ChatTasks
 from router.edge.listening import TLS
+from router.frozen import Frozen
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.runs.admission import AdmissionLimits
 from router.table import TableLimits
@@ -51,7 +52,7 @@ Factory = Annotated[str, _marked("factory")]
 
 Identifier = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
-Chars = Annotated[int, Meta(ge=1, le=10**9)]
+Chars = Count
 Tokens = Annotated[int, Meta(ge=1, le=10**7)]
 """Tokens of a prompt or an output."""
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -78,11 +79,11 @@ Omitted = Literal[
 """A parameter that can be left out of requests to an endpoint."""
 
 
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Section(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Base class of the tables of the configuration file."""
 
 
-class ServerConfig(Section, frozen=True):
+class ServerConfig(Section):
     """Where the gateway listens, and where it stores its data."""
 
     address: Address = "127.0.0.1:50551"
@@ -131,7 +132,7 @@ class ServerConfig(Section, frozen=True):
     """
 
 
-class SearchConfig(Section, frozen=True):
+class SearchConfig(Section):
     """Limits of the search for an answer, and its options."""
 
     max_rounds: Count = 4
@@ -167,7 +168,7 @@ class SearchConfig(Section, frozen=True):
     """
 
 
-class ReportCacheConfig(Section, frozen=True):
+class ReportCacheConfig(Section):
     """Sharing of reports between runs with the same sub-query: one executor works on the sub-query,
     and all these runs use its report. Nothing is shared if the executor decodes at random, that is
     with a temperature above 0 and no seed.
@@ -180,7 +181,7 @@ class ReportCacheConfig(Section, frozen=True):
     """
 
 
-class EngineConfig(Section, frozen=True):
+class EngineConfig(Section):
     """A vLLM process that the gateway starts and stops. NAME is the name by which roles and the
     embedder refer to the engine.
     """
@@ -202,7 +203,7 @@ class EngineConfig(Section, frozen=True):
     """
 
 
-class RoleConfig(Section, frozen=True):
+class RoleConfig(Section):
     """One role: its model, its prompt and its limits. With `engine`, the model runs on a vLLM
     engine that the gateway starts. With `base_url`, it is called at an OpenAI-compatible endpoint.
     With neither, it is called through LiteLLM, which finds the provider by the model's name.
@@ -278,7 +279,7 @@ class RoleConfig(Section, frozen=True):
     """
 
 
-class TableRoleConfig(Section, frozen=True):
+class TableRoleConfig(Section):
     """Settings of the delegation or execution role that differ while it works on a table. All
     other settings are those of `[roles.delegation]` or `[roles.execution]`.
     """
@@ -289,7 +290,7 @@ class TableRoleConfig(Section, frozen=True):
     """Max tokens of an output, which may contain many rows. Absent: the role's `max_tokens`."""
 
 
-class RolesConfig(Section, frozen=True):
+class RolesConfig(Section):
     """The three roles, and the settings of two roles that differ for tables."""
 
     delegation: RoleConfig
@@ -304,7 +305,7 @@ class RolesConfig(Section, frozen=True):
         return {"delegation": self.delegation, "execution": self.execution, "answer": self.answer}
 
 
-class EmbedderConfig(Section, frozen=True):
+class EmbedderConfig(Section):
     """The model that embeds queries and passages. With `engine` or `base_url`, it is served there.
     With `onnx`, it runs in the gateway's process. Without any of these, it is the packaged MiniLM,
     which also runs there.
@@ -335,7 +336,7 @@ class EmbedderConfig(Section, frozen=True):
         return not (self.engine or self.base_url or self.onnx)
 
 
-class MilvusConfig(Section, frozen=True):
+class MilvusConfig(Section):
     """A partition in Milvus that holds the vectors of an index (docs/documents.md#milvus)."""
 
     address: URL
@@ -352,7 +353,7 @@ class MilvusConfig(Section, frozen=True):
     """Timeout of a search, and of the attempts to reach Milvus."""
 
 
-class IndexConfig(Section, frozen=True):
+class IndexConfig(Section):
     """A further index, which tenants may be allowed to search. NAME is its name in requests and for
     `rolegate tenants set`. It has the embedder of `[retrieval]`.
     """
@@ -393,7 +394,7 @@ class IndexConfig(Section, frozen=True):
     """
 
 
-class RetrievalConfig(IndexConfig, frozen=True):
+class RetrievalConfig(IndexConfig):
     """Where searches find passages: either `index`, an index that the gateway opens in its own
     process, or `address`, a retrieval server. This is the index `default`.
     """
@@ -401,7 +402,7 @@ class RetrievalConfig(IndexConfig, frozen=True):
     embedder: EmbedderConfig = EmbedderConfig()
 
 
-class RerankerConfig(Section, frozen=True):
+class RerankerConfig(Section):
     """A model that orders the passages of each search, called at an endpoint in the form of Jina,
     Cohere and vLLM. If it fails, the passages keep the order of the search. Absent: no reranker.
     """
@@ -424,7 +425,7 @@ class RerankerConfig(Section, frozen=True):
     """Timeout of a request."""
 
 
-class UploadsConfig(Section, frozen=True):
+class UploadsConfig(Section):
     """Documents that clients upload (docs/documents.md#upload-by-api). Each tenant has an index of
     the documents that it uploads, with the embedder, `chunk_tokens` and `lexical` of `[retrieval]`.
     """
@@ -439,7 +440,7 @@ class UploadsConfig(Section, frozen=True):
     """Max size of all documents of a tenant, in MiB. A single document may have 256 MiB."""
 
 
-class GateConfig(Section, frozen=True):
+class GateConfig(Section):
     """The gate: it promotes or rolls back a candidate, that is a version of the executor on trial,
     by comparing it with the active version (docs/gate.md).
     """
@@ -463,7 +464,7 @@ class GateConfig(Section, frozen=True):
     """Max executor tokens of a candidate, as a multiple of the active version's."""
 
 
-class VersionsConfig(Section, frozen=True):
+class VersionsConfig(Section):
     """Versions of the executor: LoRA adapters for the model of `[roles.execution]`."""
 
     folder: AnyPath = "~/.cache/rolegate/versions"
@@ -481,7 +482,7 @@ class VersionsConfig(Section, frozen=True):
     gate: GateConfig = GateConfig()
 
 
-class TelemetryConfig(Section, frozen=True):
+class TelemetryConfig(Section):
     """Log, metrics and traces."""
 
     log_format: Literal["text", "json"] = "text"
@@ -511,7 +512,7 @@ class TelemetryConfig(Section, frozen=True):
     """
 
 
-class DistillationConfig(Section, frozen=True):
+class DistillationConfig(Section):
     """Models for the training and the trials of executors."""
 
     teacher: RoleConfig | None = None
@@ -522,7 +523,7 @@ class DistillationConfig(Section, frozen=True):
     """
 
 
-class ToolServerConfig(Section, frozen=True):
+class ToolServerConfig(Section):
     """An MCP server whose tools the workers of a manager may call. With `command`, it is a program
     that the gateway starts and keeps running. With `url`, it is reached over HTTP.
     """
@@ -558,7 +559,7 @@ class ToolServerConfig(Section, frozen=True):
     """
 
 
-class ManagerConfig(Section, frozen=True):
+class ManagerConfig(Section):
     """A manager: a model between the delegator and its executors, in the topology `host` and in
     tables. It gets a sub-query of the delegator, splits it for its workers, checks their reports,
     and writes one report for the delegator. NAME is the name by which the delegator refers to it.
@@ -582,7 +583,7 @@ class ManagerConfig(Section, frozen=True):
     """Max turns of the manager that dispatch workers."""
 
 
-class Config(Section, frozen=True):
+class Config(Section):
     """The whole configuration of a gateway."""
 
     roles: RolesConfig

@@ -9,7 +9,6 @@ title.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from router.errors import BadDocument
+from router.frozen import Frozen
 from router.trace.citation import sentences
 from serving.documents.document import (
     CorpusRow,
@@ -62,8 +62,7 @@ class _Unit(NamedTuple):
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Cutter:
+class Cutter(Frozen):
     """Limits of passages, and their token counter."""
 
     max_tokens: int

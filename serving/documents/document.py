@@ -9,10 +9,9 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-import msgspec
-
 from router.errors import BadDocument
-from serving.documents.metadata import Metadata, StoredPassage
+from router.frozen import Frozen
+from serving.documents.metadata import Metadata, StoredPassage, archive_metadata
 
 T = TypeVar("T")
 Kind = Literal[
@@ -83,14 +82,14 @@ _COMMON_NAMES = frozenset(
 """File names that need the folder's name to say anything."""
 
 
-class Title(msgspec.Struct, frozen=True, tag=True):
+class Title(Frozen, tag=True):
     """The title of a document."""
 
     text: str
     metadata: Metadata = Metadata()
 
 
-class TextBlock(msgspec.Struct, frozen=True, tag=True):
+class TextBlock(Frozen, tag=True):
     """A paragraph, a row of a table, a page, or a whole text."""
 
     text: str
@@ -103,14 +102,14 @@ class TextBlock(msgspec.Struct, frozen=True, tag=True):
     """Its place as its program shows it: `sheet Prices, row 14`, `slide 3`, `attachment a.txt`."""
 
 
-class Unread(msgspec.Struct, frozen=True, tag=True):
+class Unread(Frozen, tag=True):
     """A part of a document that was not read."""
 
     text: str
     """Kind and size, such as `2 pages without text (3, 4)`."""
 
 
-class CorpusRow(msgspec.Struct, frozen=True, tag=True):
+class CorpusRow(Frozen, tag=True):
     """A row of a corpus file."""
 
     where: str
@@ -141,6 +140,17 @@ def unread_parts(counts: Mapping[str, int]) -> Iterator[Unread]:
     """Describe what was left out of a document, if anything. `counts`: numbers by kind."""
     if counts:
         yield Unread(", ".join(f"{count or ''} {kind}".strip() for kind, count in counts.items()))
+
+
+def packed_document(
+    path: Path, content: bytes, blocks: Iterable[TextBlock], unread: Mapping[str, int]
+) -> Document:
+    """Return the document of a packed file, with the parts that were not read. Its title is that in
+    the file's properties, or else the first heading.
+    """
+    about = archive_metadata(content)
+    title = title_of(path, about.title, first_heading(blocks))
+    return Document(title, [*blocks, *unread_parts(unread)], about)
 
 
 def encrypted(path: Path) -> BadDocument:

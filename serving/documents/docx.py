@@ -6,16 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from serving.documents.document import (
-    Document,
-    TextBlock,
-    first_heading,
-    raised,
-    read_archive,
-    title_of,
-    unread_parts,
-)
-from serving.documents.metadata import archive_metadata
+from serving.documents.document import Document, TextBlock, packed_document, raised, read_archive
 
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _EQUATION = "{http://schemas.openxmlformats.org/officeDocument/2006/math}oMath"
@@ -97,9 +88,7 @@ def read_docx(path: Path) -> Document:
         *(part for part in others if part.tag not in _NOTE_LISTS),
     ]
     blocks += [TextBlock(text) for text in dict.fromkeys(map(_text, at_end)) if text]
-    about = archive_metadata(content)
-    title = title_of(path, about.title, first_heading(blocks))
-    return Document(title, [*blocks, *unread_parts(unread)], about)
+    return packed_document(path, content, blocks, unread)
 
 
 def _prepare(root: Any) -> None:

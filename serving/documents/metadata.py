@@ -10,8 +10,7 @@ from datetime import date
 from email.utils import parsedate
 from typing import Any
 
-import msgspec
-
+from router.frozen import Frozen
 from router.protocol import Passage
 
 MAX_CHARS = 200
@@ -31,7 +30,7 @@ _DAY = re.compile(r"\s*(?:D:)?(\d{4})([-/.]?)(\d\d)\2(\d\d)(?!\d\d?\b)")
 """The day at the beginning of a date in ISO 8601, or of a PDF."""
 
 
-class Metadata(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class Metadata(Frozen, gc=False, omit_defaults=True):
     """Properties of a document. Texts are empty if unknown."""
 
     title: str = ""

@@ -14,10 +14,9 @@ from serving.documents.document import (
     TextBlock,
     Unread,
     encrypted,
-    first_heading,
+    packed_document,
     read_archive,
     title_of,
-    unread_parts,
 )
 from serving.documents.markup import read_page, read_tree
 from serving.documents.metadata import archive_metadata, parsed
@@ -71,10 +70,7 @@ def read_odt(path: Path) -> Document:
     for element in root.iter(*_AS_HTML):
         element.tag = _AS_HTML[element.tag]
 
-    texts = read_tree(root)
-    about = archive_metadata(content)
-    title = title_of(path, about.title, first_heading(texts))
-    return Document(title, [*texts, *unread_parts(unread)], about)
+    return packed_document(path, content, read_tree(root), unread)
 
 
 def _move_behind_paragraph(note: Any) -> None:

@@ -23,6 +23,7 @@ from typing import Self
 import msgspec
 
 from router.errors import BadConfig, BadCorpus, BadDocument, DocumentTooLarge, RolegateError
+from router.frozen import Frozen
 from serving.dependencies import missing_extra
 from serving.documents.cells import read_delimited, read_workbook
 from serving.documents.document import (
@@ -159,7 +160,7 @@ def _errors_of(path: Path) -> Iterator[None]:
         ) from error
 
 
-class _Failed(msgspec.Struct, frozen=True):
+class _Failed(Frozen):
     """An error, sent by the child."""
 
     kind: str

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from router.errors import BadCorpus
+from router.frozen import Frozen
 from serving.documents.document import open_content
 from serving.documents.metadata import StoredPassage, metadata_of
 
@@ -20,7 +21,7 @@ _MAX_LINE_BYTES = 16 << 20
 _BATCH = 256
 
 
-class _RawRow(msgspec.Struct, frozen=True):
+class _RawRow(Frozen):
     id: str | int
     text: str | None = None
     contents: str | None = None

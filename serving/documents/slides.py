@@ -7,15 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from serving.documents.document import (
-    Document,
-    TextBlock,
-    first_heading,
-    read_archive,
-    title_of,
-    unread_parts,
-)
-from serving.documents.metadata import archive_metadata
+from serving.documents.document import Document, TextBlock, packed_document, read_archive
 
 _NOT_READ = {"PICTURE": "pictures", "CHART": "charts", "MEDIA": "media", "DIAGRAM": "diagrams"}
 _FILE_NAME = re.compile(r"\A\S+\.\w{3,4}\Z")
@@ -50,9 +42,7 @@ def read_pptx(path: Path) -> Document:
         if heading and not own:
             own.append(TextBlock("", heading, location=place))
         blocks += own
-    about = archive_metadata(content)
-    title = title_of(path, about.title, first_heading(blocks))
-    return Document(title, [*blocks, *unread_parts(unread)], about)
+    return packed_document(path, content, blocks, unread)
 
 
 def _texts(shape: Any, unread: Counter[str]) -> Iterator[str]:

@@ -5,9 +5,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
 from router.errors import BadDocument
+from router.frozen import Frozen
 from serving.documents.document import READ, escaped, kind_of
 from serving.documents.text import is_binary
 
@@ -16,7 +15,7 @@ _MAX_SHOWN_CHARS = 1000
 """Max characters of a path in a message."""
 
 
-class SourceFile(msgspec.Struct, frozen=True):
+class SourceFile(Frozen):
     """A file and its state when it was found."""
 
     name: str
@@ -28,7 +27,7 @@ class SourceFile(msgspec.Struct, frozen=True):
     """Time of the last change, in nanoseconds of Unix time."""
 
 
-class FoundFiles(msgspec.Struct, frozen=True):
+class FoundFiles(Frozen):
     """The files at the given places."""
 
     sources: tuple[SourceFile, ...]

@@ -7,13 +7,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 import structlog
 
 from router.errors import BadConfig
+from router.frozen import Frozen
 
 OnChange = Callable[[str | None], None]
 """A function that is called with the reason when a server is down, and with None when it is up
@@ -124,8 +124,7 @@ class ServerProcess:
         await process.wait()
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(Frozen):
     """Intervals and limits by which `keep_running` supervises a server."""
 
     within_s: float

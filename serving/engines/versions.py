@@ -14,12 +14,13 @@ from typing import Any, Literal
 import msgspec
 
 from router.errors import BadVersion
+from router.frozen import Frozen
 from serving.files import flush, sha256_of
 
 MANIFEST = "manifest.json"
 
 
-class VersionManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VersionManifest(Frozen, kw_only=True, forbid_unknown_fields=True):
     """The manifest of a published version: what it is, how it was trained, and its files."""
 
     format: Literal[1] = 1

@@ -7,6 +7,7 @@ from functools import partial
 
 import msgspec
 
+from router.frozen import Frozen
 from router.trace import Price, RoleName
 from serving.config.config import Config, SearchConfig
 
@@ -23,7 +24,7 @@ _SUB_QUERY_TOKENS = 20
 _REPORT = 60
 
 
-class Measured(msgspec.Struct, frozen=True):
+class Measured(Frozen):
     """Measurements of a role's model in its probe, on which the estimate is based."""
 
     system_chars: int
@@ -34,7 +35,7 @@ class Measured(msgspec.Struct, frozen=True):
     """Tokens of a turn that the model wrote, including its thinking."""
 
 
-class Use(msgspec.Struct, frozen=True):
+class Use(Frozen):
     """Calls and tokens of one role for one question."""
 
     calls: int

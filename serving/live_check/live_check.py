@@ -15,6 +15,7 @@ import msgspec
 
 from router.calls import Role
 from router.errors import JSON_ERRORS, BadConfig, BadIndex, UpstreamError, UpstreamUnavailable
+from router.frozen import Frozen
 from router.ledger import Ledger
 from router.models import Completion
 from router.models.adapters import Adapters
@@ -39,7 +40,7 @@ _QUOTED_CHARS = 80
 _LISTED_WITHIN_S = 10.0
 
 
-class ProbeResult(msgspec.Struct, frozen=True):
+class ProbeResult(Frozen):
     """Result of one probe."""
 
     good: bool | None
@@ -56,7 +57,7 @@ ProbeResults = dict[str, ProbeResult]
 """Results of one role, server or index, by the name of the probe, such as `reachable`."""
 
 
-class RoleCheck(msgspec.Struct, frozen=True):
+class RoleCheck(Frozen):
     """Probe results of one role, and its estimated tokens and cost for one question."""
 
     model: str
@@ -68,7 +69,7 @@ class RoleCheck(msgspec.Struct, frozen=True):
     """Cost of `typical` and of `at_most`; None if the price is unknown."""
 
 
-class LiveCheck(msgspec.Struct, frozen=True):
+class LiveCheck(Frozen):
     """The results of all probes of a config."""
 
     roles: dict[RoleName, RoleCheck]

@@ -11,6 +11,7 @@ import errno
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
@@ -39,8 +40,8 @@ from serving.retrieval.manifest import (
     check_files,
     check_place,
     generations,
+    manifest_at,
     publish,
-    read_manifest,
     write_manifest,
 )
 from serving.retrieval.passages import (
@@ -161,37 +162,28 @@ def build_index(
                 shutil.rmtree(out)
 
 
+@dataclass
 class _Build:
     """One build of an index: it collects the passages, embeds them, and publishes the result."""
 
-    def __init__(
-        self,
-        out: Path,
-        embedder: Embedder,
-        store: VectorStore,
-        reader: DocumentReader,
-        *,
-        lexical: bool,
-        chunk_tokens: int,
-        progress: Progress,
-        batch: int,
-    ) -> None:
-        self._out = out
-        self._batch = batch
-        self._embedder = embedder
-        self._store = store
-        self._lexical = lexical
-        self._progress = progress
-        self._reader = reader
-        self._chunk_tokens = chunk_tokens
-        self._folder = out / BUILDING
-        self._earlier = self._open_earlier()
+    out: Path
+    embedder: Embedder
+    store: VectorStore
+    reader: DocumentReader
+    lexical: bool
+    chunk_tokens: int
+    progress: Progress
+    batch: int
+
+    def __post_init__(self) -> None:
+        self.folder = self.out / BUILDING
+        self.earlier = self._open_earlier()
 
     def run(self, files: FoundFiles) -> Built:
         """Build the index from `files`. If nothing has changed, build nothing and return the
         previous generation.
         """
-        earlier = self._earlier
+        earlier = self.earlier
         sources = list(files.sources)
         before: list[DocumentEntry] = []
         if earlier and self._is_alike(earlier.manifest):
@@ -200,8 +192,8 @@ class _Build:
         if earlier and is_unchanged and not any(entry.error for entry in before):
             return self._unchanged(earlier, files)
 
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
         known = {}
         if earlier:
             known = {entry.source: entry for entry in earlier.entries if not entry.error}
@@ -211,12 +203,12 @@ class _Build:
 
         embedded, recall = self._embed()
         manifest = publish(
-            self._out,
-            self._embedder,
-            chunk_tokens=self._chunk_tokens,
-            lexical=self._lexical,
+            self.out,
+            self.embedder,
+            chunk_tokens=self.chunk_tokens,
+            lexical=self.lexical,
             files_not_read=_files_not_read(files, entries),
-            vectors=self._store.name,
+            vectors=self.store.name,
             recall=recall,
         )
         self._clean(manifest)
@@ -233,37 +225,36 @@ class _Build:
         """Open the previous generation. Return None if there is none, if it is damaged, or if it
         was built with other settings. Raises `BadIndex` for an adopted index.
         """
-        try:
-            manifest = read_manifest(self._out)
-        except BadIndex:
+        manifest = manifest_at(self.out)
+        if manifest is None:
             return None
         if manifest.chunk_tokens == 0:
             raise BadIndex(
-                f"{self._out}: contains an index that was adopted from another program, which "
+                f"{self.out}: contains an index that was adopted from another program, which "
                 "cannot be updated; build into another folder."
             )
         before = (manifest.embedder, manifest.dimension, manifest.chunk_tokens)
         if before != (
-            self._embedder.identity,
-            self._embedder.dimension,
-            self._chunk_tokens,
+            self.embedder.identity,
+            self.embedder.dimension,
+            self.chunk_tokens,
         ):
             return None
 
-        folder = self._out / manifest.generation
+        folder = self.out / manifest.generation
         try:
-            check_files(self._out, manifest, contents=True)
+            check_files(self.out, manifest, contents=True)
             entries = read_table(folder) if manifest.reading == READING else []
-            return _Earlier(manifest, entries, PassageStore(folder), self._store.open(folder))
+            return _Earlier(manifest, entries, PassageStore(folder), self.store.open(folder))
         except (BadIndex, ValueError, msgspec.ValidationError):
             return None
 
     def _is_alike(self, manifest: Manifest) -> bool:
         """Return whether an index has the word statistics and the vectors that are wanted."""
         return (
-            has_words(manifest) == self._lexical
-            and manifest.vectors == self._store.name
-            and self._store.is_complete(self._out / manifest.generation)
+            has_words(manifest) == self.lexical
+            and manifest.vectors == self.store.name
+            and self.store.is_complete(self.out / manifest.generation)
         )
 
     def _unchanged(self, earlier: _Earlier, files: FoundFiles) -> Built:
@@ -273,7 +264,7 @@ class _Build:
         counts = _files_not_read(files, earlier.entries)
         manifest = replace(earlier.manifest, files_not_read=counts)
         if manifest != earlier.manifest:
-            write_manifest(self._out, manifest)
+            write_manifest(self.out, manifest)
         return Built(manifest, files, earlier.entries)
 
     def _collect(
@@ -282,17 +273,17 @@ class _Build:
         """Write the passages of all source files, and return the files' entries. `known`: entries
         of the previous generation for files that have not changed.
         """
-        row_tokens = self._embedder.max_tokens - _SPECIAL_TOKENS
-        cutter = Cutter(self._chunk_tokens, row_tokens, self._embedder.count_tokens)
+        row_tokens = self.embedder.max_tokens - _SPECIAL_TOKENS
+        cutter = Cutter(self.chunk_tokens, row_tokens, self.embedder.count_tokens)
         entries: list[DocumentEntry] = []
-        with PassageWriter(self._folder) as writer:
+        with PassageWriter(self.folder) as writer:
             for done, source in enumerate(sources):
-                self._progress("reading", done, len(sources))
+                self.progress("reading", done, len(sources))
                 entries.append(self._add(source, known.get(source), writer, cutter))
             if not len(writer):
                 raise _nothing_to_index(entries)
-        self._progress("reading", len(sources), len(sources))
-        write_table(self._folder, entries)
+        self.progress("reading", len(sources), len(sources))
+        write_table(self.folder, entries)
         return entries
 
     def _add(
@@ -309,9 +300,9 @@ class _Build:
         error = ""
         unread: list[str] = []
         try:
-            if known and self._earlier:
+            if known and self.earlier:
                 unread.append(known.unread)
-                passages = self._earlier.passages
+                passages = self.earlier.passages
                 rows = range(known.first_row, known.first_row + known.passages)
                 writer.write((source.path, passages.stored(row)) for row in rows)
             else:
@@ -330,7 +321,7 @@ class _Build:
         """Yield the parts of a file that can be read. Descriptions of the other parts are added to
         `unread`.
         """
-        for part in self._reader.read(path):
+        for part in self.reader.read(path):
             if isinstance(part, Unread):
                 unread.append(part.text)
             else:
@@ -340,21 +331,21 @@ class _Build:
         """Write the vectors and, if wanted, the word statistics. Return the number of passages that
         had to be embedded, and the recall of the vector store.
         """
-        passages = PassageStore(self._folder)
-        cache = _VectorCache(self._out, self._embedder, self._earlier)
+        passages = PassageStore(self.folder)
+        cache = _VectorCache(self.out, self.embedder, self.earlier)
 
         def texts(start: int, end: int) -> Iterator[str]:
             return (embedded_text(passages[row]) for row in range(start, end))
 
         def batches() -> Iterator[Vectors]:
-            for start in range(0, len(passages), self._batch):
-                end = min(start + self._batch, len(passages))
+            for start in range(0, len(passages), self.batch):
+                end = min(start + self.batch, len(passages))
                 yield cache.embed(list(texts(start, end)))
-                self._progress("embedding", end, len(passages))
+                self.progress("embedding", end, len(passages))
 
-        recall = self._store.build(self._folder, self._embedder.dimension, batches())
-        if self._lexical:
-            write_lexical(self._folder, texts(0, len(passages)))
+        recall = self.store.build(self.folder, self.embedder.dimension, batches())
+        if self.lexical:
+            write_lexical(self.folder, texts(0, len(passages)))
         return cache.embedded, recall
 
     def _clean(self, manifest: Manifest) -> None:
@@ -363,12 +354,12 @@ class _Build:
         """
         keep = {
             manifest.generation,
-            self._earlier.manifest.generation if self._earlier else "",
+            self.earlier.manifest.generation if self.earlier else "",
         }
-        for path in generations(self._out):
+        for path in generations(self.out):
             if path.name not in keep:
                 shutil.rmtree(path, ignore_errors=True)
-        for path in (*self._out.glob(f"{_EMBEDDED}*"), *self._out.glob(".*.faiss*")):
+        for path in (*self.out.glob(f"{_EMBEDDED}*"), *self.out.glob(".*.faiss*")):
             path.unlink()
 
 

@@ -7,7 +7,7 @@ import asyncio
 import copy
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +15,12 @@ from threading import Lock
 from typing import Any, Protocol, TypeAlias
 
 import aiohttp
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from router.errors import BadConfig
 from router.folding import count_east_asian
+from router.frozen import Frozen
 from router.models.session import upstream_session
 from serving.dependencies import missing_extra
 from serving.files import sha256_of
@@ -114,6 +114,15 @@ class _Tokenizer:
         return tokenizer
 
 
+def _batches(texts: Sequence[str], size: int) -> Iterator[list[int]]:
+    """Yield the numbers of `size` texts at a time, longest texts first, as texts of similar lengths
+    need little padding.
+    """
+    longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
+    for start in range(0, len(texts), size):
+        yield longest_first[start : start + size]
+
+
 class MiniLM:
     """The model all-MiniLM-L6-v2 in this process, by torch and tokenizers alone: importing
     sentence-transformers takes 6 s. The model is loaded by the first call.
@@ -141,11 +150,8 @@ class MiniLM:
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         """See `Embedder.embed`. Raises `BadConfig`."""
         model = self._model(queries)
-        batch = _BATCH_QUERIES if queries else _BATCH_PASSAGES
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
-        longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
-        for start in range(0, len(texts), batch):
-            rows = longest_first[start : start + batch]
+        for rows in _batches(texts, _BATCH_QUERIES if queries else _BATCH_PASSAGES):
             vectors[rows] = model(*self._token_ids([texts[row] for row in rows]))
         return vectors
 
@@ -324,11 +330,8 @@ class OnnxEmbedder:
         """See `Embedder.embed`. Queries are embedded one by one, so that their vectors do not
         depend on other queries.
         """
-        batch = 1 if queries else _BATCH_PASSAGES
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
-        longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
-        for start in range(0, len(texts), batch):
-            rows = longest_first[start : start + batch]
+        for rows in _batches(texts, 1 if queries else _BATCH_PASSAGES):
             inputs = [self._prefixes[queries] + texts[row] for row in rows]
             states, counted = self._states(inputs)
             sums = (states.astype(np.float64) * counted[:, :, None]).sum(1)
@@ -351,12 +354,12 @@ class OnnxEmbedder:
         return outputs[0], mask
 
 
-class _Embedding(msgspec.Struct, frozen=True):
+class _Embedding(Frozen):
     index: int
     embedding: list[float]
 
 
-class _Embeddings(msgspec.Struct, frozen=True):
+class _Embeddings(Frozen):
     data: list[_Embedding]
 
 

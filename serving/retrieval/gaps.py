@@ -5,14 +5,13 @@ does not contain.
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from router.errors import BadIndex
+from router.frozen import Frozen
 from serving.retrieval.manifest import Manifest, read_manifest
 from serving.retrieval.passages import DocumentEntry, read_table
 
 
-class Gaps(msgspec.Struct, frozen=True):
+class Gaps(Frozen):
     """Files, and parts of files, that an index does not contain."""
 
     files_not_read: dict[str, int]

@@ -9,6 +9,7 @@ from typing import Self
 import msgspec
 
 from router.errors import BadIndex
+from router.frozen import Frozen
 from router.protocol import Passage
 from router.search.indexes import fused
 from router.trace.scope import NO_FILTER, DocumentFilter
@@ -38,20 +39,13 @@ def fuse(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
     return [Hit(row, score) for row, score in best[:top_k]]
 
 
-class Index:
+class Index(Frozen):
     """An opened index. Its methods block."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        passages: PassageStore,
-        dense: VectorIndex,
-        lexical: LexicalIndex | None,
-    ) -> None:
-        self.manifest = manifest
-        self.passages = passages
-        self.dense = dense
-        self.lexical = lexical
+    manifest: Manifest
+    passages: PassageStore
+    dense: VectorIndex
+    lexical: LexicalIndex | None
 
     @classmethod
     def open(

@@ -5,13 +5,14 @@ manifest that names the current generation.
 import fcntl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 import msgspec
 
 from router.errors import BadIndex
+from router.frozen import Frozen
 from serving.files import flush, sha256_of, write_atomically
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.passages import PASSAGES, PassageStore
@@ -27,14 +28,14 @@ _LOCK = ".lock"
 _LOCK_INTERVAL_S = 0.2
 
 
-class FileEntry(msgspec.Struct, frozen=True):
+class FileEntry(Frozen):
     """Size and digest of a file of an index."""
 
     size_bytes: int
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class Manifest(Frozen):
     """Description of an index, which is stored in the index folder."""
 
     format: Literal[2]
@@ -94,6 +95,13 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: damaged, or written by another version ({error}); "
             "run `rolegate index build` again."
         ) from error
+
+
+def manifest_at(folder: Path) -> Manifest | None:
+    """Return the manifest of the index in `folder`; None if it has none that can be read."""
+    with suppress(BadIndex):
+        return read_manifest(folder)
+    return None
 
 
 def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:

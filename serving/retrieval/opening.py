@@ -7,11 +7,11 @@ a new generation of the index, it replaces the open one.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 from msgspec.structs import replace
@@ -22,10 +22,10 @@ from router.search.retrieval import IndexRetriever, Retriever
 from router.trace.scope import DEFAULT_INDEX
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.config.secrets import api_key, key_problems
-from serving.engines.engine import engine
+from serving.engines.engine import Log, engine
 from serving.engines.process import OnChange
 from serving.retrieval.approximate import ApproximateStore
-from serving.retrieval.build import build_index
+from serving.retrieval.build import Built, Progress, build_index
 from serving.retrieval.dense import VectorStore
 from serving.retrieval.embedder import (
     Embedder,
@@ -37,7 +37,7 @@ from serving.retrieval.embedder import (
 )
 from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.index import Index
-from serving.retrieval.manifest import Manifest, read_manifest
+from serving.retrieval.manifest import Manifest, manifest_at
 from serving.retrieval.milvus import MilvusStore
 from serving.retrieval.remote import RemoteRetriever
 from serving.retrieval.searcher import IndexSearcher
@@ -57,7 +57,7 @@ _log = structlog.get_logger("retrieval")
 async def open_embedder(
     config: EmbedderConfig,
     engines: Mapping[str, EngineConfig],
-    log: Callable[[str], None],
+    log: Log,
     *,
     cpu_threads: int = 1,
     on_change: OnChange = lambda _reason: None,
@@ -107,6 +107,24 @@ def vector_store(config: RetrievalConfig) -> VectorStore:
     return ApproximateStore(config.vectors, config.memory_gb, config.breadth)
 
 
+def build_configured(
+    config: RetrievalConfig, embedder: Embedder, progress: Progress, **how: Any
+) -> Built:
+    """Build the index that a config describes, from its documents, and return what `build_index`
+    returns. `how`: further arguments of `build_index`.
+    """
+    return build_index(
+        [Path(place) for place in config.documents],
+        Path(config.index or ""),
+        embedder,
+        lexical=config.lexical,
+        chunk_tokens=config.chunk_tokens,
+        progress=progress,
+        store=vector_store(config),
+        **how,
+    )
+
+
 def _endpoint(config: EmbedderConfig) -> EndpointEmbedder:
     if config.base_url is None or config.model is None or config.dimension is None:
         raise BadConfig(
@@ -128,7 +146,7 @@ def _endpoint(config: EmbedderConfig) -> EndpointEmbedder:
 @asynccontextmanager
 async def open_retriever(
     config: RetrievalConfig,
-    log: Callable[[str], None],
+    log: Log,
     engines: Mapping[str, EngineConfig] = {},
     *,
     cpu_threads: int = 1,
@@ -151,7 +169,7 @@ class Searched(NamedTuple):
 @asynccontextmanager
 async def open_indexes(
     configs: Mapping[str, RetrievalConfig],
-    log: Callable[[str], None],
+    log: Log,
     engines: Mapping[str, EngineConfig] = {},
     *,
     embeds: bool = False,
@@ -235,7 +253,7 @@ async def stoppable(work: Callable[[Check], T]) -> T:
 
 @asynccontextmanager
 async def _open_searcher(
-    config: RetrievalConfig, embedder: Embedder, log: Callable[[str], None]
+    config: RetrievalConfig, embedder: Embedder, log: Log
 ) -> AsyncIterator[IndexSearcher]:
     """Bring the config's index up to date and open a searcher for it. While the context is open,
     new generations of the index replace the open one.
@@ -252,7 +270,7 @@ async def _open_searcher(
 def _open_up_to_date(
     config: RetrievalConfig,
     embedder: Embedder,
-    log: Callable[[str], None],
+    log: Log,
     check: Check,
 ) -> Index:
     if config.documents:
@@ -274,7 +292,7 @@ async def _follow(
     """
     while True:
         await asyncio.sleep(_FOLLOW_INTERVAL_S)
-        manifest = await asyncio.to_thread(_manifest, config)
+        manifest = await asyncio.to_thread(manifest_at, Path(config.index or ""))
         if manifest is None or manifest == seen:
             continue
         seen = manifest
@@ -298,16 +316,10 @@ def _open(config: RetrievalConfig, embedder: Embedder) -> Index:
     return index
 
 
-def _manifest(config: RetrievalConfig) -> Manifest | None:
-    with suppress(BadIndex):
-        return read_manifest(Path(config.index or ""))
-    return None
-
-
 def _update(
     config: RetrievalConfig,
     embedder: Embedder,
-    log: Callable[[str], None],
+    log: Log,
     check: Check,
 ) -> None:
     """Bring the index up to date with its documents. If that fails and there is an older index, log
@@ -323,18 +335,9 @@ def _update(
             unit = "documents" if stage == "reading" else "passages"
             log(f"retrieval: {stage}, {done} of {total} {unit}")
 
-    exists = _manifest(config) is not None
+    exists = manifest_at(Path(config.index or "")) is not None
     try:
-        built = build_index(
-            [Path(place) for place in config.documents],
-            Path(config.index or ""),
-            embedder,
-            lexical=config.lexical,
-            chunk_tokens=config.chunk_tokens,
-            wait=not exists,
-            progress=progress,
-            store=vector_store(config),
-        )
+        built = build_configured(config, embedder, progress, wait=not exists)
     except (RolegateError, OSError) as error:
         if not exists:
             raise

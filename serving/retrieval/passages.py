@@ -20,6 +20,7 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from router.errors import JSON_ERRORS, BadIndex, DuplicateId
+from router.frozen import Frozen
 from router.protocol import Passage
 from router.trace.scope import DocumentFilter
 from serving.documents.document import batches
@@ -115,11 +116,11 @@ class PassageStore:
         return self._lines[self._offsets[row] : self._offsets[row + 1]]
 
 
-class _Named(msgspec.Struct, frozen=True):
+class _Named(Frozen):
     document: str = ""
 
 
-class _Described(msgspec.Struct, frozen=True):
+class _Described(Frozen):
     metadata: Metadata = Metadata()
 
 
@@ -184,7 +185,7 @@ class PassageWriter:
         return msgspec.json.decode(self._file.readline(), type=Passage).document
 
 
-class DocumentEntry(msgspec.Struct, frozen=True):
+class DocumentEntry(Frozen):
     """One source file of an index, and which passages come from it."""
 
     source: SourceFile

@@ -7,17 +7,17 @@ the search says why.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import aiohttp
 import structlog
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 from msgspec.structs import replace
 
 from router.amount import NOTHING, Amount
 from router.calls.attempts import BYTES_PER_TOKEN
 from router.errors import BudgetExhausted, UpstreamError
+from router.frozen import Frozen
 from router.ledger.ledger import Caller
 from router.models import Usage
 from router.protocol import Passage
@@ -36,27 +36,27 @@ _MAX_MARKS = 16
 _log = structlog.get_logger("reranker")
 
 
-class _Score(Struct, frozen=True):
+class _Score(Frozen):
     index: int
     """Number of the passage in the request, from 0."""
     relevance_score: float
     """Higher for a more relevant passage. It is finite, as every number of JSON."""
 
 
-class _ListedScore(_Score, frozen=True):
+class _ListedScore(_Score):
     relevance_score: float = field(name="score")
 
 
-class _Usage(Struct, frozen=True):
+class _Usage(Frozen):
     total_tokens: Annotated[int, Meta(ge=0, le=10**9)] | None = None
 
 
-class _Reply(Struct, frozen=True):
+class _Reply(Frozen):
     results: Sequence[_Score]
     usage: _Usage | None = None
 
 
-class _ScoreReply(_Reply, frozen=True):
+class _ScoreReply(_Reply):
     results: Sequence[_ListedScore] = field(name="data")
 
 
@@ -94,8 +94,7 @@ def _text(passage: Passage) -> str:
     return f"{passage.title}\n{passage.text}"[:_MAX_CHARS]
 
 
-@dataclass(frozen=True, slots=True)
-class RerankedRetriever:
+class RerankedRetriever(Frozen):
     """A retriever that searches for more passages than needed, and returns the best of them."""
 
     retriever: IndexRetriever

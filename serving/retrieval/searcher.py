@@ -8,13 +8,13 @@ loop when the batch is done.
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
 
 from cachetools import LRUCache
 
 from router.errors import UpstreamRefused
+from router.frozen import Frozen
 from router.protocol import Passage
 from router.trace.scope import NO_FILTER, DocumentFilter
 from serving.retrieval.embedder import Embedder
@@ -28,8 +28,7 @@ properties that documents must have.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Searched:
+class _Searched(Frozen):
     """The current index, and a cache of its results."""
 
     index: Index
@@ -37,8 +36,7 @@ class _Searched:
     """Passages by query and scope. Used only on the event loop, not in the thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(Frozen):
     """A search that waits for its batch."""
 
     queries: tuple[str, ...]

@@ -16,6 +16,7 @@ from router.access import caller
 from router.calls import Readiness
 from router.edge.grpc.convert_request import documents_from_proto
 from router.errors import JSON_ERRORS, BadRequest, UpstreamError
+from router.frozen import Frozen
 from router.protocol import Passage
 from router.search import Indexes, Retriever
 
@@ -109,7 +110,7 @@ def passage_to_proto(passage: Passage) -> evidence_pb2.Passage:
     )
 
 
-class _Body(msgspec.Struct, frozen=True):
+class _Body(Frozen):
     queries: list[str] | None = None
     query_list: list[str] | None = None
     topk: int | None = None

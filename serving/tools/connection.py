@@ -17,6 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
 from router.errors import ToolFailed
+from router.frozen import Frozen
 from router.models.failures import Secrets
 from router.search.tools import Tool, ToolOutput
 from serving.config.config import ToolServerConfig
@@ -86,38 +87,30 @@ async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConn
         raise ConnectionError(secrets.hidden(reason(error))[:_REASON_CHARS]) from error
 
 
-class MCPConnection:
+class MCPConnection(Frozen):
     """A connection to a running MCP server, by the SDK's client."""
 
-    def __init__(
-        self,
-        server: str,
-        client: Client,
-        stale: asyncio.Event,
-        max_chars: int,
-        secrets: Secrets,
-    ) -> None:
-        self.stale = stale
-        """Set when the tool list may have changed or the server may be gone; then list again."""
-        self._server = server
-        self._client = client
-        self._max_chars = max_chars
-        self._secrets = secrets
+    server: str
+    client: Client
+    stale: asyncio.Event
+    """Set when the tool list may have changed or the server may be gone; then list again."""
+    max_chars: int
+    secrets: Secrets
 
     async def tools(self) -> list[Tool]:
         """Return the server's tools: those on the first page of its list, and on at most
         `_MAX_PAGES` further pages.
         """
-        page = await self._client.list_tools()
+        page = await self.client.list_tools()
         listed = page.tools
         for _ in range(_MAX_PAGES):
             if page.next_cursor is None:
                 break
-            page = await self._client.list_tools(cursor=page.next_cursor)
+            page = await self.client.list_tools(cursor=page.next_cursor)
             listed += page.tools
 
         descriptions = ([tool.name, tool.description or "", tool.input_schema] for tool in listed)
-        return [Tool(self._server, *_hidden(fields, self._secrets)) for fields in descriptions]
+        return [Tool(self.server, *_hidden(fields, self.secrets)) for fields in descriptions]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
         """Call a tool and return its output. Cancelling the task also cancels the call at the
@@ -137,7 +130,7 @@ class MCPConnection:
         try:
             # Not `call_tool`: it checks outputs against the server's schemas, and would evaluate
             # regular expressions in them, which come from outside.
-            result = await self._client.session.send_request(request, types.CallToolResult)
+            result = await self.client.session.send_request(request, types.CallToolResult)
         except ValueError as error:
             self.stale.set()
             raise self._failed("the server's answer is not a valid result") from error
@@ -145,19 +138,19 @@ class MCPConnection:
             self.stale.set()
             raise self._failed(reason(error)) from error
 
-        output = output_of(result, self._max_chars, self._secrets)
+        output = output_of(result, self.max_chars, self.secrets)
         if result.is_error:
             raise self._failed(output.text)
 
-        info = self._client.server_info
+        info = self.client.server_info
         if info and info.name == "Playwright" and (page := _PAGE.search(output.text)):
             output = ToolOutput(output.text, page["title"], page["address"])
         return output
 
     def _failed(self, message: str) -> ToolFailed:
         return ToolFailed(
-            self._secrets.hidden(message)[:_REASON_CHARS],
-            endpoint=f"tools.{self._server}",
+            self.secrets.hidden(message)[:_REASON_CHARS],
+            endpoint=f"tools.{self.server}",
         )
 
 

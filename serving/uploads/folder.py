@@ -30,6 +30,7 @@ from router.errors import (
     StoreFailed,
     UploadsFull,
 )
+from router.frozen import Frozen
 from serving.config.config import UploadsConfig
 from serving.documents.document import MAX_BYTES, READ, kind_of
 from serving.documents.source import SourceFile
@@ -43,7 +44,7 @@ _LONGEST_PART = 200
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-class BuildRecord(msgspec.Struct, frozen=True):
+class BuildRecord(Frozen):
     """A build of the index that did not fail."""
 
     settings: str = ""

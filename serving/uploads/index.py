@@ -2,23 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from router.errors import BadIndex
 from router.protocol import Passage
 from router.trace.scope import NO_FILTER, DocumentFilter
 from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
-from serving.retrieval.manifest import Manifest, read_manifest
+from serving.retrieval.manifest import manifest_at
 from serving.retrieval.searcher import IndexSearcher
-
-
-def manifest_of(folder: Path) -> Manifest | None:
-    """Return the manifest of the index in `folder`; None if there is no index. Blocks."""
-    with suppress(BadIndex):
-        return read_manifest(folder)
-    return None
 
 
 class UploadsIndex:
@@ -33,7 +24,7 @@ class UploadsIndex:
         self._embedder = embedder
         self._searcher: IndexSearcher | None = None
         self._swapping = asyncio.Lock()
-        self._manifest = manifest_of(folder)
+        self._manifest = manifest_at(folder)
         """The manifest of the generation that is searched; None if there is nothing to search."""
 
     @property
@@ -63,7 +54,7 @@ class UploadsIndex:
 
     def is_stale(self) -> bool:
         """Return whether there is another generation than the one that is searched. Blocks."""
-        return manifest_of(self._folder) != self._manifest
+        return manifest_at(self._folder) != self._manifest
 
     async def refresh(self, *, opening: bool = False) -> None:
         """Search the newest generation from now on. Raises `BadIndex` if it cannot be opened.
@@ -71,7 +62,7 @@ class UploadsIndex:
         `opening`: whether to open the index if no search has opened it yet.
         """
         async with self._swapping:
-            manifest = await asyncio.to_thread(manifest_of, self._folder)
+            manifest = await asyncio.to_thread(manifest_at, self._folder)
             if manifest and (self._searcher or opening):
                 index = await asyncio.to_thread(Index.open, self._folder, self._embedder)
                 manifest = index.manifest

@@ -20,11 +20,11 @@ from serving.documents.document import escaped
 from serving.documents.source import FoundFiles, SourceFile
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import Embedder
-from serving.retrieval.manifest import READING, build_lock
+from serving.retrieval.manifest import READING, build_lock, manifest_at
 from serving.retrieval.opening import Check, stoppable
 from serving.retrieval.passages import DocumentEntry
 from serving.uploads.folder import BuildRecord, TenantFolder, checked_name
-from serving.uploads.index import UploadsIndex, manifest_of
+from serving.uploads.index import UploadsIndex
 
 T = TypeVar("T")
 _FOLLOW_S = 1.0
@@ -159,7 +159,7 @@ class StoredUploads:
     def _last_build(self, folder: TenantFolder) -> Build:
         """Return the state of a tenant's index as it is on disk. Blocks."""
         record = folder.record()
-        manifest = manifest_of(folder.index)
+        manifest = manifest_at(folder.index)
         documents = folder.documents()
         entries = {entry.source: entry for entry in record.entries}
         up_to_date = (

@@ -106,7 +106,7 @@ def rows(folder: Path) -> list[QuestionResult]:
     """Return the rows without latencies, sorted."""
     untimed = (
         msgspec.structs.replace(row, latency_s=None)
-        for _, row in read_jsonl(folder / "results.jsonl", QuestionResult, ADVICE)
+        for row in read_jsonl(folder / "results.jsonl", QuestionResult, ADVICE)
     )
     return sorted(untimed, key=lambda row: (row.cell, row.question_id, row.rollout))
 

@@ -234,7 +234,7 @@ async def test_answers_of_other_documents_disagree(rolegate: Rolegate, tmp_path:
         given = ("--config", first, "--seeds", seeds, "--second", second, "--yes")
         await step(rolegate, "tables", *given, "--out", tmp_path / "out")
     assert read_manifest(tmp_path / "out").figures["not_kept"] == {"answers disagree": 1}
-    ((_, table),) = read_jsonl(tmp_path / "out" / "scores.jsonl", MadeTable, "")
+    (table,) = read_jsonl(tmp_path / "out" / "scores.jsonl", MadeTable, "")
     assert table.consistency == pytest.approx(2 / 3)
     assert (table.dropped, len(table.question.rows)) == (6, 6)
 
@@ -257,7 +257,7 @@ async def test_passages_of_the_index_are_seeds(rolegate: Rolegate, tmp_path: Pat
         assert refused.status == 1
         assert "no terminal" in refused.err
         await step(rolegate, "tables", *given, "--yes")
-    texts = {query.text for _, query in read_jsonl(out / "queries.jsonl", Question, "")}
+    texts = {query.text for query in read_jsonl(out / "queries.jsonl", Question, "")}
     assert len(texts) == 7
     assert texts < {f"{page['title']}\n{page['text']}" for page in pages}
     assert read_manifest(out).figures["not_kept"] == {"request could not be read": 7}
@@ -340,7 +340,7 @@ async def test_a_killed_pipeline_pays_no_completed_call_twice(kills: int, tmp_pa
     assert len(numbers) <= len(times)
     for name in ("tasks.jsonl", "questions.jsonl", "scores.jsonl"):
         assert (killed / name).read_bytes() == (whole / name).read_bytes()
-    counts = Counter(table.reason for _, table in read_jsonl(whole / "scores.jsonl", MadeTable, ""))
+    counts = Counter(table.reason for table in read_jsonl(whole / "scores.jsonl", MadeTable, ""))
     assert counts
 
 
@@ -349,5 +349,5 @@ def completed(folder: Path) -> list[int]:
     path = folder / "calls_1.jsonl"
     if not path.exists():
         return []
-    kept = (call for _, call in read_jsonl(path, KeptCall, "", growing=True))
+    kept = read_jsonl(path, KeptCall, "", growing=True)
     return [call.completion.usage.completion_tokens for call in kept if call.completion.usage]

@@ -13,7 +13,7 @@ from rolegate.client import AsyncClient
 from executor_sft.__main__ import run
 from executor_sft.publish import publish, try_version
 from executor_sft.step import Step
-from executor_sft.train import load_recipe
+from executor_sft.train import Recipe, read_recipe
 from router.administration import Auditor
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer
@@ -62,7 +62,7 @@ def config(tmp_path: Path) -> Path:
 def trained(config: Path) -> Path:
     """Return a folder as `rolegate sft train` leaves it."""
     folder = config.with_name("trained")
-    recipe = msgspec.to_builtins(load_recipe("mini"))
+    recipe = msgspec.to_builtins(read_recipe("mini", Recipe))
     data = config.with_name("data")
     Step.begin(data, "dataset", {}, {}).finish({"rows": 12}, [])
     step = Step.begin(folder, "train", {"dataset": data}, recipe)
@@ -149,7 +149,7 @@ def test_a_version_has_its_origin(
     }
     assert (version.kind, version.rank, version.base_model) == ("adapter", 32, "mini-executor")
     assert version.data["figures"] == {"rows": 12}
-    assert version.recipe["learning_rate"] == load_recipe("mini").learning_rate
+    assert version.recipe["learning_rate"] == read_recipe("mini", Recipe).learning_rate
     assert version.evaluation == {"rows": []}
     assert "rolegate versions register executor-000001" in capsys.readouterr().out
 

@@ -4,11 +4,11 @@ in one file.
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from executor_sft.call_cache import CallCache
 from executor_sft.questions import Question

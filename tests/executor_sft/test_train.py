@@ -19,7 +19,7 @@ from executor_sft.train import (
     _last_checkpoint,
     base_files,
     load_base,
-    load_recipe,
+    read_recipe,
 )
 from router.errors import BadConfig
 from serving.engines.versions import base_sha256
@@ -275,14 +275,14 @@ def test_shipped_recipes_have_the_documented_settings() -> None:
     """The paper's settings are those of TBSS, appendix D; the mini models get an adapter of their
     engine's rank.
     """
-    paper = load_recipe("paper-qwen3-1.7b")
-    mini = load_recipe("mini")
+    paper = read_recipe("paper-qwen3-1.7b", Recipe)
+    mini = read_recipe("mini", Recipe)
     assert (paper.method, paper.epochs, paper.batch, paper.learning_rate) == ("full", 3, 16, 1e-5)
     assert (paper.schedule, paper.warm_up_ratio, paper.weight_decay) == ("cosine", 0.03, 0.01)
     assert (paper.precision, paper.max_length) == ("bf16", 4096)
     assert (mini.method, mini.rank, mini.target_modules) == ("lora", 32, "all-linear")
     with pytest.raises(BadConfig, match=r"maxi\.toml: .*mini, paper-qwen3-1\.7b"):
-        load_recipe("maxi")
+        read_recipe("maxi", Recipe)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_a_wrong_recipe_is_refused_with_the_key(tmp_path: Path, text: str, messa
     """Keys are unknown or missing, or values are impossible."""
     (tmp_path / "own.toml").write_text(text)
     with pytest.raises(BadConfig, match=message):
-        load_recipe(str(tmp_path / "own.toml"))
+        read_recipe(str(tmp_path / "own.toml"), Recipe)
 
 
 def test_the_batch_is_split_over_devices() -> None:

@@ -134,7 +134,7 @@ async def test_a_port_in_use_is_reported_before_engines_load(
     setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Engines take minutes to load."""
-    monkeypatch.setattr("serving.startup.start_engines", NotImplemented)
+    monkeypatch.setattr("serving.composition.open_upstreams", NotImplemented)
     (tmp_path / "prompt.txt").write_text("Answer.\n", "utf-8")
     async with serving() as server:
         role = RoleConfig(model=MODEL, prompt=f"{tmp_path}/prompt.txt", base_url=server.base_url)

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, Generic, Self, TypeVar, Unpack, cast
 import grpc
 
 from rolegate.client import calls
-from rolegate.client.calls import Call
+from rolegate.client.calls import PAGE, Call
 from rolegate.client.connection import Access, Connection
 from rolegate.client.gateway_error import GatewayError, translated
 from rolegate.client.options import P, Result, checked
@@ -18,13 +18,14 @@ from rolegate.client.requests import (
     ListFilter,
     RequestOptions,
     extended,
+    request,
 )
 from rolegate.client.table import Table, joined
 from rolegate.v1 import table_service_pb2 as pb
-from rolegate.v1.admin_service_pb2 import Key, Tenant
+from rolegate.v1.admin_service_pb2 import Key, ListKeysRequest, ListTenantsRequest, Tenant
 from rolegate.v1.answer_service_pb2 import AnswerResponse
-from rolegate.v1.document_service_pb2 import Document
-from rolegate.v1.run_service_pb2 import Run
+from rolegate.v1.document_service_pb2 import Document, ListDocumentsRequest
+from rolegate.v1.run_service_pb2 import ListRunsRequest, Run
 
 Item = TypeVar("Item")
 
@@ -157,30 +158,31 @@ class AsyncClient:
         """Yield the runs that match the filter `wanted`, newest first. They are fetched page by
         page.
         """
-        return self._pages(lambda token: calls.page(token, wanted), "runs")
+        return self._pages(request(ListRunsRequest, wanted, page_size=PAGE), "runs")
 
     def list_documents(self) -> AsyncIterator[Document]:
         """Yield the documents of the caller's tenant, by name. They are fetched page by page."""
-        return self._pages(calls.document_page, "documents")
+        return self._pages(ListDocumentsRequest(page_size=PAGE), "documents")
 
     def keys(self) -> AsyncIterator[Key]:
         """Yield all keys, oldest first. They are fetched page by page."""
-        return self._pages(calls.key_page, "keys")
+        return self._pages(ListKeysRequest(page_size=PAGE), "keys")
 
     def tenants(self) -> AsyncIterator[Tenant]:
         """Yield all tenants: `default`, then the others by name. They are fetched page by page."""
-        return self._pages(calls.tenant_page, "tenants")
+        return self._pages(ListTenantsRequest(page_size=PAGE), "tenants")
 
-    async def _pages(self, make: Callable[[str], Call[Any]], items: str) -> AsyncIterator[Any]:
-        """Yield the items of all pages. `make`: returns the call for the page of a token. `items`:
-        name of the field with the items of a page.
+    async def _pages(self, wanted: Any, items: str) -> AsyncIterator[Any]:
+        """Yield the items of all pages. `wanted`: request for the first page. `items`: name of the
+        field with the items of a page.
         """
-        token: str | None = ""
-        while token is not None:
-            page = await self._call(make(token))
+        while True:
+            page: Any = await self._call(Call(wanted))
             for item in getattr(page, items):
                 yield item
-            token = page.next_page_token or None
+            if not page.next_page_token:
+                return
+            wanted.page_token = page.next_page_token
 
     async def get_table(self, run_id: str) -> Table:
         """Return the whole table of a run, which may still be under way. The table is fetched page

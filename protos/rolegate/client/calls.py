@@ -30,7 +30,6 @@ from rolegate.client.requests import (
     ExportFilter,
     FeedbackFields,
     IndexOptions,
-    ListFilter,
     M,
     RequestOptions,
     TableOptions,
@@ -56,7 +55,7 @@ from rolegate.v1 import usage_service_pb2 as usage_pb
 from rolegate.v1.evidence_pb2 import Passage
 from rolegate.v1.retrieval_service_pb2 import SearchRequest
 
-_PAGE = 100
+PAGE = 100
 _ROWS = 1000
 _PIECE_BYTES = 1 << 18
 _VERDICTS = {
@@ -70,9 +69,10 @@ _VERDICTS = {
 class Call(Generic[Result]):
     """A unary or streamed call of the gateway that has not been made yet."""
 
-    method: str
-    """Name of the gRPC method. The service is that of the file that defines `request`."""
     request: Any
+    """Request message. The method has the name of its type, without `Request`, and the service is
+    that of the file that defines it.
+    """
     result: Callable[[Any], Result] = lambda response: response
     """Converts a response message to the result that the method of the client returns."""
     timeout_s: float | None = SHORT_S
@@ -88,6 +88,11 @@ class Call(Generic[Result]):
         given = self.timeout_s
         if not (given is None or (isinstance(given, int | float) and given > 0)):
             raise ValueError(f"timeout_s: must be a number more than 0, got {given!r}.")
+
+    @property
+    def method(self) -> str:
+        """Name of the gRPC method."""
+        return type(self.request).__name__.removesuffix("Request")
 
     def begin(self, channel: Any, connection: Connection, timeout_s: float | None) -> Any:
         """Begin the call on `channel`, a channel of `connection`, and return gRPC's call object."""
@@ -116,7 +121,7 @@ def ask(
     """
     sent = request(answer_pb.AnswerRequest, options, question=question)
     sent.request_id = sent.request_id or str(uuid.uuid4())
-    return Call("Answer", sent, timeout_s=timeout_s, repeatable=True)
+    return Call(sent, timeout_s=timeout_s, repeatable=True)
 
 
 def stream(
@@ -126,7 +131,6 @@ def stream(
     answer.
     """
     return Call(
-        "StreamAnswer",
         request(answer_pb.StreamAnswerRequest, options, question=question),
         timeout_s=timeout_s,
     )
@@ -155,7 +159,6 @@ def table(
     )
     sent.request_id = sent.request_id or str(uuid.uuid4())
     return Call(
-        "FillTable",
         sent,
         lambda filled: Table(filled.table),
         timeout_s,
@@ -173,14 +176,16 @@ def stream_table(
     """Fill a table and stream the events of the run. The last event is `done`, with a message that
     can be passed to `Table` or to the client's `with_all_rows`.
     """
-    sent = _table_request(
-        table_pb.StreamTableRequest,
-        question,
-        columns,
-        rows,
-        options,
+    return Call(
+        _table_request(
+            table_pb.StreamTableRequest,
+            question,
+            columns,
+            rows,
+            options,
+        ),
+        timeout_s=timeout_s,
     )
-    return Call("StreamTable", sent, timeout_s=timeout_s)
 
 
 def begin_table(
@@ -200,7 +205,7 @@ def begin_table(
         options,
     )
     sent.detached = True
-    return Call("FillTable", sent, attrgetter("run_id"))
+    return Call(sent, attrgetter("run_id"))
 
 
 def _table_request(
@@ -226,8 +231,7 @@ def table_page(run_id: str, page_token: str) -> Call[table_pb.GetTableResponse]:
     """Return a page of the table of a run. `page_token`: token from the previous page; empty for
     the first page.
     """
-    sent = table_pb.GetTableRequest(run_id=run_id, page_size=_ROWS, page_token=page_token)
-    return Call("GetTable", sent)
+    return Call(table_pb.GetTableRequest(run_id=run_id, page_size=_ROWS, page_token=page_token))
 
 
 def search(
@@ -236,10 +240,8 @@ def search(
     """Return the passages that match a query best, best first. `top_k`: max number of passages; 0
     for the server's default.
     """
-    sent = request(SearchRequest, options, queries=[query], top_k=top_k)
     return Call(
-        "Search",
-        sent,
+        request(SearchRequest, options, queries=[query], top_k=top_k),
         lambda response: response.results[0].passages,
         timeout_s,
     )
@@ -272,7 +274,6 @@ def upload(
                 yield document_pb.UploadDocumentRequest(content=piece)
 
     return Call(
-        "UploadDocument",
         first,
         attrgetter("document"),
         timeout_s,
@@ -280,40 +281,21 @@ def upload(
     )
 
 
-def document_page(page_token: str) -> Call[document_pb.ListDocumentsResponse]:
-    """Return a page of the documents of the caller's tenant, by name. `page_token`: token from the
-    previous page; empty for the first page.
-    """
-    sent = document_pb.ListDocumentsRequest(page_size=_PAGE, page_token=page_token)
-    return Call("ListDocuments", sent)
-
-
 def delete_document(name: str) -> Call[None]:
     """Delete a document of the caller's tenant."""
-    sent = document_pb.DeleteDocumentRequest(name=name)
-    return Call("DeleteDocument", sent, lambda _: None)
+    return Call(document_pb.DeleteDocumentRequest(name=name), lambda _: None)
 
 
 def get_build() -> Call[document_pb.GetBuildResponse]:
     """Return the state of the index of the tenant's documents, and which were not read."""
-    return Call("GetBuild", document_pb.GetBuildRequest())
+    return Call(document_pb.GetBuildRequest())
 
 
 def run(run_id: str, *, trace: bool = False) -> Call[run_pb.GetRunResponse]:
     """Return a run, which may be under way, with its output, usage and feedback. `trace`: True to
     include the whole trace.
     """
-    return Call("GetRun", run_pb.GetRunRequest(run_id=run_id, include_trace=trace))
-
-
-def page(page_token: str, wanted: ListFilter) -> Call[run_pb.ListRunsResponse]:
-    """Return a page of the runs that match the filter `wanted`, newest first. `page_token`: token
-    from the previous page; empty for the first page.
-    """
-    return Call(
-        "ListRuns",
-        request(run_pb.ListRunsRequest, wanted, page_size=_PAGE, page_token=page_token),
-    )
+    return Call(run_pb.GetRunRequest(run_id=run_id, include_trace=trace))
 
 
 Event = answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse
@@ -328,7 +310,6 @@ def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[E
         return response.table_event if response.HasField("table_event") else response.event
 
     return Call(
-        "WatchRun",
         run_pb.WatchRunRequest(run_id=run_id, after_event_number=after),
         event,
         timeout_s,
@@ -337,35 +318,35 @@ def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[E
 
 def cancel(run_id: str) -> Call[None]:
     """Cancel a run. Does nothing if the run has ended."""
-    return Call("CancelRun", run_pb.CancelRunRequest(run_id=run_id), lambda _: None)
+    return Call(run_pb.CancelRunRequest(run_id=run_id), lambda _: None)
 
 
 def feedback(run_id: str, **opinion: Unpack[FeedbackFields]) -> Call[str]:
     """Submit feedback on the answer of a run. Return the identifier of the feedback."""
     verdict = _VERDICTS[opinion.pop("accepted", None)]
-    sent = request(run_pb.SubmitFeedbackRequest, opinion, run_id=run_id, verdict=verdict)
-    return Call("SubmitFeedback", sent, attrgetter("feedback_id"))
+    return Call(
+        request(run_pb.SubmitFeedbackRequest, opinion, run_id=run_id, verdict=verdict),
+        attrgetter("feedback_id"),
+    )
 
 
 def export(
     timeout_s: float | None = None, **wanted: Unpack[ExportFilter]
 ) -> Call[run_pb.ExportRunsResponse]:
     """Stream all ended runs that match the filter `wanted`, with their traces, oldest first."""
-    sent = request(run_pb.ExportRunsRequest, wanted)
-    return Call("ExportRuns", sent, timeout_s=timeout_s)
+    return Call(request(run_pb.ExportRunsRequest, wanted), timeout_s=timeout_s)
 
 
 def usage(**sums: Unpack[UsageOptions]) -> Call[usage_pb.GetUsageResponse]:
     """Return sums of the tokens and the cost of model calls. `sums`: filter and grouping of the
     calls, see `UsageOptions`.
     """
-    return Call("GetUsage", request(usage_pb.GetUsageRequest, sums))
+    return Call(request(usage_pb.GetUsageRequest, sums))
 
 
 def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
     """Return comparisons of the gateway's ledger with the engines' own counters of tokens."""
     return Call(
-        "ReconcileUsage",
         usage_pb.ReconcileUsageRequest(),
         attrgetter("reconciliations"),
     )
@@ -374,7 +355,6 @@ def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
 def versions() -> Call[Sequence[version_pb.ExecutorVersion]]:
     """Return all versions of the executor, newest first."""
     return Call(
-        "ListExecutorVersions",
         version_pb.ListExecutorVersionsRequest(),
         attrgetter("versions"),
     )
@@ -382,8 +362,9 @@ def versions() -> Call[Sequence[version_pb.ExecutorVersion]]:
 
 def register_version(version: str) -> Call[version_pb.ExecutorVersion]:
     """Check a published version of the executor, load it, register it, and return it."""
-    sent = version_pb.RegisterExecutorVersionRequest(version=version)
-    return Call("RegisterExecutorVersion", sent, attrgetter("version"), ANSWER_S)
+    return Call(
+        version_pb.RegisterExecutorVersionRequest(version=version), attrgetter("version"), ANSWER_S
+    )
 
 
 def set_version_traffic(
@@ -395,25 +376,28 @@ def set_version_traffic(
     `registered` to end the trial. `share`: share of the runs in which a canary works, more than 0
     and at most 1.
     """
-    sent = request(
-        version_pb.SetExecutorVersionTrafficRequest,
-        {"state": state},
-        version=version,
-        canary_share=share,
+    return Call(
+        request(
+            version_pb.SetExecutorVersionTrafficRequest,
+            {"state": state},
+            version=version,
+            canary_share=share,
+        ),
+        attrgetter("version"),
+        ANSWER_S,
     )
-    return Call("SetExecutorVersionTraffic", sent, attrgetter("version"), ANSWER_S)
 
 
 def promote_version(version: str) -> Call[version_pb.ExecutorVersion]:
     """Make a version of the executor the active version, and return it."""
-    sent = version_pb.PromoteExecutorVersionRequest(version=version)
-    return Call("PromoteExecutorVersion", sent, attrgetter("version"), ANSWER_S)
+    return Call(
+        version_pb.PromoteExecutorVersionRequest(version=version), attrgetter("version"), ANSWER_S
+    )
 
 
 def roll_back_version(version: str) -> Call[version_pb.ExecutorVersion]:
     """Take a version of the executor out of service. Return the version that is active then."""
-    sent = version_pb.RollBackExecutorVersionRequest(version=version)
-    return Call("RollBackExecutorVersion", sent, attrgetter("active"))
+    return Call(version_pb.RollBackExecutorVersionRequest(version=version), attrgetter("active"))
 
 
 def version_decisions(
@@ -422,8 +406,10 @@ def version_decisions(
     """Return decisions on versions of the executor with numbers above `after`, oldest first, at
     most 1000. `version`: name of a version; empty for decisions on all versions.
     """
-    sent = version_pb.ListExecutorVersionDecisionsRequest(version=version, after_number=after)
-    return Call("ListExecutorVersionDecisions", sent, attrgetter("decisions"))
+    return Call(
+        version_pb.ListExecutorVersionDecisionsRequest(version=version, after_number=after),
+        attrgetter("decisions"),
+    )
 
 
 def create_key(
@@ -433,62 +419,45 @@ def create_key(
     `scopes`: `ask`, `documents`, `operate` and `train`; by default `ask`, and all for an operator's
     key. `label`: note for people.
     """
-    sent = admin_pb.CreateKeyRequest(tenant=tenant, scopes=scopes, label=label)
-    return Call("CreateKey", sent)
-
-
-def key_page(page_token: str) -> Call[admin_pb.ListKeysResponse]:
-    """Return a page of the keys, oldest first. `page_token`: token from the previous page; empty
-    for the first page.
-    """
-    sent = admin_pb.ListKeysRequest(page_size=_PAGE, page_token=page_token)
-    return Call("ListKeys", sent)
+    return Call(admin_pb.CreateKeyRequest(tenant=tenant, scopes=scopes, label=label))
 
 
 def rotate_key(key_id: str, grace_s: float = 0.0) -> Call[admin_pb.RotateKeyResponse]:
     """Replace a key by a new one, whose text is only in the result. The old key stays valid for
     `grace_s` seconds.
     """
-    sent = admin_pb.RotateKeyRequest(key_id=key_id, grace=timedelta(seconds=grace_s))
-    return Call("RotateKey", sent)
+    return Call(admin_pb.RotateKeyRequest(key_id=key_id, grace=timedelta(seconds=grace_s)))
 
 
 def expire_key(key_id: str, at: datetime | None) -> Call[admin_pb.Key]:
     """Let a key expire at a time, or never, and return it."""
-    sent = request(admin_pb.ExpireKeyRequest, {"expire_time": at}, key_id=key_id)
-    return Call("ExpireKey", sent, attrgetter("key"))
+    return Call(
+        request(admin_pb.ExpireKeyRequest, {"expire_time": at}, key_id=key_id), attrgetter("key")
+    )
 
 
 def revoke_key(key_id: str) -> Call[admin_pb.RevokeKeyResponse]:
     """Revoke a key permanently. The result also says whether no valid key is left."""
-    return Call("RevokeKey", admin_pb.RevokeKeyRequest(key_id=key_id))
+    return Call(admin_pb.RevokeKeyRequest(key_id=key_id))
 
 
 def update_key(key: admin_pb.Key, limits: Sequence[str]) -> Call[admin_pb.Key]:
     """Change limits of a key, and return it. `limits`: names of the fields of `key` to change."""
-    sent = admin_pb.UpdateKeyRequest(key=key, update_mask=FieldMask(paths=limits))
-    return Call("UpdateKey", sent, attrgetter("key"))
+    return Call(
+        admin_pb.UpdateKeyRequest(key=key, update_mask=FieldMask(paths=limits)), attrgetter("key")
+    )
 
 
-def audit(size: int = _PAGE, page_token: str = "") -> Call[admin_pb.ListAuditEventsResponse]:
+def audit(size: int = PAGE, page_token: str = "") -> Call[admin_pb.ListAuditEventsResponse]:
     """Return a page of the audit log, newest event first. `size`: max number of events, at most
     1000. `page_token`: token from the previous page; empty for the first page.
     """
-    sent = admin_pb.ListAuditEventsRequest(page_size=size, page_token=page_token)
-    return Call("ListAuditEvents", sent)
+    return Call(admin_pb.ListAuditEventsRequest(page_size=size, page_token=page_token))
 
 
 def tenant(name: str) -> Call[admin_pb.GetTenantResponse]:
     """Return a tenant, with what it has spent this day and this month."""
-    return Call("GetTenant", admin_pb.GetTenantRequest(name=name))
-
-
-def tenant_page(page_token: str) -> Call[admin_pb.ListTenantsResponse]:
-    """Return a page of the tenants: `default`, then the others by name. `page_token`: token from
-    the previous page; empty for the first page.
-    """
-    sent = admin_pb.ListTenantsRequest(page_size=_PAGE, page_token=page_token)
-    return Call("ListTenants", sent)
+    return Call(admin_pb.GetTenantRequest(name=name))
 
 
 def update_tenant(
@@ -497,7 +466,8 @@ def update_tenant(
     """Change settings of a tenant. `settings`: names of the fields of `tenant` to change.
     `allow_missing`: True to create the tenant if it does not exist.
     """
-    sent = admin_pb.UpdateTenantRequest(
-        tenant=tenant, update_mask=FieldMask(paths=settings), allow_missing=allow_missing
+    return Call(
+        admin_pb.UpdateTenantRequest(
+            tenant=tenant, update_mask=FieldMask(paths=settings), allow_missing=allow_missing
+        )
     )
-    return Call("UpdateTenant", sent)

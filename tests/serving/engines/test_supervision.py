@@ -7,11 +7,11 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from router.background import background_tasks
