@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 
 import msgspec
 from sqlalchemy import Connection, func, select
@@ -94,16 +93,14 @@ class SQLAccounts:
         """See `Accounts.audit`."""
         number = AUDIT.c.number
         newest = select(AUDIT).where(number < before).order_by(number.desc()).limit(size)
-        return await self._database.read(
-            lambda connection: structs(connection, AuditEvent, newest), behind=True
-        )
+        return await self._database.read(structs, AuditEvent, newest, behind=True)
 
     async def spending(self, tenant: str) -> list[Spent]:
         """See `Accounts.spending`."""
         period = SPENDING.c.period
         wanted = SPENDING.c.tenant == tenant, func.length(period) <= len("2026-11-21")
         of_tenant = select(SPENDING).where(*wanted).order_by(period.desc())
-        return await self._database.read(lambda connection: structs(connection, Spent, of_tenant))
+        return await self._database.read(structs, Spent, of_tenant)
 
     async def claim_warnings(
         self, uses: Sequence[QuotaUse], since: float
@@ -127,7 +124,7 @@ class SQLAccounts:
 
     async def delivered(self, use: QuotaUse) -> None:
         """Note that a warning is delivered."""
-        await self._database.write(partial(_put_warnings, uses=[use], tried_at=None))
+        await self._database.write(_put_warnings, [use], None)
 
 
 def note(connection: Connection) -> None:

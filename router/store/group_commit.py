@@ -18,7 +18,6 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -167,15 +166,10 @@ class GroupCommit:
     ) -> set[str]:
         sizes = self._sizes(wishes)
         self._idle = set()
-        work = partial(
-            self._write,
-            epoch=self._members.epoch,
-            begins=begins,
-            sizes=sizes,
-            changes=changes,
-        )
         try:
-            outcomes, leases, closed = await self._database.write(work)
+            outcomes, leases, closed = await self._database.write(
+                self._write, self._members.epoch, begins, sizes, changes
+            )
         except BaseException as error:  # a cancellation, too: callers must not wait forever
             self._doubtful = True
             # The database refuses the data of one row, but it is unknown of which. So write each

@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any
 
 import structlog
@@ -124,7 +123,7 @@ class Members:
         """
         self._locked = False
         self._good = -math.inf
-        self.epoch = await self._database.write(partial(_join, log=self._log))
+        self.epoch = await self._database.write(_join, self._log)
         if not await self._look() or self._good == -math.inf:
             raise StoreFailed("The gateway cannot open a session in PostgreSQL; try again.")
 
@@ -164,7 +163,7 @@ class Members:
                 with errors_logged(_log, "store.not_fenced"), suppress(TimeoutError):
                     # The timeout keeps this session in use; the fence is tried again later.
                     async with asyncio.timeout(_LOOK_S):
-                        await self._database.write(partial(_fence, epoch=epoch, session=session))
+                        await self._database.write(_fence, epoch, session)
         return bool(own)
 
     def _ask(self) -> dict[tuple[int, int], bool]:

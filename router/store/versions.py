@@ -134,7 +134,7 @@ class SQLVersionBook:
 
     async def trial(self, run_id: str) -> Trial | None:
         """See `VersionBook.trial`."""
-        return await self._database.read(lambda connection: _trial(connection, run_id), behind=True)
+        return await self._database.read(_trial, run_id, behind=True)
 
     async def judge(self, run_id: str, judgement: Judgement) -> None:
         """See `VersionBook.judge`. No effect if the run has no trial."""
