@@ -99,7 +99,7 @@ async def played(*behaviours: Behaviour) -> AsyncIterator[tuple[OpenAIServer, st
 
     `behaviours`: how the models reply; by default, as `at_once`.
     """
-    async with serving(recording=False) as models, retrieval(OnePassage()) as address:
+    async with serving() as models, retrieval(OnePassage()) as address:
         models.plays(*behaviours or (writes(at_once),))
         yield models, address
 

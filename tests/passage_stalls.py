@@ -25,11 +25,12 @@ from router.edge.grpc.services import RunServicer
 from router.edge.grpc.table_service import TableServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
 from router.runs import Runs
 from router.runs.live import LiveRuns
 from tests.router.table.small_world import ENOUGH, gateway, written
+from tests.scripted_model import ScriptedModel
 from tests.stall import Input, Served
 
 SCENE = "tests.passage_stalls:scene"

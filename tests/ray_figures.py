@@ -21,10 +21,10 @@ from tempfile import TemporaryDirectory
 from aiohttp import web
 
 from router.edge.grpc.server import Server
-from router.testing.openai_server import serving
 from serving.retrieval.services import RetrievalServicer
 from tests.executor_sft.scripted_roles import OnePage, questions
 from tests.executor_sft.test_rollout import Endpoint
+from tests.openai_server import serving
 from tests.ray_cluster import RayCluster, end, ray_cluster, start
 
 _QUESTIONS = 60

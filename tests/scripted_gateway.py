@@ -11,12 +11,12 @@ from pathlib import Path
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.errors import UpstreamUnavailable
-from router.models import Prompt, ScriptedModel
-from router.models.model import Answer
+from router.models import Prompt
 from router.protocol import Passage
 from tests.router.deployment import STOP, Deployment, block, report
 from tests.router.edge.wire import whole_server
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import Answer, ScriptedModel
 
 ROOT = Path(__file__).parents[1]
 QUESTION = "When was the director of Heat born?"

@@ -28,11 +28,12 @@ from router.edge.pages.asking import add_asking
 from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
 from router.edge.running import Detached
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
 from router.runs import Runs
 from router.table import TableLimits
 from tests.router.table.small_world import ENOUGH, gateway, written
+from tests.scripted_model import ScriptedModel
 from tests.stall import Input, Served
 
 SCENE = "tests.table_stalls:scene"

@@ -19,9 +19,10 @@ from router.edge.http.object_format import object_format
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.errors import BadRequest
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
 from tests.router.table.small_world import ENOUGH, World, gateway, written
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Which city of the register is the first, and what is known of it?"
 

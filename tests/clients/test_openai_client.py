@@ -9,11 +9,11 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.models import ScriptedModel
 from tests import scripted_gateway
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION
+from tests.scripted_model import ScriptedModel
 
 TEXT = """\
 in 1943

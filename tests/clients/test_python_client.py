@@ -19,13 +19,13 @@ from router.edge.grpc.server import Server
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.ledger import RunStart
-from router.models import ScriptedModel
 from router.trace import Run
 from router.trace.run import Feedback
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.router.edge.wire import whole_server
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT, environment
+from tests.scripted_model import ScriptedModel
 
 ONE_ROUND = ["round_started", "sub_query_dispatched", "search_done", "reported"]
 KINDS = [

@@ -13,14 +13,14 @@ from executor_sft.call_cache import CachedModel, CallCache
 from executor_sft.questions import Question
 from executor_sft.rollout import RolloutWorker
 from router.calls import Role
-from router.models import Model, Prompt, Sampling, ScriptedModel
-from router.models.model import Answer
+from router.models import Model, Prompt, Sampling
 from router.protocol import Passage, prompts
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
 from router.search.answerer import Judge
 from router.trace import RoleName
 from tests.router.deployment import STOP, block, lasting, report
+from tests.scripted_model import Answer, ScriptedModel
 
 REQUEST = re.compile(r"<request>(.*?)</request><answer>(.*?)</answer>")
 

@@ -15,7 +15,7 @@ from executor_sft.miniworld.questions import MiniQuestion, SubQuery
 from executor_sft.miniworld.world import World
 from router.calls import Role
 from router.ledger import Ledger
-from router.models import Message, Sampling, ScriptedModel
+from router.models import Message, Sampling
 from router.protocol import NO_EVIDENCE, Passage, Report, parse_decision, parse_turn, prompts
 from router.protocol.decision import Dispatch, Stop
 from router.protocol.tags import unescape
@@ -23,6 +23,7 @@ from router.protocol.turns import ReportTurn, SearchTurn, parse_answer
 from router.search import Executor, RunContext, answerer, delegator, executor
 from router.search.agent import ExecutorLimits
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import ScriptedModel
 
 _DOCUMENT = re.compile(r'<document index="\d+"><title>(.*?)</title><text>(.*?)</text></document>')
 

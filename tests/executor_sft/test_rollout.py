@@ -20,7 +20,6 @@ from router.edge.grpc.server import Server
 from router.models import Message, Prompt, Sampling
 from router.models.model import TokenIds
 from router.store import Database
-from router.testing.openai_server import ChatRequest, fails, hang, says, serving
 from router.trace.export import AgentTrajectory
 from serving.retrieval.services import RetrievalServicer
 from tests.conftest import Rolegate
@@ -33,6 +32,7 @@ from tests.executor_sft.scripted_roles import (
     searches_twice,
 )
 from tests.executor_sft.test_mine import asked, say
+from tests.openai_server import ChatRequest, fails, hang, says, serving
 from tests.router.store.stored import call, put
 
 Ran = Callable[..., Awaitable[tuple[int, str]]]

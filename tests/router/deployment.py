@@ -9,7 +9,7 @@ from router.calls import Role
 from router.errors import BadRequest, NotFound, StoreFailed
 from router.ledger import Ledger, RunStart
 from router.ledger.journal import Admitted, EarlierRun, NoJournal
-from router.models import Completion, Delta, Model, OnDelta, Prompt, Sampling, ScriptedModel, Usage
+from router.models import Completion, Delta, Model, OnDelta, Prompt, Sampling, Usage
 from router.protocol import Passage, Vocabulary
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.runs import Admission, Gateway, RunFilter, RunLifecycle
@@ -32,6 +32,7 @@ from router.trace.redaction import redacted
 from router.trace.run import Feedback, RoleSetting, RunStatus
 from router.trace.values import TopologyName
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import ScriptedModel
 
 STOP = "<stop/>Enough evidence<stop>"
 PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9)

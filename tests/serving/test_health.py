@@ -22,7 +22,6 @@ from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
 from router.edge.grpc.server import Server
-from router.testing.openai_server import MODEL, fails, says, serving
 from serving.composition import running_gateway
 from serving.config.config import (
     Config,
@@ -33,6 +32,7 @@ from serving.config.config import (
     ServerConfig,
 )
 from serving.retrieval.services import RetrievalServicer
+from tests.openai_server import MODEL, fails, says, serving
 from tests.router.deployment import PASSAGE
 from tests.router.edge.wire import info_of
 from tests.router.retriever import FixedRetriever, NamedRetriever

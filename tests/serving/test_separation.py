@@ -37,7 +37,7 @@ from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer, RunServicer, UsageServicer
 from router.edge.grpc.table_service import TableServicer
 from router.ledger import Reconciler
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
 from router.runs import Gateway, RunLifecycle, Runs
 from router.runs.live import LiveRuns
@@ -55,6 +55,7 @@ from serving.topologies import new_search
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds
 from tests.router.scripted_tables import ScriptedTables
+from tests.scripted_model import ScriptedModel
 
 SERVICES = (
     "Answer",

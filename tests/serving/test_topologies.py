@@ -20,10 +20,9 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from executor_sft.runtime import open_runtime
 from router.calls import Role
 from router.edge.grpc.server import Server
-from router.models import Sampling, ScriptedModel
+from router.models import Sampling
 from router.search import Executor
 from router.search.agent import ExecutorLimits
-from router.testing.openai_server import MODEL, OpenAIServer, says, serving
 from router.trace import RoleName
 from serving.cli.ask import ask
 from serving.composition import running_gateway
@@ -38,9 +37,11 @@ from serving.config.config import (
 from serving.config.file import preset
 from serving.retrieval.services import RetrievalServicer
 from serving.topologies import new_tables
+from tests.openai_server import MODEL, OpenAIServer, says, serving
 from tests.router.deployment import PASSAGE, STOP, block, report
 from tests.router.retriever import FixedRetriever, one_index
 from tests.scripted_gateway import running
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Who made Heat?"
 SEARCH = "<search>Heat</search>"

@@ -14,12 +14,12 @@ from router.protocol import Passage
 from router.search.context import Reporting
 from router.search.tools import Tool, ToolOutput
 from router.table.filling import TABLE_REPORTING
-from router.testing.openai_server import Behaviour, says, serving
 from router.trace.values import ToolCall
 from serving.composition import running_gateway
 from serving.config.config import Config, SearchConfig
 from serving.roles import new_role
 from serving.topologies import new_worker
+from tests.openai_server import Behaviour, says, serving
 from tests.router.deployment import STOP, block, lasting, report
 from tests.router.models.test_tool_calls import chunks
 from tests.router.retriever import FixedRetriever

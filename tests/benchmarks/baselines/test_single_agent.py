@@ -20,8 +20,7 @@ from benchmarks.baselines.single_agent import (
     role_alone,
 )
 from router.errors import ContextTooLong, UpstreamUnavailable
-from router.models import Message, Prompt, ScriptedModel
-from router.models.model import Answer
+from router.models import Message, Prompt
 from router.protocol import Passage, Report, prompts
 from router.protocol.tags import Malformed
 from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn
@@ -33,6 +32,7 @@ from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, lasting, role
 from tests.router.outputs import OUTPUTS
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import Answer, ScriptedModel
 from tests.serving.test_topologies import config_of
 
 QUESTION = "Was the director of Heat born before 1950?"

@@ -14,16 +14,16 @@ from executor_sft.step import write_json
 from router.edge.grpc.server import Server
 from router.edge.grpc.table_service import TableServicer
 from router.errors import BadCorpus, BadRequest, UpstreamUnavailable
-from router.models import Prompt, ScriptedModel
-from router.models.model import Answer
+from router.models import Prompt
 from router.runs import RunFilter, RunLifecycle, Runs
 from router.runs.live import LiveRuns
-from router.testing.openai_server import MODEL, says, serving
 from tests.benchmarks.widesearch.made_tasks import DATE, JUDGED, TEXT, fenced, number, task, written
 from tests.executor_sft import test_runtime
+from tests.openai_server import MODEL, says, serving
 from tests.router.deployment import STOP, Kept, block
 from tests.router.scripted_tables import ScriptedTables
 from tests.router.table.small_world import World, gateway
+from tests.scripted_model import Answer, ScriptedModel
 
 GOLD = "name,year\nAda,1815\nAlan,1912"
 RIGHT = fenced("|name|year|", "|---|---|", "|Ada|1815|", "|Alan|1912|")

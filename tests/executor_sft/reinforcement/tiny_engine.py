@@ -16,9 +16,9 @@ from aiohttp import web
 
 from router.edge.grpc.server import Server
 from router.models import Message, Prompt, Sampling
-from router.testing.openai_server import fails, hang, says, served
 from serving.retrieval.services import RetrievalServicer
 from tests.executor_sft.scripted_roles import OnePage, answers
+from tests.openai_server import fails, hang, says, served
 from tests.router.deployment import STOP, block, report
 
 TOKENS = 12

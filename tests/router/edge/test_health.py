@@ -21,13 +21,13 @@ from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.errors import UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.ledger import Ledger
-from router.models import ScriptedModel
 from router.runs import Runs
 from router.runs.live import LiveRuns
 from router.trace import RoleName
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import connected, next_of
+from tests.scripted_model import ScriptedModel
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

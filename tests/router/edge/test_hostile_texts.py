@@ -27,16 +27,17 @@ from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
-from router.testing.openai_server import MODEL, OpenAIServer, serving
-from router.testing.openai_server import streams as event_stream
 from tests.openai_behaviours import replies
+from tests.openai_server import MODEL, OpenAIServer, serving
+from tests.openai_server import streams as event_stream
 from tests.router.deployment import STOP, Deployment, Kept, block, report
 from tests.router.edge.wire import connected, info_of, served, whole_server
 from tests.router.pathological import HOSTILE
+from tests.scripted_model import ScriptedModel
 
 _MAX_GROWTH = 2.6
 """Max growth of the time for twice the text; 2 if the time is linear, 4 if it is quadratic."""

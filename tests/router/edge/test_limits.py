@@ -25,13 +25,14 @@ from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.limits import Limits
 from router.edge.running import Running
-from router.models import Completion, Delta, OnDelta, Prompt, ScriptedModel, Usage
+from router.models import Completion, Delta, OnDelta, Prompt, Usage
 from router.runs import Admission, Gateway, Runs
 from router.runs.admission import AdmissionLimits
 from router.runs.live import LiveRuns
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 from tests.router.edge.wire import connected, info_of, next_of, served
+from tests.scripted_model import ScriptedModel
 
 HI = [pb.ChatMessage(role="user", content="hi")]
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"

@@ -15,7 +15,7 @@ from router.edge.http.openai_server import MAX_BODY_BYTES, openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.status import HTTP_STATUS, STATUS
 from router.errors import BadConfig, UpstreamUnavailable
-from router.models import Completion, ScriptedModel, Usage
+from router.models import Completion, Usage
 from router.protocol import Passage
 from router.runs import Gateway, RequestOptions
 from router.runs.gateway import AnswerRequest
@@ -23,6 +23,7 @@ from router.trace import Run
 from router.trace.values import OnEvent
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block, report
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Who directed Heat?"
 USER = {"role": "user", "content": QUESTION}

@@ -19,7 +19,6 @@ from router.edge.listening import TLS
 from router.ledger import UsageQuery, UsageReport
 from router.ledger.reconciliation import Reconciliation
 from router.ledger.usage import UsageRow
-from router.models import ScriptedModel
 from router.runs import Gateway, RunLifecycle, Runs
 from router.runs.live import LiveRuns
 from router.search import Retriever
@@ -32,6 +31,7 @@ from tests.router.accounts import KeptAccounts
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, Kept, block
 from tests.router.scripted_tables import SCRIPT, ScriptedTables
+from tests.scripted_model import ScriptedModel
 
 
 class KeptUsages:

@@ -21,8 +21,8 @@ from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage, Report, prompts
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
 from router.search.agent import ExecutorLimits
-from router.testing.openai_server import MODEL, OpenAIServer
 from router.trace import RoleName, Trajectory
+from tests.openai_server import MODEL, OpenAIServer
 from tests.router.deployment import lasting
 from tests.router.retriever import FixedRetriever
 

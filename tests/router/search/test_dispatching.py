@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from router.errors import BudgetExhausted, UpstreamUnavailable
 from router.ledger import Budget, Ledger
 from router.ledger.budget import Allowance
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
 from router.search.agent import ExecutorLimits
@@ -25,6 +25,7 @@ from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds, las
 from tests.router.outputs import OUTPUTS
 from tests.router.paced_model import PacedModel, Piece
 from tests.router.search.test_report_cache import shared
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Was the director of Heat born before 1950?"
 LIMITS = ExecutorLimits()

@@ -13,8 +13,7 @@ from router.errors import (
     UpstreamRefused,
     UpstreamUnavailable,
 )
-from router.models import Completion, Message, ScriptedModel
-from router.models.model import Answer
+from router.models import Completion, Message
 from router.protocol import NO_EVIDENCE, Passage, Report, prompts
 from router.search import Executor, Retriever, RunContext
 from router.search.agent import Agent, ExecutorLimits
@@ -25,6 +24,7 @@ from router.trace.values import SearchDone, SearchRecord
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, HeldModel, lasting, report, role
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import Answer, ScriptedModel
 
 SUB_QUERY = "Who directed Heat?"
 SEARCH = "<search>director of Heat</search>"

@@ -19,8 +19,8 @@ from router.protocol.decision import Dispatch, Stop
 from router.protocol.turns import SearchTurn, parse_answer
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
-from router.testing.openai_server import MODEL, Behaviour, OpenAIServer, says
 from router.trace import RoleName, Trajectory
+from tests.openai_server import MODEL, Behaviour, OpenAIServer, says
 from tests.router.deployment import lasting
 from tests.router.retriever import FixedRetriever
 

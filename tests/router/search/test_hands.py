@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import ContextTooLong, ToolFailed
-from router.models import Prompt, ScriptedModel
-from router.models.model import Answer, encodable
+from router.models import Prompt
+from router.models.model import encodable
 from router.protocol import Passage, prompts
 from router.protocol.tags import escape
 from router.search import Executor, Retriever
@@ -23,6 +23,7 @@ from tests.router.deployment import lasting, report, role
 from tests.router.outputs import OUTPUTS
 from tests.router.retriever import FixedRetriever
 from tests.router.tools import FixedTools
+from tests.scripted_model import Answer, ScriptedModel
 
 URL = {
     "type": "object",

@@ -13,8 +13,7 @@ from msgspec.structs import replace as replace_report
 from router.errors import BudgetExhausted, UpstreamRefused
 from router.ledger import Budget, Ledger
 from router.ledger.budget import Allowance
-from router.models import Completion, OnDelta, Prompt, ScriptedModel
-from router.models.model import Answer
+from router.models import Completion, OnDelta, Prompt
 from router.protocol import NO_EVIDENCE, parse_decision, parse_turn
 from router.protocol.decision import Dispatch
 from router.protocol.turns import ReportTurn
@@ -29,6 +28,7 @@ from router.trace.values import SearchDone, SubQueryDispatched, by_executors
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import STOP, Deployment, HeldModel, block, lasting, report, role
 from tests.router.layers import QUESTION, STEPS, Layers, Pages, answers, leads_alone, manages, works
+from tests.scripted_model import Answer, ScriptedModel
 
 PROMPTS = Path(__file__).parents[3] / "serving" / "prompts" / "full"
 VALUES = [f"value-{number}" for number in range(8)]

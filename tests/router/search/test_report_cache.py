@@ -14,8 +14,7 @@ from router.errors import UpstreamUnavailable
 from router.ledger import Budget, Ledger, RunStart
 from router.ledger.budget import Allowance
 from router.ledger.journal import Admitted, EarlierRun
-from router.models import Model, ScriptedModel
-from router.models.model import Answer
+from router.models import Model
 from router.runs import Gateway, RequestOptions, RunLifecycle
 from router.runs.live import LiveRuns
 from router.search import Executor, ReportCache, Retriever, RunContext, Topology
@@ -29,6 +28,7 @@ from router.versions.book import Traffic
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import PASSAGE, Deployment, HeldModel, Kept, finds, report, role
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import Answer, ScriptedModel
 
 SUB_QUERY = "Who directed Heat?"
 RETRIEVER = FixedRetriever({SUB_QUERY: [PASSAGE]})

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from router.errors import ContextTooLong, OutOfTime, UpstreamRefused, UpstreamUnavailable
-from router.models import Message, Prompt, ScriptedModel
+from router.models import Message, Prompt
 from router.protocol import Passage, prompts
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
@@ -35,6 +35,7 @@ from tests.router.deployment import (
     report,
 )
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Was the director of Heat born before 1950?"
 

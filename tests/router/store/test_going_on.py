@@ -18,7 +18,7 @@ from router.access import Tenant
 from router.edge.grpc.server import Server
 from router.errors import BadRequest, BudgetExhausted, NotFound, StoreFailed
 from router.ledger import Budget
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.runs import Gateway, RequestOptions, RunFilter, RunLifecycle
 from router.runs.live import LiveRuns
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Topology
@@ -34,6 +34,7 @@ from tests.router.deployment import PASSAGE, STOP, HeldModel, block, finds, repo
 from tests.router.edge.wire import connected
 from tests.router.retriever import FixedRetriever
 from tests.router.tools import FixedTools
+from tests.scripted_model import ScriptedModel
 
 if TYPE_CHECKING:
     from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub

@@ -14,7 +14,7 @@ from typing import Any
 
 from router.calls import Role
 from router.errors import UpstreamRefused
-from router.models import Completion, Prompt, Sampling, ScriptedModel
+from router.models import Completion, Prompt, Sampling
 from router.protocol import Passage
 from router.runs import Gateway, RunLifecycle
 from router.runs.live import LiveRuns
@@ -30,6 +30,7 @@ from router.trace import RoleName
 from router.trace.run import RoleSetting
 from router.trace.table import Column
 from router.versions import VersionRouting
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "List all cities of the register."
 COLUMNS = (Column("city", key=True), Column("founder"), Column("founded", "integer"))

@@ -14,7 +14,7 @@ import pytest
 
 from router.calls import Role
 from router.errors import UpstreamRefused
-from router.models import Prompt, Sampling, ScriptedModel
+from router.models import Prompt, Sampling
 from router.protocol import Passage
 from router.runs import RequestOptions, RunFilter
 from router.search import Delegator, Executor
@@ -29,6 +29,7 @@ from router.trace.turns import work_of
 from router.trace.values import TableRun
 from tests.router.deployment import HeldModel, block
 from tests.router.table.small_world import REQUEST, Reader, World, gateway, lead
+from tests.scripted_model import ScriptedModel
 
 LIMITS = TableLimits(width=4, cells_per_ask=1)
 BLOCKED = "This page is blocked."

@@ -19,7 +19,7 @@ from router.testing.fault_proxy import (
     FaultyRetriever,
     fault_proxies,
 )
-from router.testing.openai_server import Reply, serving, writes
+from tests.openai_server import Reply, serving, writes
 from tests.router.retriever import FixedRetriever
 
 TEXT = "<answer>in 1943</answer>"

@@ -17,7 +17,7 @@ from router.errors import (
     UpstreamUnavailable,
 )
 from router.ledger import Ledger
-from router.models import Model, Sampling, ScriptedModel
+from router.models import Model, Sampling
 from router.search import Executor, RunContext
 from router.search.agent import ExecutorLimits
 from router.versions import VersionRouting
@@ -25,6 +25,7 @@ from router.versions.book import Traffic
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import HeldModel, finds, report
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import ScriptedModel
 
 BASE = "base"
 OLD = "executor-000001"

@@ -24,8 +24,7 @@ from router.errors import (
     UpstreamUnavailable,
 )
 from router.ledger import Budget, UsageQuery
-from router.models import Message, Model, Prompt, Sampling, ScriptedModel
-from router.models.model import Answer
+from router.models import Message, Model, Prompt, Sampling
 from router.protocol import Passage, Vocabulary
 from router.protocol.vocabulary import words
 from router.runs import Gateway, RequestOptions, RunLifecycle, Runs
@@ -52,6 +51,7 @@ from router.versions.book import Judgement, Side, Source, Traffic
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, HeldModel, block, lasting, report, role
 from tests.router.retriever import FixedRetriever, NamedRetriever
+from tests.scripted_model import Answer, ScriptedModel
 
 BASE = "base"
 NEW = "executor-000001"

@@ -14,8 +14,6 @@ import pytest_asyncio
 from aiohttp import web
 
 from router.edge.grpc.server import Server
-from router.testing import openai_server
-from router.testing.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, says
 from router.trace import RoleName
 from serving.cli.main import main
 from serving.config.config import MilvusConfig
@@ -27,8 +25,10 @@ from serving.retrieval.embedder import EndpointEmbedder
 from serving.retrieval.milvus import MilvusStore
 from serving.retrieval.services import RetrievalServicer
 from serving.topologies import PROMPTS
+from tests import openai_server
 from tests.conftest import Rolegate
 from tests.openai_behaviours import replies
+from tests.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, says
 from tests.router.retriever import FixedRetriever
 from tests.scripted_gateway import environment
 from tests.serving.retrieval import scripted_reranker

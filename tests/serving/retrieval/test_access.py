@@ -12,7 +12,7 @@ import faiss
 import pytest
 
 from router.errors import BadConfig, UpstreamRefused, UpstreamUnavailable
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
 from router.search import Executor
 from router.search.agent import ExecutorLimits
@@ -23,6 +23,7 @@ from serving.retrieval.index import Index
 from serving.retrieval.opening import check_access
 from serving.retrieval.searcher import IndexSearcher
 from tests.router.deployment import lasting, report, role
+from tests.scripted_model import ScriptedModel
 from tests.serving.retrieval.test_services import remote
 
 FATES = [
