@@ -16,7 +16,7 @@ class TableScore(msgspec.Struct, frozen=True):
     row_f1: float
     """Harmonic mean of precision and recall of the rows."""
     item_f1: float
-    """The same of the cells. WideSeek-R1 rewards it (section 3.3)."""
+    """Harmonic mean of precision and recall of the cells. WideSeek-R1 rewards it (section 3.3)."""
 
 
 def table_score(
