@@ -332,10 +332,6 @@ class RunLifecycle:
             settings,
         )
 
-    async def settled(self) -> None:
-        """Wait until every run under way has ended and is stored."""
-        await self.live.ended()
-
     @asynccontextmanager
     async def _place(self, tenant: str, deadline: float) -> AsyncIterator[None]:
         async with _in_time(deadline):
