@@ -8,10 +8,12 @@ from sqlalchemy import Connection, func, select
 
 from router.access import ACT, CLOCK_SKEW_S, LAST_EVENT, AuditEvent, Key, QuotaUse, Spent, Tenant
 from router.store.database import Database, storable
+from router.store.migration import lock
 from router.store.projection import put
 from router.store.schema import AUDIT, KEYS, SPENDING, TENANTS, WARNINGS, struct_of, structs
 
-_LOCK = "SELECT pg_advisory_xact_lock(1919118444, 2)"
+_LOCK = 2
+"""Number of the lock on the audit log and warnings."""
 _LONGEST_TARGET = 200
 """Max characters of a target in the audit log. Names in refused requests may be longer."""
 
@@ -111,7 +113,7 @@ class SQLAccounts:
         """
 
         def claim(connection: Connection) -> list[tuple[QuotaUse, bool]]:
-            _lock(connection)
+            lock(connection, _LOCK)
             current = WARNINGS.c.period.in_({use.period for use in uses})
             known = connection.execute(select(WARNINGS).where(current))
             tried = {tuple(key): tried_at for *key, _, tried_at in known}
@@ -130,17 +132,11 @@ class SQLAccounts:
 def note(connection: Connection) -> None:
     """Write the current act, if there is one, to the audit log. Numbers are chosen under a lock."""
     if act := ACT.get():
-        _lock(connection)
+        lock(connection, _LOCK)
         last = connection.scalar(select(func.max(AUDIT.c.number))) or 0
         target = storable(act.target[:_LONGEST_TARGET])
         row = msgspec.structs.asdict(act) | {"number": last + 1, "target": target}
         connection.execute(AUDIT.insert().values(row))
-
-
-def _lock(connection: Connection) -> None:
-    """Lock the audit log and the warnings against other writers, until the transaction ends."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(_LOCK)
 
 
 def _put_warnings(connection: Connection, uses: Sequence[QuotaUse], tried_at: float | None) -> None:

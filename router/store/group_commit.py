@@ -280,17 +280,17 @@ def _resolve(answer: "asyncio.Future[Any]", outcome: object) -> None:
 _LOCK = """
 INSERT INTO spending (tenant, period, requests, tokens, nano_usd)
 SELECT tenant, period, 0, 0, 0
-FROM unnest(%(tenants)s::text[], %(periods)s::text[]) AS wanted (tenant, period)
+FROM unnest(%(tenants)s::text[], %(names)s::text[]) AS wanted (tenant, period)
 ORDER BY tenant, period ON CONFLICT (tenant, period) DO UPDATE SET requests = spending.requests
 RETURNING tenant, period, requests, tokens, nano_usd
 """
 _HELD = """
 SELECT tenant, period, log, tokens, nano_usd FROM leases
-WHERE (tenant, period) IN (SELECT * FROM unnest(%(tenants)s::text[], %(periods)s::text[]))
+WHERE (tenant, period) IN (SELECT * FROM unnest(%(tenants)s::text[], %(names)s::text[]))
 """
 _NAMES = """
 SELECT tenant, request_id, run_id, fingerprint, status, started_at FROM runs
-WHERE (tenant, request_id) IN (SELECT * FROM unnest(%(tenants)s::text[], %(request_ids)s::text[]))
+WHERE (tenant, request_id) IN (SELECT * FROM unnest(%(tenants)s::text[], %(names)s::text[]))
 """
 _IN_FLIGHT = (
     "SELECT tenant, count(*) FROM runs WHERE tenant = ANY(%(tenants)s) AND status = "
@@ -332,8 +332,8 @@ def _leases(
     return leases
 
 
-def _parameters(keys: Iterable[Period]) -> dict[str, list[str]]:
-    return {"tenants": [key[0] for key in keys], "periods": [key[1] for key in keys]}
+def _parameters(keys: Iterable[Period | Name]) -> dict[str, list[str]]:
+    return {"tenants": [key[0] for key in keys], "names": [key[1] for key in keys]}
 
 
 def _granted(size: _Size, own: int, taken: int) -> int:
@@ -388,11 +388,7 @@ def _named(connection: Connection, begins: Sequence[_Begin]) -> dict[Name, Named
     names = [name_of(begin.start) for begin in begins if begin.start.request_id]
     if not names:
         return {}
-    parameters = {
-        "tenants": [name[0] for name in names],
-        "request_ids": [name[1] for name in names],
-    }
-    rows = connection.exec_driver_sql(_NAMES, parameters)
+    rows = connection.exec_driver_sql(_NAMES, _parameters(names))
     return {(tenant, request_id): Named(*fields) for tenant, request_id, *fields in rows}
 
 
