@@ -72,13 +72,13 @@ class Detached:
     def __init__(self, access: Access | None = None) -> None:
         """`access`: if given, a run is cancelled when the key of its request is revoked."""
         self._access = access
-        self._tasks: set[asyncio.Task[Run]] = set()
+        self._tasks = set[asyncio.Task[Run]]()
 
     async def start(self, work: Callable[[OnEvent], Coroutine[Any, Any, Run]]) -> str:
         """Start the work in a task. Return the identifier of the run as soon as the beginning of
         the run is recorded. If the work fails before that, raise its error.
         """
-        begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        begun = asyncio.Future[str]()
 
         def on_event(event: Event) -> None:
             if isinstance(event, RunStarted) and not begun.done():

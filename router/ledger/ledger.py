@@ -9,8 +9,8 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import msgspec
 import structlog
+from msgspec.structs import asdict, replace
 
 from router.amount import NOTHING, Amount
 from router.errors import (
@@ -142,7 +142,7 @@ class Attempt:
             return None
         # Tokenizing the text again may give a few more tokens than the engine wrote.
         written = min(usage.completion_tokens, self.opened.max_tokens)
-        usage = msgspec.structs.replace(usage, completion_tokens=written, estimated=True)
+        usage = replace(usage, completion_tokens=written, estimated=True)
         return usage if self.opened.allows(usage) else None
 
 
@@ -479,7 +479,7 @@ class Ledger:
             and attempt.outcome not in (*COMPLETE_OUTCOMES, "content_refused")
             and not usage.estimated
         ):
-            usage = msgspec.structs.replace(usage, lower_bound=True)
+            usage = replace(usage, lower_bound=True)
         impossible = attempt.usage is not None and attempt.believed is None
         if impossible:
             _log.warning(
@@ -489,7 +489,7 @@ class Ledger:
                 told=repr(attempt.usage),
             )
         call = Call(
-            **msgspec.structs.asdict(opened),
+            **asdict(opened),
             outcome=attempt.outcome,
             usage=usage,
             nano_usd=price.cost(usage) if price and usage else None,

@@ -60,7 +60,7 @@ class Booking(NamedTuple):
     """The number of the sub-query for which an executor searches."""
 
 
-BOOKING: ContextVar[Booking | None] = ContextVar("booking", default=None)
+BOOKING = ContextVar[Booking | None]("booking", default=None)
 """Booking of the current task's search; None outside of runs, where calls are not booked. It is no
 argument of `Retriever.search`, because retrievers do not call models, except for a reranker around
 one of them.

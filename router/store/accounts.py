@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-import msgspec
+from msgspec.structs import asdict
 from sqlalchemy import Connection, func, select
 
 from router.access import ACT, CLOCK_SKEW_S, LAST_EVENT, AuditEvent, Key, QuotaUse, Spent, Tenant
@@ -135,21 +135,21 @@ def note(connection: Connection) -> None:
         lock(connection, _LOCK)
         last = connection.scalar(select(func.max(AUDIT.c.number))) or 0
         target = storable(act.target[:_LONGEST_TARGET])
-        row = msgspec.structs.asdict(act) | {"number": last + 1, "target": target}
+        row = asdict(act) | {"number": last + 1, "target": target}
         connection.execute(AUDIT.insert().values(row))
 
 
 def _put_warnings(connection: Connection, uses: Sequence[QuotaUse], tried_at: float | None) -> None:
-    rows = [msgspec.structs.asdict(use) | {"tried_at": tried_at} for use in uses]
+    rows = [asdict(use) | {"tried_at": tried_at} for use in uses]
     put(connection, WARNINGS, rows)
 
 
 def _row(tenant: Tenant) -> dict[str, object]:
-    return {**msgspec.structs.asdict(tenant), "indexes": ",".join(tenant.indexes)}
+    return {**asdict(tenant), "indexes": ",".join(tenant.indexes)}
 
 
 def _insert(connection: Connection, key: Key) -> None:
-    row = {**msgspec.structs.asdict(key), "scopes": ",".join(sorted(key.scopes))}
+    row = {**asdict(key), "scopes": ",".join(sorted(key.scopes))}
     connection.execute(KEYS.insert().values(row))
 
 

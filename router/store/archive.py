@@ -15,6 +15,7 @@ from itertools import count
 
 import msgspec
 import structlog
+from msgspec.structs import asdict, replace
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -123,12 +124,12 @@ class SQLArchive:
             with suppress(NotFound):  # the run may not be in the database yet
                 run = await self.database.read(_load, run_id, tenant, behind=True)
                 if run.status == "running" and (calls := self.calls(run_id)) is not None:
-                    return msgspec.structs.replace(run, calls=calls)
+                    return replace(run, calls=calls)
 
         run = await self.database.read(_load, run_id, tenant)
         if run.status != "running":
             return run
-        return msgspec.structs.replace(run, calls=self.calls(run_id) or ())
+        return replace(run, calls=self.calls(run_id) or ())
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         """Return at most `size` runs that match `wanted`, newest first. `page`: token of the page
@@ -262,7 +263,7 @@ def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str) 
     if connection.scalar(select(TENANTS.c.redact).where(TENANTS.c.name == owner)):
         texts = dict.fromkeys(texts, "")
     row = {
-        **msgspec.structs.asdict(feedback),
+        **asdict(feedback),
         **texts,
         "feedback_id": feedback_id,
         "given_at": time.time(),

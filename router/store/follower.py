@@ -71,12 +71,12 @@ class Follower:
         self._commits = commits
         self.name = log.name if database.shared else _SQLITE
         """Name of the log in the database."""
-        self._changes: deque[Change] = deque()
+        self._changes = deque[Change]()
         """Changes that are not in the database yet."""
         self._news = commits.news if commits else asyncio.Event()
         self._hurry = asyncio.Event()
         self._written = asyncio.Condition()
-        self._refused: set[str] = set()
+        self._refused = set[str]()
         """Runs whose answers must not be acknowledged, because another gateway has closed them, or
         because they cannot be written.
         """

@@ -107,7 +107,7 @@ class GroupCommit:
         """Set when something waits for `commit`."""
         self._begins: list[_Begin] = []
         self._wishes: list[_Wish] = []
-        self._idle: set[Period] = set()
+        self._idle = set[Period]()
         """Periods whose leases are to be reduced."""
         self._doubtful = False
         """True if a transaction has failed, so that it is unknown which leases the database has."""
@@ -125,7 +125,7 @@ class GroupCommit:
         Raises `QuotaExhausted` and `StoreFailed`. After `StoreFailed` or a cancellation, the run
         may have begun in the database.
         """
-        answer: asyncio.Future[EarlierRun | None] = asyncio.get_running_loop().create_future()
+        answer = asyncio.Future[EarlierRun | None]()
         self._begins.append(_Begin(start, redact, self._quotas.accounts, answer))
         self.news.set()
         return await answer
@@ -134,7 +134,7 @@ class GroupCommit:
         """Request leases that have these amounts free, with the next commit. Return False if so
         much is not available. Raises `StoreFailed`.
         """
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        answer = asyncio.Future[bool]()
         self._wishes.append(_Wish(wanted, answer))
         self.news.set()
         return await answer

@@ -112,7 +112,7 @@ class Quotas:
         self.accounts = Settings()
         """Settings of all accounts. They are never changed, but replaced."""
         self.tallies = defaultdict[Period, Tally](Tally)
-        self.in_flight: Counter[str] = Counter()
+        self.in_flight = Counter[str]()
         """Number of running runs by tenant."""
 
     def limited(self, start: RunStart) -> bool:

@@ -51,7 +51,7 @@ class VersionRouting:
         self.traffic = Traffic(configured)
         """The traffic for new runs. It has no versions that could not be loaded."""
         self._on_record: Traffic | None = None
-        self._kept: WeakKeyDictionary[Ledger, Traffic] = WeakKeyDictionary()
+        self._kept = WeakKeyDictionary[Ledger, Traffic]()
         self._refreshing = asyncio.Lock()
         self._news = asyncio.Event()
 

@@ -75,7 +75,7 @@ class Trials:
         self._archive = archive
         self._review = review
         self._judging = judge
-        self._waiting: asyncio.Queue[tuple[Run, Traffic]] = asyncio.Queue(_WAITING)
+        self._waiting = asyncio.Queue[tuple[Run, Traffic]](_WAITING)
         self._news = asyncio.Event()
         self._news.set()  # for trials that an earlier process recorded
         self.dropped = 0

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, aclosing, contextmanager, nullcon
 from typing import Any
 
 import grpc
-import msgspec
 from google.protobuf.message import DecodeError
 from google.rpc import code_pb2
 from grpc_status import rpc_status
+from msgspec.structs import replace
 
 from router.access import CALLER, Access, check_scope
 from router.background import in_worker
@@ -138,7 +138,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         assert self._access is not None
         identity = await self._access.identify(_metadata(context).get("authorization", ""))
         # gRPC serves each call in its own task, so only this call sees the value.
-        CALLER.set(msgspec.structs.replace(identity, address=context.peer()))
+        CALLER.set(replace(identity, address=context.peer()))
         check_scope(identity, needed_scope(method))
         return self._access.serving(identity)
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 from rolegate.v1 import table_service_pb2 as pb
 from rolegate.v1 import table_service_pb2_grpc as pb_grpc
 
@@ -54,7 +54,7 @@ class TableServicer(pb_grpc.TableServiceServicer):
         self, request: pb.FillTableRequest | pb.StreamTableRequest, options: RequestOptions
     ) -> Callable[[OnEvent], Coroutine[Any, Any, Run]]:
         if isinstance(request, pb.FillTableRequest) and request.detached:
-            options = msgspec.structs.replace(options, time_s=None)
+            options = replace(options, time_s=None)
 
         async def work(emit: OnEvent) -> Run:
             wanted = await in_worker(table_request_from_proto, request)
@@ -81,7 +81,7 @@ class TableServicer(pb_grpc.TableServiceServicer):
                 "there is no table."
             )
         if running := run.status == "running":
-            run = msgspec.structs.replace(run, duration_s=time.time() - run.started_at)
+            run = replace(run, duration_s=time.time() - run.started_at)
         start = int(request.page_token or 0)
         table = await table_to_proto(run, start, start + size)
         return pb.GetTableResponse(

@@ -66,7 +66,7 @@ class RunPages:
         self._site = site
         self._runs = runs
         self._indexes = Indexes.of(retriever) if retriever else None
-        self._views: LRUCache[object, dict[str, Any]] = LRUCache(4)
+        self._views = LRUCache[object, dict[str, Any]](4)
         site.get("/runs/{run}", partial(self._page, page="run.html", part="run_body.html"))
         site.get("/ask/{run}", partial(self._page, page="asked.html", part="asked_body.html"))
         site.get("/runs/{run}/agents/{agent}", self._agent)

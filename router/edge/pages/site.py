@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
-import msgspec
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.typedefs import Handler
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from msgspec.structs import replace
 from rolegate.client.text import visible
 
 from router.access import CALLER, Access, check_scope
@@ -206,7 +206,7 @@ class Site:
             if scope is None:
                 return await page(request)
             user = await self._sessions.identify(request.cookies.get(COOKIE, ""))
-            user = msgspec.structs.replace(user, address=request.remote or "")
+            user = replace(user, address=request.remote or "")
             # aiohttp serves each request in its own context, so only this one sees the value.
             CALLER.set(user)
             request[_IDENTITY] = user
