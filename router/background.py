@@ -5,7 +5,7 @@ instead of raised.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import structlog
@@ -21,6 +21,14 @@ _FREED = 50
 def loop_time() -> float:
     """Return the time by the event loop's clock, in seconds. Deadlines are in this time."""
     return asyncio.get_running_loop().time()
+
+
+@asynccontextmanager
+async def at_most(seconds: float) -> AsyncIterator[None]:
+    """Leave the block after so many seconds, without an error."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            yield
 
 
 @asynccontextmanager

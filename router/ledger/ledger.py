@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -13,6 +13,7 @@ import structlog
 from msgspec.structs import asdict, replace
 
 from router.amount import NOTHING, Amount
+from router.background import at_most
 from router.errors import (
     BudgetExhausted,
     ContentRefused,
@@ -393,10 +394,9 @@ class Ledger:
             usages[index] = await cut.counted()
 
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
-                    for index, cut in enumerate(cuts):
-                        group.create_task(count(index, cut))
+            async with at_most(within_s), asyncio.TaskGroup() as group:
+                for index, cut in enumerate(cuts):
+                    group.create_task(count(index, cut))
         finally:
             for cut, usage in zip(cuts, usages, strict=True):
                 self._settle(cut, usage)

@@ -3,11 +3,11 @@
 import asyncio
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from router.background import at_most
 from router.calls import Readiness
 from router.errors import UpstreamError
 from router.ledger import Ledger
@@ -133,7 +133,6 @@ class WatchedRetriever:
         """Probe forever: every `_EVERY_S` seconds, and sooner after a search that failed."""
         while True:
             await asyncio.sleep(_SOON_S)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_EVERY_S):
-                    await self._doubt.wait()
+            async with at_most(_EVERY_S):
+                await self._doubt.wait()
             await self.probe()

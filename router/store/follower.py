@@ -14,7 +14,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from router.background import errors_logged
+from router.background import at_most, errors_logged
 from router.errors import BadConfig, StoreFailed, StoreInUse
 from router.store.database import COPY, Database, unwritable
 from router.store.group_commit import GroupCommit
@@ -147,9 +147,8 @@ class Follower:
         """
         while True:
             await self._news.wait()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0 if self._commits else _LEISURE_S):
-                    await self._hurry.wait()
+            async with at_most(0 if self._commits else _LEISURE_S):
+                await self._hurry.wait()
             with errors_logged(_log, "store.behind"):
                 await self._follow()
                 continue

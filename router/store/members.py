@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, func, select
 
-from router.background import background_tasks, errors_logged
+from router.background import at_most, background_tasks, errors_logged
 from router.errors import StoreFailed
 from router.store.database import Database
 from router.store.projection import left_over
@@ -160,9 +160,9 @@ class Members:
         self._gone = {key: self._gone.get(key, now) for key in free}
         for (epoch, session), since in self._gone.items():
             if asked - since >= _GRACE_S:
-                with errors_logged(_log, "store.not_fenced"), suppress(TimeoutError):
+                with errors_logged(_log, "store.not_fenced"):
                     # The timeout keeps this session in use; the fence is tried again later.
-                    async with asyncio.timeout(_LOOK_S):
+                    async with at_most(_LOOK_S):
                         await self._database.write(_fence, epoch, session)
         return bool(own)
 

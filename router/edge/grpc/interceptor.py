@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from typing import Any
 
 import grpc
@@ -16,7 +16,7 @@ from grpc_status import rpc_status
 from msgspec.structs import replace
 
 from router.access import CALLER, Access, check_scope
-from router.background import in_worker
+from router.background import at_most, in_worker
 from router.edge.grpc.convert import status_to_proto
 from router.edge.limits import LARGE, check_sizes
 from router.edge.status import failure_of, logged_failure
@@ -213,18 +213,17 @@ async def _drain(requests: AsyncIterator[Any]) -> None:
     """Receive and drop the rest of a client's stream. If a call ends while a client in Python with
     asyncio is sending, gRPC may raise an internal error there instead of the call's status.
     """
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_DRAIN_S):
-            async for _ in requests:
-                pass
+    async with at_most(_DRAIN_S):
+        async for _ in requests:
+            pass
 
 
 async def _abort(context: Any, error: Exception) -> None:
     """Log an error, and end the call with the gRPC status of the error."""
     ending = context.abort_with_status(rpc_status.to_status(status_to_proto(logged_failure(error))))
     if isinstance(error, SlowReader):
-        with suppress(TimeoutError):  # the client gets the status only after unread messages
-            async with asyncio.timeout(_ENDING_S):
-                await ending
+        # the client gets the status only after unread messages
+        async with at_most(_ENDING_S):
+            await ending
     else:
         await ending
