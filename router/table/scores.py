@@ -13,10 +13,13 @@ class TableScore(msgspec.Struct, frozen=True):
 
     success: bool
     """True if all rows and cells are right, and no row is too many."""
+    row_precision: float
+    row_recall: float
     row_f1: float
-    """Harmonic mean of precision and recall of the rows."""
+    item_precision: float
+    item_recall: float
     item_f1: float
-    """Harmonic mean of precision and recall of the cells. WideSeek-R1 rewards it (section 3.3)."""
+    """F1 of the cells. WideSeek-R1 rewards it (section 3.3)."""
 
 
 def table_score(
@@ -36,12 +39,9 @@ def table_score(
     right_rows = sum(row == other for row, other in pairs)
     right_cells = sum(cell == other for pair in pairs for cell, other in zip(*pair, strict=True))
     width = len(schema.shown)
-    rows_of_both = len(ours) + len(gold)
-    return TableScore(
-        right_rows == len(ours) == len(gold) > 0,
-        2 * right_rows / max(1, rows_of_both),
-        2 * right_cells / max(1, rows_of_both * width),
-    )
+    by_row = _ratios(right_rows, len(ours), len(gold))
+    by_item = _ratios(right_cells, len(ours) * width, len(gold) * width)
+    return TableScore(right_rows == len(ours) == len(gold) > 0, *by_row, *by_item)
 
 
 def _forms(schema: Schema, rows: Sequence[Sequence[str]]) -> dict[RowKey, tuple[str, ...]]:
@@ -51,3 +51,12 @@ def _forms(schema: Schema, rows: Sequence[Sequence[str]]) -> dict[RowKey, tuple[
         values = tuple(map(canonical, schema.shown, row))
         forms.setdefault(row_key(schema, row), values)
     return forms
+
+
+def _ratios(right: int, ours: int, gold: int) -> tuple[float, float, float]:
+    """Return precision, recall and F1. `right`: number of right rows or cells. `ours`, `gold`:
+    number of rows or cells in the table and in the right rows.
+    """
+    if not right:
+        return 0.0, 0.0, 0.0
+    return right / ours, right / gold, 2 * right / (ours + gold)

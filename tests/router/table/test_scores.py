@@ -14,16 +14,17 @@ SCHEMA = Schema((Column("name", key=True), Column("year", type="integer")))
 GOLD = [("Ada", "1815"), ("Alan", "1912"), ("Grace", "1906")]
 
 
-def test_a_missing_row_and_a_wrong_cell_lower_the_scores() -> None:
+def test_a_missing_row_and_a_wrong_cell_lower_recall_and_precision() -> None:
     rows = [("ada", "1815"), ("Alan", "1,912"), ("Grace", "7"), ("Edsger", "1930")]
     score = table_score(SCHEMA, rows, GOLD)
-    assert (score.row_f1, score.item_f1) == (4 / 7, 5 / 7)
+    assert (score.row_precision, score.row_recall, score.row_f1) == (2 / 4, 2 / 3, 4 / 7)
+    assert (score.item_precision, score.item_recall, score.item_f1) == (5 / 8, 5 / 6, 5 / 7)
     assert not score.success
 
 
 def test_two_spellings_of_a_key_count_once() -> None:
     score = table_score(SCHEMA, [*GOLD, ("ADA", "1815"), ("ada.", "1815")], GOLD)
-    assert score.item_f1 == 1
+    assert score.item_recall == score.item_precision == 1
     assert score.success
 
 
