@@ -4,7 +4,6 @@ connection.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import nullcontext
 from typing import Any, Generic, Self, TypeVar
 
 from router.access import Access, caller
@@ -69,8 +68,8 @@ class Running(Generic[Item, Result]):
 class Detached:
     """Starts runs that continue after the requests that started them, and holds their tasks."""
 
-    def __init__(self, access: Access | None = None) -> None:
-        """`access`: if given, a run is cancelled when the key of its request is revoked."""
+    def __init__(self, access: Access) -> None:
+        """A run is cancelled when `access` learns that the key of its request is revoked."""
         self._access = access
         self._tasks = set[asyncio.Task[Run]]()
 
@@ -85,7 +84,7 @@ class Detached:
                 begun.set_result(event.run_id)
 
         async def admitted() -> Run:
-            with self._access.serving(caller()) if self._access else nullcontext():
+            with self._access.serving(caller()):
                 return await work(on_event)
 
         task = asyncio.create_task(admitted())

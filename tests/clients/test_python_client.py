@@ -21,6 +21,7 @@ from router.edge.http.server import HTTPServer
 from router.ledger import RunStart
 from router.trace import Run
 from router.trace.run import Feedback
+from tests.router.accounts import open_access
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.router.edge.wire import whole_server
@@ -51,6 +52,7 @@ class Refused:
             raise ImportError(f"{name} is not installed here")
 
 sys.meta_path.insert(0, Refused())
+from tests.router.accounts import open_access
 from rolegate.client import AsyncClient, Client, GatewayError
 
 with Client(sys.argv[1]) as client:
@@ -304,7 +306,7 @@ async def test_an_unreachable_address_is_named(dead: str) -> None:
 
 
 async def test_a_port_that_answers_but_not_by_grpc_is_named() -> None:
-    http = HTTPServer(openai_app(Deployment().gateway()), 0.0)
+    http = HTTPServer(openai_app(Deployment().gateway(), open_access()), 0.0)
     address = (await http.start("127.0.0.1:0", "http")).removeprefix("http://")
     async with AsyncClient(address) as client:
         for method in (client.ask, client.search):

@@ -52,6 +52,7 @@ from router.versions.book import Traffic
 from serving.config.config import SearchConfig
 from serving.retrieval.services import RetrievalServicer
 from serving.topologies import new_search
+from tests.router.accounts import open_access
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds
 from tests.router.scripted_tables import ScriptedTables
@@ -191,7 +192,7 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
         ExecutorVersionServicer(
             Versions(SQLVersionBook(database), _load), Auditor(accounts, "grpc")
         ),
-        TableServicer(ScriptedTables(lifecycle), Runs(archive, live)),
+        TableServicer(ScriptedTables(lifecycle), Runs(archive, live), open_access()),
         access=Access(accounts),
     )
     port = await server.start("127.0.0.1:0")

@@ -26,9 +26,9 @@ _PAGE = 100
 class TableServicer(pb_grpc.TableServiceServicer):
     """Implements `TableService`."""
 
-    def __init__(self, tables: Tables, runs: Runs, access: Access | None = None) -> None:
-        """`tables`: fills the tables. `runs`: the stored runs. `access`: if given, a detached run
-        is cancelled when the key of its request is revoked.
+    def __init__(self, tables: Tables, runs: Runs, access: Access) -> None:
+        """`tables`: fills the tables. `runs`: the stored runs. `access`: a detached run is
+        cancelled when the key of its request is revoked.
         """
         self._tables = tables
         self._runs = runs

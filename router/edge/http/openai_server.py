@@ -18,7 +18,6 @@ key.
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -80,7 +79,7 @@ Work = Callable[[OnEvent], Coroutine[Any, Any, Run]]
 
 def openai_app(
     gateway: Gateway,
-    access: Access | None = None,
+    access: Access,
     readiness: Readiness | None = None,
     limits: Limits | None = None,
     *,
@@ -95,12 +94,12 @@ def openai_app(
     requests must be `application/json` of at most 1 MiB. Requests that a browser sends for web
     pages of other hosts are refused.
 
-    `access`: None admits every caller. `readiness`: state of the dependencies; if one is down,
-    `GET /readyz` returns 503. `limits`: None for the default limits. `pages`: the web pages, which
-    get all paths except `/v1/` and the probes, and check keys themselves. `chat_tasks`: how to
-    handle background tasks of chat tools, such as titles: `answer` them by one call of the
-    answerer's model, `refuse` them, or `search` for them like for questions. `indexes`: names of
-    all indexes, of which `GET /v1/models` lists those that the caller may search.
+    `readiness`: state of the dependencies; if one is down, `GET /readyz` returns 503. `limits`:
+    None for the default limits. `pages`: the web pages, which get all paths except `/v1/` and the
+    probes, and check keys themselves. `chat_tasks`: how to handle background tasks of chat tools,
+    such as titles: `answer` them by one call of the answerer's model, `refuse` them, or `search`
+    for them like for questions. `indexes`: names of all indexes, of which `GET /v1/models` lists
+    those that the caller may search.
     """
     limits = limits or Limits()
 
@@ -134,7 +133,7 @@ def openai_app(
         form = object_format(schema) if schema else None
 
         async def work(emit: OnEvent) -> Run:
-            with access.serving(caller()) if access else nullcontext():
+            with access.serving(caller()):
                 if task:
                     prompt = (Message("user", task),)
                     completion = CompletionRequest("answer", prompt, (), _TASK_TOKENS)
@@ -314,7 +313,7 @@ def _json(status: int, content: object, headers: dict[str, str] | None = None) -
     )
 
 
-def _guarding(access: Access | None, pages: Site | None) -> Middleware:
+def _guarding(access: Access, pages: Site | None) -> Middleware:
     """Return a middleware that checks the keys of callers, and turns errors into responses in the
     form of OpenAI's API. Requests for pages are passed to `Site.guard` instead.
     """
@@ -326,7 +325,7 @@ def _guarding(access: Access | None, pages: Site | None) -> Middleware:
             return await pages.guard(request, handler)
         try:
             _check_origin(request.headers.get("Origin", ""))
-            if access and not probes:
+            if not probes:
                 # aiohttp serves each request in its own context, so only this one sees the value.
                 CALLER.set(await access.identify(request.headers.get("Authorization")))
                 check_scope(caller(), "ask")

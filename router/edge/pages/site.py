@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,7 @@ class Site:
     which htmx sends.
     """
 
-    def __init__(self, access: Access | None = None) -> None:
-        """`access`: None admits every user."""
+    def __init__(self, access: Access) -> None:
         self._access = access
         self._sessions = Sessions(access)
         self._static = {
@@ -211,7 +210,7 @@ class Site:
             CALLER.set(user)
             request[_IDENTITY] = user
             check_scope(user, scope)
-            with self._access.serving(user) if self._access else nullcontext():
+            with self._access.serving(user):
                 return await page(request)
 
         self._paths.add(path)

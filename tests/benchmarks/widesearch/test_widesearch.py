@@ -20,6 +20,7 @@ from router.runs.live import LiveRuns
 from tests.benchmarks.widesearch.made_tasks import DATE, JUDGED, TEXT, fenced, number, task, written
 from tests.executor_sft import test_runtime
 from tests.openai_server import MODEL, says, serving
+from tests.router.accounts import open_access
 from tests.router.deployment import STOP, Kept, block
 from tests.router.scripted_tables import ScriptedTables
 from tests.router.table.small_world import World, gateway
@@ -198,7 +199,7 @@ async def test_a_gateway_is_asked_for_missing_responses(tmp_path: Path) -> None:
         real,
         archive,
     ):
-        server = Server(real, None, TableServicer(real, Runs(archive, LiveRuns())))
+        server = Server(real, None, TableServicer(real, Runs(archive, LiveRuns()), open_access()))
         address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
         options = Options(tasks=folder, address=address, runs=2, no_judge=True, out=out)
         try:
@@ -247,7 +248,7 @@ async def test_a_gateway_gets_columns_keys_and_types(tmp_path: Path) -> None:
     store = Kept()
     live = LiveRuns()
     script = ScriptedTables(RunLifecycle(store, store, live, {}, 60.0), ())
-    server = Server(None, None, TableServicer(script, Runs(store, live)))
+    server = Server(None, None, TableServicer(script, Runs(store, live), open_access()))
     address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
     try:
         await measure(

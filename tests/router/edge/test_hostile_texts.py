@@ -34,6 +34,7 @@ from router.protocol import Passage
 from tests.openai_behaviours import replies
 from tests.openai_server import MODEL, OpenAIServer, serving
 from tests.openai_server import streams as event_stream
+from tests.router.accounts import open_access
 from tests.router.deployment import STOP, Deployment, Kept, block, report
 from tests.router.edge.wire import connected, info_of, served, whole_server
 from tests.router.pathological import HOSTILE
@@ -87,7 +88,7 @@ async def doors() -> AsyncIterator[dict[str, tuple[int, Door]]]:
     )
     store = Kept()
     server = whole_server(deployment, store, retriever=outside)
-    http = HTTPServer(openai_app(deployment.gateway(store)), 0.0)
+    http = HTTPServer(openai_app(deployment.gateway(store), open_access()), 0.0)
     async with AsyncExitStack() as stack:
         port = await server.start("127.0.0.1:0")
         http_address = await http.start("127.0.0.1:0", "http")
@@ -254,7 +255,7 @@ async def test_a_compressed_request_is_refused_before_it_is_inflated() -> None:
     """Holds with and without a key, on any path."""
     bomb = gzip.compress(b"a" * (64 << 20))
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
-    http = HTTPServer(openai_app(Deployment().gateway()), 0.0)
+    http = HTTPServer(openai_app(Deployment().gateway(), open_access()), 0.0)
     async with aiohttp.ClientSession(
         f"http://{await http.start('127.0.0.1:0', 'http')}"
     ) as session:

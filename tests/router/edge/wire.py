@@ -27,7 +27,7 @@ from router.trace.call import totals
 from router.trace.identity import SCOPES
 from router.trace.table import Ask
 from serving.retrieval.services import RetrievalServicer
-from tests.router.accounts import KeptAccounts
+from tests.router.accounts import KeptAccounts, open_access
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, Kept, block
 from tests.router.scripted_tables import SCRIPT, ScriptedTables
@@ -90,7 +90,7 @@ def whole_server(
         TableServicer(
             ScriptedTables(RunLifecycle(store, store, live, {}, 60.0), script),
             Runs(store, live),
-            access,
+            access or open_access(),
         ),
         DocumentServicer(None),
         access=access,
