@@ -139,7 +139,7 @@ async def scene() -> AsyncIterator[Served]:
         stack.push_async_callback(server.drain, 0)
         site = Site(open_access())
         add_runs(site, runs)
-        add_asking(site, filling, Detached(open_access()))
+        add_asking(site, filling, Detached(open_access()), runs=runs)
         RunPages(site, runs)
         door = HTTPServer(openai_app(filling, open_access(), pages=site), 0.0)
         address = await door.start("127.0.0.1:0", "http")

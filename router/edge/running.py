@@ -4,7 +4,7 @@ connection.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from router.access import Access, caller
 from router.edge.status import logged_failure
@@ -13,6 +13,8 @@ from router.trace.values import OnEvent, RunStarted
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Work: TypeAlias = Callable[[OnEvent], Coroutine[Any, Any, Run]]
+"""The work of a request. It is called with the function that takes the events of the run."""
 
 
 class Running(Generic[Item, Result]):
@@ -73,7 +75,7 @@ class Detached:
         self._access = access
         self._tasks = set[asyncio.Task[Run]]()
 
-    async def start(self, work: Callable[[OnEvent], Coroutine[Any, Any, Run]]) -> str:
+    async def start(self, work: Work) -> str:
         """Start the work in a task. Return the identifier of the run as soon as the beginning of
         the run is recorded. If the work fails before that, raise its error.
         """

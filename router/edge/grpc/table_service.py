@@ -1,7 +1,7 @@
 """The gRPC service for tables."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from router.edge.asked_table import Tables
 from router.edge.grpc.convert_request import options_from_proto, page_size
 from router.edge.grpc.convert_table import table_request_from_proto, table_to_proto
 from router.edge.grpc.services import streamed
-from router.edge.running import Detached
+from router.edge.running import Detached, Work
 from router.errors import BadRequest
 from router.runs import RequestOptions, Runs
 from router.trace import Run
@@ -52,7 +52,7 @@ class TableServicer(pb_grpc.TableServiceServicer):
 
     def _filling(
         self, request: pb.FillTableRequest | pb.StreamTableRequest, options: RequestOptions
-    ) -> Callable[[OnEvent], Coroutine[Any, Any, Run]]:
+    ) -> Work:
         if isinstance(request, pb.FillTableRequest) and request.detached:
             options = replace(options, time_s=None)
 

@@ -17,7 +17,7 @@ key.
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,7 +57,7 @@ from router.edge.limits import MAX_REPEATED, Limits
 from router.edge.pages import Site
 from router.edge.rendering import AnswerText, cited_answer, progress_line
 from router.edge.run_table import run_table
-from router.edge.running import Running
+from router.edge.running import Running, Work
 from router.edge.status import HTTP_STATUS, logged_failure
 from router.errors import JSON_ERRORS, BadRequest
 from router.models import Message
@@ -73,8 +73,6 @@ _PROBES = ("/health", "/healthz", "/readyz")
 _TASK_TOKENS = 512
 """Max tokens of the output for a background task of a chat tool, such as a title."""
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-Work = Callable[[OnEvent], Coroutine[Any, Any, Run]]
-"""The work of a request. It is called with the function that takes the events of the run."""
 
 
 def openai_app(
