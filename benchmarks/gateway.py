@@ -25,7 +25,7 @@ from benchmarks.harness import Child, child
 from router.edge.grpc.server import Server
 from router.ledger.journal import NoJournal
 from router.protocol import Passage
-from router.search import Retriever
+from router.search.retrieval import IndexRetriever
 from router.testing.openai_server import (
     Behaviour,
     ChatRequest,
@@ -105,7 +105,7 @@ async def played(*behaviours: Behaviour) -> AsyncIterator[tuple[OpenAIServer, st
 
 
 @asynccontextmanager
-async def retrieval(retriever: Retriever) -> AsyncIterator[str]:
+async def retrieval(retriever: IndexRetriever) -> AsyncIterator[str]:
     """Start a retrieval service in this process, and yield its address as host:port."""
     server = Server(None, RetrievalServicer(retriever))
     port = await server.start(_ANY)

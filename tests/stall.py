@@ -44,6 +44,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from tests.router.accounts import open_access
+from tests.router.unfiltered import Unfiltered
 
 _HERE = Path(__file__).resolve()
 _ROOT = Path.cwd() if __name__ == "__main__" else _HERE.parents[1]
@@ -110,7 +111,7 @@ async def scene() -> AsyncIterator[Served]:
         runs = Runs(archive, LiveRuns())
         server = Server(
             filling,
-            RetrievalServicer(world),
+            RetrievalServicer(Unfiltered(world)),
             RunServicer(runs),
             TableServicer(filling, runs, open_access()),
         )

@@ -18,6 +18,7 @@ from router.edge.grpc.convert_request import documents_from_proto
 from router.errors import JSON_ERRORS, BadRequest, UpstreamError
 from router.protocol import Passage
 from router.search import Indexes, Retriever
+from router.search.retrieval import IndexRetriever
 
 MAX_QUERIES = 256
 MAX_QUERY_CHARS = 8192
@@ -65,7 +66,7 @@ class RetrievalServicer(RetrievalServiceServicer):
 
     def __init__(
         self,
-        retriever: Retriever | Indexes,
+        retriever: IndexRetriever | Indexes,
         *,
         default_top_k: int = 3,
     ) -> None:

@@ -52,7 +52,6 @@ class Refused:
             raise ImportError(f"{name} is not installed here")
 
 sys.meta_path.insert(0, Refused())
-from tests.router.accounts import open_access
 from rolegate.client import AsyncClient, Client, GatewayError
 
 with Client(sys.argv[1]) as client:

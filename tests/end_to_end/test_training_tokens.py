@@ -32,6 +32,7 @@ from router.trace.export import agent_trajectories
 from serving.config.file import load_config, preset
 from tests.router.deployment import lasting, report
 from tests.router.store.stored import run
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_model import ScriptedModel
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -133,7 +134,7 @@ async def executed(
     """Return a run with the prompt that the demo uses."""
     system = Path(MINI.roles.execution.prompt).read_text("utf-8").strip()
     role = Role("execution", model, system, sampling, streams=False)
-    return await Executor(role, Pages(library), ExecutorLimits(max_turns)).run(
+    return await Executor(role, Unfiltered(Pages(library)), ExecutorLimits(max_turns)).run(
         sub_query, 0, lasting()
     )
 

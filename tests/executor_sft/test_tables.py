@@ -43,6 +43,7 @@ from tests.router.deployment import lasting
 from tests.router.store.stored import put, run
 from tests.router.table.reports import SCHEMA, executed, fill
 from tests.router.table.small_world import COLUMNS, QUESTION, Reader, World, lead, written
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_model import ScriptedModel
 
 KROUROU = "Krurou: Krurou was founded in 1200 by Ana. It is old."
@@ -210,8 +211,10 @@ def worker(
     def executor(model: ScriptedModel, searches: int = 2) -> Executor:
         own = role("execution", model)
         executor_limits = ExecutorLimits(max_searches=searches)
-        tabular = Agent(replace(own, system="tables"), world, executor_limits, EXECUTOR_OF_TABLES)
-        return Executor(own, world, executor_limits, forms={TABLE_FORM: tabular})
+        tabular = Agent(
+            replace(own, system="tables"), Unfiltered(world), executor_limits, EXECUTOR_OF_TABLES
+        )
+        return Executor(own, Unfiltered(world), executor_limits, forms={TABLE_FORM: tabular})
 
     leads = role("delegation", lead(world))
     answers = role("answer", ScriptedModel([]))
@@ -366,7 +369,7 @@ async def served(folder: Path, world: World, answer: Play | None = None) -> Asyn
     tables["synthesis"] = ("writer", "synthesis")
     async with serving(recording=False) as openai_server:
         openai_server.plays(play)
-        server = Server(None, RetrievalServicer(world))
+        server = Server(None, RetrievalServicer(Unfiltered(world)))
         port = await server.start("127.0.0.1:0")
         parts = [
             f'[{table}]\nmodel = "{model}"\nprompt = '

@@ -18,6 +18,7 @@ from router.trace import Execution, Trajectory
 from serving.config.file import load_config, preset
 from tests.router.deployment import lasting, role
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_model import Answer, ScriptedModel
 
 MINI = Path(load_config(preset("mini")).engines["executor"].path)
@@ -39,7 +40,7 @@ def executed(
     """
     retriever = FixedRetriever({"Heat": [PAGE], "Michael Mann": [PAGE], "director": [DIRECTORS]})
     executor = Executor(
-        role("execution", ScriptedModel(turns)), retriever, limits or ExecutorLimits()
+        role("execution", ScriptedModel(turns)), Unfiltered(retriever), limits or ExecutorLimits()
     )
 
     async def run() -> Execution:

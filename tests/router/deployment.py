@@ -32,6 +32,7 @@ from router.trace.redaction import redacted
 from router.trace.run import Feedback, RoleSetting, RunStatus
 from router.trace.values import TopologyName
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_model import ScriptedModel
 
 STOP = "<stop/>Enough evidence<stop>"
@@ -117,7 +118,7 @@ class Deployment:
         roles = self.roles()
         return FactorizedSearch(
             Delegator(roles["delegation"], max_sub_queries),
-            executor or Executor(roles["execution"], self.retriever, ExecutorLimits()),
+            executor or Executor(roles["execution"], Unfiltered(self.retriever), ExecutorLimits()),
             Answerer(roles["answer"]),
             max_rounds=max_rounds,
             require_evidence=require_evidence,
@@ -144,7 +145,7 @@ class Deployment:
         settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
         return Gateway(
             topologies={"factorized": Topology(self.search(), roles), **topologies},
-            executor=Executor(roles["execution"], self.retriever, ExecutorLimits()),
+            executor=Executor(roles["execution"], Unfiltered(self.retriever), ExecutorLimits()),
             roles=roles,
             condenser=Condenser(replace(role("delegation", self.condenser), system="condense")),
             lifecycle=RunLifecycle(

@@ -56,6 +56,7 @@ from tests.router.accounts import open_access
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds
 from tests.router.scripted_tables import ScriptedTables
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_model import ScriptedModel
 
 SERVICES = (
@@ -165,7 +166,7 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
     )
     roles = deployment.roles()
     settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
-    worker = Executor(roles["execution"], retriever, ExecutorLimits())
+    worker = Executor(roles["execution"], Unfiltered(retriever), ExecutorLimits())
     executor = ReportCache(
         VersionRouting(lambda _version: worker, "", _traffic, _load), lambda _scope: "the index"
     )
@@ -184,7 +185,7 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
         callers.append(Caller(name or "", (("authorization", f"Bearer {text}"),), question))
     server = Server(
         gateway,
-        RetrievalServicer(retriever),
+        RetrievalServicer(Unfiltered(retriever)),
         RunServicer(Runs(archive, live)),
         UsageServicer(
             SQLUsages(database), Reconciler({"scripted": None}, NoCounts(), SQLUsages(database))

@@ -40,6 +40,7 @@ from serving.topologies import new_tables
 from tests.openai_server import MODEL, OpenAIServer, says, serving
 from tests.router.deployment import PASSAGE, STOP, block, report
 from tests.router.retriever import FixedRetriever, one_index
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_gateway import running
 from tests.scripted_model import ScriptedModel
 
@@ -184,7 +185,9 @@ def test_roles_of_tables_differ_in_prompts_and_output_limits_only(tmp_path: Path
         for name in ROLE_NAMES
     }
     nothing = FixedRetriever({})
-    _, topology = new_tables(config, roles, Executor(roles["execution"], nothing, ExecutorLimits()))
+    _, topology = new_tables(
+        config, roles, Executor(roles["execution"], Unfiltered(nothing), ExecutorLimits())
+    )
     delegation = topology["delegation"]
     execution = topology["execution"]
     assert (delegation.sampling.max_tokens, execution.sampling.max_tokens) == (9, 99)

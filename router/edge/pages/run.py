@@ -22,8 +22,8 @@ from router.edge.status import as_seen_by
 from router.errors import NotFound, UpstreamError
 from router.protocol import Passage
 from router.runs import Runs
-from router.search import Retriever
 from router.search.indexes import Indexes
+from router.search.retrieval import IndexRetriever
 from router.trace import Execution, Run, Trajectory
 from router.trace.attribution import Attribution, attribute
 from router.trace.call import UsageSums, sums_of
@@ -52,7 +52,7 @@ class RunPages:
         self,
         site: Site,
         runs: Runs,
-        retriever: Retriever | Indexes | None = None,
+        retriever: IndexRetriever | Indexes | None = None,
         *,
         files_not_read: Callable[[], Mapping[str, int] | None] = lambda: None,
     ) -> None:

@@ -32,6 +32,7 @@ from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, lasting, role
 from tests.router.outputs import OUTPUTS
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_model import Answer, ScriptedModel
 from tests.serving.test_topologies import config_of
 
@@ -55,7 +56,9 @@ def agent(
 ) -> tuple[SingleAgent, ScriptedModel]:
     """Return an agent and its model."""
     model = ScriptedModel(answers, "backbone")
-    return SingleAgent(role("delegation", model), retriever, limits, require_evidence), model
+    return SingleAgent(
+        role("delegation", model), Unfiltered(retriever), limits, require_evidence
+    ), model
 
 
 def searches(trajectory: Trajectory) -> tuple[SearchRecord, ...]:

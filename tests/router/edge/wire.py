@@ -31,6 +31,7 @@ from tests.router.accounts import KeptAccounts, open_access
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, Kept, block
 from tests.router.scripted_tables import SCRIPT, ScriptedTables
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_model import ScriptedModel
 
 
@@ -81,7 +82,7 @@ def whole_server(
     live = LiveRuns()
     return Server(
         deployment.gateway(store, live=live, **options),
-        RetrievalServicer(retriever) if retriever else None,
+        RetrievalServicer(Unfiltered(retriever)) if retriever else None,
         RunServicer(Runs(store, live)),
         UsageServicer(
             KeptUsages(store),

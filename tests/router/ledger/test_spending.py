@@ -25,6 +25,7 @@ from router.trace import Call, Price, RoleName, Trajectory
 from router.trace.call import OpenedCall
 from tests.router.deployment import PASSAGE, STOP, block, finds, report, role
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_model import ScriptedModel
 
 QUESTION = "Who directed Heat, and when was he born?"
@@ -109,7 +110,7 @@ def searching(
     retriever = FixedRetriever({"Who directed Heat?": [PASSAGE]})
     return FactorizedSearch(
         Delegator(roles["delegation"]),
-        Executor(roles["execution"], retriever, ExecutorLimits()),
+        Executor(roles["execution"], Unfiltered(retriever), ExecutorLimits()),
         Answerer(roles["answer"]),
         max_rounds=3,
     )

@@ -23,6 +23,7 @@ from tests.router.deployment import lasting, report, role
 from tests.router.outputs import OUTPUTS
 from tests.router.retriever import FixedRetriever
 from tests.router.tools import FixedTools
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_model import Answer, ScriptedModel
 
 URL = {
@@ -61,7 +62,8 @@ async def run(
     limits: ExecutorLimits = LIMITS,
 ) -> Execution:
     """Run one execution."""
-    executor = Executor(role("execution", model), retriever, limits, tools=given)
+    searched = Unfiltered(retriever) if retriever else None
+    executor = Executor(role("execution", model), searched, limits, tools=given)
     return await executor.run("When was Heat's director born?", 0, lasting())
 
 

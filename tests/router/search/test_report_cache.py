@@ -28,6 +28,7 @@ from router.versions.book import Traffic
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import PASSAGE, Deployment, HeldModel, Kept, finds, report, role
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_model import Answer, ScriptedModel
 
 SUB_QUERY = "Who directed Heat?"
@@ -56,7 +57,7 @@ def executors(model: Model, retriever: Retriever = RETRIEVER) -> VersionRouting:
 
     def make(version: str) -> Executor:
         named = replace(role("execution", model), executor_version=version)
-        return Executor(named, retriever, ExecutorLimits())
+        return Executor(named, Unfiltered(retriever), ExecutorLimits())
 
     return VersionRouting(make, "small", _traffic, _load)
 

@@ -35,6 +35,7 @@ from tests.router.deployment import (
     report,
 )
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_model import ScriptedModel
 
 QUESTION = "Was the director of Heat born before 1950?"
@@ -563,7 +564,7 @@ async def test_the_run_says_which_reports_are_grounds() -> None:
 async def test_a_search_without_a_width_runs_all_executors_together() -> None:
     deployment = Deployment(ScriptedModel([block("a?", "b?", "c?"), STOP]), retriever=Meeting(3))
     roles = deployment.roles()
-    executor = Executor(roles["execution"], deployment.retriever, ExecutorLimits())
+    executor = Executor(roles["execution"], Unfiltered(deployment.retriever), ExecutorLimits())
     search = FactorizedSearch(
         Delegator(roles["delegation"]), executor, Answerer(roles["answer"]), width=None
     )

@@ -34,6 +34,7 @@ from tests.router.deployment import PASSAGE, STOP, HeldModel, block, finds, repo
 from tests.router.edge.wire import connected
 from tests.router.retriever import FixedRetriever
 from tests.router.tools import FixedTools
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_model import ScriptedModel
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ async def gateway(
     )
     retriever = FixedRetriever({text: [PASSAGE] for text in SUB_QUERIES})
     roles: dict[RoleName, Any] = {name: role(name, model) for name, model in models.models.items()}
-    executor = Executor(roles["execution"], retriever, ExecutorLimits(), tools=tools)
+    executor = Executor(roles["execution"], Unfiltered(retriever), ExecutorLimits(), tools=tools)
     search = FactorizedSearch(Delegator(roles["delegation"]), executor, Answerer(roles["answer"]))
     settings = {name: RoleSetting(name, "0" * 64) for name in roles}
     try:

@@ -30,6 +30,7 @@ from router.trace import RoleName
 from router.trace.run import RoleSetting
 from router.trace.table import Column
 from router.versions import VersionRouting
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_model import ScriptedModel
 
 QUESTION = "List all cities of the register."
@@ -232,8 +233,11 @@ async def gateway(
     }
     limits = limits or TableLimits()
     long = ExecutorLimits(report_chars=report_chars)
-    agent = Agent(roles["execution"], world, long, EXECUTOR_OF_TABLES)
-    executes: Any = Executor(roles["execution"], world, ExecutorLimits(), forms={TABLE_FORM: agent})
+    searched = Unfiltered(world)
+    agent = Agent(roles["execution"], searched, long, EXECUTOR_OF_TABLES)
+    executes: Any = Executor(
+        roles["execution"], searched, ExecutorLimits(), forms={TABLE_FORM: agent}
+    )
     if shared:
         versioned: Executor = executes
         executes = ReportCache(

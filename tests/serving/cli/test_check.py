@@ -30,6 +30,7 @@ from tests.conftest import Rolegate
 from tests.openai_behaviours import replies
 from tests.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, says
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_gateway import environment
 from tests.serving.retrieval import scripted_reranker
 from tests.serving.retrieval.milvus_server import MilvusServer
@@ -577,7 +578,7 @@ async def test_a_dead_port_is_reported(live: Live, dead: str) -> None:
 
 async def test_a_retrieval_server_is_probed_by_one_search(live: Live) -> None:
     retriever = FixedRetriever({})
-    grpc_server = Server(None, RetrievalServicer(retriever, default_top_k=1))
+    grpc_server = Server(None, RetrievalServicer(Unfiltered(retriever), default_top_k=1))
     port = await grpc_server.start("127.0.0.1:0")
 
     result = await live.checked(

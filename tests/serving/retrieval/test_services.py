@@ -44,6 +44,7 @@ from serving.retrieval.services import (
     retrieval_app,
 )
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
 
 PASSAGES = [
     Passage(str(number), f"Title {number}", f"Text {number}", 0.5 - number / 10)
@@ -112,7 +113,10 @@ async def post(session: aiohttp.ClientSession, body: object) -> tuple[int, Any]:
 async def served(retriever: Retriever | Indexes | None, **options: Any) -> AsyncIterator[str]:
     """Yield the address of a gRPC server; None stands for one that sends empty responses."""
     server = grpc.aio.server(interceptors=[CallInterceptor()])
-    servicer = RetrievalServicer(retriever, **options) if retriever else ShortServicer()
+    servicer: RetrievalServiceServicer = ShortServicer()
+    if retriever:
+        searched = retriever if isinstance(retriever, Indexes) else Unfiltered(retriever)
+        servicer = RetrievalServicer(searched, **options)
     add_RetrievalServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -23,6 +23,7 @@ from tests.router.accounts import KeptAccounts
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.pages.world import ASKS
 from tests.router.scripted_tables import ScriptedTables
+from tests.router.unfiltered import Unfiltered
 
 
 @dataclass
@@ -64,7 +65,8 @@ async def shown(
     site = Site(access)
     add_runs(site, run_service)
     add_asking(site, gateway, Detached(access), tables, runs=run_service)
-    RunPages(site, run_service, retriever, files_not_read=lambda: files_not_read)
+    searched = Unfiltered(retriever) if retriever else None
+    RunPages(site, run_service, searched, files_not_read=lambda: files_not_read)
     server = HTTPServer(openai_app(gateway, access, pages=site), 0.0, access=access)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(gateway.settled)
