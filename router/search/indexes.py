@@ -72,8 +72,8 @@ class Indexes:
         document: str | None = None,
     ) -> list[list[Passage]]:
         """Search only the indexes and documents in `scope`. The passages of several indexes are
-        merged by rank. For the other parameters and errors, see `Retriever.search`. Also raises
-        `NotFound` if an index of the scope does not exist.
+        merged by rank. For the other parameters and errors, see `IndexRetriever.search`. Also
+        raises `NotFound` if an index of the scope does not exist.
 
         The id and the document of a passage that is not of the default index are preceded by the
         name of its index and a colon.

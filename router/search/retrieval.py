@@ -16,23 +16,8 @@ from router.trace.scope import NO_FILTER, DocumentFilter
 from router.trace.values import Reranking
 
 
-class Retriever(Protocol):
+class IndexRetriever(Protocol):
     """Protocol of an object that finds passages in an index."""
-
-    async def search(
-        self, queries: Sequence[str], top_k: int, document: str | None = None
-    ) -> list[list[Passage]]:
-        """Return the `top_k` best passages for each query, best first. There are fewer if the index
-        has fewer.
-
-        `document`: the name of a document. If given, only this document is searched, and its
-        passages are returned in document order; an unknown document has none. Raises
-        `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`.
-        """
-
-
-class IndexRetriever(Retriever, Protocol):
-    """A retriever that can identify the index that it searches."""
 
     @property
     def index_id(self) -> str | None:
@@ -47,7 +32,14 @@ class IndexRetriever(Retriever, Protocol):
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `Retriever.search`. `only`: properties that the documents must have. Raises
+        """Return the `top_k` best passages for each query, best first. There are fewer if the index
+        has fewer.
+
+        `document`: the name of a document. If given, only this document is searched, and its
+        passages are returned in document order; an unknown document has none. `only`: properties
+        that the documents must have.
+
+        Raises `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`. Also raises
         `UpstreamRefused` if this retriever cannot filter documents.
         """
 
@@ -62,8 +54,8 @@ class Booking(NamedTuple):
 
 BOOKING = ContextVar[Booking | None]("booking", default=None)
 """Booking of the current task's search; None outside of runs, where calls are not booked. It is no
-argument of `Retriever.search`, because retrievers do not call models, except for a reranker around
-one of them.
+argument of `IndexRetriever.search`, because retrievers do not call models, except for a reranker
+around one of them.
 """
 
 

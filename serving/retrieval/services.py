@@ -17,7 +17,7 @@ from router.calls import Readiness
 from router.edge.grpc.convert_request import documents_from_proto
 from router.errors import JSON_ERRORS, BadRequest, UpstreamError
 from router.protocol import Passage
-from router.search import Indexes, Retriever
+from router.search import Indexes
 from router.search.retrieval import IndexRetriever
 
 MAX_QUERIES = 256
@@ -119,7 +119,7 @@ class _Body(msgspec.Struct, frozen=True):
 
 
 def retrieval_app(
-    retriever: Retriever, *, default_top_k: int = 3, readiness: Readiness | None = None
+    retriever: IndexRetriever, *, default_top_k: int = 3, readiness: Readiness | None = None
 ) -> web.Application:
     """Return the HTTP application with the routes `POST /retrieve` and `GET /health`.
 

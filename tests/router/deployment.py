@@ -20,7 +20,6 @@ from router.search import (
     Delegator,
     Executor,
     FactorizedSearch,
-    Retriever,
     RunContext,
     Topology,
 )
@@ -32,7 +31,7 @@ from router.trace.redaction import redacted
 from router.trace.run import Feedback, RoleSetting, RunStatus
 from router.trace.values import TopologyName
 from tests.router.retriever import FixedRetriever
-from tests.router.unfiltered import Unfiltered
+from tests.router.unfiltered import PlainRetriever, Unfiltered
 from tests.scripted_model import ScriptedModel
 
 STOP = "<stop/>Enough evidence<stop>"
@@ -85,7 +84,7 @@ class Deployment:
     answerer: Model = field(
         default_factory=lambda: ScriptedModel(["<answer>Michael Mann</answer>"], "fixed")
     )
-    retriever: Retriever = field(
+    retriever: PlainRetriever = field(
         default_factory=lambda: FixedRetriever({"Who directed Heat?": [PASSAGE]})
     )
     condenser: Model = field(default_factory=lambda: ScriptedModel([], "backbone"))

@@ -1,11 +1,19 @@
 """Adapter that lets retrievers of tests search an index."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from router.errors import UpstreamRefused
 from router.protocol import Passage
-from router.search import Retriever
 from router.trace.scope import DEFAULT_INDEX, NO_FILTER, DocumentFilter
+
+
+class PlainRetriever(Protocol):
+    """A retriever without a filter for documents."""
+
+    async def search(
+        self, queries: Sequence[str], top_k: int, document: str | None = None
+    ) -> list[list[Passage]]: ...
 
 
 class Unfiltered:
@@ -13,7 +21,7 @@ class Unfiltered:
 
     index_id = None
 
-    def __init__(self, retriever: Retriever) -> None:
+    def __init__(self, retriever: PlainRetriever) -> None:
         self._retriever = retriever
 
     async def search(

@@ -24,7 +24,6 @@ from router.models import Message, Prompt
 from router.protocol import Passage, Report, prompts
 from router.protocol.tags import Malformed
 from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn
-from router.search import Retriever
 from router.search.agent import ExecutorLimits
 from router.trace import Event, Trajectory
 from router.trace.values import NOT_FOUND, SearchDone, SearchRecord
@@ -32,7 +31,7 @@ from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, lasting, role
 from tests.router.outputs import OUTPUTS
 from tests.router.retriever import FixedRetriever
-from tests.router.unfiltered import Unfiltered
+from tests.router.unfiltered import PlainRetriever, Unfiltered
 from tests.scripted_model import Answer, ScriptedModel
 from tests.serving.test_topologies import config_of
 
@@ -49,7 +48,7 @@ LIMITS = ExecutorLimits(max_turns=9, max_searches=4)
 
 def agent(
     answers: Sequence[Answer] | Callable[[Prompt], Answer],
-    retriever: Retriever = RETRIEVER,
+    retriever: PlainRetriever = RETRIEVER,
     limits: ExecutorLimits = LIMITS,
     *,
     require_evidence: bool = True,

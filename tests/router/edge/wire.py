@@ -21,7 +21,6 @@ from router.ledger.reconciliation import Reconciliation
 from router.ledger.usage import UsageRow
 from router.runs import Gateway, RunLifecycle, Runs
 from router.runs.live import LiveRuns
-from router.search import Retriever
 from router.trace import Execution
 from router.trace.call import totals
 from router.trace.identity import SCOPES
@@ -31,7 +30,7 @@ from tests.router.accounts import KeptAccounts, open_access
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, Kept, block
 from tests.router.scripted_tables import SCRIPT, ScriptedTables
-from tests.router.unfiltered import Unfiltered
+from tests.router.unfiltered import PlainRetriever, Unfiltered
 from tests.scripted_model import ScriptedModel
 
 
@@ -67,7 +66,7 @@ def reconciling(reconciliations: list[Reconciliation]) -> Any:
 def whole_server(
     deployment: Deployment,
     store: Kept | None = None,
-    retriever: Retriever | None = None,
+    retriever: PlainRetriever | None = None,
     access: Access | None = None,
     tls: TLS | None = None,
     *,

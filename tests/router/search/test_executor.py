@@ -15,7 +15,7 @@ from router.errors import (
 )
 from router.models import Completion, Message
 from router.protocol import NO_EVIDENCE, Passage, Report, prompts
-from router.search import Executor, Retriever, RunContext
+from router.search import Executor, RunContext
 from router.search.agent import Agent, ExecutorLimits
 from router.search.context import Reporting
 from router.search.executor import EXECUTOR
@@ -24,7 +24,7 @@ from router.trace.values import SearchDone, SearchRecord
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, HeldModel, lasting, report, role
 from tests.router.retriever import FixedRetriever
-from tests.router.unfiltered import Unfiltered
+from tests.router.unfiltered import PlainRetriever, Unfiltered
 from tests.scripted_model import Answer, ScriptedModel
 
 SUB_QUERY = "Who directed Heat?"
@@ -46,7 +46,7 @@ def turned(execution: Execution) -> list[str]:
 async def run(
     *answers: Answer,
     limits: ExecutorLimits = LIMITS,
-    retriever: Retriever = RETRIEVER,
+    retriever: PlainRetriever = RETRIEVER,
 ) -> Execution:
     """Run the executor once with these outputs of the model."""
     executor = Executor(role("execution", ScriptedModel(answers)), Unfiltered(retriever), limits)

@@ -14,7 +14,7 @@ from router.models import Prompt
 from router.models.model import encodable
 from router.protocol import Passage, prompts
 from router.protocol.tags import escape
-from router.search import Executor, Retriever
+from router.search import Executor
 from router.search.agent import ExecutorLimits
 from router.search.tools import Tool, ToolOutput, offered, passages_of
 from router.trace import Execution
@@ -23,7 +23,7 @@ from tests.router.deployment import lasting, report, role
 from tests.router.outputs import OUTPUTS
 from tests.router.retriever import FixedRetriever
 from tests.router.tools import FixedTools
-from tests.router.unfiltered import Unfiltered
+from tests.router.unfiltered import PlainRetriever, Unfiltered
 from tests.scripted_model import Answer, ScriptedModel
 
 URL = {
@@ -58,7 +58,7 @@ def tools(*more: Tool, **outputs: ToolOutput | ToolFailed) -> FixedTools:
 async def run(
     model: ScriptedModel,
     given: FixedTools | None = None,
-    retriever: Retriever | None = None,
+    retriever: PlainRetriever | None = None,
     limits: ExecutorLimits = LIMITS,
 ) -> Execution:
     """Run one execution."""

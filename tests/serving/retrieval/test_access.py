@@ -23,6 +23,7 @@ from serving.retrieval.index import Index
 from serving.retrieval.opening import check_access
 from serving.retrieval.searcher import IndexSearcher
 from tests.router.deployment import lasting, report, role
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_model import ScriptedModel
 from tests.serving.retrieval.test_services import remote
 
@@ -213,4 +214,4 @@ async def test_a_server_that_is_down_is_not_refused() -> None:
         ) -> list[list[Passage]]:
             raise UpstreamUnavailable("refused", endpoint="127.0.0.1:9")
 
-    await check_access(Away())
+    await check_access(Unfiltered(Away()))

@@ -17,13 +17,12 @@ from router.edge.running import Detached
 from router.ledger import RunStart
 from router.runs import RunLifecycle, Runs
 from router.runs.live import LiveRuns
-from router.search import Retriever
 from router.trace import Run
 from tests.router.accounts import KeptAccounts
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.pages.world import ASKS
 from tests.router.scripted_tables import ScriptedTables
-from tests.router.unfiltered import Unfiltered
+from tests.router.unfiltered import PlainRetriever, Unfiltered
 
 
 @dataclass
@@ -45,7 +44,7 @@ async def shown(
     runs: Sequence[Run] = (),
     *,
     tenants: Sequence[str] = (),
-    retriever: Retriever | None = None,
+    retriever: PlainRetriever | None = None,
     files_not_read: Mapping[str, int] | None = None,
 ) -> AsyncIterator[Shown]:
     """Serve pages that show `runs`; with `tenants`, each of them has a key."""
