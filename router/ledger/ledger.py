@@ -82,7 +82,7 @@ class Attempt:
     When the attempt has ended, the ledger books it as a `Call`.
     """
 
-    def __init__(self, opened: OpenedCall, price: Price | None = None) -> None:
+    def __init__(self, opened: OpenedCall, price: Price | None) -> None:
         self.opened = opened
         self.request_id = opened.request_id
         self.price = price

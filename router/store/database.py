@@ -435,7 +435,7 @@ def _opened(url: str, release: Release) -> Engine:
     return engine
 
 
-def upgrade(url: str, release: Release = THIS, *, check: bool = False) -> list[Step]:
+def upgrade(url: str, release: Release, *, check: bool = False) -> list[Step]:
     """Apply all revisions that a database lacks, also those that contract its schema. Return them.
 
     `check`: True to change nothing. Blocks. Raises `BadConfig`.

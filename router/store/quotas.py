@@ -104,7 +104,7 @@ class Settings(dict[str, Any]):
 class Quotas:
     """The sums of all accounts, and checks against their limits."""
 
-    def __init__(self, *, shared: bool = False) -> None:
+    def __init__(self, *, shared: bool) -> None:
         """`shared`: True if several gateways share the quotas. Then nothing is spent without a
         lease, and the limits on requests and runs in flight are checked in the database.
         """

@@ -642,7 +642,7 @@ class _Filling:
         columns = self._schema.columns  # values of hidden ones, which are last, may be missing
         return tuple(value for column, value in zip(columns, values, strict=False) if column.key)
 
-    def _manager(self, attempt: int, wanted: str = "") -> str:
+    def _manager(self, attempt: int, wanted: str) -> str:
         """Return the name of the manager for an attempt: `wanted` if there is a manager of that
         name, or else the managers in turn, by the number of the attempt. Empty without managers.
         """

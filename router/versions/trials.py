@@ -61,7 +61,7 @@ class Trials:
         book: VersionBook,
         archive: Archive,
         review: Callable[[], Awaitable[object]],
-        judge: Judge | None = None,
+        judge: Judge | None,
     ) -> None:
         """`executors`: the traffic, and the executor of each version. `search`: returns the search
         loop with a given executor. `lifecycle`: opens the runs of the trials. `review`: lets the
