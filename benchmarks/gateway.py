@@ -25,7 +25,7 @@ from benchmarks.harness import Child, child
 from router.edge.grpc.server import Server
 from router.ledger.journal import NoJournal
 from router.protocol import Passage
-from router.search import Retriever
+from router.search.retrieval import IndexRetriever
 from router.testing.openai_server import (
     Behaviour,
     ChatRequest,
@@ -99,13 +99,13 @@ async def played(*behaviours: Behaviour) -> AsyncIterator[tuple[OpenAIServer, st
 
     `behaviours`: how the models reply; by default, as `at_once`.
     """
-    async with serving(recording=False) as models, retrieval(OnePassage()) as address:
+    async with serving() as models, retrieval(OnePassage()) as address:
         models.plays(*behaviours or (writes(at_once),))
         yield models, address
 
 
 @asynccontextmanager
-async def retrieval(retriever: Retriever) -> AsyncIterator[str]:
+async def retrieval(retriever: IndexRetriever) -> AsyncIterator[str]:
     """Start a retrieval service in this process, and yield its address as host:port."""
     server = Server(None, RetrievalServicer(retriever))
     port = await server.start(_ANY)

@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from router.background import loop_time
 from router.errors import AccessDenied, BadRequest, NoKey, StoreFailed
 from router.trace.identity import DEFAULT_TENANT, LOCAL, SHADOW_TENANT, Identity, KeyScope
 from router.trace.scope import DEFAULT_INDEX, uploads_of
 
-CALLER: ContextVar[Identity] = ContextVar("caller", default=LOCAL)
+CALLER = ContextVar[Identity]("caller", default=LOCAL)
 """Identity of the caller of the current request. The servers set it after they have checked the
 key.
 """
@@ -153,7 +154,7 @@ class AuditEvent(msgspec.Struct, frozen=True):
 
 LAST_EVENT = 2**62
 """A number that no event of the audit log reaches."""
-ACT: ContextVar[AuditEvent | None] = ContextVar("act", default=None)
+ACT = ContextVar[AuditEvent | None]("act", default=None)
 """The administrative act that the current task carries out. A store writes it to the audit log in
 the transaction that makes the act's changes.
 """
@@ -312,10 +313,7 @@ class Access:
 
     @property
     def _fresh(self) -> bool:
-        return (
-            self._read_at is not None
-            and asyncio.get_running_loop().time() - self._read_at < _FRESH_S
-        )
+        return self._read_at is not None and loop_time() - self._read_at < _FRESH_S
 
     @contextmanager
     def serving(self, identity: Identity) -> Iterator[None]:
@@ -348,7 +346,7 @@ class Access:
                         await self._read()
 
     async def _read(self) -> None:
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         stored = await self._accounts.keys()
         tenants = await self._accounts.tenants()
         self._indexes = {tenant.name: tenant.indexes for tenant in tenants}

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from router.access import ACT, Accounts, AuditEvent, Key, Spent, Tenant, caller, new_key
 from router.errors import BadRequest, KeyNotFound, RolegateError, StoreFailed, TenantNotFound
@@ -97,7 +98,7 @@ class Auditor:
             try:
                 result = await work
             except RolegateError as error:
-                ACT.set(msgspec.structs.replace(event, result=type(error).__name__))
+                ACT.set(replace(event, result=type(error).__name__))
                 with suppress(StoreFailed):
                     await self.accounts.note()
                 raise
@@ -178,7 +179,7 @@ class Administration:
             raise BadRequest(f"grace: must be from 0 to {_LONGEST_GRACE_S:.0f} seconds.")
         old = await self._known(key_id)
         text, made = new_key(old.tenant, old.scopes)
-        key = msgspec.structs.replace(
+        key = replace(
             old,
             key_id=made.key_id,
             secret_sha256=made.secret_sha256,
@@ -264,7 +265,7 @@ class Administration:
         known = await self._tenants()
         if not create and name not in known:
             raise TenantNotFound(f"no tenant {name!r}; create it first.")
-        tenant = msgspec.structs.replace(known.get(name, Tenant(name)), **changes)
+        tenant = replace(known.get(name, Tenant(name)), **changes)
         await self._act(
             "update_tenant",
             name,

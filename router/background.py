@@ -1,9 +1,11 @@
-"""Background tasks, task groups, worker threads, and errors that are logged instead of raised."""
+"""The event loop's clock, background tasks, task groups, worker threads, and errors that are logged
+instead of raised.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import structlog
@@ -14,6 +16,19 @@ _log = structlog.get_logger("gateway")
 T = TypeVar("T")
 _FREED = 50
 """Number of parts that `free_slowly` frees in one step of the event loop."""
+
+
+def loop_time() -> float:
+    """Return the time by the event loop's clock, in seconds. Deadlines are in this time."""
+    return asyncio.get_running_loop().time()
+
+
+@asynccontextmanager
+async def at_most(seconds: float) -> AsyncIterator[None]:
+    """Leave the block after so many seconds, without an error."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            yield
 
 
 @asynccontextmanager

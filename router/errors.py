@@ -41,7 +41,8 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -53,8 +54,20 @@ JSON_ERRORS = (msgspec.DecodeError, UnicodeError, RecursionError)
 """
 
 
+Error = TypeVar("Error", bound=Exception)
+
+
+@dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(field,))
+def _with_fields(kind: type[Error]) -> type[Error]:
+    """Let an error take its fields as keyword arguments, after its message."""
+    return dataclass(eq=False, repr=False, kw_only=True)(kind)
+
+
+@_with_fields
 class RolegateError(Exception):
     """Base of all errors that this project raises on purpose."""
+
+    message: str = field(kw_only=False)
 
     def __reduce__(self) -> Any:
         """Let errors be pickled. By default, Python would call the constructor without keywords."""
@@ -69,15 +82,14 @@ class BadConfig(RolegateError):
     """The configuration, or a file that it names, is invalid or missing."""
 
 
+@_with_fields
 class StoreInUse(BadConfig):
     """Another process is using the store; only one process at a time may write its log."""
 
-    def __init__(self, message: str, *, address: str) -> None:
-        super().__init__(message)
-        self.address = address
-        """Address of the other process's gRPC server; empty if that process serves none, or has not
-        started it yet.
-        """
+    address: str
+    """Address of the other process's gRPC server; empty if that process serves none, or has not
+    started it yet.
+    """
 
 
 class BadIndex(RolegateError):
@@ -92,13 +104,12 @@ class DuplicateId(BadCorpus):
     """A row of a corpus has the same id as another row."""
 
 
+@_with_fields
 class NoText(BadCorpus):
     """None of the documents has text that can be indexed."""
 
-    def __init__(self, message: str, *, reasons: Mapping[str, str]) -> None:
-        super().__init__(message)
-        self.reasons = reasons
-        """Why each document was not read, by the document's path."""
+    reasons: Mapping[str, str]
+    """Why each document was not read, by the document's path."""
 
 
 class BadDocument(RolegateError):
@@ -157,51 +168,39 @@ class OutOfTime(RolegateError):
     """The deadline passed before there was an answer."""
 
 
+@_with_fields
 class BudgetExhausted(RolegateError):
     """The rest of the request's budget is too small for the next model call."""
 
-    def __init__(
-        self, message: str, *, contended: bool = False, left: Remaining | None = None
-    ) -> None:
-        super().__init__(message)
-        self.contended = contended
-        """True if the amount would fit but for reservations of calls that are under way. Then
-        waiting until these calls end may help.
-        """
-        self.left = left
-        """The amount to which a call may be shortened: what the limit has left. For a limit per
-        minute, it is the whole limit, or None for a call that fits into another minute. Also None
-        if a smaller amount would be refused too.
-        """
+    contended: bool = False
+    """True if the amount would fit but for reservations of calls that are under way. Then waiting
+    until these calls end may help.
+    """
+    left: Remaining | None = None
+    """The amount to which a call may be shortened: what the limit has left. For a limit per minute,
+    it is the whole limit, or None for a call that fits into another minute. Also None if a smaller
+    amount would be refused too.
+    """
 
 
+@_with_fields
 class QuotaExhausted(BudgetExhausted):
     """The rest of a quota of the tenant or the key, for this minute, day or month, is too small."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        retry_after_s: float,
-        contended: bool = False,
-        left: Remaining | None = None,
-    ) -> None:
-        super().__init__(message, contended=contended, left=left)
-        self.retry_after_s = retry_after_s
-        """Seconds until a retry may succeed."""
+    retry_after_s: float
+    """Seconds until a retry may succeed."""
 
 
 class PriceUnknown(BudgetExhausted):
     """The tenant's quota is in money, and the model of the next call has no known price."""
 
 
+@_with_fields
 class Overloaded(RolegateError):
     """Too many runs are under way or waiting; the request was refused before any work on it."""
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-        """Seconds until a retry may succeed."""
+    retry_after_s: float
+    """Seconds until a retry may succeed."""
 
 
 class Starting(RolegateError):
@@ -231,70 +230,57 @@ class StoreFailed(RolegateError):
     """The run could not be stored, so its result is not returned."""
 
 
+@_with_fields
 class UpstreamError(RolegateError):
     """A model, retrieval or tool endpoint failed."""
 
-    def __init__(self, message: str, *, endpoint: str) -> None:
-        super().__init__(message)
-        self.endpoint = endpoint
-        """Address of the endpoint that failed."""
-        self.role: str | None = None
-        """The role that called the model; None for retrieval."""
-        self.passed_on = False
-        """True if a part of the output was already streamed to the client. Then the call must not
-        be repeated at another endpoint.
-        """
+    endpoint: str
+    """Address of the endpoint that failed."""
+    role: str | None = None
+    """The role that called the model; None for retrieval."""
+    passed_on: bool = False
+    """True if a part of the output was already streamed to the client. Then the call must not be
+    repeated at another endpoint.
+    """
 
     def __str__(self) -> str:
         return f"{self.role or 'retrieval'} at {self.endpoint}: {super().__str__()}"
 
 
+@_with_fields
 class UpstreamUnavailable(UpstreamError):
     """The endpoint is unreachable, overloaded or broken at present; the call may be retried."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        endpoint: str,
-        retry_after_s: float | None = None,
-        unspent: bool = False,
-        repeatable: bool = True,
-        throttled: bool = False,
-    ) -> None:
-        super().__init__(message, endpoint=endpoint)
-        self.repeatable = repeatable
-        """True if the call may be retried at the same endpoint; False if only at another one."""
-        self.throttled = throttled
-        """True if the endpoint works, but refused the call because of a rate limit."""
-        self.unspent = unspent
-        """True if the endpoint certainly did no work for the call, because it was not reached or
-        refused the call immediately.
-        """
-        self.retry_after_s = retry_after_s
-        """Seconds in the endpoint's Retry-After header; None if it sent none."""
+    retry_after_s: float | None = None
+    """Seconds in the endpoint's Retry-After header; None if it sent none."""
+    unspent: bool = False
+    """True if the endpoint certainly did no work for the call, because it was not reached or
+    refused the call immediately.
+    """
+    repeatable: bool = True
+    """True if the call may be retried at the same endpoint; False if only at another one."""
+    throttled: bool = False
+    """True if the endpoint works, but refused the call because of a rate limit."""
 
 
+@_with_fields
 class UpstreamRefused(UpstreamError):
     """The endpoint refused the request, for example because of a wrong model name or key."""
 
-    def __init__(self, message: str, *, endpoint: str, lasting: bool = False) -> None:
-        super().__init__(message, endpoint=endpoint)
-        self.lasting = lasting
-        """True if the endpoint would refuse every call, not just this prompt."""
+    lasting: bool = False
+    """True if the endpoint would refuse every call, not just this prompt."""
 
 
 class ContextTooLong(UpstreamRefused):
     """The prompt and the output limit together exceed the model's context."""
 
 
+@_with_fields
 class ContentRefused(UpstreamRefused):
     """The model, or a content filter, declines to answer the prompt."""
 
-    def __init__(self, message: str, *, endpoint: str, words: str = "") -> None:
-        super().__init__(message, endpoint=endpoint)
-        self.words = words
-        """The model's own text in which it declines; empty if there is none."""
+    words: str = ""
+    """The model's own text in which it declines; empty if there is none."""
 
 
 class UpstreamProtocolError(UpstreamError):

@@ -17,13 +17,13 @@ from router.search import (
     Executor,
     FactorizedSearch,
     Indexes,
-    Retriever,
     Topology,
 )
 from router.search.agent import Agent, ExecutorLimits
 from router.search.delegator import HOST_STOP
 from router.search.executor import Executes
 from router.search.managers import Manager, Managers
+from router.search.retrieval import IndexRetriever
 from router.search.tools import Tools
 from router.table import WideSearch
 from router.table.filling import EXECUTOR_OF_TABLES, TABLE_FORM
@@ -147,7 +147,7 @@ def _with_instructions(role: Role, text: str) -> Role:
 def new_worker(
     config: Config,
     role: Role,
-    retriever: Retriever | Indexes | None,
+    retriever: IndexRetriever | Indexes | None,
     tools: Tools | None = None,
     limits: ExecutorLimits | None = None,
     *,

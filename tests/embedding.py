@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from router.protocol.vocabulary import words
-from router.testing.openai_server import served
 from serving.config.config import EmbedderConfig
+from tests.openai_server import served
 
 MODEL = "words"
 DIMENSION = 64

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from router.testing.openai_server import Behaviour, OpenAIServer, chunk_of, event
+from tests.openai_server import Behaviour, OpenAIServer, chunk_of, event
 
 
 def replies(

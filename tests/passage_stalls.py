@@ -25,11 +25,13 @@ from router.edge.grpc.services import RunServicer
 from router.edge.grpc.table_service import TableServicer
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
 from router.runs import Runs
 from router.runs.live import LiveRuns
+from tests.router.accounts import open_access
 from tests.router.table.small_world import ENOUGH, gateway, written
+from tests.scripted_model import ScriptedModel
 from tests.stall import Input, Served
 
 SCENE = "tests.passage_stalls:scene"
@@ -101,10 +103,12 @@ async def scene() -> AsyncIterator[Served]:
             gateway(folder, Poison(), *models, answering)
         )
         runs = Runs(archive, LiveRuns())
-        server = Server(filling, None, RunServicer(runs), TableServicer(filling, runs))
+        server = Server(
+            filling, None, RunServicer(runs), TableServicer(filling, runs, open_access())
+        )
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)
-        door = HTTPServer(openai_app(filling), 0.0)
+        door = HTTPServer(openai_app(filling, open_access()), 0.0)
         address = await door.start("127.0.0.1:0", "http")
         stack.push_async_callback(door.drain)
         yield Served(f"127.0.0.1:{port}", address)

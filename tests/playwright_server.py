@@ -16,10 +16,10 @@ from pathlib import Path
 from aiohttp import web
 from msgspec.structs import replace
 
-from router.testing.openai_server import served
 from serving.config.config import Config, ToolServerConfig
 from serving.config.file import load_config
 from tests.browser import CHROMIUM
+from tests.openai_server import served
 from tests.router.deployment import report
 from tests.scripted_gateway import ROOT
 

@@ -21,11 +21,12 @@ from tempfile import TemporaryDirectory
 from aiohttp import web
 
 from router.edge.grpc.server import Server
-from router.testing.openai_server import serving
 from serving.retrieval.services import RetrievalServicer
 from tests.executor_sft.scripted_roles import OnePage, questions
 from tests.executor_sft.test_rollout import Endpoint
+from tests.openai_server import serving
 from tests.ray_cluster import RayCluster, end, ray_cluster, start
+from tests.router.unfiltered import Unfiltered
 
 _QUESTIONS = 60
 _ROWS = 2048
@@ -112,7 +113,7 @@ async def rollout(folder: Path) -> AsyncIterator[tuple[object, ...]]:
 
     async with serving(recording=False) as models:
         models.plays(paced)
-        server = Server(None, RetrievalServicer(OnePage()))
+        server = Server(None, RetrievalServicer(Unfiltered(OnePage())))
         port = await server.start("127.0.0.1:0")
         tables = [f'[retrieval]\naddress = "127.0.0.1:{port}"\n'] + [
             f'[{table}]\nmodel = "{model}"\nprompt = "shipped:prompts/full/{prompt}.txt"\n'

@@ -11,12 +11,13 @@ from pathlib import Path
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.errors import UpstreamUnavailable
-from router.models import Prompt, ScriptedModel
-from router.models.model import Answer
+from router.models import Prompt
 from router.protocol import Passage
+from tests.router.accounts import open_access
 from tests.router.deployment import STOP, Deployment, block, report
 from tests.router.edge.wire import whole_server
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import Answer, ScriptedModel
 
 ROOT = Path(__file__).parents[1]
 QUESTION = "When was the director of Heat born?"
@@ -88,7 +89,9 @@ async def serve() -> None:
         condenser=ScriptedModel(condenses, "backbone"),
     )
     server = whole_server(deployment, retriever=retriever, max_question_chars=LONGEST_QUESTION)
-    door = HTTPServer(openai_app(deployment.gateway(max_question_chars=LONGEST_QUESTION)), 1.0)
+    door = HTTPServer(
+        openai_app(deployment.gateway(max_question_chars=LONGEST_QUESTION), open_access()), 1.0
+    )
     port = await server.start("127.0.0.1:0")
     print(f"127.0.0.1:{port} {await door.start('127.0.0.1:0', 'http')}", flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -43,6 +43,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
+from tests.router.accounts import open_access
+from tests.router.unfiltered import Unfiltered
+
 _HERE = Path(__file__).resolve()
 _ROOT = Path.cwd() if __name__ == "__main__" else _HERE.parents[1]
 _EVERY_S = 0.003
@@ -108,17 +111,17 @@ async def scene() -> AsyncIterator[Served]:
         runs = Runs(archive, LiveRuns())
         server = Server(
             filling,
-            RetrievalServicer(world),
+            RetrievalServicer(Unfiltered(world)),
             RunServicer(runs),
-            TableServicer(filling, runs),
+            TableServicer(filling, runs, open_access()),
         )
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)
-        site = Site()
+        site = Site(open_access())
         add_runs(site, runs)
-        add_asking(site, filling, Detached(), runs=runs)
+        add_asking(site, filling, Detached(open_access()), runs=runs)
         RunPages(site, runs)
-        door = HTTPServer(openai_app(filling, pages=site), 0.0)
+        door = HTTPServer(openai_app(filling, open_access(), pages=site), 0.0)
         address = await door.start("127.0.0.1:0", "http")
         stack.push_async_callback(door.drain)
         yield Served(f"127.0.0.1:{port}", address)

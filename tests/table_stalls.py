@@ -28,11 +28,13 @@ from router.edge.pages.asking import add_asking
 from router.edge.pages.run import RunPages
 from router.edge.pages.runs import add_runs
 from router.edge.running import Detached
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
 from router.runs import Runs
 from router.table import TableLimits
+from tests.router.accounts import open_access
 from tests.router.table.small_world import ENOUGH, gateway, written
+from tests.scripted_model import ScriptedModel
 from tests.stall import Input, Served
 
 SCENE = "tests.table_stalls:scene"
@@ -130,14 +132,16 @@ async def scene() -> AsyncIterator[Served]:
         )
         live = filling.lifecycle.live
         runs = Runs(archive, live)
-        server = Server(filling, None, RunServicer(runs), TableServicer(filling, runs))
+        server = Server(
+            filling, None, RunServicer(runs), TableServicer(filling, runs, open_access())
+        )
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.drain, 0)
-        site = Site()
+        site = Site(open_access())
         add_runs(site, runs)
-        add_asking(site, filling, Detached())
+        add_asking(site, filling, Detached(open_access()), runs=runs)
         RunPages(site, runs)
-        door = HTTPServer(openai_app(filling, pages=site), 0.0)
+        door = HTTPServer(openai_app(filling, open_access(), pages=site), 0.0)
         address = await door.start("127.0.0.1:0", "http")
         stack.push_async_callback(door.drain)
         yield Served(f"127.0.0.1:{port}", address)

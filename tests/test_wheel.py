@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 import tomlkit
 
-from router.testing.openai_server import MODEL, OpenAIServer, says, serving
+from tests.openai_server import MODEL, OpenAIServer, says, serving
 
 ROOT = Path(__file__).parent.parent
 CONFIG = """

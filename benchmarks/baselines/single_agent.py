@@ -16,8 +16,9 @@ from router.protocol import NO_EVIDENCE, Passage, Report, prompts
 from router.protocol.sub_queries import own_text
 from router.protocol.tags import Malformed, blocks, one_line
 from router.protocol.turns import ExecutionTurn, ReportTurn, first_search, parse_answer
-from router.search import Retriever, RunContext
+from router.search import RunContext
 from router.search.agent import Agent, ContextWindow, ExecutorLimits, Form
+from router.search.retrieval import IndexRetriever
 from router.trace import Conversation, Execution, Trajectory
 from router.trace.values import NOT_FOUND, AnswerOutcome
 from serving.config.config import Config, RoleConfig
@@ -104,7 +105,7 @@ class SingleAgent(Frozen):
     """
 
     role: Role
-    retriever: Retriever
+    retriever: IndexRetriever
     limits: ExecutorLimits
     require_evidence: bool = True
     """Whether to answer `NOT_FOUND` if no search found a passage, as `FactorizedSearch` does."""

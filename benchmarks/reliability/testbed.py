@@ -208,7 +208,7 @@ async def _canned(
         whole = Reply.of(tabular(asked)) if columns else at_once(asked)
         return Reply(whole.tokens, 0.05, lambda: 1 / pace) if pace else whole
 
-    models = [await enter(serving(recording=False)) for _ in range(_BACKBONES + _EXECUTORS)]
+    models = [await enter(serving()) for _ in range(_BACKBONES + _EXECUTORS)]
     for model in models:
         model.plays(writes(reply))
     searching = FaultPlan(f"{seed} retrieval", 0.0, SEARCH_FAULTS)

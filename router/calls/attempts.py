@@ -22,6 +22,7 @@ from typing import TypeVar
 import msgspec
 
 from router.amount import NOTHING, Amount
+from router.background import loop_time
 from router.calls.limits import MESSAGE_TOKENS, PromptCounts, RoleHealth
 from router.calls.replicas import Replica, choose, chosen
 from router.calls.timeouts import Timeouts
@@ -112,7 +113,7 @@ class Attempts:
                 pause_s: float | None = 0.0
             except QuotaExhausted as error:
                 pause_s = error.retry_after_s
-                late = asyncio.get_running_loop().time() + pause_s > self.until
+                late = loop_time() + pause_s > self.until
                 # Only limits per minute name nothing that is left. A run that has just begun is
                 # refused, and one under way waits for the next minute, without a place.
                 if error.left or late or not self.ledger.calls:
@@ -131,7 +132,7 @@ class Attempts:
                 pause_s = 0.0
             except (UpstreamUnavailable, UpstreamProtocolError) as error:
                 pause_s = 0.0 if self._elsewhere() else _pause_s(error, self._made)
-                late = pause_s is None or asyncio.get_running_loop().time() + pause_s > self.until
+                late = pause_s is None or loop_time() + pause_s > self.until
                 if (
                     error.passed_on
                     or self._made >= self.max_attempts
@@ -257,7 +258,7 @@ class Attempts:
         )
         on_text = self.on_text() if self.on_text and self.streams else None
         on_delta = self.on_delta
-        began = asyncio.get_running_loop().time()
+        began = loop_time()
 
         def take(delta: Delta) -> None:
             wrote = bool(delta.text or delta.reasoning)

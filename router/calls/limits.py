@@ -8,6 +8,7 @@ from unicodedata import decomposition, normalize
 
 from cachetools import LRUCache
 
+from router.background import loop_time
 from router.models import Message
 
 _SHARE = 0.2
@@ -34,7 +35,7 @@ class RetryBudget:
 
     def spend(self) -> bool:
         """Return whether a retry is allowed. If so, deduct it from the balance."""
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         if self._seen and self.balance < _RESERVE:
             self.balance = min(self.balance + now - self._seen, _RESERVE)
         self._seen = now
@@ -97,7 +98,7 @@ class PromptCounts:
     """
 
     def __init__(self) -> None:
-        self._tokens: LRUCache[str, int] = LRUCache(8)
+        self._tokens = LRUCache[str, int](8)
 
     def learn(self, messages: Sequence[Message], tokens: int) -> None:
         """Record that a prompt with these messages has `tokens` tokens."""
@@ -157,7 +158,7 @@ class RoleHealth:
     def failed(self) -> None:
         """Count one more consecutive failure."""
         if not self.failures:
-            self._failing_since = asyncio.get_running_loop().time()
+            self._failing_since = loop_time()
         self.failures += 1
 
     @property
@@ -165,7 +166,7 @@ class RoleHealth:
         """False if at least five consecutive attempts have failed and the first of them was at
         least two seconds ago. A burst that hits a rate limit is over sooner.
         """
-        lasting = asyncio.get_running_loop().time() - self._failing_since >= _FAILING_S
+        lasting = loop_time() - self._failing_since >= _FAILING_S
         return self.failures < _MAX_FAILURES or not lasting
 
     async def __aenter__(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
 
+from router.background import loop_time
 from router.calls.limits import RoleHealth
 from router.errors import UpstreamError, UpstreamProtocolError, UpstreamUnavailable
 from router.models import Model
@@ -44,7 +45,7 @@ class Breaker:
         """Seconds until the breaker may let a call through; 0 if it lets calls through now."""
         if self.state == "closed":
             return 0.0
-        remaining = self._until - asyncio.get_running_loop().time()
+        remaining = self._until - loop_time()
         return max(remaining, _PROBING_S if self.state == "half_open" else 0.0)
 
     def begin(self) -> bool:
@@ -74,7 +75,7 @@ class Breaker:
         """Open the breaker: let no call through for a time that doubles each time."""
         self.state = "open"
         self.openings = self.openings + 1
-        self._until = asyncio.get_running_loop().time() + self._open_s
+        self._until = loop_time() + self._open_s
         self._open_s = min(2 * self._open_s, _LONGEST_S)
         self._in_a_row = 0
 

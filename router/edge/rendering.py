@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from rolegate.client.text import markdown, model_markdown, source_line, visible
 from rolegate.v1 import answer_service_pb2 as pb
-from rolegate.v1 import evidence_pb2
 from rolegate.v1 import table_service_pb2 as table_pb
 
 from router.background import in_viewer
@@ -259,9 +258,8 @@ def _fenced(columns: Iterable[Any], rows: Iterable[Any]) -> str:
 
 def table_from_proto(table: table_pb.Table) -> CitedAnswer:
     """Convert a `Table` message to the result that is shown to users."""
-    citations = dict.fromkeys(
-        _citation(at) for row in table.rows for cell in row.cells for at in cell.citations
-    )
+    cited = (at for row in table.rows for cell in row.cells for at in cell.citations)
+    citations = dict.fromkeys(from_proto(Citation, at) for at in cited)
     return from_proto(
         _CitedTable,
         table,
@@ -273,21 +271,7 @@ def table_from_proto(table: table_pb.Table) -> CitedAnswer:
 
 def answer_from_proto(response: pb.AnswerResponse) -> CitedAnswer:
     """Convert an `AnswerResponse` message to the result that is shown to users."""
-    citations = tuple(map(_citation, response.citations))
-    results = tuple(map(sub_answer_from_proto, response.results))
-    sentences = tuple(from_proto(AnswerSentence, sentence) for sentence in response.sentences)
-    return from_proto(
-        CitedAnswer, response, citations=citations, results=results, sentences=sentences
-    )
-
-
-def _citation(at: evidence_pb2.Citation) -> Citation:
-    return from_proto(Citation, at, page=at.page or None)
-
-
-def sub_answer_from_proto(result: evidence_pb2.SubQueryResult) -> SubAnswer:
-    """Convert a `SubQueryResult` message to the sub-query with its answer."""
-    return from_proto(SubAnswer, result)
+    return from_proto(CitedAnswer, response)
 
 
 def event_line(response: pb.StreamAnswerResponse | table_pb.StreamTableResponse) -> str | None:
@@ -321,7 +305,7 @@ def _reported(event: Any) -> str:
         if event.execution is not None:
             result = _sub_answer(event.execution)
     elif event.HasField("result"):
-        result = sub_answer_from_proto(event.result)
+        result = from_proto(SubAnswer, event.result)
     if result is None:
         return "could not be looked up"
     if result.outcome != "reported":

@@ -108,7 +108,7 @@ class _Fold:
         return RunTable(table, asks, dict(state.executions))
 
 
-_FOLDS: LRUCache[int, tuple[object, _Fold]] = LRUCache(4)
+_FOLDS = LRUCache[int, tuple[object, _Fold]](4)
 """Tables of the most recently viewed runs. The key is the `id` of an object of the run, which is
 kept with the table, so that no other object can get the same `id`.
 """

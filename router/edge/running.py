@@ -4,8 +4,7 @@ connection.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import nullcontext
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from router.access import Access, caller
 from router.edge.status import logged_failure
@@ -14,6 +13,8 @@ from router.trace.values import OnEvent, RunStarted
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Work: TypeAlias = Callable[[OnEvent], Coroutine[Any, Any, Run]]
+"""The work of a request. It is called with the function that takes the events of the run."""
 
 
 class Running(Generic[Item, Result]):
@@ -69,23 +70,23 @@ class Running(Generic[Item, Result]):
 class Detached:
     """Starts runs that continue after the requests that started them, and holds their tasks."""
 
-    def __init__(self, access: Access | None = None) -> None:
-        """`access`: if given, a run is cancelled when the key of its request is revoked."""
+    def __init__(self, access: Access) -> None:
+        """A run is cancelled when `access` learns that the key of its request is revoked."""
         self._access = access
-        self._tasks: set[asyncio.Task[Run]] = set()
+        self._tasks = set[asyncio.Task[Run]]()
 
-    async def start(self, work: Callable[[OnEvent], Coroutine[Any, Any, Run]]) -> str:
+    async def start(self, work: Work) -> str:
         """Start the work in a task. Return the identifier of the run as soon as the beginning of
         the run is recorded. If the work fails before that, raise its error.
         """
-        begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        begun = asyncio.Future[str]()
 
         def on_event(event: Event) -> None:
             if isinstance(event, RunStarted) and not begun.done():
                 begun.set_result(event.run_id)
 
         async def admitted() -> Run:
-            with self._access.serving(caller()) if self._access else nullcontext():
+            with self._access.serving(caller()):
                 return await work(on_event)
 
         task = asyncio.create_task(admitted())

@@ -25,7 +25,7 @@ _STARTING = failure_of(Starting("The gateway is starting; try again in a few sec
 
 @asynccontextmanager
 async def answering_while_starting(
-    address: str, http: str | None, tls: TLS | None, hosts: Iterable[str] = ()
+    address: str, http: str | None, tls: TLS | None, hosts: Iterable[str]
 ) -> AsyncIterator[None]:
     """Answer on the gateway's addresses until the context is left, which frees them for the servers
     of the gateway. A port 0 is left out, as nobody knows the port yet.

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 from google.rpc import code_pb2
+from msgspec.structs import replace
 
 from router import errors
 from router.access import caller
@@ -248,9 +249,9 @@ def as_seen_by(run: Run, identity: Identity) -> Run:
     """
     if identity.tenant is None:
         return run
-    calls = tuple(msgspec.structs.replace(call, deployment="") for call in run.calls)
+    calls = tuple(replace(call, deployment="") for call in run.calls)
     result, events = map(_without_server_errors, (run.result, run.events))
-    return msgspec.structs.replace(
+    return replace(
         run,
         calls=calls,
         error=error_as_seen_by(run.error, identity),
@@ -268,14 +269,14 @@ def _without_server_errors(value: Value) -> Value:
         parts = [*map(_without_server_errors, value)]
         return type(value)(parts) if any(map(is_not, parts, value)) else value
     if isinstance(value, ToolCall | Reranking):
-        return msgspec.structs.replace(value, error="failed") if value.error else value
+        return replace(value, error="failed") if value.error else value
     if not isinstance(value, Trajectory | TableRun | Execution | SearchRecord | Reported):
         return value
     fields = {
         name: _without_server_errors(getattr(value, name)) for name in value.__struct_fields__
     }
     changed = any(part is not getattr(value, name) for name, part in fields.items())
-    return msgspec.structs.replace(value, **fields) if changed else value
+    return replace(value, **fields) if changed else value
 
 
 def failure_of_run(run: Run, identity: Identity) -> Failure:

@@ -37,7 +37,7 @@ class Allowance:
         self._budget = budget
         self._taken = NOTHING
         self._held = NOTHING
-        self._by_role: Counter[RoleName] = Counter()
+        self._by_role = Counter[RoleName]()
         self._under_way = 0
 
     @property

@@ -4,15 +4,16 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import msgspec
 import structlog
+from msgspec.structs import asdict, replace
 
 from router.amount import NOTHING, Amount
+from router.background import at_most
 from router.errors import (
     BudgetExhausted,
     ContentRefused,
@@ -81,7 +82,7 @@ class Attempt:
     When the attempt has ended, the ledger books it as a `Call`.
     """
 
-    def __init__(self, opened: OpenedCall, price: Price | None = None) -> None:
+    def __init__(self, opened: OpenedCall, price: Price | None) -> None:
         self.opened = opened
         self.request_id = opened.request_id
         self.price = price
@@ -142,7 +143,7 @@ class Attempt:
             return None
         # Tokenizing the text again may give a few more tokens than the engine wrote.
         written = min(usage.completion_tokens, self.opened.max_tokens)
-        usage = msgspec.structs.replace(usage, completion_tokens=written, estimated=True)
+        usage = replace(usage, completion_tokens=written, estimated=True)
         return usage if self.opened.allows(usage) else None
 
 
@@ -393,10 +394,9 @@ class Ledger:
             usages[index] = await cut.counted()
 
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
-                    for index, cut in enumerate(cuts):
-                        group.create_task(count(index, cut))
+            async with at_most(within_s), asyncio.TaskGroup() as group:
+                for index, cut in enumerate(cuts):
+                    group.create_task(count(index, cut))
         finally:
             for cut, usage in zip(cuts, usages, strict=True):
                 self._settle(cut, usage)
@@ -479,7 +479,7 @@ class Ledger:
             and attempt.outcome not in (*COMPLETE_OUTCOMES, "content_refused")
             and not usage.estimated
         ):
-            usage = msgspec.structs.replace(usage, lower_bound=True)
+            usage = replace(usage, lower_bound=True)
         impossible = attempt.usage is not None and attempt.believed is None
         if impossible:
             _log.warning(
@@ -489,7 +489,7 @@ class Ledger:
                 told=repr(attempt.usage),
             )
         call = Call(
-            **msgspec.structs.asdict(opened),
+            **asdict(opened),
             outcome=attempt.outcome,
             usage=usage,
             nano_usd=price.cost(usage) if price and usage else None,

@@ -8,7 +8,6 @@ from router.models.model import (
     OnDelta,
     Prompt,
     Sampling,
-    ScriptedModel,
     Usage,
 )
 
@@ -20,6 +19,5 @@ __all__ = [
     "OnDelta",
     "Prompt",
     "Sampling",
-    "ScriptedModel",
     "Usage",
 ]

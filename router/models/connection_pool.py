@@ -17,6 +17,8 @@ import httptools
 from aiohappyeyeballs import AddrInfoType, start_connection
 from yarl import URL
 
+from router.background import loop_time
+
 IDLE_S = 4.0
 """Seconds after which an idle connection is closed. It is less than the 5 seconds after which
 vLLM's server closes the connection, because a call that is sent at that moment would be lost.
@@ -147,7 +149,7 @@ class ConnectionPool:
 
     def _kept(self, target: Target) -> "_Connection | None":
         idle = self._idle.get((target.host, target.port, target.secure), {})
-        oldest = asyncio.get_running_loop().time() - IDLE_S
+        oldest = loop_time() - IDLE_S
         for connection in reversed(idle):
             if connection.free and connection.since > oldest:
                 del idle[connection]
@@ -255,7 +257,7 @@ class _Connection(asyncio.Protocol):
         self._begun = False
         self._chunked = False
         self.free = False
-        self._ended = asyncio.get_running_loop().create_future()
+        self._ended = asyncio.Future()
         try:
             await self._ended
         except asyncio.CancelledError:

@@ -236,7 +236,7 @@ class Upstream:
         self,
         code: str | int | None,
         text: str,
-        kind: str | None = None,
+        kind: str | None,
     ) -> UpstreamError:
         """Return the error for a failure that is reported in the body of a reply with status 200.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from msgspec.structs import replace
 
 from router.errors import BadConfig
 from router.models.failures import Upstream, without_userinfo
@@ -67,7 +68,7 @@ class LiteLLMModel:
         # LiteLLM fills in zeros if the provider reports no usage; a real prompt has at least one
         # token.
         if reply.usage and not reply.usage.prompt_tokens:
-            reply = msgspec.structs.replace(reply, usage=None)
+            reply = replace(reply, usage=None)
         streamed = StreamedReply(prompt)
         streamed.take_complete(reply)
         return completed(streamed, self._upstream)
@@ -88,7 +89,7 @@ class LiteLLMModel:
                         raw = await anext(chunks, None)
                     if raw is None or _is_made_up(chunks, chunk := self._read(raw)):
                         break
-                    reply.take(msgspec.structs.replace(chunk, usage=_counted(chunks, chunk.usage)))
+                    reply.take(replace(chunk, usage=_counted(chunks, chunk.usage)))
                     reply.report()
                 return completed(reply, self._upstream)
         finally:
@@ -241,4 +242,4 @@ def _counted(chunks: Any, usage: UsageReply | None) -> UsageReply | None:
         details = part.completion_tokens_details
         if details and details.reasoning_tokens is not None:
             return usage
-    return msgspec.structs.replace(usage, completion_tokens_details=None)
+    return replace(usage, completion_tokens_details=None)

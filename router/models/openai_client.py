@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import httptools
 import msgspec
+from msgspec.structs import replace
 from yarl import URL
 
 from router.errors import (
@@ -206,7 +207,7 @@ class OpenAIHTTP:
         """
         while True:
             if prompt.pattern is not None and not self._structures:
-                prompt = msgspec.structs.replace(prompt, pattern=None)
+                prompt = replace(prompt, pattern=None)
             options = _STREAM_OPTIONS[self._options] if on_delta else None
             body = partial(
                 self._body,
@@ -240,7 +241,7 @@ class OpenAIHTTP:
         if _RETURNS_IDS in (self._extra or ()):
             with suppress(*JSON_ERRORS):  # servers other than vLLM may ignore the option
                 tokens = msgspec.json.decode(reply.body, type=_TokensReply).tokens
-                return msgspec.structs.replace(output, tokens=tokens)
+                return replace(output, tokens=tokens)
         return output
 
     async def _post(

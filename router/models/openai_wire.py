@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from router.errors import JSON_ERRORS
 from router.models.model import Message, Prompt, Usage
@@ -474,7 +474,7 @@ def _readable_reply(raw: Any) -> ChatReply:
     """
     reply: ChatReply = readable(ChatReply, raw) or ChatReply()
     if isinstance(raw, dict) and raw.get("usage") is not None and reply.usage is None:
-        return msgspec.structs.replace(reply, usage=UsageReply(-1, -1))
+        return replace(reply, usage=UsageReply(-1, -1))
     return reply
 
 

@@ -46,7 +46,7 @@ class Admission:
     def __init__(self, limits: AdmissionLimits | None = None) -> None:
         self._limits = limits or AdmissionLimits()
         self._max_per_tenant = self._limits.max_runs_per_tenant or inf
-        self._running: Counter[str] = Counter()
+        self._running = Counter[str]()
         self.running = 0
         """The number of runs under way."""
         self.waiting = 0
@@ -75,7 +75,7 @@ class Admission:
             return
         if self.waiting >= self._limits.queue:
             self._displace(tenant)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turn = asyncio.Future[None]()
         self._queues.setdefault(tenant, deque()).append(turn)
         self._wait(1)
         try:

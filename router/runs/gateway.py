@@ -381,7 +381,7 @@ class Gateway:
 
     async def settled(self) -> None:
         """Wait until every run under way has ended and is stored."""
-        await self.lifecycle.settled()
+        await self.lifecycle.live.ended()
 
     def _topology(self, name: TopologyName) -> Topology:
         if name not in self.topologies:

@@ -16,6 +16,7 @@ import structlog
 from msgspec.structs import replace
 from structlog.contextvars import bound_contextvars
 
+from router.background import loop_time
 from router.errors import (
     BadRequest,
     NotFound,
@@ -191,7 +192,7 @@ class RunLifecycle:
         shadow = request.kind == "shadow"
         if shadow:  # A trial waits until no client waits, and takes no place from clients.
             await self.admission.spare()
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         longest = request.timeout_s or self.timeout_s
         time_s = longest if options.time_s is None else min(options.time_s, longest)
         advice = (
@@ -315,7 +316,7 @@ class RunLifecycle:
             key_id=start.key_id,
         )
         context = RunContext.lasting(
-            deadline - asyncio.get_running_loop().time(),
+            deadline - loop_time(),
             live.on_event,
             ledger,
             answering_share=request.answering_share,
@@ -331,10 +332,6 @@ class RunLifecycle:
             began.training,
             settings,
         )
-
-    async def settled(self) -> None:
-        """Wait until every run under way has ended and is stored."""
-        await self.live.ended()
 
     @asynccontextmanager
     async def _place(self, tenant: str, deadline: float) -> AsyncIterator[None]:

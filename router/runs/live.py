@@ -40,7 +40,7 @@ class LiveRun:
         self.tenant = tenant
         self._on_event = on_event
         self.events: list[Event] = []
-        self.ended: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.Future[Run | None]()
         """Done when the run has ended: with the stored run, or with None if storing failed."""
         self._task = task
         self._reason: RolegateError | None = None

@@ -2,13 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
 from weakref import WeakValueDictionary
 
 from cachetools import TTLCache
 from msgspec.structs import replace
 
-from router.background import free_slowly
+from router.background import at_most, free_slowly
 from router.errors import BadRequest, StoreFailed
 from router.runs.archive import Archive, ExportedRun, RunFigures, RunFilter, RunPage
 from router.runs.lifecycle import POLL_S, ended_run
@@ -78,14 +77,13 @@ class Runs:
         if live := self._live.find(run_id):
             return replace(run, events=tuple(live.events))
 
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PROGRESS_S):
-                while progress := await self._archive.progress(run_id):
-                    run = replace(run, **progress._asdict())
-                    if run.events:
-                        return run
-                    await asyncio.sleep(POLL_S)
-                return await self._archive.load(run_id)  # it has ended
+        async with at_most(_PROGRESS_S):
+            while progress := await self._archive.progress(run_id):
+                run = replace(run, **progress._asdict())
+                if run.events:
+                    return run
+                await asyncio.sleep(POLL_S)
+            return await self._archive.load(run_id)  # it has ended
         return run
 
     async def feedback_on(self, run: Run) -> tuple[Feedback, ...]:

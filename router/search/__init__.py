@@ -9,7 +9,6 @@ from router.search.executor import Executor
 from router.search.indexes import Indexes
 from router.search.loop import FactorizedSearch, Topology
 from router.search.report_cache import ReportCache
-from router.search.retrieval import Retriever
 
 __all__ = [
     "Answerer",
@@ -18,7 +17,6 @@ __all__ = [
     "FactorizedSearch",
     "Indexes",
     "ReportCache",
-    "Retriever",
     "RunContext",
     "Topology",
 ]

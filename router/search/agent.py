@@ -28,7 +28,7 @@ from router.protocol.turns import (
 )
 from router.search.context import RunContext
 from router.search.indexes import Indexes
-from router.search.retrieval import BOOKING, Booking, Reranked, Retriever
+from router.search.retrieval import BOOKING, Booking, IndexRetriever, Reranked
 from router.search.tools import Tool, Tools, offered, passages_of
 from router.trace import Conversation, turns
 from router.trace.call import Purpose
@@ -241,7 +241,7 @@ class Agent:
     def __init__(
         self,
         role: Role,
-        retriever: Retriever | Indexes | None,
+        retriever: IndexRetriever | Indexes | None,
         limits: ExecutorLimits,
         form: Form,
         tools: Tools | None = None,

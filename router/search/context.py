@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from router.background import loop_time
 from router.errors import OutOfTime, UpstreamError
 from router.ledger import Ledger
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
@@ -101,7 +102,7 @@ class RunContext:
         deadline passes, and also on entry if it has already passed, so that no further call is
         made.
         """
-        if asyncio.get_running_loop().time() >= self.search_deadline:
+        if loop_time() >= self.search_deadline:
             raise TimeoutError
         async with asyncio.timeout_at(self.search_deadline):
             yield
@@ -134,7 +135,7 @@ class RunContext:
         `answering_share`: the share of that time that is reserved for the answerer. `sharing`:
         whether reports are shared with other runs of the tenant. `scope`: what the run may search.
         """
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         return cls(
             on_event,
             now + time_s,

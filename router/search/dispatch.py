@@ -52,7 +52,7 @@ class Dispatching:
         self._sub_queries: list[str] = []
         self._tasks: list[asyncio.Task[Execution]] = []
         self._held_back: list[SearchDone | Reported] = []
-        self._decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._decided = asyncio.Future[None]()
 
     def begin(self, sub_queries: tuple[str, ...]) -> None:
         """Start work early on `sub_queries`, with which the block is certain to begin. Those that

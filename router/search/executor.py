@@ -9,7 +9,7 @@ from router.protocol import NO_EVIDENCE, parse_turn, prompts
 from router.search.agent import Agent, ExecutorLimits, Form
 from router.search.context import RunContext
 from router.search.indexes import Indexes
-from router.search.retrieval import Retriever
+from router.search.retrieval import IndexRetriever
 from router.search.tools import Tools
 from router.trace import Execution
 from router.trace.values import ExecutionOutcome
@@ -56,7 +56,7 @@ class Executor:
     def __init__(
         self,
         role: Role,
-        retriever: Retriever | Indexes | None,
+        retriever: IndexRetriever | Indexes | None,
         limits: ExecutorLimits,
         *,
         forms: Mapping[str, Agent] = {},

@@ -7,15 +7,12 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from router.background import task_group
-from router.errors import UpstreamRefused
 from router.protocol import Passage
-from router.search.retrieval import IndexRetriever, Reranked, Retriever
+from router.search.retrieval import IndexRetriever, Reranked
 from router.trace.call import sum_known
 from router.trace.scope import (
     DEFAULT_INDEX,
     DEFAULT_SCOPE,
-    NO_FILTER,
-    DocumentFilter,
     Scope,
     no_index,
 )
@@ -50,12 +47,12 @@ class Indexes:
         self._uploads = uploads
 
     @classmethod
-    def of(cls, searched: "Retriever | Indexes") -> "Indexes":
+    def of(cls, searched: "IndexRetriever | Indexes") -> "Indexes":
         """Return `searched` itself if it is `Indexes`. Else return indexes of which the retriever
         `searched` is the only one, the default index.
         """
         if not isinstance(searched, Indexes):
-            return cls({DEFAULT_INDEX: _Unfiltered(searched)})
+            return cls({DEFAULT_INDEX: searched})
         return searched
 
     def index_id(self, scope: Scope) -> str | None:
@@ -75,8 +72,8 @@ class Indexes:
         document: str | None = None,
     ) -> list[list[Passage]]:
         """Search only the indexes and documents in `scope`. The passages of several indexes are
-        merged by rank. For the other parameters and errors, see `Retriever.search`. Also raises
-        `NotFound` if an index of the scope does not exist.
+        merged by rank. For the other parameters and errors, see `IndexRetriever.search`. Also
+        raises `NotFound` if an index of the scope does not exist.
 
         The id and the document of a passage that is not of the default index are preceded by the
         name of its index and a colon.
@@ -113,27 +110,6 @@ class Indexes:
                 yield "" if name == DEFAULT_INDEX else f"{name}:", self._retrievers[name]
             else:
                 raise no_index(name)
-
-
-class _Unfiltered:
-    """A retriever that cannot filter documents and does not identify its index."""
-
-    index_id = None
-
-    def __init__(self, retriever: Retriever) -> None:
-        self._retriever = retriever
-
-    async def search(
-        self,
-        queries: Sequence[str],
-        top_k: int,
-        document: str | None = None,
-        only: DocumentFilter = NO_FILTER,
-    ) -> list[list[Passage]]:
-        """See `IndexRetriever.search`."""
-        if only != NO_FILTER:
-            raise UpstreamRefused("this retriever cannot filter documents", endpoint=DEFAULT_INDEX)
-        return await self._retriever.search(queries, top_k, document)
 
 
 def _prefixed(passage: Passage, prefix: str) -> Passage:

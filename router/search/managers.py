@@ -7,12 +7,12 @@ There is exactly one layer of managers, because deeper layers give worse results
 app. A) and multiply the cost.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
+from router.background import loop_time
 from router.calls import Role
 from router.errors import BudgetExhausted, UpstreamError
 from router.models import Completion
@@ -135,7 +135,7 @@ def _inside(index: int, name: str, context: RunContext) -> RunContext:
         if isinstance(event, SearchDone):
             context.on_event(msgspec.structs.replace(event, index=index))
 
-    now = asyncio.get_running_loop().time()
+    now = loop_time()
     return replace(
         context,
         on_event=on_event,

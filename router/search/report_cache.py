@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from cachetools import TTLCache
 from msgspec.structs import replace
 
+from router.background import loop_time
 from router.calls import Role
 from router.protocol import NO_EVIDENCE
 from router.protocol.sub_queries import normal_question
@@ -116,9 +117,7 @@ class ReportCache:
         self._executor = executor
         self._index = index
         self._flights: dict[_Key, _Flight] = {}
-        self._kept: TTLCache[_Key, _Shared] = TTLCache(
-            _MAX_REPORTS, keep_s, lambda: asyncio.get_running_loop().time()
-        )
+        self._kept = TTLCache[_Key, _Shared](_MAX_REPORTS, keep_s, loop_time)
         self.counts = counts or ReportCounts()
 
     @property

@@ -3,11 +3,11 @@
 import asyncio
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from router.background import at_most
 from router.calls import Readiness
 from router.errors import UpstreamError
 from router.ledger import Ledger
@@ -16,23 +16,8 @@ from router.trace.scope import NO_FILTER, DocumentFilter
 from router.trace.values import Reranking
 
 
-class Retriever(Protocol):
+class IndexRetriever(Protocol):
     """Protocol of an object that finds passages in an index."""
-
-    async def search(
-        self, queries: Sequence[str], top_k: int, document: str | None = None
-    ) -> list[list[Passage]]:
-        """Return the `top_k` best passages for each query, best first. There are fewer if the index
-        has fewer.
-
-        `document`: the name of a document. If given, only this document is searched, and its
-        passages are returned in document order; an unknown document has none. Raises
-        `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`.
-        """
-
-
-class IndexRetriever(Retriever, Protocol):
-    """A retriever that can identify the index that it searches."""
 
     @property
     def index_id(self) -> str | None:
@@ -47,7 +32,14 @@ class IndexRetriever(Retriever, Protocol):
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `Retriever.search`. `only`: properties that the documents must have. Raises
+        """Return the `top_k` best passages for each query, best first. There are fewer if the index
+        has fewer.
+
+        `document`: the name of a document. If given, only this document is searched, and its
+        passages are returned in document order; an unknown document has none. `only`: properties
+        that the documents must have.
+
+        Raises `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`. Also raises
         `UpstreamRefused` if this retriever cannot filter documents.
         """
 
@@ -60,10 +52,10 @@ class Booking(NamedTuple):
     """The number of the sub-query for which an executor searches."""
 
 
-BOOKING: ContextVar[Booking | None] = ContextVar("booking", default=None)
+BOOKING = ContextVar[Booking | None]("booking", default=None)
 """Booking of the current task's search; None outside of runs, where calls are not booked. It is no
-argument of `Retriever.search`, because retrievers do not call models, except for a reranker around
-one of them.
+argument of `IndexRetriever.search`, because retrievers do not call models, except for a reranker
+around one of them.
 """
 
 
@@ -133,7 +125,6 @@ class WatchedRetriever:
         """Probe forever: every `_EVERY_S` seconds, and sooner after a search that failed."""
         while True:
             await asyncio.sleep(_SOON_S)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_EVERY_S):
-                    await self._doubt.wait()
+            async with at_most(_EVERY_S):
+                await self._doubt.wait()
             await self.probe()

@@ -2,17 +2,18 @@
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 
-import msgspec
+from msgspec.structs import asdict
 from sqlalchemy import Connection, func, select
 
 from router.access import ACT, CLOCK_SKEW_S, LAST_EVENT, AuditEvent, Key, QuotaUse, Spent, Tenant
 from router.store.database import Database, storable
+from router.store.migration import lock
 from router.store.projection import put
 from router.store.schema import AUDIT, KEYS, SPENDING, TENANTS, WARNINGS, struct_of, structs
 
-_LOCK = "SELECT pg_advisory_xact_lock(1919118444, 2)"
+_LOCK = 2
+"""Number of the lock on the audit log and warnings."""
 _LONGEST_TARGET = 200
 """Max characters of a target in the audit log. Names in refused requests may be longer."""
 
@@ -94,16 +95,14 @@ class SQLAccounts:
         """See `Accounts.audit`."""
         number = AUDIT.c.number
         newest = select(AUDIT).where(number < before).order_by(number.desc()).limit(size)
-        return await self._database.read(
-            lambda connection: structs(connection, AuditEvent, newest), behind=True
-        )
+        return await self._database.read(structs, AuditEvent, newest, behind=True)
 
     async def spending(self, tenant: str) -> list[Spent]:
         """See `Accounts.spending`."""
         period = SPENDING.c.period
         wanted = SPENDING.c.tenant == tenant, func.length(period) <= len("2026-11-21")
         of_tenant = select(SPENDING).where(*wanted).order_by(period.desc())
-        return await self._database.read(lambda connection: structs(connection, Spent, of_tenant))
+        return await self._database.read(structs, Spent, of_tenant)
 
     async def claim_warnings(
         self, uses: Sequence[QuotaUse], since: float
@@ -114,7 +113,7 @@ class SQLAccounts:
         """
 
         def claim(connection: Connection) -> list[tuple[QuotaUse, bool]]:
-            _lock(connection)
+            lock(connection, _LOCK)
             current = WARNINGS.c.period.in_({use.period for use in uses})
             known = connection.execute(select(WARNINGS).where(current))
             tried = {tuple(key): tried_at for *key, _, tried_at in known}
@@ -127,36 +126,30 @@ class SQLAccounts:
 
     async def delivered(self, use: QuotaUse) -> None:
         """Note that a warning is delivered."""
-        await self._database.write(partial(_put_warnings, uses=[use], tried_at=None))
+        await self._database.write(_put_warnings, [use], None)
 
 
 def note(connection: Connection) -> None:
     """Write the current act, if there is one, to the audit log. Numbers are chosen under a lock."""
     if act := ACT.get():
-        _lock(connection)
+        lock(connection, _LOCK)
         last = connection.scalar(select(func.max(AUDIT.c.number))) or 0
         target = storable(act.target[:_LONGEST_TARGET])
-        row = msgspec.structs.asdict(act) | {"number": last + 1, "target": target}
+        row = asdict(act) | {"number": last + 1, "target": target}
         connection.execute(AUDIT.insert().values(row))
 
 
-def _lock(connection: Connection) -> None:
-    """Lock the audit log and the warnings against other writers, until the transaction ends."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(_LOCK)
-
-
 def _put_warnings(connection: Connection, uses: Sequence[QuotaUse], tried_at: float | None) -> None:
-    rows = [msgspec.structs.asdict(use) | {"tried_at": tried_at} for use in uses]
+    rows = [asdict(use) | {"tried_at": tried_at} for use in uses]
     put(connection, WARNINGS, rows)
 
 
 def _row(tenant: Tenant) -> dict[str, object]:
-    return {**msgspec.structs.asdict(tenant), "indexes": ",".join(tenant.indexes)}
+    return {**asdict(tenant), "indexes": ",".join(tenant.indexes)}
 
 
 def _insert(connection: Connection, key: Key) -> None:
-    row = {**msgspec.structs.asdict(key), "scopes": ",".join(sorted(key.scopes))}
+    row = {**asdict(key), "scopes": ",".join(sorted(key.scopes))}
     connection.execute(KEYS.insert().values(row))
 
 

@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import count
 
 import msgspec
 import structlog
+from msgspec.structs import asdict, replace
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -118,44 +119,35 @@ class SQLArchive:
         """Return a run. If this gateway is running it, it has the calls that have ended. `tenant`:
         the tenant that the run must belong to; None for any. Raises `NotFound`.
         """
-        read = partial(_load, run_id=run_id, tenant=tenant)
-
         # The row of a running run does not change, so there is no need to wait for the database.
         if self.calls(run_id) is not None:
             with suppress(NotFound):  # the run may not be in the database yet
-                run = await self.database.read(read, behind=True)
+                run = await self.database.read(_load, run_id, tenant, behind=True)
                 if run.status == "running" and (calls := self.calls(run_id)) is not None:
-                    return msgspec.structs.replace(run, calls=calls)
+                    return replace(run, calls=calls)
 
-        run = await self.database.read(read)
+        run = await self.database.read(_load, run_id, tenant)
         if run.status != "running":
             return run
-        return msgspec.structs.replace(run, calls=self.calls(run_id) or ())
+        return replace(run, calls=self.calls(run_id) or ())
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
         """Return at most `size` runs that match `wanted`, newest first. `page`: token of the page
         after the previous one; empty for the first page. Raises `BadRequest` if it is invalid.
         """
         before = _place(page) if page else (math.inf, "")
-        read = partial(
-            _list,
-            wanted=wanted,
-            size=size,
-            before=before,
-            searched=self.searched,
-        )
-        return await self.database.read(read)
+        return await self.database.read(_list, wanted, size, before, self.searched)
 
     async def figures(self, wanted: RunFilter, starts: Sequence[float]) -> Sequence[RunFigures]:
         """See `Archive.figures`. One query computes all of them."""
-        return await self.database.read(partial(_figures, wanted=wanted, starts=starts))
+        return await self.database.read(_figures, wanted, starts)
 
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         """Yield all ended runs that match `wanted`, with their feedback, oldest first. Redacted
         runs are included.
         """
         after = -math.inf, ""
-        while piece := await self.database.read(partial(_piece, wanted=wanted, after=after)):
+        while piece := await self.database.read(_piece, wanted, after):
             for exported in piece:
                 yield exported
             last = piece[-1].run
@@ -168,16 +160,14 @@ class SQLArchive:
         Raises `NotFound`, and `BadRequest` if the run has `MAX_A_RUN` entries of feedback already.
         """
         feedback_id = f"feedback-{secrets.token_hex(8)}"
-        await self.database.write(
-            partial(_add_feedback, feedback=feedback, feedback_id=feedback_id)
-        )
+        await self.database.write(_add_feedback, feedback, feedback_id)
         return feedback_id
 
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
         """Return the feedback on a run, oldest first; empty for an unknown run."""
         run_id = storable(run_id)
-        read = partial(_feedback, run_ids=[run_id])
-        return (await self.database.read(read, behind=True)).get(run_id, ())
+        feedback = await self.database.read(_feedback, [run_id], behind=True)
+        return feedback.get(run_id, ())
 
     async def request_cancel(self, run_id: str) -> None:
         """Mark a run, so that the gateway that runs it cancels it. No effect on a run that has
@@ -194,9 +184,8 @@ class SQLArchive:
             return None
         run_id = storable(run_id)
         if not after:
-            request = partial(_put_progress, run_id=run_id, items=[(0, None)])
-            await self.database.write(request, on_disk=False)
-        return await self.database.read(partial(_progress, run_id=run_id, after=after))
+            await self.database.write(_put_progress, run_id, [(0, None)], on_disk=False)
+        return await self.database.read(_progress, run_id, after)
 
 
 def _load(connection: Connection, run_id: str, tenant: str | None) -> Run:
@@ -274,7 +263,7 @@ def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str) 
     if connection.scalar(select(TENANTS.c.redact).where(TENANTS.c.name == owner)):
         texts = dict.fromkeys(texts, "")
     row = {
-        **msgspec.structs.asdict(feedback),
+        **asdict(feedback),
         **texts,
         "feedback_id": feedback_id,
         "given_at": time.time(),

@@ -7,7 +7,6 @@ checked, because a sum is always written in one transaction with its calls.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -48,7 +47,7 @@ class Checked(msgspec.Struct):
 
 async def check(database: Database, progress: Progress = lambda _done, _total: None) -> Checked:
     """Check a database, and return all problems. Raises `StoreFailed` if nothing can be read."""
-    return await database.read(partial(_check, progress=progress))
+    return await database.read(_check, progress)
 
 
 def _check(connection: Connection, progress: Progress) -> Checked:

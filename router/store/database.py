@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from contextvars import copy_context
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 import structlog
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -230,6 +230,7 @@ _LOST = (
     "used any more; restart the gateway. Everything acknowledged since is in the gateway's log."
 )
 Value = TypeVar("Value")
+Args = TypeVarTuple("Args")
 
 
 class Database:
@@ -275,11 +276,13 @@ class Database:
             Path("~/.cache/rolegate/logs").expanduser() / sha256(address.encode()).hexdigest()[:16]
         )
 
-    async def read(self, query: Callable[[Connection], Value], *, behind: bool = False) -> Value:
+    async def read(
+        self, query: Callable[[Connection, *Args], Value], *args: *Args, behind: bool = False
+    ) -> Value:
         """Run `query` in a transaction and return its result. Raises `StoreFailed`.
 
-        `behind`: True to read immediately; False to wait until everything that was acknowledged is
-        in the database.
+        `args`: further arguments of `query`. `behind`: True to read immediately; False to wait
+        until everything that was acknowledged is in the database.
         """
         if self.caught_up and not behind:
             await self.caught_up()
@@ -287,24 +290,29 @@ class Database:
         def work() -> Value:
             self._see_files()
             with self._engine.connect() as connection:
-                return query(connection)
+                return query(connection, *args)
 
         return await self._run(self._readers, work)
 
     async def write(
-        self, change: Callable[[Connection], Value], *, on_disk: bool = True, behind: bool = False
+        self,
+        change: Callable[[Connection, *Args], Value],
+        *args: *Args,
+        on_disk: bool = True,
+        behind: bool = False,
     ) -> Value:
         """Run `change` in a transaction and return its result. Raises `StoreFailed`; then nothing
         has changed. `change` is called again if the transaction conflicts with another process.
 
         `on_disk`: True to return when the transaction is on disk; False for a transaction with the
-        options `NOTES`. `behind`: see `read`. If a file of the database was deleted or replaced,
-        this call and all later calls fail.
+        options `NOTES`. `args`, `behind`: see `read`. If a file of the database was deleted or
+        replaced, this call and all later calls fail.
         """
         if self.caught_up and not behind:
             await self.caught_up()
+        engine = self._writing if on_disk else self._noting
         return await self._run(
-            self._writer, lambda: self._write(change, self._writing if on_disk else self._noting)
+            self._writer, lambda: self._write(lambda connection: change(connection, *args), engine)
         )
 
     async def copy(self, file: Path) -> None:
@@ -427,7 +435,7 @@ def _opened(url: str, release: Release) -> Engine:
     return engine
 
 
-def upgrade(url: str, release: Release = THIS, *, check: bool = False) -> list[Step]:
+def upgrade(url: str, release: Release, *, check: bool = False) -> list[Step]:
     """Apply all revisions that a database lacks, also those that contract its schema. Return them.
 
     `check`: True to change nothing. Blocks. Raises `BadConfig`.

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from itertools import count, islice, takewhile
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from router.background import errors_logged
+from router.background import at_most, errors_logged
 from router.errors import BadConfig, StoreFailed, StoreInUse
 from router.store.database import COPY, Database, unwritable
 from router.store.group_commit import GroupCommit
@@ -72,12 +71,12 @@ class Follower:
         self._commits = commits
         self.name = log.name if database.shared else _SQLITE
         """Name of the log in the database."""
-        self._changes: deque[Change] = deque()
+        self._changes = deque[Change]()
         """Changes that are not in the database yet."""
         self._news = commits.news if commits else asyncio.Event()
         self._hurry = asyncio.Event()
         self._written = asyncio.Condition()
-        self._refused: set[str] = set()
+        self._refused = set[str]()
         """Runs whose answers must not be acknowledged, because another gateway has closed them, or
         because they cannot be written.
         """
@@ -148,9 +147,8 @@ class Follower:
         """
         while True:
             await self._news.wait()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0 if self._commits else _LEISURE_S):
-                    await self._hurry.wait()
+            async with at_most(0 if self._commits else _LEISURE_S):
+                await self._hurry.wait()
             with errors_logged(_log, "store.behind"):
                 await self._follow()
                 continue
@@ -194,14 +192,11 @@ class Follower:
             )
 
         fold = await self.read()
-        place = await self._database.read(partial(place_of, log=self.name))
+        place = await self._database.read(place_of, self.name)
         self._log.start(after=place.segment)
-        left = {
-            run.start.id: run
-            for run in await self._database.read(partial(left_over, name=self.name))
-        }
+        left = {run.start.id: run for run in await self._database.read(left_over, self.name)}
         left |= {run.start.id: run for run in fold.left().values()}
-        for run_id in await self._database.read(partial(ended_among, run_ids=list(left))):
+        for run_id in await self._database.read(ended_among, list(left)):
             del left[run_id]  # its `RunEnded` record cannot be read any more
 
         changes = []
@@ -222,8 +217,7 @@ class Follower:
         # Otherwise, readers may see rows that a power cut removes.
         await self._keep_place(on_disk=True)
         interrupted = fold.interrupted | left
-        among = partial(cancelled_among, run_ids=list(interrupted))
-        for run_id in await self._database.read(among):
+        for run_id in await self._database.read(cancelled_among, list(interrupted)):
             del interrupted[run_id]
         return [*interrupted.values()], fold.complete and not missing
 
@@ -232,7 +226,7 @@ class Follower:
         fold of the log, which has the runs that have not ended. Raises `StoreFailed`, and
         `BadConfig` if the log cannot be read.
         """
-        place = await self._database.read(partial(place_of, log=self.name))
+        place = await self._database.read(place_of, self.name)
         fold = Fold()
         unread = read_all(self._log.folder)
         try:
@@ -292,8 +286,7 @@ class Follower:
             if self._commits:
                 self._refused |= await self._commits.commit(batch)
             else:
-                work = partial(project, log=self.name, changes=batch)
-                await self._database.write(work, on_disk=False, behind=True)
+                await self._database.write(project, self.name, batch, on_disk=False, behind=True)
         except StoreFailed as error:
             if not batch or not unwritable(error):
                 raise
@@ -319,8 +312,7 @@ class Follower:
 
     async def _keep_place(self, *, on_disk: bool, min_place: Position = _START) -> None:
         place = min_place if self._changes else max(min_place, self._log.end)
-        kept = partial(keep_place, log=self.name, place=place)
-        await self._database.write(kept, on_disk=on_disk, behind=True)
+        await self._database.write(keep_place, self.name, place, on_disk=on_disk, behind=True)
 
 
 async def missing_segments(database: Database, name: str, folder: Path) -> list[int]:
@@ -330,8 +322,8 @@ async def missing_segments(database: Database, name: str, folder: Path) -> list[
     # List the folder before reading the place: a gateway may meanwhile advance the place and then
     # delete segments.
     numbers = {number_of(path) for path in segments(folder)}
-    place = await database.read(partial(place_of, log=name), behind=True)
-    copied = await database.read(partial(place_of, log=COPY), behind=True)
+    place = await database.read(place_of, name, behind=True)
+    copied = await database.read(place_of, COPY, behind=True)
     if not numbers and place == copied:
         return []
     first = place.segment + (place.offset == 0)
@@ -397,7 +389,7 @@ async def _followed(database: Database, folder: Path) -> None:
     try:
         async with asyncio.timeout(_WAIT_S):
             # Another process writes to the database, so it can only be polled.
-            while await database.read(partial(place_of, log=_SQLITE)) < wanted:  # noqa: ASYNC110
+            while await database.read(place_of, _SQLITE) < wanted:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise StoreFailed(

@@ -18,7 +18,6 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -108,7 +107,7 @@ class GroupCommit:
         """Set when something waits for `commit`."""
         self._begins: list[_Begin] = []
         self._wishes: list[_Wish] = []
-        self._idle: set[Period] = set()
+        self._idle = set[Period]()
         """Periods whose leases are to be reduced."""
         self._doubtful = False
         """True if a transaction has failed, so that it is unknown which leases the database has."""
@@ -126,7 +125,7 @@ class GroupCommit:
         Raises `QuotaExhausted` and `StoreFailed`. After `StoreFailed` or a cancellation, the run
         may have begun in the database.
         """
-        answer: asyncio.Future[EarlierRun | None] = asyncio.get_running_loop().create_future()
+        answer = asyncio.Future[EarlierRun | None]()
         self._begins.append(_Begin(start, redact, self._quotas.accounts, answer))
         self.news.set()
         return await answer
@@ -135,7 +134,7 @@ class GroupCommit:
         """Request leases that have these amounts free, with the next commit. Return False if so
         much is not available. Raises `StoreFailed`.
         """
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        answer = asyncio.Future[bool]()
         self._wishes.append(_Wish(wanted, answer))
         self.news.set()
         return await answer
@@ -167,15 +166,10 @@ class GroupCommit:
     ) -> set[str]:
         sizes = self._sizes(wishes)
         self._idle = set()
-        work = partial(
-            self._write,
-            epoch=self._members.epoch,
-            begins=begins,
-            sizes=sizes,
-            changes=changes,
-        )
         try:
-            outcomes, leases, closed = await self._database.write(work)
+            outcomes, leases, closed = await self._database.write(
+                self._write, self._members.epoch, begins, sizes, changes
+            )
         except BaseException as error:  # a cancellation, too: callers must not wait forever
             self._doubtful = True
             # The database refuses the data of one row, but it is unknown of which. So write each
@@ -286,17 +280,17 @@ def _resolve(answer: "asyncio.Future[Any]", outcome: object) -> None:
 _LOCK = """
 INSERT INTO spending (tenant, period, requests, tokens, nano_usd)
 SELECT tenant, period, 0, 0, 0
-FROM unnest(%(tenants)s::text[], %(periods)s::text[]) AS wanted (tenant, period)
+FROM unnest(%(tenants)s::text[], %(names)s::text[]) AS wanted (tenant, period)
 ORDER BY tenant, period ON CONFLICT (tenant, period) DO UPDATE SET requests = spending.requests
 RETURNING tenant, period, requests, tokens, nano_usd
 """
 _HELD = """
 SELECT tenant, period, log, tokens, nano_usd FROM leases
-WHERE (tenant, period) IN (SELECT * FROM unnest(%(tenants)s::text[], %(periods)s::text[]))
+WHERE (tenant, period) IN (SELECT * FROM unnest(%(tenants)s::text[], %(names)s::text[]))
 """
 _NAMES = """
 SELECT tenant, request_id, run_id, fingerprint, status, started_at FROM runs
-WHERE (tenant, request_id) IN (SELECT * FROM unnest(%(tenants)s::text[], %(request_ids)s::text[]))
+WHERE (tenant, request_id) IN (SELECT * FROM unnest(%(tenants)s::text[], %(names)s::text[]))
 """
 _IN_FLIGHT = (
     "SELECT tenant, count(*) FROM runs WHERE tenant = ANY(%(tenants)s) AND status = "
@@ -338,8 +332,8 @@ def _leases(
     return leases
 
 
-def _parameters(keys: Iterable[Period]) -> dict[str, list[str]]:
-    return {"tenants": [key[0] for key in keys], "periods": [key[1] for key in keys]}
+def _parameters(keys: Iterable[Period | Name]) -> dict[str, list[str]]:
+    return {"tenants": [key[0] for key in keys], "names": [key[1] for key in keys]}
 
 
 def _granted(size: _Size, own: int, taken: int) -> int:
@@ -394,11 +388,7 @@ def _named(connection: Connection, begins: Sequence[_Begin]) -> dict[Name, Named
     names = [name_of(begin.start) for begin in begins if begin.start.request_id]
     if not names:
         return {}
-    parameters = {
-        "tenants": [name[0] for name in names],
-        "request_ids": [name[1] for name in names],
-    }
-    rows = connection.exec_driver_sql(_NAMES, parameters)
+    rows = connection.exec_driver_sql(_NAMES, _parameters(names))
     return {(tenant, request_id): Named(*fields) for tenant, request_id, *fields in rows}
 
 

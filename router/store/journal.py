@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
-from functools import partial
 from itertools import count, product
 
 import structlog
@@ -518,8 +517,10 @@ class LogJournal:
     async def _watch_database(self, *, deletes: bool) -> None:
         await self._end_lost()
         await self._read_settings()
-        work = partial(publish, run_ids=list(self._runs), happened=self._happened)
-        for run_id in await self._database.write(work, on_disk=False, behind=True):
+        cancelled = await self._database.write(
+            publish, list(self._runs), self._happened, on_disk=False, behind=True
+        )
+        for run_id in cancelled:
             self._on_cancel(run_id)
         if deletes:
             await self._delete_segments()

@@ -385,7 +385,7 @@ class RunLog:
         records whose write failed). All callers that wait share one sync. The future raises
         `StoreFailed` if the sync fails.
         """
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future = asyncio.Future[None]()
         if self.failed:
             future.set_exception(StoreFailed(self.failed))
             return future

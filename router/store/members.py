@@ -15,13 +15,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any
 
 import structlog
 from sqlalchemy import Connection, func, select
 
-from router.background import background_tasks, errors_logged
+from router.background import at_most, background_tasks, errors_logged
 from router.errors import StoreFailed
 from router.store.database import Database
 from router.store.projection import left_over
@@ -124,7 +123,7 @@ class Members:
         """
         self._locked = False
         self._good = -math.inf
-        self.epoch = await self._database.write(partial(_join, log=self._log))
+        self.epoch = await self._database.write(_join, self._log)
         if not await self._look() or self._good == -math.inf:
             raise StoreFailed("The gateway cannot open a session in PostgreSQL; try again.")
 
@@ -161,10 +160,10 @@ class Members:
         self._gone = {key: self._gone.get(key, now) for key in free}
         for (epoch, session), since in self._gone.items():
             if asked - since >= _GRACE_S:
-                with errors_logged(_log, "store.not_fenced"), suppress(TimeoutError):
+                with errors_logged(_log, "store.not_fenced"):
                     # The timeout keeps this session in use; the fence is tried again later.
-                    async with asyncio.timeout(_LOOK_S):
-                        await self._database.write(partial(_fence, epoch=epoch, session=session))
+                    async with at_most(_LOOK_S):
+                        await self._database.write(_fence, epoch, session)
         return bool(own)
 
     def _ask(self) -> dict[tuple[int, int], bool]:

@@ -32,7 +32,7 @@ _log = structlog.get_logger("store")
 _BASELINE = "0001"
 _BASELINE_NUMBER = 8
 """Number of the schema of databases that have no revision."""
-_LOCK = "SELECT pg_advisory_xact_lock(1919118444, 0)"
+_LOCK = "SELECT pg_advisory_xact_lock(1919118444, %(number)s)"
 _PATIENCE = "SET LOCAL lock_timeout = '10s'"
 """While a change of a table waits for readers of the table, all later readers wait for it."""
 
@@ -59,12 +59,13 @@ class Step(msgspec.Struct, frozen=True):
     """Number of the schema that the revision contracts to; None if it expands the schema."""
 
 
-def lock(connection: Connection) -> None:
-    """Let no other process create, upgrade or fill the database until the transaction ends. A
-    transaction of SQLite that writes is alone anyway.
+def lock(connection: Connection, number: int = 0) -> None:
+    """Let no other transaction hold a lock until this one ends. A transaction of SQLite that writes
+    is alone anyway. `number`: 0 to create, upgrade or fill the database, 1 for versions and their
+    decisions, 2 for the audit log and warnings.
     """
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(_LOCK)
+        connection.exec_driver_sql(_LOCK, {"number": number})
 
 
 def prepare(

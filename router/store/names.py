@@ -8,7 +8,6 @@ database.
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -69,7 +68,7 @@ class RequestNames:
         self._database = database
         self._runs: dict[Name, Named] = {}
         """Runs by name: running runs, and ended runs that may not be in the database yet."""
-        self._ended: deque[tuple[Position, Name, str]] = deque()
+        self._ended = deque[tuple[Position, Name, str]]()
         """Ended runs in `_runs`, each with its position in the log, its name and its identifier."""
         self._used = UsedNames()
 
@@ -92,7 +91,7 @@ class RequestNames:
         name = name_of(start)
         stored = None
         if name not in self._runs and (self._database.shared or name in self._used):
-            stored = await self._database.read(partial(_stored, name=name), behind=True)
+            stored = await self._database.read(_stored, name, behind=True)
         return self._runs.get(name) or stored
 
     def begin(self, start: RunStart) -> None:

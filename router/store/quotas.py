@@ -104,7 +104,7 @@ class Settings(dict[str, Any]):
 class Quotas:
     """The sums of all accounts, and checks against their limits."""
 
-    def __init__(self, *, shared: bool = False) -> None:
+    def __init__(self, *, shared: bool) -> None:
         """`shared`: True if several gateways share the quotas. Then nothing is spent without a
         lease, and the limits on requests and runs in flight are checked in the database.
         """
@@ -112,7 +112,7 @@ class Quotas:
         self.accounts = Settings()
         """Settings of all accounts. They are never changed, but replaced."""
         self.tallies = defaultdict[Period, Tally](Tally)
-        self.in_flight: Counter[str] = Counter()
+        self.in_flight = Counter[str]()
         """Number of running runs by tenant."""
 
     def limited(self, start: RunStart) -> bool:

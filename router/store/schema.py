@@ -8,6 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
+from msgspec.structs import replace
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -293,7 +294,7 @@ def trace_of(run: Run) -> bytes:
     """Return a run as MessagePack, compressed if it is large. Executions are left out of the
     events, because the run's result contains them.
     """
-    run = msgspec.structs.replace(run, events=brief(run.events))
+    run = replace(run, events=brief(run.events))
     trace = msgspec.msgpack.encode(encoded_in_parts(run))
     return zlib.compress(trace, 1) if len(trace) >= _LARGE else trace
 
@@ -321,4 +322,4 @@ def run_of(row: Row[Any]) -> Run:
         raise StoreFailed(
             f"The trace of run {row.run_id} is damaged; run `rolegate store check`."
         ) from error
-    return msgspec.structs.replace(run, events=with_executions(run.events, run.result))
+    return replace(run, events=with_executions(run.events, run.result))

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import msgspec
@@ -57,12 +56,11 @@ class SQLUsages:
 
     async def usage(self, query: UsageQuery) -> UsageReport:
         """See `Usages.usage`."""
-        return await self.database.read(partial(usage_in, query=query))
+        return await self.database.read(usage_in, query)
 
     async def since(self, deployment: str, start: float) -> LedgerSum:
         """See `LedgerSums.since`."""
-        read = partial(_since, deployment=storable(deployment), start=start)
-        groups, uncertain, complete = await self.database.read(read)
+        groups, uncertain, complete = await self.database.read(_since, storable(deployment), start)
         ended, opened = self.under_way()
         for call in (*ended, *opened):
             if call.deployment == deployment and call.started_at >= start:

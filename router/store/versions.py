@@ -11,6 +11,7 @@ from sqlalchemy import Connection, RowMapping, func, or_, select, true
 from router.errors import BadRequest
 from router.store.accounts import note
 from router.store.database import Database, storable
+from router.store.migration import lock
 from router.store.schema import (
     EXECUTOR_VERSIONS,
     RUNS,
@@ -24,7 +25,8 @@ from router.store.schema import (
 from router.versions import ExecutorVersion, VersionDecision
 from router.versions.book import Judgement, Pair, Side, Stage, Trial, TrialFigures
 
-_LOCK = "SELECT pg_advisory_xact_lock(1919118444, 1)"
+_LOCK = 1
+"""Number of the lock on versions and decisions."""
 _TRIALS = VERSION_TRIALS.c
 _DECISIONS = VERSION_DECISIONS.c
 _OF_PAIRS = [
@@ -48,7 +50,7 @@ class SQLVersionBook:
         """See `VersionBook.add`."""
 
         def add(connection: Connection) -> None:
-            _lock(connection)
+            lock(connection, _LOCK)
             if any(known.version == version.version for known in _versions(connection)):
                 raise BadRequest(f"version {version.version!r}: exists already; use another name.")
             connection.execute(EXECUTOR_VERSIONS.insert().values(asdict(version)))
@@ -68,7 +70,7 @@ class SQLVersionBook:
         """
 
         def change(connection: Connection) -> bool:
-            _lock(connection)
+            lock(connection, _LOCK)
             known = {version.version: version for version in _versions(connection)}
             after = known | {version.version: version for version in changed}
             if any(known.get(version.version) != version for version in expected) or not _sound(
@@ -90,7 +92,7 @@ class SQLVersionBook:
         """
 
         def wait(connection: Connection) -> None:
-            _lock(connection)
+            lock(connection, _LOCK)
             known = {version.version: version.state for version in _versions(connection)}
             if known.get(decision.version) != decision.to_state:
                 return
@@ -134,7 +136,7 @@ class SQLVersionBook:
 
     async def trial(self, run_id: str) -> Trial | None:
         """See `VersionBook.trial`."""
-        return await self._database.read(lambda connection: _trial(connection, run_id), behind=True)
+        return await self._database.read(_trial, run_id, behind=True)
 
     async def judge(self, run_id: str, judgement: Judgement) -> None:
         """See `VersionBook.judge`. No effect if the run has no trial."""
@@ -162,12 +164,6 @@ class SQLVersionBook:
         return await self._database.read(
             lambda connection: list(map(_pair, connection.execute(wanted).mappings())), behind=True
         )
-
-
-def _lock(connection: Connection) -> None:
-    """Lock versions and decisions against other writers, until the transaction ends."""
-    if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
-        connection.exec_driver_sql(_LOCK)
 
 
 def _versions(connection: Connection) -> list[ExecutorVersion]:

@@ -35,7 +35,7 @@ import msgspec
 from msgspec import UNSET, Meta
 from msgspec.structs import replace
 
-from router.background import in_worker, task_group
+from router.background import in_worker, loop_time, task_group
 from router.errors import BadRequest, BudgetExhausted, UpstreamError
 from router.protocol import NO_EVIDENCE
 from router.protocol.decision import Dispatch
@@ -510,7 +510,7 @@ class _Filling:
         """
         while self._queue and len(self._at_work) < self._limits.width:
             await asyncio.sleep(0)  # lets other requests run
-            if asyncio.get_running_loop().time() >= self._context.search_deadline:
+            if loop_time() >= self._context.search_deadline:
                 self._end("time_exhausted")
             elif len(self._executions) + len(self._at_work) >= self._limits.max_tasks:
                 self._end("tasks_exhausted")
@@ -642,7 +642,7 @@ class _Filling:
         columns = self._schema.columns  # values of hidden ones, which are last, may be missing
         return tuple(value for column, value in zip(columns, values, strict=False) if column.key)
 
-    def _manager(self, attempt: int, wanted: str = "") -> str:
+    def _manager(self, attempt: int, wanted: str) -> str:
         """Return the name of the manager for an attempt: `wanted` if there is a manager of that
         name, or else the managers in turn, by the number of the attempt. Empty without managers.
         """

@@ -78,27 +78,22 @@ class TableText(NamedTuple):
     """
 
 
-def read_rows(
-    text: str,
-    columns: Sequence[Column],
-    *,
-    cut: bool = False,
-) -> TableText:
+def read_rows(text: str, columns: Sequence[Column]) -> TableText:
     """Read the tables in a text, which may be JSON, HTML or Markdown, with or without a code fence,
     and surrounded by prose. If there is none, read CSV, or a list with one key per line.
 
     A header may have the columns in any order. In a table without a header, columns are identified
-    by position. `cut`: True if the text ended early, for example at the length limit.
+    by position.
     """
     unquoted = _QUOTED.sub("", without_html(text[:_MAX_READ].replace("\r\n", "\n")))
     if rows := reply_rows(unquoted, columns):
-        return _usable(rows, columns, int(cut))
+        return _usable(rows, columns, 0)
 
     plain_bars = _WIDE_BARS.sub(
         lambda line: line[0].replace("｜", "|").replace("\t", "|"), unquoted
     )
     lines = plain_bars.split("\n")
-    lost = int((cut or len(text) > _MAX_READ) and bool(lines.pop().strip()))
+    lost = int(len(text) > _MAX_READ and bool(lines.pop().strip()))
     runs = groupby(lines, key=lambda line: "|" in line and not _FENCE.match(line))
     tables = [list(map(_cells, run)) for has_cells, run in runs if has_cells]
     if not tables:

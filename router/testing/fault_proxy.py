@@ -24,8 +24,9 @@ from aiohttp import web
 from router.errors import UpstreamUnavailable
 from router.models.openai_wire import REQUEST_ID
 from router.protocol import Passage
-from router.search import Retriever
+from router.search.retrieval import IndexRetriever
 from router.testing.openai_server import fails, hang, reset, served
+from router.trace.scope import NO_FILTER, DocumentFilter
 
 Fault = Literal[
     "reset",
@@ -255,7 +256,10 @@ class FaultProxy:
 class FaultyRetriever:
     """Retriever that passes searches on to another one, unless its plan gives a fault."""
 
-    def __init__(self, retriever: Retriever, plan: FaultPlan) -> None:
+    index_id = None
+    """See `IndexRetriever.index_id`."""
+
+    def __init__(self, retriever: IndexRetriever, plan: FaultPlan) -> None:
         self._retriever = retriever
         self._plan = plan
 
@@ -264,8 +268,9 @@ class FaultyRetriever:
         queries: Sequence[str],
         top_k: int,
         document: str | None = None,
+        only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `Retriever.search`."""
+        """See `IndexRetriever.search`."""
         match self._plan.next():
             case "black_hole":
                 await asyncio.Event().wait()
@@ -275,7 +280,7 @@ class FaultyRetriever:
                 pass
             case fault:
                 raise UpstreamUnavailable(fault, endpoint="the fault proxy")
-        return await self._retriever.search(queries, top_k, document)
+        return await self._retriever.search(queries, top_k, document, only)
 
 
 @asynccontextmanager

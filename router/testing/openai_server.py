@@ -1,17 +1,16 @@
-"""A small HTTP server with OpenAI's API, for tests. Its answers are scripted, and may be immediate,
-paced, or faulty.
+"""A small HTTP server with OpenAI's API, for tests and benchmarks. Its answers are scripted, and
+may be immediate, paced, or faulty.
 
-A behaviour is a handler of one request. `server.plays(says("hello"), fails(503, "busy"))` sets the
-behaviours of the next requests, one per request. `server.plays(writes(script))` calls the function
-`script` for the text and pace of each answer. Each word counts as one token, and `GET /metrics`
-reports the tokens under vLLM's names.
+A behaviour is a handler of one request. `server.plays(writes(script), fails(503, "busy"))` sets the
+behaviours of the next requests, one per request. `writes(script)` calls the function `script` for
+the text and pace of an answer. Each word counts as one token, and `GET /metrics` reports the tokens
+under vLLM's names.
 """
 
 import asyncio
-import hashlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,15 +21,7 @@ from aiohttp import web
 from router.models.openai_wire import REQUEST_ID
 
 MODEL = "tiny"
-"""Name of the only model. A request for any other model gets status 404, as from vLLM."""
-
-USAGE = {
-    "prompt_tokens": 11,
-    "completion_tokens": 7,
-    "total_tokens": 18,
-    "prompt_tokens_details": {"cached_tokens": 4},
-    "completion_tokens_details": {"reasoning_tokens": 3},
-}
+"""Name of the only model."""
 
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8"}
 _TOKENS = web.RequestKey("tokens", dict[str, int])
@@ -40,87 +31,41 @@ Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class OpenAIServer:
-    """State of the server: its behaviours, and the requests that it has recorded. Behaviours are
-    used in order, one per request, and the last one is repeated.
+    """State of the server. Behaviours are used in order, one per request, and the last one is
+    repeated.
     """
 
-    def __init__(self, base_url: str = "", *, recording: bool = True) -> None:
-        """`recording`: whether to record requests, and to refuse models other than `MODEL`."""
+    def __init__(self, base_url: str = "") -> None:
         self.base_url = base_url
-        self.recording = recording
         self.tokens = Counter[str]()
         """Sums of the tokens of prompts (`prompt`) and answers (`generation`) of `writes`."""
-        self.bodies: list[dict[str, Any]] = []
-        """JSON bodies of all requests."""
-        self.headers: list[dict[str, str]] = []
-        """Headers of all requests."""
-        self.connections: set[object] = set()
-        """All connections over which a request arrived."""
-        self.received = asyncio.Event()
-        """Set once a request has arrived."""
-        self.context = 32_768
-        """Context length that the list of models reports, in tokens."""
-        self.salt = ""
-        """A string that is added to each embedded text. Another salt gives other embeddings, as
-        another model would.
-        """
-        self.tokenizes = False
-        """Whether `POST /tokenize` counts tokens, as vLLM does; otherwise the route is missing."""
-        self.counted: list[dict[str, Any]] = []
-        """JSON bodies of all requests to `POST /tokenize`."""
         self._started_at = time.time()
-        self.disconnected = asyncio.Event()
-        """Set once a client has disconnected before its answer was complete."""
-        self._behaviours: list[Behaviour] = [says("hello")]
+        self._behaviours: list[Behaviour] = []
+
+    @property
+    def routes(self) -> tuple[web.RouteDef, ...]:
+        """The routes that the server serves."""
+        return (
+            web.post("/v1/chat/completions", self.answer),
+            web.get("/v1/models", self.models),
+            web.get("/metrics", self.metrics),
+        )
 
     def plays(self, *behaviours: Behaviour) -> None:
         """Answer further requests with these behaviours, one per request. The last is repeated."""
         self._behaviours = list(behaviours)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Record a request if `recording` is true, and answer it with the next behaviour."""
-        if self.recording:
-            self.bodies.append(await request.json())
-            self.headers.append(dict(request.headers))
-            self.connections.add(request.transport)
-            self.received.set()
-            if (model := self.bodies[-1]["model"]) != MODEL:
-                return await fails(404, f"The model `{model}` does not exist.")(request)
+        """Answer a request with the next behaviour."""
         play = self._behaviours.pop(0) if len(self._behaviours) > 1 else self._behaviours[0]
         try:
             return await play(request)
-        except (asyncio.CancelledError, ConnectionError):
-            self.disconnected.set()
-            raise
         finally:
             self.tokens.update(request.get(_TOKENS, {}))
 
     async def models(self, _request: web.Request) -> web.Response:
         """Answer `GET /v1/models`: return the list of models."""
-        return web.json_response(
-            {"object": "list", "data": [{"id": MODEL, "max_model_len": self.context}]}
-        )
-
-    async def tokenize(self, request: web.Request) -> web.Response:
-        """Answer `POST /tokenize`: return the number of words in a text or a conversation."""
-        self.counted.append(body := await request.json())
-        if not self.tokenizes:
-            raise web.HTTPNotFound
-        messages = body.get("messages", ())
-        texts = [body.get("prompt", ""), *(message["content"] for message in messages)]
-        return web.json_response({"count": sum(len(text.split()) for text in texts)})
-
-    async def embeddings(self, request: web.Request) -> web.Response:
-        """Answer `POST /v1/embeddings`: return a vector of eight dimensions for each text, which is
-        computed from the text's digest.
-        """
-        texts = (await request.json())["input"]
-        digests = [hashlib.shake_256(f"{self.salt}{text}".encode()).digest(8) for text in texts]
-        data = [
-            {"index": at, "embedding": [byte - 127.5 for byte in digest]}
-            for at, digest in enumerate(digests)
-        ]
-        return web.json_response({"object": "list", "data": data})
+        return web.json_response({"object": "list", "data": [{"id": MODEL}]})
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """Answer `GET /metrics`: return the tokens so far and the start time, under vLLM's
@@ -148,52 +93,11 @@ async def served(*routes: web.RouteDef) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def serving(*, recording: bool = True) -> AsyncIterator[OpenAIServer]:
+async def serving() -> AsyncIterator[OpenAIServer]:
     """Run an `OpenAIServer` on a free port of the loopback interface."""
-    server = OpenAIServer(recording=recording)
-    routes = (
-        web.post("/v1/chat/completions", server.answer),
-        web.post("/v1/messages", server.answer),  # Anthropic's API
-        web.get("/v1/models", server.models),
-        web.post("/tokenize", server.tokenize),
-        web.post("/v1/embeddings", server.embeddings),
-        web.get("/metrics", server.metrics),
-    )
-    async with served(*routes) as server.base_url:
+    server = OpenAIServer()
+    async with served(*server.routes) as server.base_url:
         yield server
-
-
-def says(
-    *texts: str | None,
-    finish_reason: str = "stop",
-    stop_reason: str | int | None = None,
-    reasoning: dict[str, str] | None = None,
-    usage: dict[str, Any] | None = USAGE,
-) -> Behaviour:
-    """Return a behaviour that answers with `texts`. In a stream, each text is a chunk, as from
-    vLLM; otherwise the texts are joined.
-
-    `reasoning`: the reasoning as a field of the message, such as `{"reasoning_content": "hm"}`.
-    """
-    end = {"finish_reason": finish_reason, "stop_reason": stop_reason}
-    deltas: list[Mapping[str, str | None]] = [{"role": "assistant"}]
-    if reasoning:
-        deltas.append(reasoning)
-    deltas += [{"content": text} for text in texts]
-    chunks = [*(chunk_of({"delta": delta}) for delta in deltas), chunk_of({"delta": {}, **end})]
-    if usage:
-        chunks.append({"choices": [], "usage": usage})
-
-    async def play(request: web.Request) -> web.StreamResponse:
-        if (await request.json()).get("stream"):
-            return await streams(*map(event, chunks), DONE)(request)
-        content = None if None in texts else "".join(text for text in texts if text)
-        message = {"role": "assistant", "content": content, **(reasoning or {})}
-        return web.json_response(
-            {**chunk_of({"message": message, **end}), **({"usage": usage} if usage else {})}
-        )
-
-    return play
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
@@ -300,25 +204,6 @@ def _usage(read: int, wrote: int) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
 
 
-def streams(
-    *pieces: bytes, then: Callable[[web.Request], Awaitable[object]] | None = None
-) -> Behaviour:
-    """Return a behaviour that sends `pieces` of an event stream, awaits `then` if it is given, and
-    ends the stream.
-    """
-
-    async def play(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers=_SSE)
-        await response.prepare(request)
-        for piece in pieces:
-            await response.write(piece)
-        if then is not None:
-            await then(request)
-        return response
-
-    return play
-
-
 def fails(
     status: int,
     message: str,
@@ -336,17 +221,13 @@ def fails(
 
 
 async def hang(_request: web.Request) -> web.StreamResponse:
-    """Behaviour that never answers, until the client disconnects. In `streams(…, then=hang)`, the
-    stream sends nothing more and does not end.
-    """
+    """Behaviour that never answers, until the client disconnects."""
     await asyncio.Event().wait()
     raise AssertionError("hang can only end by a cancellation")
 
 
 async def reset(request: web.Request) -> web.StreamResponse:
-    """Behaviour that resets the connection instead of answering. In `streams(…, then=reset)`, the
-    connection is reset in the middle of the body.
-    """
+    """Behaviour that resets the connection instead of answering."""
     if request.transport is not None:  # None once the client has disconnected
         request.transport.abort()
     return web.Response()
@@ -358,15 +239,3 @@ DONE = b"data: [DONE]\n\n"
 def event(chunk: dict[str, Any]) -> bytes:
     """Return a server-sent event with `chunk` as JSON."""
     return b"data: %b\n\n" % msgspec.json.encode(chunk)
-
-
-def chunk_of(choice: dict[str, Any]) -> dict[str, Any]:
-    """Return a chunk of a stream, or a whole reply, that has this choice."""
-    kind = "chat.completion.chunk" if "delta" in choice else "chat.completion"
-    return {
-        "id": "c",
-        "object": kind,
-        "created": 1,
-        "model": MODEL,
-        "choices": [{"index": 0, **choice}],
-    }

@@ -182,7 +182,7 @@ class AgentTrajectory(msgspec.Struct, frozen=True):
     """The agent's outputs as the engine returned them, with token ids if they were requested."""
 
 
-def reward_of(run: Run, golds: Sequence[str], item_f1: float | None = None) -> Reward:
+def reward_of(run: Run, golds: Sequence[str], item_f1: float | None) -> Reward:
     """Return the reward of a run.
 
     `golds`: the right answers of a question; empty if they are unknown, and for tables. `item_f1`:

@@ -8,7 +8,6 @@ import msgspec
 from router.errors import BadRequest
 from router.trace.scope import (
     DEFAULT_INDEX,
-    NO_FILTER,
     UPLOADS,
     DocumentFilter,
     Scope,
@@ -53,7 +52,7 @@ class Identity(msgspec.Struct, frozen=True):
         """Return whether the caller may see runs of `tenant`."""
         return self.tenant is None or self.tenant == tenant
 
-    def scope(self, index: Sequence[str] = (), only: DocumentFilter = NO_FILTER) -> Scope:
+    def scope(self, index: Sequence[str], only: DocumentFilter) -> Scope:
         """Return the scope of a request of the caller. `index`: names of indexes; if empty, all
         indexes of the tenant. `only`: the documents to search. Raises `NotFound` for an index that
         the caller may not search, and `BadRequest` for the uploads of several tenants.

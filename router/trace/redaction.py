@@ -5,6 +5,7 @@ from typing import TypeVar, cast
 
 import msgspec
 from msgspec.inspect import LiteralType, StructType, type_info
+from msgspec.structs import replace
 
 from router.models import Completion, Usage
 from router.models.model import TokenIds
@@ -33,7 +34,7 @@ def redacted(run: Run) -> Run:
     and outcomes are kept, and that the run was cancelled on request.
     """
     error = run.error if run.status == "cancelled" else ""
-    return msgspec.structs.replace(_blank(run), redacted=True, error=error)
+    return replace(_blank(run), redacted=True, error=error)
 
 
 def _blank(value: Value) -> Value:
@@ -47,7 +48,7 @@ def _blank(value: Value) -> Value:
         return value
     kept = _kept(type(value))
     texts = (name for name in value.__struct_fields__ if name not in kept)
-    return msgspec.structs.replace(value, **{name: _blank(getattr(value, name)) for name in texts})
+    return replace(value, **{name: _blank(getattr(value, name)) for name in texts})
 
 
 @cache

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from router.models import Completion, Message
 from router.protocol import Passage, Report
@@ -358,13 +359,11 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
             name in point for execution in self.executions for point in execution.report.evidence
         )
         if stated or not (says_not_found(answer) or declines(answer)):
-            return msgspec.structs.replace(self, answer=answer)
+            return replace(self, answer=answer)
         if self.outcome == "no_search":
-            return msgspec.structs.replace(self, answer=NOT_SEARCHED)
+            return replace(self, answer=NOT_SEARCHED)
         cut = self.outcome in ("budget_exhausted", "time_exhausted")
-        return msgspec.structs.replace(
-            self, answer=NOT_FOUND, outcome=self.outcome if cut else "not_found"
-        )
+        return replace(self, answer=NOT_FOUND, outcome=self.outcome if cut else "not_found")
 
     def block(self, number: int) -> tuple[Execution, ...]:
         """Return the executions of the round with this number, counted from 0."""

@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from weakref import WeakKeyDictionary
 
 import structlog
 
-from router.background import errors_logged
+from router.background import at_most, errors_logged
 from router.calls import Role
 from router.errors import BadVersion
 from router.ledger import Ledger
@@ -51,7 +50,7 @@ class VersionRouting:
         self.traffic = Traffic(configured)
         """The traffic for new runs. It has no versions that could not be loaded."""
         self._on_record: Traffic | None = None
-        self._kept: WeakKeyDictionary[Ledger, Traffic] = WeakKeyDictionary()
+        self._kept = WeakKeyDictionary[Ledger, Traffic]()
         self._refreshing = asyncio.Lock()
         self._news = asyncio.Event()
 
@@ -137,9 +136,8 @@ class VersionRouting:
     async def follow(self) -> None:
         """Refresh the traffic regularly, and soon after `reload`. Never returns."""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_FRESH_S):
-                    await self._news.wait()
+            async with at_most(_FRESH_S):
+                await self._news.wait()
             self._news.clear()
             with errors_logged(_log, "traffic.unread"):
                 await self.refresh()

@@ -61,7 +61,7 @@ class Trials:
         book: VersionBook,
         archive: Archive,
         review: Callable[[], Awaitable[object]],
-        judge: Judge | None = None,
+        judge: Judge | None,
     ) -> None:
         """`executors`: the traffic, and the executor of each version. `search`: returns the search
         loop with a given executor. `lifecycle`: opens the runs of the trials. `review`: lets the
@@ -75,7 +75,7 @@ class Trials:
         self._archive = archive
         self._review = review
         self._judging = judge
-        self._waiting: asyncio.Queue[tuple[Run, Traffic]] = asyncio.Queue(_WAITING)
+        self._waiting = asyncio.Queue[tuple[Run, Traffic]](_WAITING)
         self._news = asyncio.Event()
         self._news.set()  # for trials that an earlier process recorded
         self.dropped = 0
@@ -168,9 +168,7 @@ class Trials:
             dropped=self.dropped,
         )
 
-    async def _run_other(
-        self, run: Run, version: str
-    ) -> tuple[Side, tuple[bool, bool] | None] | None:
+    async def _run_other(self, run: Run, version: str) -> tuple[Side, list[bool] | None] | None:
         """Work on a run's question with another version. Return that version's result, and the
         judge's verdicts on the client's answer and on the other answer; the verdicts are None if
         no judge was asked. Return None if the run failed for a reason that is no version's fault,
@@ -203,36 +201,26 @@ class Trials:
         question: str,
         trajectories: tuple[Trajectory, Trajectory],
         ledger: Ledger,
-    ) -> tuple[bool, bool] | None:
+    ) -> list[bool] | None:
         """Return the judge's verdicts on two answers; None if there is no judge, if the answers are
         equal, or if a verdict is missing. The judge sees one answer at a time, with the evidence of
         both versions, so that it cannot know which version wrote the answer.
         """
-        first = trajectories[0].answer
-        second = trajectories[1].answer
-        if self._judging is None or exact_match(second, [first]):
+        answers = [trajectory.answer for trajectory in trajectories]
+        if self._judging is None or exact_match(answers[1], answers[:1]):
             return None
         executions = (*trajectories[0].executions, *trajectories[1].executions)
         points = sorted({point for execution in executions for point in execution.report.evidence})
         try:
-            first_right = await self._judging.accepts(
-                question,
-                (),
-                first,
-                ledger,
-                points,
-            )
-            second_right = await self._judging.accepts(
-                question,
-                (),
-                second,
-                ledger,
-                points,
-            )
+            verdicts = [
+                await self._judging.accepts(question, (), answer, ledger, points)
+                for answer in answers
+            ]
         except UpstreamError as error:
             _log.warning("trial.judge_failed", error=str(error))
             return None
-        return None if first_right is None or second_right is None else (first_right, second_right)
+        known = [right for right in verdicts if right is not None]
+        return known if len(known) == len(answers) else None
 
     async def _judge(self, trial: Trial, feedback: Feedback) -> None:
         if judgement := judge(trial, feedback):

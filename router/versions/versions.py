@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
 import structlog
+from msgspec.structs import replace
 
 from router.background import errors_logged
 from router.errors import BadRequest, BadVersion, StoreFailed
@@ -92,7 +92,7 @@ class VersionDraft:
         """
         now = time.time()
         state_at = version.state_at if version.state == state else now
-        moved = msgspec.structs.replace(version, state=state, share=share, state_at=state_at)
+        moved = replace(version, state=state, share=share, state_at=state_at)
         self._now[version.version] = moved
         self.decisions.append(
             VersionDecision(

@@ -30,10 +30,10 @@ from rolegate.v1.usage_service_pb2 import UsageRow
 
 from router.edge.rendering import (
     UNSUPPORTED,
+    answer_from_proto,
     event_line,
     marked,
     missed,
-    sub_answer_from_proto,
 )
 from serving.cli.grid import new_table, print_line
 from serving.cli.options import json_of
@@ -372,7 +372,7 @@ class AnswerView(RunView):
                 print_line(self.out, f"[{number}] {source_line(citation)}", style="cyan")
         if answer.unsupported:
             print_line(self.out, UNSUPPORTED, style="yellow")
-        if warning := missed(map(sub_answer_from_proto, answer.results)):
+        if warning := missed(answer_from_proto(answer).results):
             print_line(self.out, warning, style="yellow")
         for number, result in enumerate(answer.results, 1):
             print_line(self.out, f"{number}. {result.sub_query} → {result.answer}", style="bold")

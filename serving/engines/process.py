@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import structlog
 
+from router.background import at_most
 from router.errors import BadConfig
 from router.frozen import Frozen
 
@@ -77,12 +78,11 @@ class ServerProcess:
                 start_new_session=True,
             )
         reason = f"was not ready within {self._ready_within_s:.0f} s"
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._ready_within_s):
-                while self._process.returncode is None:
-                    if await self.answers(self._ready_within_s):
-                        return
-                    await asyncio.sleep(_READY_INTERVAL_S)
+        async with at_most(self._ready_within_s):
+            while self._process.returncode is None:
+                if await self.answers(self._ready_within_s):
+                    return
+                await asyncio.sleep(_READY_INTERVAL_S)
             reason = self.end
         last_lines = "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-5:])
         raise BadConfig(f"{self.name} {reason}; the end of {self.log}:\n{last_lines}")
@@ -115,9 +115,8 @@ class ServerProcess:
         try:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(within_s):
-                    await process.wait()
+            async with at_most(within_s):
+                await process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from router.background import background_tasks, errors_logged
 from router.errors import BadConfig, BadIndex, RolegateError, UpstreamError, UpstreamRefused
-from router.search.retrieval import IndexRetriever, Retriever
+from router.search.retrieval import IndexRetriever
 from router.trace.scope import DEFAULT_INDEX
 from serving.config.config import EmbedderConfig, EngineConfig, RetrievalConfig
 from serving.config.secrets import api_key, key_problems
@@ -207,7 +207,7 @@ async def open_indexes(
         yield Searched(retrievers, embedder)
 
 
-async def check_access(retriever: Retriever) -> None:
+async def check_access(retriever: IndexRetriever) -> None:
     """Check that the retriever can open documents, which `search.access` requires. Raises
     `BadConfig` if it cannot. If the retriever is down, only log a warning.
     """

@@ -18,7 +18,8 @@ from router.edge.grpc.convert_request import documents_from_proto
 from router.errors import JSON_ERRORS, BadRequest, UpstreamError
 from router.frozen import Frozen
 from router.protocol import Passage
-from router.search import Indexes, Retriever
+from router.search import Indexes
+from router.search.retrieval import IndexRetriever
 
 MAX_QUERIES = 256
 MAX_QUERY_CHARS = 8192
@@ -66,7 +67,7 @@ class RetrievalServicer(RetrievalServiceServicer):
 
     def __init__(
         self,
-        retriever: Retriever | Indexes,
+        retriever: IndexRetriever | Indexes,
         *,
         default_top_k: int = 3,
     ) -> None:
@@ -119,7 +120,7 @@ class _Body(Frozen):
 
 
 def retrieval_app(
-    retriever: Retriever, *, default_top_k: int = 3, readiness: Readiness | None = None
+    retriever: IndexRetriever, *, default_top_k: int = 3, readiness: Readiness | None = None
 ) -> web.Application:
     """Return the HTTP application with the routes `POST /retrieve` and `GET /health`.
 

@@ -17,7 +17,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 from mcp.types import INTERNAL_ERROR, PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
-from router.background import background_tasks
+from router.background import at_most, background_tasks
 from serving.engines.process import DYING_WITH_PARENT
 from serving.tools.failures import reason
 
@@ -145,9 +145,8 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 async def _wait(process: asyncio.subprocess.Process) -> None:
     """Wait at most `_ENDS_WITHIN_S` seconds until a process has ended."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_ENDS_WITHIN_S):
-            await process.wait()
+    async with at_most(_ENDS_WITHIN_S):
+        await process.wait()
 
 
 async def _line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:

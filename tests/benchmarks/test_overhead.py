@@ -20,7 +20,7 @@ from benchmarks.pipelines.process import calls, in_process
 from benchmarks.pipelines.question import Pipeline, PipelineLog
 from benchmarks.rounds import Round, Wanted, cpu, figure, in_turns, p50, p99
 from router.errors import RolegateError
-from router.testing.openai_server import fails, writes
+from tests.openai_server import fails, writes
 
 QUESTION = "When was the director of <Heat> & “Ali” born?"
 VARIANTS = {

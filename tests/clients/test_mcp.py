@@ -12,12 +12,12 @@ from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult, TextContent
 from rolegate.client import AsyncClient
 
-from router.models import ScriptedModel
 from serving.cli.mcp import mcp_server
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.router.edge.wire import whole_server
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT, environment
+from tests.scripted_model import ScriptedModel
 
 CODE = "import sys; from serving.cli.main import main; sys.exit(main())"
 

@@ -19,9 +19,11 @@ from router.edge.http.object_format import object_format
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.errors import BadRequest
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
+from tests.router.accounts import open_access
 from tests.router.table.small_world import ENOUGH, World, gateway, written
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Which city of the register is the first, and what is known of it?"
 
@@ -124,7 +126,7 @@ async def asking(store: Path, **models: Any) -> AsyncIterator[openai.AsyncOpenAI
     """Open OpenAI's client with a gateway that fills tables."""
     world = models.pop("world", OneCity())
     async with gateway(store, world, **models) as (filling, _):
-        server = HTTPServer(openai_app(filling), 0.0)
+        server = HTTPServer(openai_app(filling, open_access()), 0.0)
         url = f"http://{await server.start('127.0.0.1:0', 'http')}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
             yield client

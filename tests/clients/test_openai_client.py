@@ -9,11 +9,12 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.models import ScriptedModel
 from tests import scripted_gateway
+from tests.router.accounts import open_access
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION
+from tests.scripted_model import ScriptedModel
 
 TEXT = """\
 in 1943
@@ -144,7 +145,7 @@ async def test_closing_a_stream_stops_the_run() -> None:
     """Its model calls are cancelled, and the run is stored as cancelled."""
     store = Kept()
     model = HeldModel(ScriptedModel([]))
-    server = HTTPServer(openai_app(Deployment(model).gateway(store)), 0.0)
+    server = HTTPServer(openai_app(Deployment(model).gateway(store), open_access()), 0.0)
     url = f"http://{await server.start('127.0.0.1:0', 'http')}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
         stream = await client.chat.completions.create(

@@ -19,13 +19,14 @@ from router.edge.grpc.server import Server
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.ledger import RunStart
-from router.models import ScriptedModel
 from router.trace import Run
 from router.trace.run import Feedback
+from tests.router.accounts import open_access
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.router.edge.wire import whole_server
 from tests.scripted_gateway import BORN, DEAD_QUESTION, DIRECTOR, QUESTION, ROOT, environment
+from tests.scripted_model import ScriptedModel
 
 ONE_ROUND = ["round_started", "sub_query_dispatched", "search_done", "reported"]
 KINDS = [
@@ -304,7 +305,7 @@ async def test_an_unreachable_address_is_named(dead: str) -> None:
 
 
 async def test_a_port_that_answers_but_not_by_grpc_is_named() -> None:
-    http = HTTPServer(openai_app(Deployment().gateway()), 0.0)
+    http = HTTPServer(openai_app(Deployment().gateway(), open_access()), 0.0)
     address = (await http.start("127.0.0.1:0", "http")).removeprefix("http://")
     async with AsyncClient(address) as client:
         for method in (client.ask, client.search):

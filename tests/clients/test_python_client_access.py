@@ -15,13 +15,13 @@ from router.edge.listening import TLS
 from router.errors import QuotaExhausted
 from router.ledger import RunStart
 from router.ledger.journal import Admitted, EarlierRun
-from router.models import ScriptedModel
 from router.trace.identity import SCOPES
 from tests.router.accounts import KeptAccounts
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, Kept, block
 from tests.router.edge.certificates import Authority
 from tests.router.edge.wire import whole_server
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Who directed Heat?"
 

@@ -18,7 +18,7 @@ from rolegate.client.text import model_markdown
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
-from router.models import Message, Prompt, ScriptedModel
+from router.models import Message, Prompt
 from router.protocol import Passage
 from router.protocol.prompts import condense_request
 from router.protocol.tags import element, escape, unescape
@@ -30,6 +30,7 @@ from tests.router.edge.pages.shown import Shown, read, shown
 from tests.router.edge.pages.world import token
 from tests.router.edge.wire import whole_server
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import ScriptedModel
 
 
 class Talk(NamedTuple):

@@ -34,8 +34,8 @@ from router.background import background_tasks
 from router.store import Database, SQLAccounts, opened
 from router.store.schema import CALLS, GATEWAYS, LEASES, RUNS
 from router.testing.fault_proxy import Attempt, fault_proxies
-from router.testing.openai_server import ChatRequest, Reply, writes
 from router.testing.postgres import running_postgres
+from tests.openai_server import ChatRequest, Reply, writes
 
 HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin")
 CONFIG = Path(__file__).parents[2] / "deploy/proxies/haproxy.cfg"

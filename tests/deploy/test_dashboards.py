@@ -17,9 +17,9 @@ from rolegate.client import AsyncClient, GatewayError
 from benchmarks.gateway import canned_config, played
 from router.access import Tenant
 from router.store import Database, SQLAccounts
-from router.testing.openai_server import fails
 from serving.composition import running_gateway
 from serving.config.file import load_config
+from tests.openai_server import fails
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus/alerts.yml"

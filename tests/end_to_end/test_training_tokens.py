@@ -20,7 +20,7 @@ from executor_sft.miniworld.passages import Library
 from executor_sft.miniworld.questions import Examiner, SubQuery
 from executor_sft.miniworld.world import World
 from router.calls import Role
-from router.models import Model, Sampling, ScriptedModel
+from router.models import Model, Sampling
 from router.models.connection_pool import ConnectionPool
 from router.models.model import TokenIds
 from router.models.openai_client import OpenAIHTTP
@@ -32,6 +32,8 @@ from router.trace.export import agent_trajectories
 from serving.config.file import load_config, preset
 from tests.router.deployment import lasting, report
 from tests.router.store.stored import run
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import ScriptedModel
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 MINI = load_config(preset("mini"))
@@ -132,7 +134,7 @@ async def executed(
     """Return a run with the prompt that the demo uses."""
     system = Path(MINI.roles.execution.prompt).read_text("utf-8").strip()
     role = Role("execution", model, system, sampling, streams=False)
-    return await Executor(role, Pages(library), ExecutorLimits(max_turns)).run(
+    return await Executor(role, Unfiltered(Pages(library)), ExecutorLimits(max_turns)).run(
         sub_query, 0, lasting()
     )
 

@@ -13,14 +13,15 @@ from executor_sft.call_cache import CachedModel, CallCache
 from executor_sft.questions import Question
 from executor_sft.rollout import RolloutWorker
 from router.calls import Role
-from router.models import Model, Prompt, Sampling, ScriptedModel
-from router.models.model import Answer
+from router.models import Model, Prompt, Sampling
 from router.protocol import Passage, prompts
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
 from router.search.answerer import Judge
 from router.trace import RoleName
 from tests.router.deployment import STOP, block, lasting, report
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import Answer, ScriptedModel
 
 REQUEST = re.compile(r"<request>(.*?)</request><answer>(.*?)</answer>")
 
@@ -136,13 +137,13 @@ class ScriptedRoles:
         teacher = role("execution", self.teacher)
         search = FactorizedSearch(
             Delegator(role("delegation", self.backbone)),
-            Executor(teacher, page, limits),
+            Executor(teacher, Unfiltered(page), limits),
             Answerer(role("answer", self.answerer)),
         )
         return RolloutWorker(
             search,
-            Executor(role("execution", self.student), page, limits),
-            [Executor(teacher, page, replace(limits, max_searches=1))] * 2,
+            Executor(role("execution", self.student), Unfiltered(page), limits),
+            [Executor(teacher, Unfiltered(page), replace(limits, max_searches=1))] * 2,
             Judge(role("judge", self.judge)) if self.judge else None,
             lasting,
         )

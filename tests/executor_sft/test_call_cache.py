@@ -7,7 +7,8 @@ import pytest
 
 from executor_sft.call_cache import CachedModel, CallCache, PaidCalls
 from router.errors import BadConfig, UpstreamUnavailable
-from router.models import Completion, Message, Prompt, Sampling, ScriptedModel, Usage
+from router.models import Completion, Message, Prompt, Sampling, Usage
+from tests.scripted_model import ScriptedModel
 
 DOWN = UpstreamUnavailable("is down", endpoint="http://teacher")
 

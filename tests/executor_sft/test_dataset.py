@@ -14,8 +14,8 @@ from executor_sft.filter import FilteredSample
 from executor_sft.minimodel.model import load_tokenizer
 from executor_sft.step import read_manifest
 from router.errors import BadConfig, ContextTooLong
-from router.models import Completion, Message, ScriptedModel
-from router.models.model import Answer, TokenIds
+from router.models import Completion, Message
+from router.models.model import TokenIds
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
 from router.trace import Conversation, Execution
@@ -33,6 +33,8 @@ from tests.executor_sft.traces import (
 )
 from tests.router.deployment import STOP, block, lasting, role
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import Answer, ScriptedModel
 
 QWEN3 = """\
 {%- set last = namespace(at=0) -%}
@@ -253,7 +255,9 @@ def test_the_step_writes_rows_and_figures(tmp_path: Path) -> None:
 def told(delegator: Sequence[Answer], limit: int = 4) -> Conversation:
     """Return a delegator's conversation of a run."""
     found = FixedRetriever({"Who made Heat?": [PAGE]})
-    executor = Executor(role("execution", ScriptedModel(lambda _: REPORT)), found, ExecutorLimits())
+    executor = Executor(
+        role("execution", ScriptedModel(lambda _: REPORT)), Unfiltered(found), ExecutorLimits()
+    )
     delegation = Delegator(role("delegation", ScriptedModel(delegator)))
     answerer = Answerer(role("answer", ScriptedModel(["<answer>Michael Mann</answer>"])))
     search = FactorizedSearch(delegation, executor, answerer, max_rounds=limit)

@@ -15,7 +15,7 @@ from executor_sft.miniworld.questions import MiniQuestion, SubQuery
 from executor_sft.miniworld.world import World
 from router.calls import Role
 from router.ledger import Ledger
-from router.models import Message, Sampling, ScriptedModel
+from router.models import Message, Sampling
 from router.protocol import NO_EVIDENCE, Passage, Report, parse_decision, parse_turn, prompts
 from router.protocol.decision import Dispatch, Stop
 from router.protocol.tags import unescape
@@ -23,6 +23,8 @@ from router.protocol.turns import ReportTurn, SearchTurn, parse_answer
 from router.search import Executor, RunContext, answerer, delegator, executor
 from router.search.agent import ExecutorLimits
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import ScriptedModel
 
 _DOCUMENT = re.compile(r'<document index="\d+"><title>(.*?)</title><text>(.*?)</text></document>')
 
@@ -223,7 +225,9 @@ async def test_the_gateway_s_executor_sends_the_gold_conversation(
         retriever = FixedRetriever(dict(zip(sub_query.searches, shown, strict=True)))
         context = RunContext.lasting(60.0, lambda _event: None, Ledger())
 
-        run = Executor(Role("execution", model, system.execution, Sampling()), retriever, limits)
+        run = Executor(
+            Role("execution", model, system.execution, Sampling()), Unfiltered(retriever), limits
+        )
         execution = await run.run(sub_query.text, 0, context)
 
         assert [
@@ -258,7 +262,7 @@ async def test_a_single_agent_gets_the_conversation_that_it_was_trained_on(
         role = Role("delegation", model, system.agent, Sampling(max_tokens=128))
         limits = ExecutorLimits(max_turns=20, max_searches=10)
         single = SingleAgent(
-            role, FixedRetriever(dict(zip(queries, conversation, strict=True))), limits
+            role, Unfiltered(FixedRetriever(dict(zip(queries, conversation, strict=True)))), limits
         )
         context = RunContext.lasting(60.0, lambda event: None, Ledger())
         result = await single.run(unescape(dialogue[1].text), context)

@@ -13,13 +13,13 @@ from executor_sft.evaluate import Answered, answers, evaluation_of, paired_diffe
 from executor_sft.runtime import BASE, adapter_name, named_adapters, open_runtime
 from router.errors import BadConfig, UpstreamRefused
 from router.protocol import Report
-from router.testing.openai_server import MODEL, OpenAIServer, fails, says, serving
 from router.trace import Conversation, Execution
 from router.trace.values import SearchRecord
 from serving.config.config import SearchConfig
 from serving.config.file import load_config
 from tests.executor_sft.scripted_roles import questions
 from tests.executor_sft.test_runtime import ROLE, config
+from tests.openai_server import MODEL, OpenAIServer, fails, says, serving
 from tests.router.deployment import STOP
 from tests.router.vllm_adapters import adapter_server
 

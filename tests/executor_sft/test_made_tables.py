@@ -22,13 +22,14 @@ from executor_sft.questions import Question, read_questions
 from executor_sft.step import read_manifest
 from executor_sft.tables.agreement import Answer, Answers, MadeTable, made_tables
 from executor_sft.tables.output import write_tables
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.table import TableRequest
-from router.testing.openai_server import USAGE, fails, says
 from tests.conftest import Rolegate
 from tests.executor_sft.test_tables import playing, served, step
 from tests.executor_sft.traces import write_lines
+from tests.openai_server import USAGE, fails, says
 from tests.router.table.small_world import COLUMNS, QUESTION, Reader, World, lead
+from tests.scripted_model import ScriptedModel
 
 REQUEST = {"question": QUESTION, "columns": COLUMNS}
 ROWS = (("Bel", "Bo", "900"), ("Krurou", "Ana", "1200"), ("Tal", "Cy", "1,300"))

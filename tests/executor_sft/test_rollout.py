@@ -20,7 +20,6 @@ from router.edge.grpc.server import Server
 from router.models import Message, Prompt, Sampling
 from router.models.model import TokenIds
 from router.store import Database
-from router.testing.openai_server import ChatRequest, fails, hang, says, serving
 from router.trace.export import AgentTrajectory
 from serving.retrieval.services import RetrievalServicer
 from tests.conftest import Rolegate
@@ -33,7 +32,9 @@ from tests.executor_sft.scripted_roles import (
     searches_twice,
 )
 from tests.executor_sft.test_mine import asked, say
+from tests.openai_server import ChatRequest, fails, hang, says, serving
 from tests.router.store.stored import call, put
+from tests.router.unfiltered import Unfiltered
 
 Ran = Callable[..., Awaitable[tuple[int, str]]]
 ROOT = Path(__file__).parents[2]
@@ -113,7 +114,7 @@ async def config(endpoint: Endpoint, tmp_path: Path) -> AsyncIterator[Path]:
     """A config with all roles at the endpoint."""
     async with serving(recording=False) as models:
         models.plays(endpoint.play)
-        server = Server(None, RetrievalServicer(OnePage()))
+        server = Server(None, RetrievalServicer(Unfiltered(OnePage())))
         port = await server.start("127.0.0.1:0")
         names = {
             "roles.delegation": ("backbone", "delegation"),

@@ -15,10 +15,10 @@ from executor_sft.questions import Question
 from executor_sft.rollout import Rollout, Verdict, roll_out_all
 from router.errors import BadConfig, OutOfTime, UpstreamRefused, UpstreamUnavailable
 from router.models import Prompt
-from router.models.model import Answer
 from router.trace import Trajectory
 from tests.executor_sft.scripted_roles import ScriptedRoles, questions, searches_twice
 from tests.router.deployment import lasting
+from tests.scripted_model import Answer
 
 (QUESTION,) = questions(1)
 RIGHT = Verdict(exact_match=True)

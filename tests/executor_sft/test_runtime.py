@@ -9,9 +9,9 @@ from executor_sft.rollout import teacher_config
 from executor_sft.runtime import open_runtime
 from executor_sft.step import config_settings
 from router.errors import BadConfig
-from router.testing.openai_server import MODEL, says, serving
 from serving.config.config import Config, RetrievalConfig
 from serving.config.file import load_config
+from tests.openai_server import MODEL, says, serving
 
 ROLE = 'model = "m"\nprompt = "prompt.txt"\nbase_url = "http://127.0.0.1:9/v1"\n'
 

@@ -24,14 +24,13 @@ from executor_sft.step import read_manifest
 from router.calls import Role
 from router.edge.grpc.server import Server
 from router.errors import BadConfig, OutOfTime, UpstreamRefused, UpstreamUnavailable
-from router.models import Completion, Message, Prompt, Sampling, ScriptedModel
+from router.models import Completion, Message, Prompt, Sampling
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import Agent, ExecutorLimits
 from router.store import Database
 from router.table import TableLimits, TableRequest, WideSearch
 from router.table.filling import EXECUTOR_OF_TABLES, TABLE_FORM
 from router.table.table_delegation import STOP
-from router.testing.openai_server import says, serving
 from router.trace import Conversation, Execution, RoleName
 from router.trace.table import Ask, Schema
 from router.trace.values import TableRun
@@ -39,10 +38,13 @@ from serving.config.file import preset
 from serving.retrieval.services import RetrievalServicer
 from tests.conftest import Rolegate
 from tests.executor_sft.traces import MINI, write_lines
+from tests.openai_server import says, serving
 from tests.router.deployment import lasting
 from tests.router.store.stored import put, run
 from tests.router.table.reports import SCHEMA, executed, fill
 from tests.router.table.small_world import COLUMNS, QUESTION, Reader, World, lead, written
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import ScriptedModel
 
 KROUROU = "Krurou: Krurou was founded in 1200 by Ana. It is old."
 BEL = "Bel: Bel was founded in 900."
@@ -209,8 +211,10 @@ def worker(
     def executor(model: ScriptedModel, searches: int = 2) -> Executor:
         own = role("execution", model)
         executor_limits = ExecutorLimits(max_searches=searches)
-        tabular = Agent(replace(own, system="tables"), world, executor_limits, EXECUTOR_OF_TABLES)
-        return Executor(own, world, executor_limits, forms={TABLE_FORM: tabular})
+        tabular = Agent(
+            replace(own, system="tables"), Unfiltered(world), executor_limits, EXECUTOR_OF_TABLES
+        )
+        return Executor(own, Unfiltered(world), executor_limits, forms={TABLE_FORM: tabular})
 
     leads = role("delegation", lead(world))
     answers = role("answer", ScriptedModel([]))
@@ -365,7 +369,7 @@ async def served(folder: Path, world: World, answer: Play | None = None) -> Asyn
     tables["synthesis"] = ("writer", "synthesis")
     async with serving(recording=False) as openai_server:
         openai_server.plays(play)
-        server = Server(None, RetrievalServicer(world))
+        server = Server(None, RetrievalServicer(Unfiltered(world)))
         port = await server.start("127.0.0.1:0")
         parts = [
             f'[{table}]\nmodel = "{model}"\nprompt = '

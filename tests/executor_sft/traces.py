@@ -10,8 +10,7 @@ from executor_sft.dataset import TrainingRow, training_row
 from executor_sft.filter import FilteredSample
 from executor_sft.questions import Question
 from executor_sft.rollout import Rollout, Sample, SubQueryRollout, Verdict
-from router.models import ScriptedModel
-from router.models.model import Answer, TokenIds
+from router.models.model import TokenIds
 from router.protocol import Passage
 from router.search import Executor
 from router.search.agent import ExecutorLimits
@@ -19,6 +18,8 @@ from router.trace import Execution, Trajectory
 from serving.config.file import load_config, preset
 from tests.router.deployment import lasting, role
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import Answer, ScriptedModel
 
 MINI = Path(load_config(preset("mini")).engines["executor"].path)
 PAGE = Passage("1", "Heat", "Heat is a film by Michael Mann.")
@@ -39,7 +40,7 @@ def executed(
     """
     retriever = FixedRetriever({"Heat": [PAGE], "Michael Mann": [PAGE], "director": [DIRECTORS]})
     executor = Executor(
-        role("execution", ScriptedModel(turns)), retriever, limits or ExecutorLimits()
+        role("execution", ScriptedModel(turns)), Unfiltered(retriever), limits or ExecutorLimits()
     )
 
     async def run() -> Execution:

@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from router.models.connection_pool import ConnectionPool
-from router.testing.openai_server import OpenAIServer, serving
+from tests.openai_server import OpenAIServer, serving
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from router.calls import Role
 from router.errors import BadRequest, NotFound, StoreFailed
 from router.ledger import Ledger, RunStart
 from router.ledger.journal import Admitted, EarlierRun, NoJournal
-from router.models import Completion, Delta, Model, OnDelta, Prompt, Sampling, ScriptedModel, Usage
+from router.models import Completion, Delta, Model, OnDelta, Prompt, Sampling, Usage
 from router.protocol import Passage, Vocabulary
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.runs import Admission, Gateway, RunFilter, RunLifecycle
@@ -20,7 +20,6 @@ from router.search import (
     Delegator,
     Executor,
     FactorizedSearch,
-    Retriever,
     RunContext,
     Topology,
 )
@@ -32,6 +31,8 @@ from router.trace.redaction import redacted
 from router.trace.run import Feedback, RoleSetting, RunStatus
 from router.trace.values import TopologyName
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import PlainRetriever, Unfiltered
+from tests.scripted_model import ScriptedModel
 
 STOP = "<stop/>Enough evidence<stop>"
 PASSAGE = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9)
@@ -83,7 +84,7 @@ class Deployment:
     answerer: Model = field(
         default_factory=lambda: ScriptedModel(["<answer>Michael Mann</answer>"], "fixed")
     )
-    retriever: Retriever = field(
+    retriever: PlainRetriever = field(
         default_factory=lambda: FixedRetriever({"Who directed Heat?": [PASSAGE]})
     )
     condenser: Model = field(default_factory=lambda: ScriptedModel([], "backbone"))
@@ -116,7 +117,7 @@ class Deployment:
         roles = self.roles()
         return FactorizedSearch(
             Delegator(roles["delegation"], max_sub_queries),
-            executor or Executor(roles["execution"], self.retriever, ExecutorLimits()),
+            executor or Executor(roles["execution"], Unfiltered(self.retriever), ExecutorLimits()),
             Answerer(roles["answer"]),
             max_rounds=max_rounds,
             require_evidence=require_evidence,
@@ -143,7 +144,7 @@ class Deployment:
         settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
         return Gateway(
             topologies={"factorized": Topology(self.search(), roles), **topologies},
-            executor=Executor(roles["execution"], self.retriever, ExecutorLimits()),
+            executor=Executor(roles["execution"], Unfiltered(self.retriever), ExecutorLimits()),
             roles=roles,
             condenser=Condenser(replace(role("delegation", self.condenser), system="condense")),
             lifecycle=RunLifecycle(

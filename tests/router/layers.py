@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from router.models import Prompt, ScriptedModel
-from router.models.model import Answer
+from router.models import Prompt
 from router.protocol import Passage, parse_turn
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
 from router.search.delegator import HOST_STOP
 from router.search.managers import Manager, Managers
 from tests.router.deployment import STOP, block, report, role
+from tests.scripted_model import Answer, ScriptedModel
 
 QUESTION = "What are facts 0 to 7?"
 STEPS = "Look up facts 0 1 2 3.", "Look up facts 4 5 6 7."

@@ -19,11 +19,11 @@ from router.edge.grpc.server import Server
 from router.errors import ToolFailed
 from router.protocol import Passage
 from router.search.tools import Tools
-from router.testing.openai_server import MODEL, ChatRequest, OpenAIServer, Reply, serving, writes
 from serving.composition import running_gateway
 from serving.config.check import problems
 from serving.config.config import RetrievalConfig, ServerConfig
 from serving.retrieval.services import RetrievalServicer
+from tests.openai_server import MODEL, ChatRequest, OpenAIServer, Reply, serving, writes
 from tests.playwright_server import EXAMPLE, LACKING, browses, example, pages, tool_server
 from tests.router.deployment import STOP, block, report
 from tests.router.retriever import one_index

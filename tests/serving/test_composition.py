@@ -27,7 +27,6 @@ from router.access import new_key
 from router.edge.grpc.server import Server
 from router.errors import BadConfig, StoreFailed
 from router.store import Database, SQLAccounts, SQLVersionBook
-from router.testing.openai_server import MODEL, fails, says, serving
 from router.trace.identity import SCOPES
 from router.versions import ExecutorVersion, VersionDecision
 from serving import composition
@@ -44,6 +43,7 @@ from serving.config.config import (
     VersionsConfig,
 )
 from serving.retrieval.services import RetrievalServicer
+from tests.openai_server import MODEL, fails, says, serving
 from tests.router.deployment import PASSAGE, report
 from tests.router.edge.wire import info_of
 from tests.router.retriever import one_index

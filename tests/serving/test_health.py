@@ -22,7 +22,6 @@ from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 from rolegate.v1.run_service_pb2_grpc import RunServiceStub
 
 from router.edge.grpc.server import Server
-from router.testing.openai_server import MODEL, fails, says, serving
 from serving.composition import running_gateway
 from serving.config.config import (
     Config,
@@ -33,9 +32,11 @@ from serving.config.config import (
     ServerConfig,
 )
 from serving.retrieval.services import RetrievalServicer
+from tests.openai_server import MODEL, fails, says, serving
 from tests.router.deployment import PASSAGE
 from tests.router.edge.wire import info_of
 from tests.router.retriever import FixedRetriever, NamedRetriever
+from tests.router.unfiltered import Unfiltered
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -58,7 +59,7 @@ def config_of(folder: Path, store: str, models: str, retrieval: str) -> Config:
 @asynccontextmanager
 async def searching(address: str = "127.0.0.1:0") -> AsyncIterator[str]:
     """Run a retrieval server."""
-    server = Server(None, RetrievalServicer(FixedRetriever({"Heat": [PASSAGE]})))
+    server = Server(None, RetrievalServicer(Unfiltered(FixedRetriever({"Heat": [PASSAGE]}))))
     port = await server.start(address)
     yield f"127.0.0.1:{port}"
     await server.drain(0)

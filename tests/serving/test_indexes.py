@@ -28,7 +28,6 @@ from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceStub
 from router.access import Tenant, new_key
 from router.errors import BadConfig
 from router.store import Database, SQLAccounts
-from router.testing.openai_server import ChatRequest, Reply, serving, writes
 from router.trace.identity import SCOPES
 from serving.cli.mcp import mcp_server
 from serving.cli.options import document_filter
@@ -37,6 +36,7 @@ from serving.config.config import Config
 from serving.config.file import load_config
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import Vectors
+from tests.openai_server import ChatRequest, Reply, serving, writes
 from tests.router.edge.pages.world import browsing, token
 
 WORDS = {"acme": "Amaranth", "beta": "Belladonna", "shared": "Sorrel", "default": "Dandelion"}

@@ -18,12 +18,12 @@ from benchmarks.study.plan import read_plan
 from executor_sft.runtime import open_runtime
 from router.errors import BadConfig
 from router.search import FactorizedSearch
-from router.testing.openai_server import OpenAIServer, says, serving
 from serving.cli.runs import runs
 from serving.composition import running_gateway
 from serving.config.check import problems
 from serving.config.config import Config, ManagerConfig, ToolServerConfig
 from serving.topologies import manager_configs
+from tests.openai_server import OpenAIServer, says, serving
 from tests.router.deployment import STOP, block, report
 from tests.serving.test_topologies import (
     ANSWER,

@@ -24,7 +24,6 @@ from router.edge.grpc.server import Server
 from router.models import Message
 from router.protocol import Passage
 from router.store import SQLAccounts, opened
-from router.testing.openai_server import DONE, MODEL, event, hang, says, serving, streams
 from router.trace import Price
 from serving.composition import running_gateway
 from serving.config.config import Config, RetrievalConfig, RoleConfig, RolesConfig, ServerConfig
@@ -32,6 +31,7 @@ from serving.config.file import preset, read_config
 from serving.retrieval.services import RetrievalServicer
 from tests import reading_model
 from tests.openai_behaviours import disconnects, end_event, text_event
+from tests.openai_server import DONE, MODEL, event, hang, says, serving, streams
 from tests.router.retriever import one_index
 
 BOUND = prompt_bound([Message("user", "hi")])

@@ -34,10 +34,10 @@ from rolegate.v1.usage_pb2 import ROLE_ANSWER
 from router.access import Tenant, new_key
 from router.store import Database, SQLAccounts
 from router.store.quotas import names
-from router.testing.openai_server import ChatRequest, Reply, serving, writes
 from router.testing.postgres import running_postgres
 from serving.cli.grid import new_table
 from serving.config.config import TelemetryConfig
+from tests.openai_server import ChatRequest, Reply, serving, writes
 from tests.router.store.conftest import home, postgres
 from tests.router.store.entries import rows
 from tests.serving.cli.test_cli import config_file, service

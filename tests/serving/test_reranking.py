@@ -26,7 +26,6 @@ from router.edge.grpc.server import Server
 from router.ledger import Journal, RunStart
 from router.ledger.journal import Admitted, EarlierRun
 from router.protocol import Passage
-from router.testing.openai_server import MODEL, OpenAIServer, says, serving
 from router.trace import Price
 from serving.composition import running_gateway
 from serving.config.config import (
@@ -39,6 +38,7 @@ from serving.config.config import (
 )
 from serving.config.secrets import missing
 from serving.retrieval.services import RetrievalServicer
+from tests.openai_server import MODEL, OpenAIServer, says, serving
 from tests.router.deployment import report
 from tests.router.retriever import one_index
 from tests.serving.retrieval import scripted_reranker

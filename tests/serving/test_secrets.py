@@ -21,13 +21,13 @@ from rolegate.v1.usage_pb2 import Role
 from router.access import new_key
 from router.errors import BadConfig, UpstreamError
 from router.store import Database, SQLAccounts
-from router.testing.openai_server import MODEL, OpenAIServer, serving
 from router.trace.identity import SCOPES
 from serving.cli.main import main
 from serving.composition import running_gateway
 from serving.config.file import load_config
 from serving.logs import plain_tracebacks
 from serving.retrieval.embedder import EndpointEmbedder
+from tests.openai_server import MODEL, OpenAIServer, serving
 
 SECRETS = {
     "api_key": "sk-upstream-9f8e7d6c5b4a",

@@ -37,7 +37,7 @@ from router.edge.grpc.server import Server
 from router.edge.grpc.services import ExecutorVersionServicer, RunServicer, UsageServicer
 from router.edge.grpc.table_service import TableServicer
 from router.ledger import Reconciler
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
 from router.runs import Gateway, RunLifecycle, Runs
 from router.runs.live import LiveRuns
@@ -52,9 +52,12 @@ from router.versions.book import Traffic
 from serving.config.config import SearchConfig
 from serving.retrieval.services import RetrievalServicer
 from serving.topologies import new_search
+from tests.router.accounts import open_access
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds
 from tests.router.scripted_tables import ScriptedTables
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import ScriptedModel
 
 SERVICES = (
     "Answer",
@@ -163,7 +166,7 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
     )
     roles = deployment.roles()
     settings = {name: RoleSetting(role.model.name, "0" * 64) for name, role in roles.items()}
-    worker = Executor(roles["execution"], retriever, ExecutorLimits())
+    worker = Executor(roles["execution"], Unfiltered(retriever), ExecutorLimits())
     executor = ReportCache(
         VersionRouting(lambda _version: worker, "", _traffic, _load), lambda _scope: "the index"
     )
@@ -182,7 +185,7 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
         callers.append(Caller(name or "", (("authorization", f"Bearer {text}"),), question))
     server = Server(
         gateway,
-        RetrievalServicer(retriever),
+        RetrievalServicer(Unfiltered(retriever)),
         RunServicer(Runs(archive, live)),
         UsageServicer(
             SQLUsages(database), Reconciler({"scripted": None}, NoCounts(), SQLUsages(database))
@@ -190,7 +193,7 @@ async def _opened(stack: AsyncExitStack, folder: Path) -> World:
         ExecutorVersionServicer(
             Versions(SQLVersionBook(database), _load), Auditor(accounts, "grpc")
         ),
-        TableServicer(ScriptedTables(lifecycle), Runs(archive, live)),
+        TableServicer(ScriptedTables(lifecycle), Runs(archive, live), open_access()),
         access=Access(accounts),
     )
     port = await server.start("127.0.0.1:0")

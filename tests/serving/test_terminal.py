@@ -16,8 +16,7 @@ from rich.console import Console
 from rolegate.client.text import visible
 
 from router.errors import UpstreamUnavailable
-from router.models import Prompt, ScriptedModel
-from router.models.model import Answer
+from router.models import Prompt
 from router.protocol import Passage
 from serving.cli.main import main
 from serving.logs import plain_tracebacks
@@ -26,6 +25,7 @@ from tests.router.deployment import STOP, Deployment, block, report
 from tests.router.edge.administered import stored_key
 from tests.router.edge.wire import whole_server
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import Answer, ScriptedModel
 from tests.store_config import write_config
 
 HOSTILE = "\x1b]0;owned\x07 \x1b[2J \x9b31m \u202e \u2066 \x7f [red]"

@@ -20,10 +20,9 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 from executor_sft.runtime import open_runtime
 from router.calls import Role
 from router.edge.grpc.server import Server
-from router.models import Sampling, ScriptedModel
+from router.models import Sampling
 from router.search import Executor
 from router.search.agent import ExecutorLimits
-from router.testing.openai_server import MODEL, OpenAIServer, says, serving
 from router.trace import RoleName
 from serving.cli.ask import ask
 from serving.composition import running_gateway
@@ -38,9 +37,12 @@ from serving.config.config import (
 from serving.config.file import preset
 from serving.retrieval.services import RetrievalServicer
 from serving.topologies import new_tables
+from tests.openai_server import MODEL, OpenAIServer, says, serving
 from tests.router.deployment import PASSAGE, STOP, block, report
 from tests.router.retriever import FixedRetriever, one_index
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_gateway import running
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Who made Heat?"
 SEARCH = "<search>Heat</search>"
@@ -183,7 +185,9 @@ def test_roles_of_tables_differ_in_prompts_and_output_limits_only(tmp_path: Path
         for name in ROLE_NAMES
     }
     nothing = FixedRetriever({})
-    _, topology = new_tables(config, roles, Executor(roles["execution"], nothing, ExecutorLimits()))
+    _, topology = new_tables(
+        config, roles, Executor(roles["execution"], Unfiltered(nothing), ExecutorLimits())
+    )
     delegation = topology["delegation"]
     execution = topology["execution"]
     assert (delegation.sampling.max_tokens, execution.sampling.max_tokens) == (9, 99)

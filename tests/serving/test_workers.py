@@ -14,16 +14,17 @@ from router.protocol import Passage
 from router.search.context import Reporting
 from router.search.tools import Tool, ToolOutput
 from router.table.filling import TABLE_REPORTING
-from router.testing.openai_server import Behaviour, says, serving
 from router.trace.values import ToolCall
 from serving.composition import running_gateway
 from serving.config.config import Config, SearchConfig
 from serving.roles import new_role
 from serving.topologies import new_worker
+from tests.openai_server import Behaviour, says, serving
 from tests.router.deployment import STOP, block, lasting, report
 from tests.router.models.test_tool_calls import chunks
 from tests.router.retriever import FixedRetriever
 from tests.router.tools import FixedTools
+from tests.router.unfiltered import Unfiltered
 from tests.serving.retrieval.test_services import served
 from tests.serving.test_topologies import QUESTION, config_of
 
@@ -134,7 +135,7 @@ async def test_only_executors_that_search_open_documents(tmp_path: Path) -> None
         role = new_role("execution", config.roles.execution, pool, {})
         mentions = []
         alone = new_worker(config, role, None, FixedTools([FETCH], {}))
-        for worker in (alone, new_worker(config, role, FixedRetriever({}))):
+        for worker in (alone, new_worker(config, role, Unfiltered(FixedRetriever({})))):
             done = await worker.run("Who?", 0, lasting())
             mentions.append("<access" in done.conversation.messages[0].content)
     assert mentions == [False, True]

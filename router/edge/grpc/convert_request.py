@@ -3,7 +3,8 @@ request.
 """
 
 import re
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from google.protobuf.descriptor import EnumDescriptor
@@ -74,21 +75,44 @@ def from_proto(
     **given: Any,
 ) -> Value:
     """Return a value of type `kind`. Its attributes are the keyword arguments `given`, and
-    otherwise the fields of the message with the same names.
+    otherwise the fields of the message with the same names. Messages in it are converted, too.
 
-    For absent fields and unspecified enums, the value has its defaults. `at`: see `enum_field`.
+    For absent fields and unspecified enums, the value has its defaults, or else None. `at`: see
+    `enum_field`.
     """
     for field in request.DESCRIPTOR.fields:
         name = field.name
+        if name in given or name not in kind.__struct_fields__:
+            continue
         value = getattr(request, name)
+        inner, required = _attributes(kind)[name]
         if field.enum_type is not None:
             value = enum_field(request, name, at)
         elif field.is_repeated:
-            value = tuple(value)
-        absent = value is None or (field.has_presence and not request.HasField(name))
-        if name in kind.__struct_fields__ and not absent:
-            given.setdefault(name, value)
+            value = tuple(
+                from_proto(inner, item, f"{at}{name}[{number}].") if inner else item
+                for number, item in enumerate(value)
+            )
+        elif inner:
+            value = from_proto(inner, value, f"{at}{name}.")
+        elif field.has_presence and not request.HasField(name):
+            value = None
+        if required or value is not None:
+            given[name] = value
     return kind(**given)
+
+
+@cache
+def _attributes(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, bool]]:
+    """Return for each attribute of a struct: the struct that it is, or that it is a tuple of, or
+    None; and whether it has no default.
+    """
+    attributes = {}
+    for field in msgspec.structs.fields(kind):
+        parts = (field.type, *get_args(field.type))
+        structs = (part for part in parts if hasattr(part, "__struct_fields__"))
+        attributes[field.name] = next(structs, None), field.required
+    return attributes
 
 
 def options_from_proto(

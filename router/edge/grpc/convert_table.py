@@ -25,24 +25,14 @@ from router.table import TableRequest, table_cost
 from router.table.cell_value import is_mistyped
 from router.trace import Event, Run
 from router.trace.run import RunKind
-from router.trace.table import Ask, Cell, Column, Condition, Row
+from router.trace.table import Ask, Cell, Column, Row
 from router.trace.values import Reported, RowChanged, TableRun
 
 
 def table_request_from_proto(request: pb.FillTableRequest | pb.StreamTableRequest) -> TableRequest:
     """Convert a request for a table. Raises `BadRequest` if an enum value is unknown."""
-    columns = tuple(
-        from_proto(Column, column, f"columns[{at}].") for at, column in enumerate(request.columns)
-    )
     rows = tuple(tuple(row.values) for row in request.rows)
-    conditions = list[Condition]()
-    for number, condition in enumerate(request.conditions):
-        at = f"conditions[{number}]."
-        column = from_proto(Column, condition.column, f"{at}column.")
-        conditions.append(from_proto(Condition, condition, at, column=column))
-    return from_proto(
-        TableRequest, request, columns=columns, rows=rows, conditions=tuple(conditions)
-    )
+    return from_proto(TableRequest, request, rows=rows)
 
 
 _MAX_BYTES = 1 << 20

@@ -6,17 +6,17 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from typing import Any
 
 import grpc
-import msgspec
 from google.protobuf.message import DecodeError
 from google.rpc import code_pb2
 from grpc_status import rpc_status
+from msgspec.structs import replace
 
 from router.access import CALLER, Access, check_scope
-from router.background import in_worker
+from router.background import at_most, in_worker
 from router.edge.grpc.convert import status_to_proto
 from router.edge.limits import LARGE, check_sizes
 from router.edge.status import failure_of, logged_failure
@@ -138,7 +138,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         assert self._access is not None
         identity = await self._access.identify(_metadata(context).get("authorization", ""))
         # gRPC serves each call in its own task, so only this call sees the value.
-        CALLER.set(msgspec.structs.replace(identity, address=context.peer()))
+        CALLER.set(replace(identity, address=context.peer()))
         check_scope(identity, needed_scope(method))
         return self._access.serving(identity)
 
@@ -213,18 +213,17 @@ async def _drain(requests: AsyncIterator[Any]) -> None:
     """Receive and drop the rest of a client's stream. If a call ends while a client in Python with
     asyncio is sending, gRPC may raise an internal error there instead of the call's status.
     """
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_DRAIN_S):
-            async for _ in requests:
-                pass
+    async with at_most(_DRAIN_S):
+        async for _ in requests:
+            pass
 
 
 async def _abort(context: Any, error: Exception) -> None:
     """Log an error, and end the call with the gRPC status of the error."""
     ending = context.abort_with_status(rpc_status.to_status(status_to_proto(logged_failure(error))))
     if isinstance(error, SlowReader):
-        with suppress(TimeoutError):  # the client gets the status only after unread messages
-            async with asyncio.timeout(_ENDING_S):
-                await ending
+        # the client gets the status only after unread messages
+        async with at_most(_ENDING_S):
+            await ending
     else:
         await ending

@@ -2,7 +2,7 @@
 the result.
 """
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from grpc_status import rpc_status
@@ -25,7 +25,7 @@ from router.background import in_viewer
 from router.edge.grpc import convert
 from router.edge.grpc import convert_request as parse
 from router.edge.grpc.convert_table import EventsToProto
-from router.edge.running import Running
+from router.edge.running import Running, Work
 from router.edge.status import as_seen_by, failure_of_run
 from router.ledger import Reconciler
 from router.ledger.usage import Usages
@@ -37,15 +37,12 @@ from router.trace import Conversation, Event, Execution, Run
 from router.trace.export import output_of, trace_json
 from router.trace.identity import Identity
 from router.trace.run import RunKind
-from router.trace.values import OnEvent
 from router.versions import Versions
 
 
-async def streamed(
-    kind: RunKind, work: Callable[[OnEvent], Coroutine[Any, Any, Run]]
-) -> AsyncIterator[Any]:
-    """Do the work of a run in a task, and yield its events as messages, then its usage and result.
-    `work`: called with the function that takes the events.
+async def streamed(kind: RunKind, work: Work) -> AsyncIterator[Any]:
+    """Do the work of a run in a task, and yield its events as messages, then its usage and
+    result.
     """
     to_proto = EventsToProto(kind)
     number = 1

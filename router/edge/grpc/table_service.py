@@ -1,10 +1,10 @@
 """The gRPC service for tables."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 from rolegate.v1 import table_service_pb2 as pb
 from rolegate.v1 import table_service_pb2_grpc as pb_grpc
 
@@ -14,7 +14,7 @@ from router.edge.asked_table import Tables
 from router.edge.grpc.convert_request import options_from_proto, page_size
 from router.edge.grpc.convert_table import table_request_from_proto, table_to_proto
 from router.edge.grpc.services import streamed
-from router.edge.running import Detached
+from router.edge.running import Detached, Work
 from router.errors import BadRequest
 from router.runs import RequestOptions, Runs
 from router.trace import Run
@@ -26,9 +26,9 @@ _PAGE = 100
 class TableServicer(pb_grpc.TableServiceServicer):
     """Implements `TableService`."""
 
-    def __init__(self, tables: Tables, runs: Runs, access: Access | None = None) -> None:
-        """`tables`: fills the tables. `runs`: the stored runs. `access`: if given, a detached run
-        is cancelled when the key of its request is revoked.
+    def __init__(self, tables: Tables, runs: Runs, access: Access) -> None:
+        """`tables`: fills the tables. `runs`: the stored runs. `access`: a detached run is
+        cancelled when the key of its request is revoked.
         """
         self._tables = tables
         self._runs = runs
@@ -52,9 +52,9 @@ class TableServicer(pb_grpc.TableServiceServicer):
 
     def _filling(
         self, request: pb.FillTableRequest | pb.StreamTableRequest, options: RequestOptions
-    ) -> Callable[[OnEvent], Coroutine[Any, Any, Run]]:
+    ) -> Work:
         if isinstance(request, pb.FillTableRequest) and request.detached:
-            options = msgspec.structs.replace(options, time_s=None)
+            options = replace(options, time_s=None)
 
         async def work(emit: OnEvent) -> Run:
             wanted = await in_worker(table_request_from_proto, request)
@@ -81,7 +81,7 @@ class TableServicer(pb_grpc.TableServiceServicer):
                 "there is no table."
             )
         if running := run.status == "running":
-            run = msgspec.structs.replace(run, duration_s=time.time() - run.started_at)
+            run = replace(run, duration_s=time.time() - run.started_at)
         start = int(request.page_token or 0)
         table = await table_to_proto(run, start, start + size)
         return pb.GetTableResponse(

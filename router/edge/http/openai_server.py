@@ -18,8 +18,7 @@ key.
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -59,7 +58,7 @@ from router.edge.limits import MAX_REPEATED, Limits
 from router.edge.pages import Site
 from router.edge.rendering import AnswerText, cited_answer, progress_line
 from router.edge.run_table import run_table
-from router.edge.running import Running
+from router.edge.running import Running, Work
 from router.edge.status import HTTP_STATUS, logged_failure
 from router.errors import JSON_ERRORS, BadRequest
 from router.models import Message
@@ -75,13 +74,11 @@ _PROBES = ("/health", "/healthz", "/readyz")
 _TASK_TOKENS = 512
 """Max tokens of the output for a background task of a chat tool, such as a title."""
 _SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-Work = Callable[[OnEvent], Coroutine[Any, Any, Run]]
-"""The work of a request. It is called with the function that takes the events of the run."""
 
 
 def openai_app(
     gateway: Gateway,
-    access: Access | None = None,
+    access: Access,
     readiness: Readiness | None = None,
     limits: Limits | None = None,
     *,
@@ -96,12 +93,12 @@ def openai_app(
     requests must be `application/json` of at most 1 MiB. Requests that web pages of other hosts
     send through a browser are refused.
 
-    `access`: None admits every caller. `readiness`: state of the dependencies; if one is down,
-    `GET /readyz` returns 503. `limits`: None for the default limits. `pages`: the web pages, which
-    get all paths except `/v1/` and the probes, and check keys themselves. `chat_tasks`: how to
-    handle background tasks of chat tools, such as titles: `answer` them by one call of the
-    answerer's model, `refuse` them, or `search` for them like for questions. `indexes`: names of
-    all indexes, of which `GET /v1/models` lists those that the caller may search.
+    `readiness`: state of the dependencies; if one is down, `GET /readyz` returns 503. `limits`:
+    None for the default limits. `pages`: the web pages, which get all paths except `/v1/` and the
+    probes, and check keys themselves. `chat_tasks`: how to handle background tasks of chat tools,
+    such as titles: `answer` them by one call of the answerer's model, `refuse` them, or `search`
+    for them like for questions. `indexes`: names of all indexes, of which `GET /v1/models` lists
+    those that the caller may search.
     """
     limits = limits or Limits()
 
@@ -135,7 +132,7 @@ def openai_app(
         form = object_format(schema) if schema else None
 
         async def work(emit: OnEvent) -> Run:
-            with access.serving(caller()) if access else nullcontext():
+            with access.serving(caller()):
                 if task:
                     prompt = (Message("user", task),)
                     completion = CompletionRequest("answer", prompt, (), _TASK_TOKENS)
@@ -315,7 +312,7 @@ def _json(status: int, content: object, headers: dict[str, str] | None = None) -
     )
 
 
-def _guarding(access: Access | None, pages: Site | None) -> Middleware:
+def _guarding(access: Access, pages: Site | None) -> Middleware:
     """Return a middleware that checks the keys of callers, and turns errors into responses in the
     form of OpenAI's API. Requests for pages are passed to `Site.guard` instead.
     """
@@ -327,7 +324,7 @@ def _guarding(access: Access | None, pages: Site | None) -> Middleware:
             return await pages.guard(request, handler)
         try:
             _check_origin(request.headers.get("Origin", ""))
-            if access and not probes:
+            if not probes:
                 # aiohttp serves each request in its own context, so only this one sees the value.
                 CALLER.set(await access.identify(request.headers.get("Authorization")))
                 check_scope(caller(), "ask")

@@ -23,12 +23,12 @@ _MAX_EARLIER = 20
 """Max earlier questions of a conversation on the pages."""
 
 
-async def earlier_runs(runs: Runs | None, identifiers: str) -> list[Run]:
+async def earlier_runs(runs: Runs, identifiers: str) -> list[Run]:
     """Load the runs of the earlier questions of a conversation, without texts that the user may not
     see. `identifiers`: the runs' identifiers, oldest first, separated by commas. Raises `NotFound`
     if one of them is no run of this user.
     """
-    if runs is None or not identifiers:
+    if not identifiers:
         return []
     identity = caller()
     loaded = [
@@ -61,13 +61,12 @@ def add_asking(
     detached: Detached,
     tables: Tables | None = None,
     *,
-    runs: Runs | None = None,
+    runs: Runs,
     indexes: Sequence[str] = (),
 ) -> None:
     """Add the page with the form to `site`. `detached`: starts the runs. `tables`: fills tables;
-    None to fill them by the gateway. `runs`: loads the runs of earlier questions; None to refuse
-    follow-up questions. `indexes`: names of all indexes, of which the form offers those that the
-    user may search.
+    None to fill them by the gateway. `runs`: loads the runs of earlier questions. `indexes`: names
+    of all indexes, of which the form offers those that the user may search.
     """
 
     async def ask(request: web.Request) -> web.Response:

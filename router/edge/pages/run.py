@@ -22,8 +22,8 @@ from router.edge.status import as_seen_by
 from router.errors import NotFound, UpstreamError
 from router.protocol import Passage
 from router.runs import Runs
-from router.search import Retriever
 from router.search.indexes import Indexes
+from router.search.retrieval import IndexRetriever
 from router.trace import Execution, Run, Trajectory
 from router.trace.attribution import Attribution, attribute
 from router.trace.call import UsageSums, sums_of
@@ -52,7 +52,7 @@ class RunPages:
         self,
         site: Site,
         runs: Runs,
-        retriever: Retriever | Indexes | None = None,
+        retriever: IndexRetriever | Indexes | None = None,
         *,
         files_not_read: Callable[[], Mapping[str, int] | None] = lambda: None,
     ) -> None:
@@ -66,7 +66,7 @@ class RunPages:
         self._site = site
         self._runs = runs
         self._indexes = Indexes.of(retriever) if retriever else None
-        self._views: LRUCache[object, dict[str, Any]] = LRUCache(4)
+        self._views = LRUCache[object, dict[str, Any]](4)
         site.get("/runs/{run}", partial(self._page, page="run.html", part="run_body.html"))
         site.get("/ask/{run}", partial(self._page, page="asked.html", part="asked_body.html"))
         site.get("/runs/{run}/agents/{agent}", self._agent)

@@ -10,7 +10,7 @@ from cachetools import TTLCache
 
 from router.access import Access
 from router.errors import NoKey, Overloaded
-from router.trace.identity import LOCAL, Identity
+from router.trace.identity import Identity
 
 COOKIE = "rolegate_session"
 LASTS_S = 12 * 3600
@@ -32,7 +32,7 @@ class Sessions:
     all of them are identified as `LOCAL`, the operator.
     """
 
-    def __init__(self, access: Access | None) -> None:
+    def __init__(self, access: Access) -> None:
         self._access = access
         self._secret = secrets.token_bytes(32)
         self._open: TTLCache[str, Identity] = TTLCache(_MAX_ENTRIES, LASTS_S)
@@ -49,7 +49,7 @@ class Sessions:
         `StoreFailed` if the keys cannot be read.
         """
         try:
-            user = await self._access.identify(f"Bearer {key.strip()}") if self._access else LOCAL
+            user = await self._access.identify(f"Bearer {key.strip()}")
         except NoKey:
             if self._wrong.get(client, 0) >= _MAX_WRONG:
                 raise Overloaded(_TOO_MANY, retry_after_s=_PAUSE_S) from None
@@ -70,8 +70,6 @@ class Sessions:
         """Return the current identity of the key of a session. Raises `NoKey` if there is no such
         session or if its key was revoked, and `StoreFailed` if the keys cannot be read.
         """
-        if self._access is None:
-            return LOCAL
         if not await self._access.required():
             return await self._access.identify(None)
         if (user := self._open.get(name)) is None:

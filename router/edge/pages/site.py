@@ -4,16 +4,16 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
-import msgspec
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.typedefs import Handler
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from msgspec.structs import replace
 from rolegate.client.text import visible
 
 from router.access import CALLER, Access, check_scope
@@ -60,8 +60,7 @@ class Site:
     which htmx sends.
     """
 
-    def __init__(self, access: Access | None = None) -> None:
-        """`access`: None admits every user."""
+    def __init__(self, access: Access) -> None:
         self._access = access
         self._sessions = Sessions(access)
         self._static = {
@@ -206,12 +205,12 @@ class Site:
             if scope is None:
                 return await page(request)
             user = await self._sessions.identify(request.cookies.get(COOKIE, ""))
-            user = msgspec.structs.replace(user, address=request.remote or "")
+            user = replace(user, address=request.remote or "")
             # aiohttp serves each request in its own context, so only this one sees the value.
             CALLER.set(user)
             request[_IDENTITY] = user
             check_scope(user, scope)
-            with self._access.serving(user) if self._access else nullcontext():
+            with self._access.serving(user):
                 return await page(request)
 
         self._paths.add(path)

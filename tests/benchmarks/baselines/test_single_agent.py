@@ -20,12 +20,10 @@ from benchmarks.baselines.single_agent import (
     role_alone,
 )
 from router.errors import ContextTooLong, UpstreamUnavailable
-from router.models import Message, Prompt, ScriptedModel
-from router.models.model import Answer
+from router.models import Message, Prompt
 from router.protocol import Passage, Report, prompts
 from router.protocol.tags import Malformed
 from router.protocol.turns import ExecutionTurn, ReportTurn, SearchTurn
-from router.search import Retriever
 from router.search.agent import ExecutorLimits
 from router.trace import Event, Trajectory
 from router.trace.values import NOT_FOUND, SearchDone, SearchRecord
@@ -33,6 +31,8 @@ from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, lasting, role
 from tests.router.outputs import OUTPUTS
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import PlainRetriever, Unfiltered
+from tests.scripted_model import Answer, ScriptedModel
 from tests.serving.test_topologies import config_of
 
 QUESTION = "Was the director of Heat born before 1950?"
@@ -48,14 +48,16 @@ LIMITS = ExecutorLimits(max_turns=9, max_searches=4)
 
 def agent(
     answers: Sequence[Answer] | Callable[[Prompt], Answer],
-    retriever: Retriever = RETRIEVER,
+    retriever: PlainRetriever = RETRIEVER,
     limits: ExecutorLimits = LIMITS,
     *,
     require_evidence: bool = True,
 ) -> tuple[SingleAgent, ScriptedModel]:
     """Return an agent and its model."""
     model = ScriptedModel(answers, "backbone")
-    return SingleAgent(role("delegation", model), retriever, limits, require_evidence), model
+    return SingleAgent(
+        role("delegation", model), Unfiltered(retriever), limits, require_evidence
+    ), model
 
 
 def searches(trajectory: Trajectory) -> tuple[SearchRecord, ...]:

@@ -8,8 +8,8 @@ from benchmarks.baselines.written_tables import Writing, writing, written_table
 from benchmarks.widesearch.command import _from_models
 from benchmarks.widesearch.tasks import Rule, Task
 from executor_sft.runtime import open_runtime
-from router.testing.openai_server import says, serving
 from router.trace.table import Column
+from tests.openai_server import says, serving
 from tests.router.deployment import STOP, block
 from tests.serving.test_topologies import FILMS, REPORT, SEARCH, config_of, retrieving
 

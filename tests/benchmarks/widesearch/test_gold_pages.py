@@ -25,7 +25,7 @@ import pytest
 
 from benchmarks.widesearch.scoring import CellJudge, RuleSet, TableScores, scores_of
 from benchmarks.widesearch.tasks import Rule, Task, read_tasks
-from router.models import Prompt, ScriptedModel, Usage
+from router.models import Prompt, Usage
 from router.protocol import Passage
 from router.runs import RequestOptions
 from router.table import TableLimits, TableRequest, table_cost, table_of
@@ -39,6 +39,7 @@ from serving.retrieval.passages import embedded_text
 from tests.benchmarks.widesearch.made_tasks import DATA
 from tests.router.table.figures.runs import show
 from tests.router.table.small_world import ENOUGH, gateway, written
+from tests.scripted_model import ScriptedModel
 
 pytestmark = [
     pytest.mark.slow,

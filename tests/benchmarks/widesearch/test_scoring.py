@@ -13,8 +13,7 @@ from benchmarks.widesearch.table_text import Table
 from benchmarks.widesearch.tasks import Rule, Task, read_tasks
 from router.calls import Role
 from router.errors import ContextTooLong
-from router.models import Prompt, Sampling, ScriptedModel
-from router.models.model import Answer
+from router.models import Prompt, Sampling
 from tests.benchmarks.widesearch.made_tasks import (
     DATA,
     DATE,
@@ -27,6 +26,7 @@ from tests.benchmarks.widesearch.made_tasks import (
     scored,
     task,
 )
+from tests.scripted_model import Answer, ScriptedModel
 
 GOLD = "name,year\nAda,1815\nAlan,1912\nGrace,1906"
 HEADER = "|name|year|", "|---|---|"

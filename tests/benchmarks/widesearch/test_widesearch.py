@@ -14,16 +14,17 @@ from executor_sft.step import write_json
 from router.edge.grpc.server import Server
 from router.edge.grpc.table_service import TableServicer
 from router.errors import BadCorpus, BadRequest, UpstreamUnavailable
-from router.models import Prompt, ScriptedModel
-from router.models.model import Answer
+from router.models import Prompt
 from router.runs import RunFilter, RunLifecycle, Runs
 from router.runs.live import LiveRuns
-from router.testing.openai_server import MODEL, says, serving
 from tests.benchmarks.widesearch.made_tasks import DATE, JUDGED, TEXT, fenced, number, task, written
 from tests.executor_sft import test_runtime
+from tests.openai_server import MODEL, says, serving
+from tests.router.accounts import open_access
 from tests.router.deployment import STOP, Kept, block
 from tests.router.scripted_tables import ScriptedTables
 from tests.router.table.small_world import World, gateway
+from tests.scripted_model import Answer, ScriptedModel
 
 GOLD = "name,year\nAda,1815\nAlan,1912"
 RIGHT = fenced("|name|year|", "|---|---|", "|Ada|1815|", "|Alan|1912|")
@@ -198,7 +199,7 @@ async def test_a_gateway_is_asked_for_missing_responses(tmp_path: Path) -> None:
         real,
         archive,
     ):
-        server = Server(real, None, TableServicer(real, Runs(archive, LiveRuns())))
+        server = Server(real, None, TableServicer(real, Runs(archive, LiveRuns()), open_access()))
         address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
         options = Options(tasks=folder, address=address, runs=2, no_judge=True, out=out)
         try:
@@ -247,7 +248,7 @@ async def test_a_gateway_gets_columns_keys_and_types(tmp_path: Path) -> None:
     store = Kept()
     live = LiveRuns()
     script = ScriptedTables(RunLifecycle(store, store, live, {}, 60.0), ())
-    server = Server(None, None, TableServicer(script, Runs(store, live)))
+    server = Server(None, None, TableServicer(script, Runs(store, live), open_access()))
     address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
     try:
         await measure(

@@ -10,7 +10,6 @@ from executor_sft.reinforcement.rewards import (
     reward_parts,
     run_reward,
 )
-from router.models import ScriptedModel
 from router.trace import Trajectory
 from router.trace.table import Column, Schema
 from router.trace.turns import work_of
@@ -18,6 +17,7 @@ from router.trace.values import TableRun
 from tests.router.deployment import Deployment, lasting
 from tests.router.store.stored import run
 from tests.router.trace.test_agent_trajectories import FOUND
+from tests.scripted_model import ScriptedModel
 
 PAPER = RewardRecipe()
 

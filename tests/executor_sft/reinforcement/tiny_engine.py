@@ -16,10 +16,11 @@ from aiohttp import web
 
 from router.edge.grpc.server import Server
 from router.models import Message, Prompt, Sampling
-from router.testing.openai_server import fails, hang, says, served
 from serving.retrieval.services import RetrievalServicer
 from tests.executor_sft.scripted_roles import OnePage, answers
+from tests.openai_server import fails, hang, says, served
 from tests.router.deployment import STOP, block, report
+from tests.router.unfiltered import Unfiltered
 
 TOKENS = 12
 SEARCH, TWO, RIGHT = 4, 4, 5
@@ -173,7 +174,7 @@ async def tiny_world(folder: Path) -> AsyncIterator[TinyEngine]:
         web.post("/v1/unload_lora_adapter", engine.unload),
     )
     async with served(*routes) as url:
-        server = Server(None, RetrievalServicer(OnePage()))
+        server = Server(None, RetrievalServicer(Unfiltered(OnePage())))
         port = await server.start("127.0.0.1:0")
         parts = ['[server]\nstore = "sqlite:///runs.db"']
         for role, text in _PROMPTS.items():

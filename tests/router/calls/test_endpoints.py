@@ -14,7 +14,8 @@ from router.ledger import Ledger
 from router.models import Message, Sampling
 from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
-from router.testing.openai_server import (
+from tests.openai_behaviours import disconnects, replies, text_event
+from tests.openai_server import (
     MODEL,
     Behaviour,
     OpenAIServer,
@@ -25,7 +26,6 @@ from router.testing.openai_server import (
     serving,
     streams,
 )
-from tests.openai_behaviours import disconnects, replies, text_event
 
 ASKED = (Message("system", "answer"), Message("user", "hi"))
 SOON = Timeouts(first_token_s=0.3, call_s=0.6)

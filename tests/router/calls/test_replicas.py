@@ -7,8 +7,8 @@ import pytest
 from router.calls import Replica
 from router.calls.replicas import Endpoint, choose, chosen
 from router.errors import UpstreamUnavailable
-from router.models import ScriptedModel
 from tests.router.clock import Clock, with_clock
+from tests.scripted_model import ScriptedModel
 
 KEYS = [f"run-{number}" for number in range(300)]
 

@@ -19,15 +19,16 @@ from router.errors import (
 from router.ledger import Budget, Ledger
 from router.ledger.budget import Allowance
 from router.ledger.journal import NoJournal
-from router.models import Completion, Delta, Message, ScriptedModel, Usage
+from router.models import Completion, Delta, Message, Usage
 from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
-from router.testing.openai_server import MODEL, Behaviour, OpenAIServer, fails, hang, says, streams
 from router.trace import Price
 from router.trace.call import OpenedCall
 from tests.openai_behaviours import disconnects, text_event
+from tests.openai_server import MODEL, Behaviour, OpenAIServer, fails, hang, says, streams
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import HeldModel, role
+from tests.scripted_model import ScriptedModel
 
 ASKED = (Message("user", "hi"),)
 REFUSED = UpstreamRefused("wrong key", endpoint="e")

@@ -15,7 +15,7 @@ from router.protocol import parse_turn
 from router.protocol.tags import Malformed
 from router.protocol.turns import ReportTurn, SearchTurn, turn_pattern
 from router.search.executor import STOP
-from router.testing.openai_server import DONE, MODEL, OpenAIServer, event, fails, says, streams
+from tests.openai_server import DONE, MODEL, OpenAIServer, event, fails, says, streams
 
 SEARCH = "<search>Who directed Heat?</search>"
 PATTERN = turn_pattern(searched=False, may_search=True)

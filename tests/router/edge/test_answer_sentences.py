@@ -9,7 +9,6 @@ from rolegate.v1.answer_service_pb2 import AnswerResponse
 
 from router.edge.grpc.convert import answer_to_proto
 from router.edge.rendering import answer_from_proto, cited_answer
-from router.models import ScriptedModel
 from router.protocol import Passage
 from router.protocol.style import AnswerStyle, Length
 from router.runs.support import answer_sentences, is_supported
@@ -25,6 +24,7 @@ from tests.router.edge.test_openai_server import served as served_over_http
 from tests.router.edge.wire import whole_server
 from tests.router.retriever import FixedRetriever
 from tests.router.store.stored import run
+from tests.scripted_model import ScriptedModel
 
 HEAT = "Heat is a film by Michael Mann."
 BORN = "Mann was born in Chicago in 1943."

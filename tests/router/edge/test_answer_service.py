@@ -12,8 +12,6 @@ from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
 from router.edge.grpc.convert import answer_to_proto
 from router.errors import UpstreamRefused
-from router.models import ScriptedModel
-from router.models.model import Answer
 from router.protocol import Passage, Report, Vocabulary
 from router.trace import Conversation, Execution, Trajectory
 from router.trace.values import SearchRecord
@@ -21,6 +19,7 @@ from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 from tests.router.edge.wire import info_of, next_of, refusal, served
 from tests.router.store.stored import run
+from tests.scripted_model import Answer, ScriptedModel
 
 if TYPE_CHECKING:
     from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub

@@ -7,7 +7,6 @@ import pytest
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
 
-from router.models import ScriptedModel
 from router.protocol import Report
 from router.protocol.style import AnswerStyle
 from router.runs import RequestOptions
@@ -19,6 +18,7 @@ from tests.router.edge.test_openai_server import USER, events, posted
 from tests.router.edge.test_openai_server import served as served_over_http
 from tests.router.edge.wire import served
 from tests.router.store.stored import EXECUTIONS
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Who directed Heat?"
 

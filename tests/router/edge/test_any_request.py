@@ -20,10 +20,10 @@ from rolegate.v1 import (
 )
 
 from router.edge.status import STATUS
-from router.models import ScriptedModel
 from tests.router.deployment import STOP, Deployment, block
 from tests.router.edge.wire import served, whole_server
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import ScriptedModel
 
 _SERVICES = (
     answer_service_pb2,

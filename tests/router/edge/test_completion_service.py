@@ -10,10 +10,11 @@ from rolegate.v1 import usage_pb2
 from rolegate.v1.completion_service_pb2_grpc import CompletionServiceStub
 
 from router.errors import UpstreamError, UpstreamRefused
-from router.models import Completion, Delta, Message, OnDelta, Prompt, ScriptedModel, Usage
+from router.models import Completion, Delta, Message, OnDelta, Prompt, Usage
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import info_of, next_of, served
+from tests.scripted_model import ScriptedModel
 
 if TYPE_CHECKING:
     from rolegate.v1.completion_service_pb2_grpc import CompletionServiceAsyncStub

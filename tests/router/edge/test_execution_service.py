@@ -9,11 +9,10 @@ from rolegate.v1 import execution_service_pb2 as pb
 from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceStub
 
 from router.errors import UpstreamRefused, UpstreamUnavailable
-from router.models import ScriptedModel
-from router.models.model import Answer
 from router.trace import Execution
 from tests.router.deployment import Deployment, Kept, finds, report
 from tests.router.edge.wire import info_of, refusal, served
+from tests.scripted_model import Answer, ScriptedModel
 
 if TYPE_CHECKING:
     from rolegate.v1.execution_service_pb2_grpc import ExecutionServiceAsyncStub

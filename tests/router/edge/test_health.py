@@ -21,13 +21,14 @@ from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.errors import UpstreamError, UpstreamProtocolError, UpstreamRefused, UpstreamUnavailable
 from router.ledger import Ledger
-from router.models import ScriptedModel
 from router.runs import Runs
 from router.runs.live import LiveRuns
 from router.trace import RoleName
+from tests.router.accounts import open_access
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import connected, next_of
+from tests.scripted_model import ScriptedModel
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -104,7 +105,7 @@ async def test_a_draining_server_stays_down() -> None:
 async def test_probes_name_the_part_that_is_down_without_its_reason() -> None:
     """They need no key, so they must not reveal details. The gateway stays alive meanwhile."""
     readiness = Readiness()
-    http = HTTPServer(openai_app(Deployment().gateway(), readiness=readiness), 0.0)
+    http = HTTPServer(openai_app(Deployment().gateway(), open_access(), readiness=readiness), 0.0)
     async with aiohttp.ClientSession(
         f"http://{await http.start('127.0.0.1:0', 'http')}"
     ) as session:

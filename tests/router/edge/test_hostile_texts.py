@@ -27,16 +27,18 @@ from rolegate.v1.usage_service_pb2_grpc import UsageServiceStub
 
 from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
-from router.testing.openai_server import MODEL, OpenAIServer, serving
-from router.testing.openai_server import streams as event_stream
 from tests.openai_behaviours import replies
+from tests.openai_server import MODEL, OpenAIServer, serving
+from tests.openai_server import streams as event_stream
+from tests.router.accounts import open_access
 from tests.router.deployment import STOP, Deployment, Kept, block, report
 from tests.router.edge.wire import connected, info_of, served, whole_server
 from tests.router.pathological import HOSTILE
+from tests.scripted_model import ScriptedModel
 
 _MAX_GROWTH = 2.6
 """Max growth of the time for twice the text; 2 if the time is linear, 4 if it is quadratic."""
@@ -86,7 +88,7 @@ async def doors() -> AsyncIterator[dict[str, tuple[int, Door]]]:
     )
     store = Kept()
     server = whole_server(deployment, store, retriever=outside)
-    http = HTTPServer(openai_app(deployment.gateway(store)), 0.0)
+    http = HTTPServer(openai_app(deployment.gateway(store), open_access()), 0.0)
     async with AsyncExitStack() as stack:
         port = await server.start("127.0.0.1:0")
         http_address = await http.start("127.0.0.1:0", "http")
@@ -253,7 +255,7 @@ async def test_a_compressed_request_is_refused_before_it_is_inflated() -> None:
     """Holds with and without a key, on any path."""
     bomb = gzip.compress(b"a" * (64 << 20))
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
-    http = HTTPServer(openai_app(Deployment().gateway()), 0.0)
+    http = HTTPServer(openai_app(Deployment().gateway(), open_access()), 0.0)
     async with aiohttp.ClientSession(
         f"http://{await http.start('127.0.0.1:0', 'http')}"
     ) as session:

@@ -33,7 +33,6 @@ from router.edge.http.server import HTTPServer
 from router.errors import BadConfig, UpstreamUnavailable
 from router.ledger import RunStart
 from router.ledger.journal import Admitted, EarlierRun
-from router.models import ScriptedModel
 from router.runs import RunFilter, Runs
 from router.runs.archive import ExportedRun
 from router.runs.live import LiveRuns
@@ -42,6 +41,7 @@ from tests.router.accounts import KeptAccounts
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 from tests.router.edge.wire import connected, info_of, next_of
+from tests.scripted_model import ScriptedModel
 
 SERVICES = (
     "Admin",

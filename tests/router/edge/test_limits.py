@@ -25,13 +25,15 @@ from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.limits import Limits
 from router.edge.running import Running
-from router.models import Completion, Delta, OnDelta, Prompt, ScriptedModel, Usage
+from router.models import Completion, Delta, OnDelta, Prompt, Usage
 from router.runs import Admission, Gateway, Runs
 from router.runs.admission import AdmissionLimits
 from router.runs.live import LiveRuns
+from tests.router.accounts import open_access
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 from tests.router.edge.wire import connected, info_of, next_of, served
+from tests.scripted_model import ScriptedModel
 
 HI = [pb.ChatMessage(role="user", content="hi")]
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
@@ -41,7 +43,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 @asynccontextmanager
 async def http(gateway: Gateway, limits: Limits) -> AsyncIterator[str]:
     """Serve a gateway over OpenAI's protocol, and return the address."""
-    server = HTTPServer(openai_app(gateway, limits=limits), 0.0, limits=limits)
+    server = HTTPServer(openai_app(gateway, open_access(), limits=limits), 0.0, limits=limits)
     try:
         yield await server.start("127.0.0.1:0", "http")
     finally:
@@ -159,7 +161,12 @@ async def test_an_http_client_that_does_not_read_loses_its_connection() -> None:
     # Longer than it takes to check and store the answer on a busy machine, after its text was sent
     limits = Limits(reading_s=2.0)
     server = HTTPServer(
-        openai_app(Deployment(answerer=model, max_tokens=10**6).gateway(store), limits=limits), 30.0
+        openai_app(
+            Deployment(answerer=model, max_tokens=10**6).gateway(store),
+            open_access(),
+            limits=limits,
+        ),
+        30.0,
     )
     async with raw(await server.start("127.0.0.1:0", "http")) as (reader, writer):
         body = (

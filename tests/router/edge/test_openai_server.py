@@ -15,14 +15,16 @@ from router.edge.http.openai_server import MAX_BODY_BYTES, openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.status import HTTP_STATUS, STATUS
 from router.errors import BadConfig, UpstreamUnavailable
-from router.models import Completion, ScriptedModel, Usage
+from router.models import Completion, Usage
 from router.protocol import Passage
 from router.runs import Gateway, RequestOptions
 from router.runs.gateway import AnswerRequest
 from router.trace import Run
 from router.trace.values import OnEvent
+from tests.router.accounts import open_access
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block, report
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Who directed Heat?"
 USER = {"role": "user", "content": QUESTION}
@@ -32,7 +34,7 @@ PATH = "/v1/chat/completions"
 @asynccontextmanager
 async def served(gateway: Gateway, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
     """Open a session with an OpenAI-compatible server of `gateway`."""
-    server = HTTPServer(openai_app(gateway, **options), 0.0)
+    server = HTTPServer(openai_app(gateway, open_access(), **options), 0.0)
     async with aiohttp.ClientSession(
         f"http://{await server.start('127.0.0.1:0', 'http')}"
     ) as session:
@@ -109,7 +111,9 @@ async def test_a_host_that_is_not_the_server_s_is_refused(
 ) -> None:
     """A foreign page whose name resolves to this server is of the same origin for browsers."""
     server = HTTPServer(
-        openai_app(Deployment().gateway()), 0.0, hosts=["gateway.example", "Other.Example"]
+        openai_app(Deployment().gateway(), open_access()),
+        0.0,
+        hosts=["gateway.example", "Other.Example"],
     )
     _, _, port = (await server.start("127.0.0.1:0", "server.http")).partition(":")
     reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
@@ -567,7 +571,7 @@ def test_every_code_has_its_http_status() -> None:
 async def test_a_drain_lets_a_running_request_finish() -> None:
     """The running request ends normally, and new connections are refused."""
     model = HeldModel(ScriptedModel([STOP]))
-    server = HTTPServer(openai_app(Deployment(model).gateway()), 30.0)
+    server = HTTPServer(openai_app(Deployment(model).gateway(), open_access()), 30.0)
     url = f"http://{await server.start('127.0.0.1:0', 'http')}"
     async with aiohttp.ClientSession(url) as session:
         request = asyncio.create_task(posted(session))
@@ -583,7 +587,7 @@ async def test_a_drain_lets_a_running_request_finish() -> None:
 async def test_a_drain_cancels_a_request_that_does_not_end_in_time() -> None:
     store = Kept()
     model = HeldModel(ScriptedModel([]))
-    server = HTTPServer(openai_app(Deployment(model).gateway(store)), 0.0)
+    server = HTTPServer(openai_app(Deployment(model).gateway(store), open_access()), 0.0)
     async with aiohttp.ClientSession(
         f"http://{await server.start('127.0.0.1:0', 'http')}"
     ) as session:
@@ -596,7 +600,9 @@ async def test_a_drain_cancels_a_request_that_does_not_end_in_time() -> None:
 
 
 async def test_a_port_in_use_is_a_config_error_with_its_address() -> None:
-    listening, late = (HTTPServer(openai_app(Deployment().gateway()), 0.0) for _ in range(2))
+    listening, late = (
+        HTTPServer(openai_app(Deployment().gateway(), open_access()), 0.0) for _ in range(2)
+    )
     address = await listening.start("127.0.0.1:0", "server.http")
     with pytest.raises(BadConfig, match=f"^server.http: cannot listen on {address}: .*in use"):
         await late.start(address, "server.http")

@@ -25,20 +25,21 @@ from router.errors import (
     UpstreamRefused,
     UpstreamUnavailable,
 )
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.models.connection_pool import ConnectionPool
-from router.models.model import Answer
 from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage
 from router.runs import RequestOptions
-from router.testing import openai_server
-from router.testing.openai_server import MODEL, Behaviour, fails, says
 from router.trace import Trajectory
 from router.trace.values import NOT_FOUND
+from tests import openai_server
 from tests.openai_behaviours import replies
+from tests.openai_server import MODEL, Behaviour, fails, says
+from tests.router.accounts import open_access
 from tests.router.deployment import STOP, Deployment, Kept, block, finds, report
 from tests.router.edge.wire import info_of, served
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import Answer, ScriptedModel
 
 if TYPE_CHECKING:
     from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub
@@ -195,7 +196,7 @@ def partly(fate: Answer, answer: str = "Michael Mann") -> Deployment:
 @pytest.mark.parametrize("fate", [DOWN, "hello"])
 async def test_an_answer_names_the_sub_queries_that_failed(fate: Answer) -> None:
     """They stand in the results, and below the answer in the text for people."""
-    server = HTTPServer(openai_app(partly(fate).gateway()), 0.0)
+    server = HTTPServer(openai_app(partly(fate).gateway(), open_access()), 0.0)
     async with aiohttp.ClientSession(
         f"http://{await server.start('127.0.0.1:0', 'http')}"
     ) as session:

@@ -25,7 +25,7 @@ from router.edge.grpc.services import RunServicer
 from router.edge.status import as_seen_by
 from router.errors import UpstreamUnavailable
 from router.ledger import RunStart
-from router.models import Completion, Message, ScriptedModel
+from router.models import Completion, Message
 from router.protocol import NO_EVIDENCE
 from router.runs import RunFilter, Runs
 from router.runs.archive import ExportedRun, RunPage
@@ -41,6 +41,7 @@ from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.router.edge.wire import info_of, next_of, refusal, served, whole_server
 from tests.router.store import stored
+from tests.scripted_model import ScriptedModel
 
 if TYPE_CHECKING:
     from rolegate.v1.run_service_pb2_grpc import RunServiceAsyncStub

@@ -32,6 +32,7 @@ from router.trace.values import (
     SubQueryDispatched,
     TableRun,
 )
+from tests.router.accounts import open_access
 from tests.router.deployment import Kept
 from tests.router.edge.pages.demo import table
 from tests.router.edge.pages.shown import keep, read, shown
@@ -112,7 +113,7 @@ async def test_concurrent_readers_share_one_read_and_one_fold() -> None:
     keep(store, large())
     runs = Runs(store, live)
     tables: Any = None
-    server = Server(None, None, RunServicer(runs), TableServicer(tables, runs))
+    server = Server(None, None, RunServicer(runs), TableServicer(tables, runs, open_access()))
     async with served(server) as channel:
         stub = TableServiceStub(channel)
         pages = await asyncio.gather(

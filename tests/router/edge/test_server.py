@@ -20,11 +20,11 @@ from structlog.testing import capture_logs
 from router.edge.grpc.server import Server
 from router.edge.http.server import HTTPServer
 from router.errors import BadConfig
-from router.models import ScriptedModel
 from router.trace.values import NOT_SEARCHED
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
 from tests.router.edge.wire import connected, next_of, served, whole_server
+from tests.scripted_model import ScriptedModel
 
 if TYPE_CHECKING:
     from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub

@@ -27,10 +27,10 @@ from router.errors import (
     UpstreamRefused,
     UpstreamUnavailable,
 )
-from router.models import ScriptedModel
 from router.trace.identity import LOCAL, Identity
 from tests.router.deployment import Deployment
 from tests.router.edge.wire import served
+from tests.scripted_model import ScriptedModel
 
 NEEDS: dict[type[RolegateError], dict[str, Any]] = {
     QuotaExhausted: {"retry_after_s": 1.5},

@@ -28,6 +28,7 @@ from router.table.conditions import with_conditions
 from router.trace import Call
 from router.trace.table import Ask, Column, Condition, Schema
 from router.trace.values import Planned, Reported, SubQueryDispatched, TableRun
+from tests.router.accounts import open_access
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.wire import refusal, served
@@ -69,7 +70,9 @@ class Wired:
         self.script = ScriptedTables(RunLifecycle(self.store, self.store, live, {}, 60.0))
         runs = Runs(self.store, live)
         gateway = Deployment().gateway(self.store, live=live)
-        self.server = Server(gateway, RunServicer(runs), TableServicer(self.script, runs))
+        self.server = Server(
+            gateway, RunServicer(runs), TableServicer(self.script, runs, open_access())
+        )
 
 
 @asynccontextmanager
@@ -578,7 +581,7 @@ async def test_a_stored_table_equals_the_table_that_was_filled(tmp_path: Path) -
     world = World(9)
     columns = [pb.Column(name=name, key=name == "city") for name in ("city", "founder", "founded")]
     async with gateway(tmp_path, world) as (filling, archive):
-        servicer = TableServicer(filling, Runs(archive, LiveRuns()))
+        servicer = TableServicer(filling, Runs(archive, LiveRuns()), open_access())
         async with served(Server(filling, None, servicer)) as channel:
             stub: TableServiceAsyncStub = TableServiceStub(channel)
             filled = await stub.FillTable(pb.FillTableRequest(question=ALL_CITIES, columns=columns))

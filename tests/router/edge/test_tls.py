@@ -16,6 +16,7 @@ from router.edge.http.openai_server import openai_app
 from router.edge.http.server import HTTPServer
 from router.edge.listening import TLS
 from router.errors import BadConfig
+from tests.router.accounts import open_access
 from tests.router.clock import ended
 from tests.router.deployment import Deployment
 from tests.router.edge.certificates import Authority
@@ -85,11 +86,13 @@ async def test_the_openai_server_uses_the_same_certificates(authority: Authority
     without_certificate = ssl.create_default_context(cafile=str(authority.certificate))
     with_certificate = ssl.create_default_context(cafile=str(authority.certificate))
     with_certificate.load_cert_chain(*authority.issue("client"))
-    app = openai_app(Deployment().gateway())
+    app = openai_app(Deployment().gateway(), open_access())
     plain = HTTPServer(app, 0.0, tls=tls_of(authority))
     assert await status(await plain.start("127.0.0.1:0", "server.http"), without_certificate) == 200
     await plain.drain()
-    mutual = HTTPServer(openai_app(Deployment().gateway()), 0.0, tls=tls_of(authority, mutual=True))
+    mutual = HTTPServer(
+        openai_app(Deployment().gateway(), open_access()), 0.0, tls=tls_of(authority, mutual=True)
+    )
     address = await mutual.start("127.0.0.1:0", "server.http")
     assert await status(address, with_certificate) == 200
     with pytest.raises(aiohttp.ClientError):

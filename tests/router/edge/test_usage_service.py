@@ -20,10 +20,10 @@ from router.edge.grpc.services import UsageServicer
 from router.ledger import UsageQuery, UsageReport
 from router.ledger.reconciliation import ReconciledTokens, Reconciliation
 from router.ledger.usage import UsageRow
-from router.models import ScriptedModel
 from router.trace.identity import Identity
 from tests.router.deployment import STOP, Deployment
 from tests.router.edge.wire import reconciling, refusal, served, whole_server
+from tests.scripted_model import ScriptedModel
 
 if TYPE_CHECKING:
     from rolegate.v1.usage_service_pb2_grpc import UsageServiceAsyncStub

@@ -19,19 +19,19 @@ from router.edge.listening import TLS
 from router.ledger import UsageQuery, UsageReport
 from router.ledger.reconciliation import Reconciliation
 from router.ledger.usage import UsageRow
-from router.models import ScriptedModel
 from router.runs import Gateway, RunLifecycle, Runs
 from router.runs.live import LiveRuns
-from router.search import Retriever
 from router.trace import Execution
 from router.trace.call import totals
 from router.trace.identity import SCOPES
 from router.trace.table import Ask
 from serving.retrieval.services import RetrievalServicer
-from tests.router.accounts import KeptAccounts
+from tests.router.accounts import KeptAccounts, open_access
 from tests.router.clock import ended
 from tests.router.deployment import STOP, Deployment, Kept, block
 from tests.router.scripted_tables import SCRIPT, ScriptedTables
+from tests.router.unfiltered import PlainRetriever, Unfiltered
+from tests.scripted_model import ScriptedModel
 
 
 class KeptUsages:
@@ -66,7 +66,7 @@ def reconciling(reconciliations: list[Reconciliation]) -> Any:
 def whole_server(
     deployment: Deployment,
     store: Kept | None = None,
-    retriever: Retriever | None = None,
+    retriever: PlainRetriever | None = None,
     access: Access | None = None,
     tls: TLS | None = None,
     *,
@@ -81,7 +81,7 @@ def whole_server(
     live = LiveRuns()
     return Server(
         deployment.gateway(store, live=live, **options),
-        RetrievalServicer(retriever) if retriever else None,
+        RetrievalServicer(Unfiltered(retriever)) if retriever else None,
         RunServicer(Runs(store, live)),
         UsageServicer(
             KeptUsages(store),
@@ -90,7 +90,7 @@ def whole_server(
         TableServicer(
             ScriptedTables(RunLifecycle(store, store, live, {}, 60.0), script),
             Runs(store, live),
-            access,
+            access or open_access(),
         ),
         DocumentServicer(None),
         access=access,

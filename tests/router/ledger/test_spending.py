@@ -18,13 +18,15 @@ from router.errors import BudgetExhausted, QuotaExhausted, UpstreamUnavailable
 from router.ledger import Budget, Ledger
 from router.ledger.budget import Allowance
 from router.ledger.journal import NoJournal
-from router.models import Completion, Delta, Model, OnDelta, Prompt, ScriptedModel, Usage
+from router.models import Completion, Delta, Model, OnDelta, Prompt, Usage
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
 from router.search.agent import ExecutorLimits
 from router.trace import Call, Price, RoleName, Trajectory
 from router.trace.call import OpenedCall
 from tests.router.deployment import PASSAGE, STOP, block, finds, report, role
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Who directed Heat, and when was he born?"
 PRICES = {
@@ -108,7 +110,7 @@ def searching(
     retriever = FixedRetriever({"Who directed Heat?": [PASSAGE]})
     return FactorizedSearch(
         Delegator(roles["delegation"]),
-        Executor(roles["execution"], retriever, ExecutorLimits()),
+        Executor(roles["execution"], Unfiltered(retriever), ExecutorLimits()),
         Answerer(roles["answer"]),
         max_rounds=3,
     )

@@ -21,7 +21,8 @@ from router.models import Completion, Message, Prompt, Sampling, Usage
 from router.models.failures import Upstream
 from router.models.litellm_client import LiteLLMModel, close_clients
 from router.models.openai_wire import REQUEST_ID
-from router.testing.openai_server import (
+from tests.openai_behaviours import disconnects, replies, text_event
+from tests.openai_server import (
     DONE,
     MODEL,
     USAGE,
@@ -34,7 +35,6 @@ from router.testing.openai_server import (
     says,
     streams,
 )
-from tests.openai_behaviours import disconnects, replies, text_event
 from tests.router.models.reading import left, streamed
 
 PROMPT = Prompt((Message("user", "hi"),), Sampling(), stop=("</x>",))

@@ -21,7 +21,8 @@ from router.models.connection_pool import ConnectionPool
 from router.models.model import TokenIds
 from router.models.openai_client import OpenAIHTTP
 from router.models.openai_wire import REQUEST_ID
-from router.testing.openai_server import (
+from tests.openai_behaviours import disconnects, end_event, replies, text_event
+from tests.openai_server import (
     DONE,
     MODEL,
     Behaviour,
@@ -33,7 +34,6 @@ from router.testing.openai_server import (
     says,
     streams,
 )
-from tests.openai_behaviours import disconnects, end_event, replies, text_event
 from tests.router.models.reading import left, streamed
 
 PROMPT = Prompt((Message("user", "hi"),), Sampling(), stop=("</x>", "</y>"))

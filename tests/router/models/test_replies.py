@@ -20,7 +20,8 @@ from router.models.litellm_client import LiteLLMModel, close_clients
 from router.models.openai_client import OpenAIHTTP
 from router.models.openai_wire import read_replies
 from router.models.streaming import StreamedReply
-from router.testing.openai_server import (
+from tests.openai_behaviours import end_event, replies, text_event
+from tests.openai_server import (
     DONE,
     MODEL,
     Behaviour,
@@ -31,7 +32,6 @@ from router.testing.openai_server import (
     serving,
     streams,
 )
-from tests.openai_behaviours import end_event, replies, text_event
 from tests.router.models.reading import streamed
 
 PROMPT = Prompt((Message("user", "hi"),), Sampling(), stop=("</x>",))

@@ -14,8 +14,8 @@ from router.models.openai_client import OpenAIHTTP
 from router.models.openai_wire import ChatReply, Choice, MessageReply
 from router.models.streaming import StreamedReply
 from router.models.thoughts import Thoughts
-from router.testing.openai_server import DONE, MODEL, OpenAIServer, streams
 from tests.openai_behaviours import end_event, replies, text_event
+from tests.openai_server import DONE, MODEL, OpenAIServer, streams
 from tests.router.models.reading import streamed
 
 SEARCH = "<search>real?</search>"

@@ -19,8 +19,8 @@ from router.models.openai_client import OpenAIHTTP
 from router.models.openai_wire import CallReply, Calls, FunctionReply, chat_body
 from router.protocol import parse_turn
 from router.protocol.turns import CallTurn, parse_action_turn
-from router.testing.openai_server import DONE, MODEL, USAGE, Behaviour, OpenAIServer, event, streams
 from tests.openai_behaviours import end_event, replies
+from tests.openai_server import DONE, MODEL, USAGE, Behaviour, OpenAIServer, event, streams
 from tests.router.models.reading import streamed
 
 FETCH = Function(

@@ -148,7 +148,7 @@ TOO_LONG = {
 def test_a_message_about_a_too_long_prompt_is_recognised(status: int, message: str) -> None:
     """Holds for every status that engines give it."""
     assert type(UPSTREAM.from_status(status, message)) is ContextTooLong
-    assert type(UPSTREAM.from_report(status, message)) is ContextTooLong
+    assert type(UPSTREAM.from_report(status, message, None)) is ContextTooLong
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_retry_after_is_milliseconds_seconds_or_a_date(
 def test_an_error_with_status_200_is_typed_by_its_code(
     code: str | int | None, kind: type[UpstreamError]
 ) -> None:
-    assert type(UPSTREAM.from_report(code, "no")) is kind
+    assert type(UPSTREAM.from_report(code, "no", None)) is kind
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_long_code_is_read_in_linear_time(code: str, kind: type[UpstreamError]
     minute.
     """
     start = time.thread_time()
-    assert type(UPSTREAM.from_report(code, "no")) is kind
+    assert type(UPSTREAM.from_report(code, "no", None)) is kind
     assert type(UPSTREAM.from_report(None, "no", code)) is kind
     assert time.thread_time() - start < 0.2
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from router.ledger import Ledger
-from router.models import Message, ScriptedModel
+from router.models import Message
 from router.protocol import Passage, Report, parse_decision, parse_turn, prompts
 from router.protocol.decision import Dispatch, Stop
 from router.protocol.tags import Malformed
@@ -17,6 +17,7 @@ from router.table.schema import checked_schema
 from router.table.table_text import parse_table_turn
 from router.trace.table import Column, Schema
 from tests.router.deployment import Deployment
+from tests.scripted_model import ScriptedModel
 
 PAGE = (Path(__file__).parents[3] / "docs" / "models.md").read_text("utf-8")
 BEACON = "When was Aldsay Beacon first lit?"

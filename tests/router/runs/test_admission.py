@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from router.errors import Overloaded
-from router.models import ScriptedModel
 from router.runs import Admission, RequestOptions, RunLifecycle
 from router.runs.admission import AdmissionLimits
 from router.runs.lifecycle import OpenRun, RunRequest
@@ -14,6 +13,7 @@ from router.trace import Run, Trajectory
 from router.trace.identity import SHADOW
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept
+from tests.scripted_model import ScriptedModel
 
 
 class Asking:

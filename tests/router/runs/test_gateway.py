@@ -17,7 +17,7 @@ from router.errors import (
 )
 from router.ledger import Budget, RunStart
 from router.ledger.journal import Admitted, EarlierRun
-from router.models import Completion, Delta, Message, ScriptedModel, Usage
+from router.models import Completion, Delta, Message, Usage
 from router.protocol import Vocabulary
 from router.runs import Gateway, RequestOptions
 from router.runs.gateway import AnswerRequest, CompletionRequest
@@ -29,6 +29,7 @@ from router.trace.identity import DEFAULT_TENANT, SCOPES, Identity
 from router.trace.scope import DEFAULT_SCOPE
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Who directed Heat?"
 ASKED = CompletionRequest("answer", (Message("user", "hi"),), (), 0)

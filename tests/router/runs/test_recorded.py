@@ -21,10 +21,11 @@ from router.models.openai_client import OpenAIHTTP
 from router.protocol import Passage, Report, prompts
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
 from router.search.agent import ExecutorLimits
-from router.testing.openai_server import MODEL, OpenAIServer
 from router.trace import RoleName, Trajectory
+from tests.openai_server import MODEL, OpenAIServer
 from tests.router.deployment import lasting
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
 
 FOLDER = Path(__file__).parent / "recorded"
 PROMPT_FOLDER = Path(__file__).parents[3] / "serving" / "prompts" / "full"
@@ -70,7 +71,9 @@ async def searched(model: OpenAIHTTP, context: RunContext, **settings: Any) -> T
     def role(name: RoleName) -> Role:
         return Role(name, model, PROMPTS[name], Sampling(), **settings)
 
-    executor = Executor(role("execution"), FixedRetriever({SUB_QUERY: FOUND}), ExecutorLimits())
+    executor = Executor(
+        role("execution"), Unfiltered(FixedRetriever({SUB_QUERY: FOUND})), ExecutorLimits()
+    )
     search = FactorizedSearch(Delegator(role("delegation")), executor, Answerer(role("answer")))
     return await search.run(QUESTION, context)
 

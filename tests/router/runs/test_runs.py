@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from router.errors import BadRequest, NotFound, StoreFailed
-from router.models import ScriptedModel
 from router.runs import RequestOptions, RunFilter, Runs
 from router.runs.live import LiveRuns
 from router.trace import Event, Run
@@ -17,6 +16,7 @@ from router.trace.run import Feedback
 from router.trace.values import AnswerWritten, Reported, RunStarted
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Who directed Heat?"
 OWNER = Identity("owner", SCOPES)

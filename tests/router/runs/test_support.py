@@ -7,12 +7,12 @@ import pytest
 from rolegate.client import AsyncClient
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 
-from router.models import ScriptedModel
 from router.protocol import Passage
 from router.search import Topology
 from tests.router.deployment import STOP, Deployment, Kept, block, report
 from tests.router.edge.wire import whole_server
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import ScriptedModel
 
 CITIES = "City | Country | Founded\n\nKrurou | Veshoux | 1871\n\nTrongour | Veshoux | 1900"
 TURNED = "City | Country | Founded\n\nTrongour | Veshoux | 1900\n\nKrurou | Veshoux | 1871"

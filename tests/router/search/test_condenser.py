@@ -4,7 +4,7 @@ import pytest
 
 from router.errors import BadRequest, MalformedOutput, RequestIdTaken
 from router.ledger import Ledger
-from router.models import Completion, Message, ScriptedModel
+from router.models import Completion, Message
 from router.runs import RequestOptions
 from router.runs.gateway import MAX_HISTORY, MAX_HISTORY_CHARS, AnswerRequest, latest
 from router.search.condenser import Condenser
@@ -13,6 +13,7 @@ from router.trace.export import agent_trajectories, export_row
 from router.trace.redaction import redacted
 from router.trace.turns import work_of
 from tests.router.deployment import Deployment, Kept, role
+from tests.scripted_model import ScriptedModel
 
 HISTORY = (Message("user", "Tell me about Heat."), Message("assistant", "It is a <film>."))
 ASKED = "Who directed it?"

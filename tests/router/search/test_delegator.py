@@ -3,14 +3,14 @@
 import pytest
 
 from router.ledger import Ledger
-from router.models import Completion, Message, ScriptedModel
-from router.models.model import Answer
+from router.models import Completion, Message
 from router.protocol import NO_EVIDENCE, Report, prompts
 from router.protocol.decision import Dispatch, Stop
 from router.protocol.tags import Malformed
 from router.search import Delegator
 from router.trace import Conversation, Execution
 from tests.router.deployment import STOP, block, role
+from tests.scripted_model import Answer, ScriptedModel
 
 QUESTION = "Was the director of Heat born before 1950?"
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from router.errors import BudgetExhausted, UpstreamUnavailable
 from router.ledger import Budget, Ledger
 from router.ledger.budget import Allowance
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, RunContext
 from router.search.agent import ExecutorLimits
@@ -25,6 +25,8 @@ from tests.router.deployment import PASSAGE, STOP, Deployment, block, finds, las
 from tests.router.outputs import OUTPUTS
 from tests.router.paced_model import PacedModel, Piece
 from tests.router.search.test_report_cache import shared
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Was the director of Heat born before 1950?"
 LIMITS = ExecutorLimits()
@@ -172,7 +174,7 @@ async def compared(*outputs: str, terms: Terms = Terms()) -> Sequence[Call]:
         roles = Deployment(PacedModel(*pieces)).roles()
         model = ScriptedModel(terms.executor)
         retriever = Watched()
-        alone = Executor(role("execution", model), retriever, terms.limits)
+        alone = Executor(role("execution", model), Unfiltered(retriever), terms.limits)
         search = FactorizedSearch(
             Delegator(roles["delegation"]),
             shared(model, retriever) if terms.sharing else alone,
@@ -409,7 +411,7 @@ async def test_a_sub_query_refused_early_by_a_quota_is_tried_again() -> None:
 
 async def test_a_model_that_does_not_stream_is_read_at_its_end() -> None:
     roles = Deployment(ScriptedModel([block("a?"), STOP])).roles()
-    executor = Executor(roles["execution"], Watched(), ExecutorLimits())
+    executor = Executor(roles["execution"], Unfiltered(Watched()), ExecutorLimits())
     delegator = Delegator(replace(roles["delegation"], streams=False))
     trajectory = await FactorizedSearch(delegator, executor, Answerer(roles["answer"])).run(
         QUESTION, lasting()

@@ -13,10 +13,9 @@ from router.errors import (
     UpstreamRefused,
     UpstreamUnavailable,
 )
-from router.models import Completion, Message, ScriptedModel
-from router.models.model import Answer
+from router.models import Completion, Message
 from router.protocol import NO_EVIDENCE, Passage, Report, prompts
-from router.search import Executor, Retriever, RunContext
+from router.search import Executor, RunContext
 from router.search.agent import Agent, ExecutorLimits
 from router.search.context import Reporting
 from router.search.executor import EXECUTOR
@@ -25,6 +24,8 @@ from router.trace.values import SearchDone, SearchRecord
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import PASSAGE, HeldModel, lasting, report, role
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import PlainRetriever, Unfiltered
+from tests.scripted_model import Answer, ScriptedModel
 
 SUB_QUERY = "Who directed Heat?"
 SEARCH = "<search>director of Heat</search>"
@@ -45,17 +46,19 @@ def turned(execution: Execution) -> list[str]:
 async def run(
     *answers: Answer,
     limits: ExecutorLimits = LIMITS,
-    retriever: Retriever = RETRIEVER,
+    retriever: PlainRetriever = RETRIEVER,
 ) -> Execution:
     """Run the executor once with these outputs of the model."""
-    executor = Executor(role("execution", ScriptedModel(answers)), retriever, limits)
+    executor = Executor(role("execution", ScriptedModel(answers)), Unfiltered(retriever), limits)
     return await executor.run(SUB_QUERY, 0, lasting())
 
 
 async def test_it_searches_and_reports() -> None:
     """This is the usual run of the paper."""
     events: list[Event] = []
-    executor = Executor(role("execution", ScriptedModel([SEARCH, REPORT])), RETRIEVER, LIMITS)
+    executor = Executor(
+        role("execution", ScriptedModel([SEARCH, REPORT])), Unfiltered(RETRIEVER), LIMITS
+    )
     execution = await executor.run(SUB_QUERY, 2, lasting(events=events))
     assert (execution.outcome, execution.report, execution.sub_query) == (
         "reported",
@@ -70,7 +73,7 @@ async def test_it_searches_and_reports() -> None:
 async def test_it_is_shown_its_sub_query_and_nothing_else() -> None:
     """The context holds the role's prompt, the sub-query and the passages of the search."""
     model = ScriptedModel([SEARCH, REPORT])
-    await Executor(role("execution", model), RETRIEVER, ExecutorLimits()).run(
+    await Executor(role("execution", model), Unfiltered(RETRIEVER), ExecutorLimits()).run(
         "A < B & <stop/>?", 0, lasting()
     )
     opening = (Message("system", "execute"), Message("user", "A &lt; B &amp; &lt;stop/&gt;?"))
@@ -155,7 +158,9 @@ async def test_corrections_are_booked_as_such() -> None:
     """The ledger distinguishes a correction from a first turn."""
     context = lasting()
     model = ScriptedModel(["hm", SEARCH, REPORT])
-    await Executor(role("execution", model), RETRIEVER, ExecutorLimits()).run(SUB_QUERY, 7, context)
+    await Executor(role("execution", model), Unfiltered(RETRIEVER), ExecutorLimits()).run(
+        SUB_QUERY, 7, context
+    )
     assert [(call.purpose, call.sub_query_index) for call in context.ledger.calls] == [
         ("first", 7),
         ("correction", 7),
@@ -180,9 +185,9 @@ async def test_a_report_cut_by_the_length_limit_is_corrected() -> None:
 
 async def test_thinking_stays_in_the_trace_and_out_of_the_next_prompt() -> None:
     model = ScriptedModel([f"<think>I wonder</think>{SEARCH}", REPORT])
-    execution = await Executor(role("execution", model), RETRIEVER, ExecutorLimits()).run(
-        SUB_QUERY, 0, lasting()
-    )
+    execution = await Executor(
+        role("execution", model), Unfiltered(RETRIEVER), ExecutorLimits()
+    ).run(SUB_QUERY, 0, lasting())
     assert model.prompts[1].messages[2] == Message("assistant", SEARCH)
     assert "I wonder" in execution.conversation.outputs[0].text
 
@@ -240,7 +245,11 @@ async def shortened(
     context = lasting()
     asked = replace(role("execution", model), context_tokens=context_tokens)
     retriever = FixedRetriever({"director of Heat": MANY, "Heat 1995 film": MANY})
-    return await Executor(asked, retriever, LIMITS).run(SUB_QUERY, 0, context), context, model
+    return (
+        await Executor(asked, Unfiltered(retriever), LIMITS).run(SUB_QUERY, 0, context),
+        context,
+        model,
+    )
 
 
 async def test_passages_of_the_latest_search_are_dropped_first() -> None:
@@ -339,7 +348,7 @@ def test_an_executor_ends_when_searching_ends() -> None:
     async def main(clock: Clock) -> None:
         model = HeldModel(ScriptedModel([]))
         context = lasting(10.0)
-        executor = Executor(role("execution", model), RETRIEVER, ExecutorLimits())
+        executor = Executor(role("execution", model), Unfiltered(RETRIEVER), ExecutorLimits())
         running = asyncio.create_task(executor.run(SUB_QUERY, 0, context))
         await clock.advance(7.9)
         assert not running.done()
@@ -355,12 +364,12 @@ async def test_the_form_of_reports_selects_the_agent() -> None:
     """A run with another form of reports is served by the executor's agent for it."""
     listing = Agent(
         role("execution", ScriptedModel([SEARCH, report("a list", "b")])),
-        RETRIEVER,
+        Unfiltered(RETRIEVER),
         LIMITS,
         EXECUTOR,
     )
     usual = role("execution", ScriptedModel([SEARCH, REPORT]))
-    executor = Executor(usual, RETRIEVER, LIMITS, forms={"list": listing})
+    executor = Executor(usual, Unfiltered(RETRIEVER), LIMITS, forms={"list": listing})
     other = replace(lasting(), reporting=Reporting("list"))
     assert (await executor.run(SUB_QUERY, 0, other)).report.answer == "a list"
     assert (await executor.run(SUB_QUERY, 0, lasting())).report == READ

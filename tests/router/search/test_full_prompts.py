@@ -19,10 +19,11 @@ from router.protocol.decision import Dispatch, Stop
 from router.protocol.turns import SearchTurn, parse_answer
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
-from router.testing.openai_server import MODEL, Behaviour, OpenAIServer, says
 from router.trace import RoleName, Trajectory
+from tests.openai_server import MODEL, Behaviour, OpenAIServer, says
 from tests.router.deployment import lasting
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
 
 FOLDER = Path(__file__).parents[3] / "serving" / "prompts" / "full"
 NAMES: tuple[RoleName, ...] = ("delegation", "execution", "answer")
@@ -169,7 +170,7 @@ async def searched(pool: ConnectionPool, server: OpenAIServer, manner: Manner) -
     def role(name: RoleName) -> Role:
         return Role(name, model, PROMPTS[name], Sampling())
 
-    executor = Executor(role("execution"), RETRIEVER, ExecutorLimits())
+    executor = Executor(role("execution"), Unfiltered(RETRIEVER), ExecutorLimits())
     search = FactorizedSearch(Delegator(role("delegation")), executor, Answerer(role("answer")))
     return await search.run(QUESTION, lasting())
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import ContextTooLong, ToolFailed
-from router.models import Prompt, ScriptedModel
-from router.models.model import Answer, encodable
+from router.models import Prompt
+from router.models.model import encodable
 from router.protocol import Passage, prompts
 from router.protocol.tags import escape
-from router.search import Executor, Retriever
+from router.search import Executor
 from router.search.agent import ExecutorLimits
 from router.search.tools import Tool, ToolOutput, offered, passages_of
 from router.trace import Execution
@@ -23,6 +23,8 @@ from tests.router.deployment import lasting, report, role
 from tests.router.outputs import OUTPUTS
 from tests.router.retriever import FixedRetriever
 from tests.router.tools import FixedTools
+from tests.router.unfiltered import PlainRetriever, Unfiltered
+from tests.scripted_model import Answer, ScriptedModel
 
 URL = {
     "type": "object",
@@ -56,11 +58,12 @@ def tools(*more: Tool, **outputs: ToolOutput | ToolFailed) -> FixedTools:
 async def run(
     model: ScriptedModel,
     given: FixedTools | None = None,
-    retriever: Retriever | None = None,
+    retriever: PlainRetriever | None = None,
     limits: ExecutorLimits = LIMITS,
 ) -> Execution:
     """Run one execution."""
-    executor = Executor(role("execution", model), retriever, limits, tools=given)
+    searched = Unfiltered(retriever) if retriever else None
+    executor = Executor(role("execution", model), searched, limits, tools=given)
     return await executor.run("When was Heat's director born?", 0, lasting())
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
 from router.protocol.tags import escape
 from router.trace import Trajectory
 from tests.router.deployment import STOP, Deployment, lasting, report
 from tests.router.outputs import OUTPUTS
+from tests.scripted_model import ScriptedModel
 
 HOSTILE = OUTPUTS | st.sampled_from(
     [

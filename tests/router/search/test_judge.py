@@ -6,9 +6,10 @@ import pytest
 
 from router.calls import Role
 from router.ledger import Ledger
-from router.models import Completion, Message, Sampling, ScriptedModel
+from router.models import Completion, Message, Sampling
 from router.search.answerer import Judge, parse_verdict
 from serving.config.file import preset
+from tests.scripted_model import ScriptedModel
 
 
 @pytest.mark.parametrize(

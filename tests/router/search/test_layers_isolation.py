@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.models import Prompt, ScriptedModel
-from router.models.model import Answer
+from router.models import Prompt
 from router.protocol.tags import escape
 from router.trace import Trajectory
 from tests.router.deployment import STOP, lasting, report
 from tests.router.layers import Layers
 from tests.router.search.test_isolation import HOSTILE, RESULTS, Everything, World, block_of, shown
+from tests.scripted_model import Answer, ScriptedModel
 
 FORGED = HOSTILE | st.sampled_from(
     [

@@ -13,8 +13,7 @@ from msgspec.structs import replace as replace_report
 from router.errors import BudgetExhausted, UpstreamRefused
 from router.ledger import Budget, Ledger
 from router.ledger.budget import Allowance
-from router.models import Completion, OnDelta, Prompt, ScriptedModel
-from router.models.model import Answer
+from router.models import Completion, OnDelta, Prompt
 from router.protocol import NO_EVIDENCE, parse_decision, parse_turn
 from router.protocol.decision import Dispatch
 from router.protocol.turns import ReportTurn
@@ -29,6 +28,8 @@ from router.trace.values import SearchDone, SubQueryDispatched, by_executors
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import STOP, Deployment, HeldModel, block, lasting, report, role
 from tests.router.layers import QUESTION, STEPS, Layers, Pages, answers, leads_alone, manages, works
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import Answer, ScriptedModel
 
 PROMPTS = Path(__file__).parents[3] / "serving" / "prompts" / "full"
 VALUES = [f"value-{number}" for number in range(8)]
@@ -481,7 +482,9 @@ async def test_without_managers_an_executor_that_names_one_has_no_report() -> No
     assert [(execution.outcome, execution.failed) for execution in trajectory.executions] == [
         ("reported", False)
     ]
-    executor = Executor(role("execution", ScriptedModel(works)), Pages(range(4)), ExecutorLimits())
+    executor = Executor(
+        role("execution", ScriptedModel(works)), Unfiltered(Pages(range(4))), ExecutorLimits()
+    )
     execution = await executor.run("What is fact 1?", 0, lasting())
     assert (execution.outcome, execution.report.escalate_to, execution.failed) == (
         "escalated",

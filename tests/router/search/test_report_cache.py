@@ -14,11 +14,10 @@ from router.errors import UpstreamUnavailable
 from router.ledger import Budget, Ledger, RunStart
 from router.ledger.budget import Allowance
 from router.ledger.journal import Admitted, EarlierRun
-from router.models import Model, ScriptedModel
-from router.models.model import Answer
+from router.models import Model
 from router.runs import Gateway, RequestOptions, RunLifecycle
 from router.runs.live import LiveRuns
-from router.search import Executor, ReportCache, Retriever, RunContext, Topology
+from router.search import Executor, ReportCache, RunContext, Topology
 from router.search.agent import ExecutorLimits
 from router.trace import Event, Execution
 from router.trace.identity import SCOPES, Identity
@@ -29,6 +28,8 @@ from router.versions.book import Traffic
 from tests.router.clock import Clock, ended, with_clock
 from tests.router.deployment import PASSAGE, Deployment, HeldModel, Kept, finds, report, role
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import PlainRetriever, Unfiltered
+from tests.scripted_model import Answer, ScriptedModel
 
 SUB_QUERY = "Who directed Heat?"
 RETRIEVER = FixedRetriever({SUB_QUERY: [PASSAGE]})
@@ -51,19 +52,19 @@ async def _load(version: str) -> None:
     raise NotImplementedError(version)
 
 
-def executors(model: Model, retriever: Retriever = RETRIEVER) -> VersionRouting:
+def executors(model: Model, retriever: PlainRetriever = RETRIEVER) -> VersionRouting:
     """Executor versions that share a model."""
 
     def make(version: str) -> Executor:
         named = replace(role("execution", model), executor_version=version)
-        return Executor(named, retriever, ExecutorLimits())
+        return Executor(named, Unfiltered(retriever), ExecutorLimits())
 
     return VersionRouting(make, "small", _traffic, _load)
 
 
 def shared(
     model: Model,
-    retriever: Retriever = RETRIEVER,
+    retriever: PlainRetriever = RETRIEVER,
     index: Indexed | None = None,
     **terms: Any,
 ) -> ReportCache:

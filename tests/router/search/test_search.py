@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from router.errors import ContextTooLong, OutOfTime, UpstreamRefused, UpstreamUnavailable
-from router.models import Message, Prompt, ScriptedModel
+from router.models import Message, Prompt
 from router.protocol import Passage, prompts
 from router.search import Answerer, Delegator, Executor, FactorizedSearch
 from router.search.agent import ExecutorLimits
@@ -35,6 +35,8 @@ from tests.router.deployment import (
     report,
 )
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "Was the director of Heat born before 1950?"
 
@@ -562,7 +564,7 @@ async def test_the_run_says_which_reports_are_grounds() -> None:
 async def test_a_search_without_a_width_runs_all_executors_together() -> None:
     deployment = Deployment(ScriptedModel([block("a?", "b?", "c?"), STOP]), retriever=Meeting(3))
     roles = deployment.roles()
-    executor = Executor(roles["execution"], deployment.retriever, ExecutorLimits())
+    executor = Executor(roles["execution"], Unfiltered(deployment.retriever), ExecutorLimits())
     search = FactorizedSearch(
         Delegator(roles["delegation"]), executor, Answerer(roles["answer"]), width=None
     )

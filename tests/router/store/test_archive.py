@@ -20,7 +20,7 @@ from router.models import Message, Usage
 from router.runs import RunFilter
 from router.runs.archive import RunFigures, RunSummary
 from router.store import Database, LogJournal, SQLArchive
-from router.store.database import Value, engine_of
+from router.store.database import Args, Value, engine_of
 from router.store.schema import FEEDBACK, RUNS
 from router.trace import Conversation, Run
 from router.trace.run import Feedback
@@ -550,10 +550,12 @@ class Explained(Database):
 
     plans: str = ""
 
-    async def read(self, query: Callable[[Connection], Value], *, behind: bool = False) -> Value:
+    async def read(
+        self, query: Callable[[Connection, *Args], Value], *args: *Args, behind: bool = False
+    ) -> Value:
         def read(connection: Connection) -> Value:
             with explained(connection) as plans:
-                value = query(connection)
+                value = query(connection, *args)
             self.plans = "\n".join(plans)
             return value
 

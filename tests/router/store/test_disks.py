@@ -13,9 +13,9 @@ from benchmarks.gateway import OnePassage, at_once, canned_config
 from router.errors import RolegateError
 from router.store import Database, LogJournal, opened
 from router.store.check import check
-from router.testing.openai_server import serving, writes
 from serving.composition import running_gateway
 from serving.config.file import load_config
+from tests.openai_server import serving, writes
 from tests.router.store.disks import filled, small_disk
 from tests.router.store.entries import NOW, cut_short, ended, rows, start
 from tests.router.store.entries import opened as before

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from sqlalchemy import Connection, Engine
 
 from router.store import Database, LogJournal, SQLArchive
 from router.store.check import check
+from router.store.database import Args, Value
 from router.store.log import RunLog, segments
 from tests.router.store.entries import (
     DAY,
@@ -29,8 +29,6 @@ from tests.router.store.entries import (
 )
 from tests.router.store.stored import run
 
-Value = TypeVar("Value")
-
 
 class Counted(Database):
     """A database that counts its writes."""
@@ -42,14 +40,18 @@ class Counted(Database):
         self._news = asyncio.Condition()
 
     async def write(
-        self, change: Callable[[Connection], Value], *, on_disk: bool = True, behind: bool = False
+        self,
+        change: Callable[[Connection, *Args], Value],
+        *args: *Args,
+        on_disk: bool = True,
+        behind: bool = False,
     ) -> Value:
         self.begun += 1
         self.on_disk.append(on_disk)
         async with self._news:
             self._news.notify_all()
         try:
-            return await super().write(change, on_disk=on_disk, behind=behind)
+            return await super().write(change, *args, on_disk=on_disk, behind=behind)
         finally:
             self.done += 1
             async with self._news:

@@ -18,7 +18,7 @@ from router.access import Tenant
 from router.edge.grpc.server import Server
 from router.errors import BadRequest, BudgetExhausted, NotFound, StoreFailed
 from router.ledger import Budget
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.runs import Gateway, RequestOptions, RunFilter, RunLifecycle
 from router.runs.live import LiveRuns
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, Topology
@@ -34,6 +34,8 @@ from tests.router.deployment import PASSAGE, STOP, HeldModel, block, finds, repo
 from tests.router.edge.wire import connected
 from tests.router.retriever import FixedRetriever
 from tests.router.tools import FixedTools
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import ScriptedModel
 
 if TYPE_CHECKING:
     from rolegate.v1.answer_service_pb2_grpc import AnswerServiceAsyncStub
@@ -73,7 +75,7 @@ async def gateway(
     )
     retriever = FixedRetriever({text: [PASSAGE] for text in SUB_QUERIES})
     roles: dict[RoleName, Any] = {name: role(name, model) for name, model in models.models.items()}
-    executor = Executor(roles["execution"], retriever, ExecutorLimits(), tools=tools)
+    executor = Executor(roles["execution"], Unfiltered(retriever), ExecutorLimits(), tools=tools)
     search = FactorizedSearch(Delegator(roles["delegation"]), executor, Answerer(roles["answer"]))
     settings = {name: RoleSetting(name, "0" * 64) for name in roles}
     try:

@@ -18,6 +18,7 @@ from router.runs import RequestOptions, RunFilter, Runs
 from router.runs.live import LiveRuns
 from router.table import TableLimits
 from tests.conftest import Rolegate
+from tests.router.accounts import open_access
 from tests.router.deployment import HeldModel
 from tests.router.edge.wire import connected, served
 from tests.router.table.small_world import QUESTION, REQUEST, Reader, World, gateway, lead
@@ -44,14 +45,14 @@ async def test_a_detached_table_that_outlives_the_grace_of_a_shutdown_is_resumed
         question=QUESTION, columns=COLUMNS, request_id="mine", detached=True
     )
     async with gateway(url, WORLD, held, lead(WORLD, 2), limits=LIMITS) as (first, archive):
-        server = Server(first, None, TableServicer(first, Runs(archive, LiveRuns())))
+        server = Server(first, None, TableServicer(first, Runs(archive, LiveRuns()), open_access()))
         async with connected(await server.start("127.0.0.1:0")) as channel:
             stub: TableServiceAsyncStub = TableServiceStub(channel)
             run_id = (await stub.FillTable(detached)).run_id
             await asyncio.wait_for(held.called.wait(), 10)
             await asyncio.wait_for(server.drain(0.01), 10)
     async with gateway(url, WORLD, limits=LIMITS, delegator=lead(WORLD, 2)) as (second, archive):
-        tables = TableServicer(second, Runs(archive, LiveRuns()))
+        tables = TableServicer(second, Runs(archive, LiveRuns()), open_access())
         async with served(Server(second, None, tables)) as channel:
             stub = TableServiceStub(channel)
             table = (await stub.FillTable(asked)).table
@@ -70,7 +71,7 @@ async def whole(folder: Path) -> pb.Table:
         undisturbed,
         archive,
     ):
-        tables = TableServicer(undisturbed, Runs(archive, LiveRuns()))
+        tables = TableServicer(undisturbed, Runs(archive, LiveRuns()), open_access())
         async with served(Server(undisturbed, None, tables)) as channel:
             stub: TableServiceAsyncStub = TableServiceStub(channel)
             return (
@@ -99,7 +100,7 @@ async def test_a_resumed_table_equals_an_undisturbed_one(
         await filling
     async with gateway(url, WORLD, limits=LIMITS, delegator=lead(WORLD, 2)) as (second, archive):
         runs = Runs(archive, LiveRuns())
-        server = Server(second, None, RunServicer(runs), TableServicer(second, runs))
+        server = Server(second, None, RunServicer(runs), TableServicer(second, runs, open_access()))
         port = await server.start("127.0.0.1:0")
         async with connected(port) as channel:
             stub: TableServiceAsyncStub = TableServiceStub(channel)

@@ -14,7 +14,7 @@ from typing import Any
 
 from router.calls import Role
 from router.errors import UpstreamRefused
-from router.models import Completion, Prompt, Sampling, ScriptedModel
+from router.models import Completion, Prompt, Sampling
 from router.protocol import Passage
 from router.runs import Gateway, RunLifecycle
 from router.runs.live import LiveRuns
@@ -30,6 +30,8 @@ from router.trace import RoleName
 from router.trace.run import RoleSetting
 from router.trace.table import Column
 from router.versions import VersionRouting
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import ScriptedModel
 
 QUESTION = "List all cities of the register."
 COLUMNS = (Column("city", key=True), Column("founder"), Column("founded", "integer"))
@@ -231,8 +233,11 @@ async def gateway(
     }
     limits = limits or TableLimits()
     long = ExecutorLimits(report_chars=report_chars)
-    agent = Agent(roles["execution"], world, long, EXECUTOR_OF_TABLES)
-    executes: Any = Executor(roles["execution"], world, ExecutorLimits(), forms={TABLE_FORM: agent})
+    searched = Unfiltered(world)
+    agent = Agent(roles["execution"], searched, long, EXECUTOR_OF_TABLES)
+    executes: Any = Executor(
+        roles["execution"], searched, ExecutorLimits(), forms={TABLE_FORM: agent}
+    )
     if shared:
         versioned: Executor = executes
         executes = ReportCache(

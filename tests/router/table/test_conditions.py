@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router.errors import BadRequest
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
 from router.runs import RequestOptions
 from router.table import TableLimits, TableRequest, table_cost, table_of
@@ -36,6 +36,7 @@ from tests.router.table.test_assembly import GIVEN, reports
 from tests.router.table.test_filling import asked, filled, result, values
 from tests.router.table.test_table_going_on import killed, models
 from tests.router.table.test_table_going_on import table as resumed_table
+from tests.scripted_model import ScriptedModel
 
 AFTER = Condition(Column("founded"), "after", ("1005",))
 FOUNDED = '<where column="founded" is="after" ask="When was {city} founded?">1005</where>'

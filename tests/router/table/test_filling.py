@@ -12,7 +12,7 @@ import pytest
 
 from router.errors import BadRequest, MalformedOutput, UpstreamRefused
 from router.ledger import Budget
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
 from router.runs import RequestOptions, RunFilter
 from router.table import TableLimits, TableRequest, table_cost, table_of
@@ -31,6 +31,7 @@ from tests.router.table.small_world import (
     lead,
     written,
 )
+from tests.scripted_model import ScriptedModel
 
 WORDED = (COLUMNS[0], Column("founder", ask="Who founded {city}?"), COLUMNS[2])
 

@@ -14,7 +14,7 @@ import pytest
 
 from router.calls import Role
 from router.errors import UpstreamRefused
-from router.models import Prompt, Sampling, ScriptedModel
+from router.models import Prompt, Sampling
 from router.protocol import Passage
 from router.runs import RequestOptions, RunFilter
 from router.search import Delegator, Executor
@@ -29,6 +29,8 @@ from router.trace.turns import work_of
 from router.trace.values import TableRun
 from tests.router.deployment import HeldModel, block
 from tests.router.table.small_world import REQUEST, Reader, World, gateway, lead
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import ScriptedModel
 
 LIMITS = TableLimits(width=4, cells_per_ask=1)
 BLOCKED = "This page is blocked."
@@ -89,8 +91,9 @@ def managers(**pages: Any) -> Managers:
         if isinstance(shown, Held):
             model = shown.model
         worker = Role("execution", model, "execution", Sampling(max_tokens=256), 1)
-        agent = Agent(worker, shown or Partly(World()), ExecutorLimits(), EXECUTOR_OF_TABLES)
-        workers = Executor(worker, shown, ExecutorLimits(), forms={TABLE_FORM: agent})
+        searched = Unfiltered(shown or Partly(World()))
+        agent = Agent(worker, searched, ExecutorLimits(), EXECUTOR_OF_TABLES)
+        workers = Executor(worker, searched, ExecutorLimits(), forms={TABLE_FORM: agent})
         return Manager(name, Delegator(lead_role, report=parse_table_turn), workers)
 
     return Managers([manager(name, shown) for name, shown in pages.items()])

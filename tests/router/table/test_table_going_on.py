@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from router.errors import BadRequest
-from router.models import Completion, Delta, OnDelta, Prompt, ScriptedModel
+from router.models import Completion, Delta, OnDelta, Prompt
 from router.runs import Gateway, RequestOptions, RunFilter
 from router.table import TableLimits, TableRequest, table_of
 from router.trace import Run
 from router.trace.values import TableRun
 from tests.router.deployment import HeldModel
 from tests.router.table.small_world import REQUEST, Reader, World, gateway, lead
+from tests.scripted_model import ScriptedModel
 
 LIMITS = TableLimits(width=3)
 NAMED = RequestOptions(request_id="mine")

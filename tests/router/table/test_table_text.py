@@ -157,7 +157,7 @@ def test_empty_key_parts_and_ditto_signs_repeat_the_cell_above() -> None:
     )
 
 
-def test_omitted_keyless_and_cut_rows_are_counted() -> None:
+def test_omitted_and_keyless_rows_are_counted() -> None:
     """A row that begins with dots is a row."""
     head = _HEAD + "| Krurou | Ana Ruiz | 1321 |\n"
     assert read_rows(head + "| ... | ... | ... |\n| | Bo | 1400 |", CITIES) == ((KRUROU,), 2)
@@ -165,8 +165,6 @@ def test_omitted_keyless_and_cut_rows_are_counted() -> None:
     assert read_rows(head + "| ...And Justice | | |", CITIES).rows[1:] == (
         ("...And Justice", "", ""),
     )
-    assert read_rows(head + "| Bel | | 14", CITIES, cut=True) == ((KRUROU,), 1)
-    assert read_rows(head, CITIES, cut=True) == ((KRUROU,), 0)
 
 
 def test_chinese_names_headers_and_signs_are_read() -> None:
@@ -246,7 +244,7 @@ def test_titles_and_names_that_look_like_sentences_are_keys() -> None:
 
 def test_whole_rows_of_cut_json_count() -> None:
     text = json.dumps({"rows": _RECORDS})
-    assert read_rows(text[:-20], CITIES, cut=True) == ((KRUROU,), 1)
+    assert read_rows(text[:-20], CITIES) == ((KRUROU,), 0)
 
 
 def test_the_first_part_of_a_longer_list_item_is_the_key() -> None:
@@ -269,10 +267,6 @@ def test_a_thousand_chinese_rows_are_read_with_blank_cells_kept() -> None:
     turn = parse_table_turn(text)
     assert isinstance(turn, ReportTurn)
     assert read_rows(turn.report.answer, columns) == (tuple(rows), 0)
-
-
-def test_the_last_line_of_a_cut_list_does_not_count() -> None:
-    assert read_rows("- Krurou\n- Bel\n- Ta", [CITY], cut=True) == ((("Krurou",), ("Bel",)), 1)
 
 
 @pytest.mark.parametrize(
@@ -426,7 +420,7 @@ _PARTS = st.sampled_from(
 
 @given(OUTPUTS | st.lists(_PARTS).map("".join), st.booleans())
 def test_any_text_is_read_into_rows_with_a_key_and_the_given_width(text: str, cut: bool) -> None:
-    for row in read_rows(text, CITIES, cut=cut).rows:
+    for row in read_rows(text, CITIES).rows:
         assert len(row) == 3
         assert row[0]
     assert len(read_values(text, Schema(CITIES), [FOUNDER, FOUNDED], ("krurou",))) == 2

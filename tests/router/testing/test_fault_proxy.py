@@ -19,8 +19,9 @@ from router.testing.fault_proxy import (
     FaultyRetriever,
     fault_proxies,
 )
-from router.testing.openai_server import Reply, serving, writes
+from tests.openai_server import Reply, serving, writes
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
 
 TEXT = "<answer>in 1943</answer>"
 PROMPT = Prompt(
@@ -146,10 +147,14 @@ async def test_searches_fail_or_hang_as_planned() -> None:
     """Without a plan they are passed on."""
     passage = Passage("p", "Heat", "Heat is a film.", 1.0)
     inner = FixedRetriever({"who": [passage]})
-    assert await FaultyRetriever(inner, FaultPlan("s", 0.0)).search(["who"], 1) == [[passage]]
+    assert await FaultyRetriever(Unfiltered(inner), FaultPlan("s", 0.0)).search(["who"], 1) == [
+        [passage]
+    ]
     with pytest.raises(UpstreamUnavailable):
-        await FaultyRetriever(inner, FaultPlan("s", 1.0, ("reset",))).search(["who"], 1)
+        await FaultyRetriever(Unfiltered(inner), FaultPlan("s", 1.0, ("reset",))).search(["who"], 1)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
-            await FaultyRetriever(inner, FaultPlan("s", 1.0, ("black_hole",))).search(["who"], 1)
+            await FaultyRetriever(Unfiltered(inner), FaultPlan("s", 1.0, ("black_hole",))).search(
+                ["who"], 1
+            )
     assert inner.queries == ["who"]

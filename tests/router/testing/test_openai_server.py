@@ -8,8 +8,8 @@ import aiohttp
 from router.models import Message, Prompt, Sampling, Usage
 from router.models.connection_pool import ConnectionPool
 from router.models.openai_client import OpenAIHTTP
-from router.testing.openai_server import ChatRequest, Reply, serving, writes
 from tests.openai_behaviours import disconnects
+from tests.openai_server import ChatRequest, Reply, serving, writes
 
 PROMPT = Prompt(
     (Message("system", "Be short."), Message("user", "Who wrote it?")),

@@ -154,7 +154,7 @@ def test_unknown_counts_and_rewards_are_not_zero(
     it was judged.
     """
     calls = [call("run-1", number, usage=usage) for number, usage in enumerate(usages)]
-    assert reward_of(run("run-1", calls=calls, result=FOUND), golds) == reward
+    assert reward_of(run("run-1", calls=calls, result=FOUND), golds, None) == reward
 
 
 def test_runs_without_an_answer_or_texts_have_no_lines() -> None:

@@ -17,7 +17,7 @@ from router.errors import (
     UpstreamUnavailable,
 )
 from router.ledger import Ledger
-from router.models import Model, Sampling, ScriptedModel
+from router.models import Model, Sampling
 from router.search import Executor, RunContext
 from router.search.agent import ExecutorLimits
 from router.versions import VersionRouting
@@ -25,6 +25,8 @@ from router.versions.book import Traffic
 from tests.router.clock import Clock, with_clock
 from tests.router.deployment import HeldModel, finds, report
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import ScriptedModel
 
 BASE = "base"
 OLD = "executor-000001"
@@ -65,7 +67,7 @@ def executors(
     def make(version: str) -> Executor:
         model = (models or {}).get(version) or ScriptedModel(finds, version)
         role = Role("execution", model, "execute", Sampling(64), 2, executor_version=version)
-        return Executor(role, FixedRetriever({}), ExecutorLimits())
+        return Executor(role, Unfiltered(FixedRetriever({})), ExecutorLimits())
 
     return VersionRouting(
         make, BASE, record.read, record.load, (messages if messages is not None else []).append

@@ -24,8 +24,7 @@ from router.errors import (
     UpstreamUnavailable,
 )
 from router.ledger import Budget, UsageQuery
-from router.models import Message, Model, Prompt, Sampling, ScriptedModel
-from router.models.model import Answer
+from router.models import Message, Model, Prompt, Sampling
 from router.protocol import Passage, Vocabulary
 from router.protocol.vocabulary import words
 from router.runs import Gateway, RequestOptions, RunLifecycle, Runs
@@ -37,12 +36,12 @@ from router.search import (
     Executor,
     FactorizedSearch,
     Indexes,
-    Retriever,
     Topology,
 )
 from router.search.agent import ExecutorLimits
 from router.search.answerer import Judge
 from router.search.executor import Executes
+from router.search.retrieval import IndexRetriever
 from router.store import Database, LogJournal, SQLAccounts, SQLArchive, SQLUsages, SQLVersionBook
 from router.trace import RoleName, Run, Trajectory
 from router.trace.identity import LOCAL, SCOPES, Identity
@@ -52,6 +51,8 @@ from router.versions.book import Judgement, Side, Source, Traffic
 from tests.router.clock import ended
 from tests.router.deployment import PASSAGE, STOP, HeldModel, block, lasting, report, role
 from tests.router.retriever import FixedRetriever, NamedRetriever
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import Answer, ScriptedModel
 
 BASE = "base"
 NEW = "executor-000001"
@@ -93,8 +94,8 @@ class Models:
     delegator: Model = field(default_factory=lambda: ScriptedModel(delegates, "backbone"))
     answerer: Model = field(default_factory=lambda: ScriptedModel(answers, "fixed"))
     judge: Model | None = None
-    retriever: Retriever | Indexes = field(
-        default_factory=lambda: FixedRetriever({SUB_QUERY: [PASSAGE]})
+    retriever: IndexRetriever | Indexes = field(
+        default_factory=lambda: Unfiltered(FixedRetriever({SUB_QUERY: [PASSAGE]}))
     )
 
     def executor(self, version: str) -> Executor:
@@ -605,7 +606,7 @@ async def test_a_trial_that_an_upstream_spoils_is_given_up(tmp_path: Path, culpr
                 for _ in range(3):
                     here.executors.of(NEW).role(lasting()).endpoint.breaker.open()
             case "retriever":
-                models.retriever = DownOnce({})
+                models.retriever = Unfiltered(DownOnce({}))
         trial_events: asyncio.Queue[str] = asyncio.Queue()
 
         def note_trial_event(_logger: object, _level: str, event: Any) -> Any:
@@ -622,7 +623,7 @@ async def test_a_trial_that_an_upstream_spoils_is_given_up(tmp_path: Path, culpr
 async def test_a_run_that_an_upstream_spoiled_is_not_tried(tmp_path: Path) -> None:
     """The failure is not the served version's fault."""
     models = Models()
-    models.retriever = DownOnce({SUB_QUERY: [PASSAGE]})
+    models.retriever = Unfiltered(DownOnce({SUB_QUERY: [PASSAGE]}))
     models.delegator = ScriptedModel([block(SUB_QUERY), *[block(SUB_QUERY), STOP] * 3], "backbone")
     async with deployed(tmp_path, models) as here:
         await here.set("shadow")

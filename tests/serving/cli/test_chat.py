@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from router.models import ScriptedModel
 from router.trace.run import Feedback
 from tests.conftest import Ended, Rolegate
 from tests.router.clock import ended
@@ -22,6 +21,7 @@ from tests.router.deployment import STOP, Deployment, HeldModel, Kept, block
 from tests.router.edge.certificates import Authority
 from tests.router.edge.wire import whole_server
 from tests.scripted_gateway import DEAD_QUESTION, DIRECTOR, QUESTION, environment
+from tests.scripted_model import ScriptedModel
 
 CODE = "import sys; from serving.cli.main import main; sys.exit(main())"
 AT_TERMINAL = f"import os; os.login_tty(os.dup(0)); {CODE}"

@@ -14,8 +14,6 @@ import pytest_asyncio
 from aiohttp import web
 
 from router.edge.grpc.server import Server
-from router.testing import openai_server
-from router.testing.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, says
 from router.trace import RoleName
 from serving.cli.main import main
 from serving.config.config import MilvusConfig
@@ -27,9 +25,12 @@ from serving.retrieval.embedder import EndpointEmbedder
 from serving.retrieval.milvus import MilvusStore
 from serving.retrieval.services import RetrievalServicer
 from serving.topologies import PROMPTS
+from tests import openai_server
 from tests.conftest import Rolegate
 from tests.openai_behaviours import replies
+from tests.openai_server import MODEL, USAGE, Behaviour, OpenAIServer, fails, hang, says
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import Unfiltered
 from tests.scripted_gateway import environment
 from tests.serving.retrieval import scripted_reranker
 from tests.serving.retrieval.milvus_server import MilvusServer
@@ -577,7 +578,7 @@ async def test_a_dead_port_is_reported(live: Live, dead: str) -> None:
 
 async def test_a_retrieval_server_is_probed_by_one_search(live: Live) -> None:
     retriever = FixedRetriever({})
-    grpc_server = Server(None, RetrievalServicer(retriever, default_top_k=1))
+    grpc_server = Server(None, RetrievalServicer(Unfiltered(retriever), default_top_k=1))
     port = await grpc_server.start("127.0.0.1:0")
 
     result = await live.checked(

@@ -10,10 +10,10 @@ import pytest
 from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1 import run_service_pb2 as pb
 
-from router.models import ScriptedModel
 from tests.conftest import Rolegate
 from tests.router.deployment import Deployment, HeldModel
 from tests.router.edge.wire import whole_server
+from tests.scripted_model import ScriptedModel
 
 
 class Recorded(grpc.GenericRpcHandler):

@@ -12,7 +12,7 @@ import faiss
 import pytest
 
 from router.errors import BadConfig, UpstreamRefused, UpstreamUnavailable
-from router.models import Prompt, ScriptedModel
+from router.models import Prompt
 from router.protocol import Passage
 from router.search import Executor
 from router.search.agent import ExecutorLimits
@@ -23,6 +23,8 @@ from serving.retrieval.index import Index
 from serving.retrieval.opening import check_access
 from serving.retrieval.searcher import IndexSearcher
 from tests.router.deployment import lasting, report, role
+from tests.router.unfiltered import Unfiltered
+from tests.scripted_model import ScriptedModel
 from tests.serving.retrieval.test_services import remote
 
 FATES = [
@@ -212,4 +214,4 @@ async def test_a_server_that_is_down_is_not_refused() -> None:
         ) -> list[list[Passage]]:
             raise UpstreamUnavailable("refused", endpoint="127.0.0.1:9")
 
-    await check_access(Away())
+    await check_access(Unfiltered(Away()))

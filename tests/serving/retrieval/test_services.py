@@ -29,7 +29,7 @@ from router.errors import (
     UpstreamUnavailable,
 )
 from router.protocol import Passage
-from router.search import Indexes, Retriever
+from router.search import Indexes
 from router.trace.scope import DEFAULT_INDEX
 from serving.config.config import RetrievalConfig
 from serving.retrieval.embedder import MiniLM
@@ -44,6 +44,7 @@ from serving.retrieval.services import (
     retrieval_app,
 )
 from tests.router.retriever import FixedRetriever
+from tests.router.unfiltered import PlainRetriever, Unfiltered
 
 PASSAGES = [
     Passage(str(number), f"Title {number}", f"Text {number}", 0.5 - number / 10)
@@ -91,10 +92,10 @@ class StuckRetriever:
 
 
 @asynccontextmanager
-async def http(retriever: Retriever, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
+async def http(retriever: PlainRetriever, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
     """Yield a client session of a running application."""
     readiness: Readiness | None = options.pop("readiness", None)
-    server = HTTPServer(retrieval_app(retriever, readiness=readiness), 0.0, **options)
+    server = HTTPServer(retrieval_app(Unfiltered(retriever), readiness=readiness), 0.0, **options)
     async with aiohttp.ClientSession(
         f"http://{await server.start('127.0.0.1:0', '--http')}"
     ) as session:
@@ -109,10 +110,13 @@ async def post(session: aiohttp.ClientSession, body: object) -> tuple[int, Any]:
 
 
 @asynccontextmanager
-async def served(retriever: Retriever | Indexes | None, **options: Any) -> AsyncIterator[str]:
+async def served(retriever: PlainRetriever | Indexes | None, **options: Any) -> AsyncIterator[str]:
     """Yield the address of a gRPC server; None stands for one that sends empty responses."""
     server = grpc.aio.server(interceptors=[CallInterceptor()])
-    servicer = RetrievalServicer(retriever, **options) if retriever else ShortServicer()
+    servicer: RetrievalServiceServicer = ShortServicer()
+    if retriever:
+        searched = retriever if isinstance(retriever, Indexes) else Unfiltered(retriever)
+        servicer = RetrievalServicer(searched, **options)
     add_RetrievalServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -135,7 +139,7 @@ class ShortServicer(RetrievalServiceServicer):
 
 @asynccontextmanager
 async def remote(
-    retriever: Retriever | Indexes | None, **options: Any
+    retriever: PlainRetriever | Indexes | None, **options: Any
 ) -> AsyncIterator[RemoteRetriever]:
     """Yield a client of such a server."""
     async with served(retriever, **options) as address:
@@ -281,7 +285,7 @@ async def test_a_real_index_answers(index: Index, embedder: MiniLM) -> None:
     ],
 )
 async def test_errors_of_a_search_are_typed(
-    retriever: Retriever | None,
+    retriever: PlainRetriever | None,
     queries: list[str],
     top_k: int,
     kind: type[UpstreamError],

@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from rolegate.client import AsyncClient
 
-from router.testing.openai_server import serving as serving_models
 from serving.composition import running_gateway
 from serving.config.file import load_config
+from tests.openai_server import serving as serving_models
 from tests.serving.test_indexes import _free_port
 from tests.serving.uploads.world import FOLDER, archive, write_config
 from tests.stall import Served, held_s, serving

@@ -11,12 +11,12 @@ from rolegate.client import AsyncClient
 
 from router.access import new_key
 from router.store import Database, SQLAccounts
-from router.testing.openai_server import serving, writes
 from router.trace.identity import SCOPES, KeyScope
 from serving.composition import running_gateway
 from serving.config.file import load_config
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import Vectors
+from tests.openai_server import serving, writes
 from tests.serving.test_indexes import Caller, _free_port, script
 
 DEFAULT_WORD = "Dandelion"

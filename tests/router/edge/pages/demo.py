@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from router.models import Completion, Message, ScriptedModel, Usage
+from router.models import Completion, Message, Usage
 from router.protocol import Passage, Report
 from router.protocol.evidence import NO_EVIDENCE
 from router.runs.support import is_supported
@@ -34,6 +34,7 @@ from tests.router.retriever import FixedRetriever
 from tests.router.scripted_tables import SCRIPT
 from tests.router.store.stored import call
 from tests.router.table.reports import discovery, executed, fill
+from tests.scripted_model import ScriptedModel
 
 PEAK = Passage(
     "p1",

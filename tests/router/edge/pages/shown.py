@@ -17,12 +17,12 @@ from router.edge.running import Detached
 from router.ledger import RunStart
 from router.runs import RunLifecycle, Runs
 from router.runs.live import LiveRuns
-from router.search import Retriever
 from router.trace import Run
 from tests.router.accounts import KeptAccounts
 from tests.router.deployment import Deployment, Kept
 from tests.router.edge.pages.world import ASKS
 from tests.router.scripted_tables import ScriptedTables
+from tests.router.unfiltered import PlainRetriever, Unfiltered
 
 
 @dataclass
@@ -44,7 +44,7 @@ async def shown(
     runs: Sequence[Run] = (),
     *,
     tenants: Sequence[str] = (),
-    retriever: Retriever | None = None,
+    retriever: PlainRetriever | None = None,
     files_not_read: Mapping[str, int] | None = None,
 ) -> AsyncIterator[Shown]:
     """Serve pages that show `runs`; with `tenants`, each of them has a key."""
@@ -64,7 +64,8 @@ async def shown(
     site = Site(access)
     add_runs(site, run_service)
     add_asking(site, gateway, Detached(access), tables, runs=run_service)
-    RunPages(site, run_service, retriever, files_not_read=lambda: files_not_read)
+    searched = Unfiltered(retriever) if retriever else None
+    RunPages(site, run_service, searched, files_not_read=lambda: files_not_read)
     server = HTTPServer(openai_app(gateway, access, pages=site), 0.0, access=access)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(gateway.settled)

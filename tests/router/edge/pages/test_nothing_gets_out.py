@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from router.edge.pages import Site
-from router.models import ScriptedModel
 from router.protocol import Passage
 from router.trace import Run
 from router.trace.run import Feedback
@@ -22,6 +21,7 @@ from tests.router.edge.pages.test_run_page import begun, posted
 from tests.router.edge.pages.world import browsing
 from tests.router.retriever import FixedRetriever
 from tests.router.store.stored import run
+from tests.scripted_model import ScriptedModel
 
 MARK = "Rumpelstiltskin"
 

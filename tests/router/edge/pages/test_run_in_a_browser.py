@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.models import ScriptedModel
 from router.trace.run import Feedback
 from tests.browser import CHROMIUM, Tab, axe, browsing_tab, findings
 from tests.router.deployment import STOP, Deployment, HeldModel, block
@@ -14,6 +13,7 @@ from tests.router.edge.pages.shown import shown
 from tests.router.edge.pages.test_run_page import begun
 from tests.router.edge.pages.world import browsing
 from tests.router.retriever import FixedRetriever
+from tests.scripted_model import ScriptedModel
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from router.models import ScriptedModel
 from router.protocol import Passage
 from router.trace import Run
 from router.trace.redaction import redacted
@@ -26,6 +25,7 @@ from tests.router.edge.pages.test_timeline import managed
 from tests.router.edge.pages.world import browsing, token
 from tests.router.retriever import FixedRetriever
 from tests.router.store.stored import call, run, run_with_tools
+from tests.scripted_model import ScriptedModel
 
 DEMO = {demo_run.id: demo_run for demo_run in runs()}
 HEAT = "Who directed Heat?"

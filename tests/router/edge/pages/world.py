@@ -74,7 +74,7 @@ async def pages(store: Path | str, *tenants: str) -> AsyncIterator[World]:
         stack.push_async_callback(gateway.settled)
         stack.callback(gateway.lifecycle.live.stop, 0)
         add_runs(site, runs)
-        add_asking(site, gateway, Detached(access))
+        add_asking(site, gateway, Detached(access), runs=runs)
         RunPages(site, runs)
         add_usage(site, SQLUsages(database), accounts, runs)
         versions = Versions(SQLVersionBook(database), _load, GATE)

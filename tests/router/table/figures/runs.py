@@ -14,13 +14,14 @@ from typing import Any
 from benchmarks.widesearch.scoring import CellJudge, scores_of
 from executor_sft.dataset import ServedTokens
 from router.errors import UpstreamRefused
-from router.models import Completion, Message, Prompt, ScriptedModel, Usage
+from router.models import Completion, Message, Prompt, Usage
 from router.table import table_cost, table_of
 from router.table.table_text import to_markdown
 from router.trace import RoleName, Run
 from tests.benchmarks.widesearch.made_tasks import TEXT, number, task
 from tests.router.table.small_world import COLUMNS, Reader, World, lead_turn
 from tests.router.table.test_filling import filled, result, values
+from tests.scripted_model import ScriptedModel
 
 MINI = Path(__file__).parents[4] / "serving/models/mini-backbone"
 

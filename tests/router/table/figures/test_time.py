@@ -22,8 +22,8 @@ from router.models.openai_client import OpenAIHTTP
 from router.search import RunContext
 from router.search.executor import Executes
 from router.table import TableLimits, table_of
-from router.testing.openai_server import ChatRequest, OpenAIServer, Reply, serving, writes
 from router.trace import Execution
+from tests.openai_server import ChatRequest, OpenAIServer, Reply, serving, writes
 from tests.router.table.figures.runs import run_of, show
 from tests.router.table.small_world import Reader, World, lead_turn
 from tests.router.table.test_filling import result, values
