@@ -15,10 +15,9 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-import msgspec
-
 from router.background import loop_time
 from router.errors import AccessDenied, BadRequest, NoKey, StoreFailed
+from router.frozen import Frozen
 from router.trace.identity import DEFAULT_TENANT, LOCAL, SHADOW_TENANT, Identity, KeyScope
 from router.trace.scope import DEFAULT_INDEX, uploads_of
 
@@ -37,7 +36,7 @@ CLOCK_SKEW_S = 10.0
 """Max seconds by which the clocks of gateways on one store may differ."""
 
 
-class Tenant(msgspec.Struct, frozen=True):
+class Tenant(Frozen):
     """Settings of a tenant, that is a customer or a team with its own keys and quotas.
 
     A limit of None means no limit. Minutes, days and months are those of the clock, in UTC.
@@ -64,7 +63,7 @@ class Tenant(msgspec.Struct, frozen=True):
     """Names of the indexes that the tenant may search, sorted."""
 
 
-class Key(msgspec.Struct, frozen=True):
+class Key(Frozen):
     """An API key as it is stored, without its secret."""
 
     key_id: str
@@ -94,7 +93,7 @@ class Key(msgspec.Struct, frozen=True):
         return self.revoked_at is not None and self.revoked_at <= time.time() + CLOCK_SKEW_S
 
 
-class Spent(msgspec.Struct, frozen=True):
+class Spent(Frozen):
     """The part of a tenant's quotas that is spent, in one day or one month."""
 
     period: str
@@ -105,7 +104,7 @@ class Spent(msgspec.Struct, frozen=True):
     """Billionths of a dollar."""
 
 
-class QuotaUse(msgspec.Struct, frozen=True):
+class QuotaUse(Frozen):
     """The part of a tenant's quota that is spent in the current day or month."""
 
     tenant: str
@@ -127,7 +126,7 @@ class QuotaUse(msgspec.Struct, frozen=True):
         return max(0.0, 1 - self.used / self.limit)
 
 
-class AuditEvent(msgspec.Struct, frozen=True):
+class AuditEvent(Frozen):
     """An administrative act, as the audit log has it. It contains no secrets."""
 
     act: str

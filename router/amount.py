@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-import msgspec
+from router.frozen import Frozen
 
 
-class Amount(msgspec.Struct, frozen=True, gc=False):
+class Amount(Frozen, gc=False):
     """An amount of tokens and money that is spent, reserved or allowed."""
 
     tokens: int = 0
@@ -23,7 +23,7 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-class Remaining(msgspec.Struct, frozen=True):
+class Remaining(Frozen):
     """The rest of a limit on tokens or on money."""
 
     of: Literal["tokens", "nano_usd"]

@@ -3,16 +3,15 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal, Protocol
 
-import msgspec
-
 from router.errors import BadConfig
+from router.frozen import Frozen
 
 DocumentState = Literal["waiting", "indexed", "skipped"]
 """`waiting`: the next build reads it. `indexed`: in the index. `skipped`: could not be read."""
 BuildState = Literal["idle", "building", "failed"]
 
 
-class UploadedDocument(msgspec.Struct, frozen=True):
+class UploadedDocument(Frozen):
     """A stored document of a tenant."""
 
     name: str
@@ -26,7 +25,7 @@ class UploadedDocument(msgspec.Struct, frozen=True):
     """Why it was not read, or which parts of it were not read; empty if all of it was read."""
 
 
-class Build(msgspec.Struct, frozen=True):
+class Build(Frozen):
     """State of the index of a tenant, and its last build that did not fail."""
 
     state: BuildState

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Annotated
 
 import grpc
-import msgspec
 import structlog
 from msgspec import Meta
 from rolegate.client.connection import is_loopback
 
 from router.access import Access
 from router.errors import BadConfig
+from router.frozen import Frozen
 
 _PEM = Annotated[str, Meta(extra={"mark": "path"})]  # marked as the config marks paths
 
 
-class TLS(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TLS(Frozen, forbid_unknown_fields=True):
     """TLS certificate and key of the servers, as paths of PEM files."""
 
     certificate: _PEM

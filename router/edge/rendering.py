@@ -5,7 +5,6 @@ people.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
 from rolegate.client.text import markdown, model_markdown, source_line, visible
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import table_service_pb2 as table_pb
@@ -14,6 +13,7 @@ from router.background import in_viewer
 from router.edge.grpc.convert_request import from_proto
 from router.edge.run_table import run_table
 from router.errors import UpstreamUnavailable
+from router.frozen import Frozen
 from router.protocol.tags import without_thinking
 from router.runs.support import AnswerSentence, answer_sentences, grounds_of, unblocked
 from router.table.table_text import to_markdown
@@ -40,7 +40,7 @@ UNSUPPORTED = "Unsupported: no retrieved passage holds all of this answer; check
 """Warning below an answer with names or numbers that no cited evidence contains."""
 
 
-class SubAnswer(msgspec.Struct, frozen=True):
+class SubAnswer(Frozen):
     """A sub-query with the answer in its report."""
 
     sub_query: str
@@ -49,7 +49,7 @@ class SubAnswer(msgspec.Struct, frozen=True):
     """Name of an `ExecutionOutcome`, in lower case and without the prefix of the enum."""
 
 
-class CitedAnswer(msgspec.Struct, frozen=True):
+class CitedAnswer(Frozen):
     """The result of a finished run with its sources. The HTTP server, the command line and MCP show
     it to users.
     """

@@ -8,7 +8,6 @@ import traceback
 from operator import is_not
 from typing import TypeVar
 
-import msgspec
 import structlog
 from google.rpc import code_pb2
 from msgspec.structs import replace
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 from router import errors
 from router.access import caller
 from router.errors import RolegateError, UpstreamError, UpstreamProtocolError, UpstreamUnavailable
+from router.frozen import Frozen
 from router.trace import Run
 from router.trace.identity import LOCAL, Identity
 from router.trace.values import (
@@ -138,7 +138,7 @@ names or the output of engines.
 """
 
 
-class Failure(msgspec.Struct, frozen=True):
+class Failure(Frozen):
     """The failure of a request in the form that is sent to the client."""
 
     code: int

@@ -3,14 +3,13 @@
 from collections import Counter
 from typing import Literal
 
-import msgspec
-
 from router.amount import NOTHING, Amount, Remaining
 from router.errors import BudgetExhausted
+from router.frozen import Frozen
 from router.trace import RoleName
 
 
-class Budget(msgspec.Struct, frozen=True):
+class Budget(Frozen):
     """Limits that a client sets for its request. None means no limit."""
 
     max_total_tokens: int | None = None

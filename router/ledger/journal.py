@@ -7,10 +7,10 @@ tenant never exceeds its quota, and after a crash the calls that were in flight 
 
 from typing import Any, Protocol
 
-import msgspec
 from msgspec.structs import asdict
 
 from router.amount import NOTHING, Amount
+from router.frozen import Frozen
 from router.ledger.budget import UNLIMITED, Budget
 from router.models import Completion, Message
 from router.trace import Call, Run
@@ -20,7 +20,7 @@ from router.trace.scope import DEFAULT_SCOPE, Scope
 from router.trace.turns import AgentId, Asked, Decided, Searched, Turns
 
 
-class RunStart(msgspec.Struct, frozen=True):
+class RunStart(Frozen):
     """The values of a run that are known when it begins."""
 
     id: str
@@ -60,7 +60,7 @@ class RunStart(msgspec.Struct, frozen=True):
         return Run(**fields, resumed_from=self.resumes, **known)
 
 
-class Admitted(msgspec.Struct, frozen=True):
+class Admitted(Frozen):
     """Result of `Journal.begin` for a run that has begun, with the settings of its tenant."""
 
     limited: bool = False
@@ -73,7 +73,7 @@ class Admitted(msgspec.Struct, frozen=True):
     """The interrupted run that the new run resumes; None if it resumes none."""
 
 
-class Resumed(msgspec.Struct, frozen=True):
+class Resumed(Frozen):
     """An interrupted run that a new run resumes."""
 
     start: RunStart
@@ -84,7 +84,7 @@ class Resumed(msgspec.Struct, frozen=True):
     """All calls of these runs. A call that was in flight is charged its worst case."""
 
 
-class EarlierRun(msgspec.Struct, frozen=True):
+class EarlierRun(Frozen):
     """Result of `Journal.begin` if no run has begun, because the tenant has used the `request_id`
     within the last day for a run that is running or has finished.
     """

@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import msgspec
-
 from router.errors import UpstreamError, UpstreamProtocolError, UpstreamUnavailable
+from router.frozen import Frozen
 from router.models.failures import without_userinfo
 
 ReconciliationVerdict = Literal["equal", "within_bounds", "different", "unknown"]
@@ -15,14 +14,14 @@ _WORSE: tuple[ReconciliationVerdict, ...] = ("equal", "within_bounds", "differen
 """Verdicts of a comparison, from best to worst."""
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class Tokens(Frozen):
     """Prompt and completion tokens, counted separately."""
 
     prompt: int
     completion: int
 
 
-class EngineCount(msgspec.Struct, frozen=True):
+class EngineCount(Frozen):
     """Tokens that an engine has counted since its start, for all its clients."""
 
     start: float
@@ -30,7 +29,7 @@ class EngineCount(msgspec.Struct, frozen=True):
     tokens: Tokens
 
 
-class LedgerSum(msgspec.Struct, frozen=True):
+class LedgerSum(Frozen):
     """Sums over the calls of one deployment in the ledger."""
 
     completed_calls: int
@@ -67,7 +66,7 @@ class LedgerSums(Protocol):
         """
 
 
-class ReconciledTokens(msgspec.Struct, frozen=True):
+class ReconciledTokens(Frozen):
     """Prompt or completion tokens of one deployment, as counted by the engine and by the ledger."""
 
     engine: int
@@ -85,7 +84,7 @@ class ReconciledTokens(msgspec.Struct, frozen=True):
         return "within_bounds" if self.ledger <= self.engine <= self.ledger_max else "different"
 
 
-class Reconciliation(msgspec.Struct, frozen=True):
+class Reconciliation(Frozen):
     """Comparison of the ledger and an engine for one deployment, since the engine's start."""
 
     deployment: str

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-import msgspec
-
+from router.frozen import Frozen
 from router.trace import RoleName
 from router.trace.call import RoleTotal, UsageSums
 
@@ -12,7 +11,7 @@ Dimension = Literal["tenant", "role", "model", "executor_version", "manager", "k
 Bucket = Literal["hour", "day", "month"]
 
 
-class UsageQuery(msgspec.Struct, frozen=True):
+class UsageQuery(Frozen):
     """Selection and grouping of the calls to sum."""
 
     start: float | None = None
@@ -42,7 +41,7 @@ class UsageRow(UsageSums, frozen=True, kw_only=True):
     """Public part of an API key; empty for calls whose key is not known."""
 
 
-class UsageReport(msgspec.Struct, frozen=True):
+class UsageReport(Frozen):
     """The usage in a time span."""
 
     runs: int

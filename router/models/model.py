@@ -9,20 +9,22 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from router.frozen import Frozen
+
 _TOOLS_CHARS = 1500
 """Upper bound of the characters that a chat template adds to explain tools to the model. The
 templates of Hermes and Llama add half as many.
 """
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
+class Message(Frozen, gc=False):
     """One message of a conversation."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class Sampling(msgspec.Struct, frozen=True):
+class Sampling(Frozen):
     """Sampling parameters of a call."""
 
     max_tokens: int = 1024
@@ -32,7 +34,7 @@ class Sampling(msgspec.Struct, frozen=True):
     seed: int | None = None
 
 
-class Function(msgspec.Struct, frozen=True):
+class Function(Frozen):
     """A tool that a model may call."""
 
     name: str
@@ -42,7 +44,7 @@ class Function(msgspec.Struct, frozen=True):
     """JSON schema of the tool's arguments, as JSON text."""
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class Prompt(Frozen):
     """Input of one model call: the messages, and the options that shape the output."""
 
     messages: tuple[Message, ...]
@@ -78,7 +80,7 @@ class Prompt(msgspec.Struct, frozen=True):
         return (*self.messages, Message("user", json.dumps(tools, indent=8) + " " * _TOOLS_CHARS))
 
 
-class Usage(msgspec.Struct, frozen=True, gc=False):
+class Usage(Frozen, gc=False):
     """Token counts of one call, as the engine reported them; None for a count that it left out.
 
     The counts are not checked here. `OpenedCall.allows` decides whether they are plausible.
@@ -111,7 +113,7 @@ TOKEN_COUNTS = tuple(
 """Names of the fields of `Usage` that hold token counts."""
 
 
-class TokenIds(msgspec.Struct, frozen=True):
+class TokenIds(Frozen):
     """Token ids of a call, as its engine returned them."""
 
     prompt: tuple[int, ...]
@@ -124,7 +126,7 @@ class TokenIds(msgspec.Struct, frozen=True):
     """
 
 
-class Completion(msgspec.Struct, frozen=True, gc=False):
+class Completion(Frozen, gc=False):
     """The complete output of one model call."""
 
     text: str
@@ -149,7 +151,7 @@ class Completion(msgspec.Struct, frozen=True, gc=False):
         return self.finish_reason == "stop" and (silent or self.unclosed is True)
 
 
-class Delta(msgspec.Struct, frozen=True, gc=False):
+class Delta(Frozen, gc=False):
     """Piece of a streamed output. The last piece carries the usage, even if the stream was
     interrupted.
     """

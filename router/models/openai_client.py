@@ -20,6 +20,7 @@ from router.errors import (
     UpstreamRefused,
     UpstreamUnavailable,
 )
+from router.frozen import Frozen
 from router.models.connection_pool import ConnectionPool, Target, TransportError
 from router.models.failures import Upstream, without_userinfo
 from router.models.model import Completion, OnDelta, Prompt, Sampling, TokenIds, Usage
@@ -74,15 +75,15 @@ _OPTION = re.compile("stream_options|include_usage|continuous_usage_stats")
 _STRUCTURE = re.compile("structured.outputs?|grammar|regex", re.IGNORECASE)
 
 
-class _Tokens(msgspec.Struct, frozen=True):
+class _Tokens(Frozen):
     count: int
 
 
-class _LogProb(msgspec.Struct, frozen=True):
+class _LogProb(Frozen):
     logprob: float
 
 
-class _Sampled(msgspec.Struct, frozen=True):
+class _Sampled(Frozen):
     token_ids: tuple[int, ...]
     logprobs: dict[str, tuple[_LogProb, ...] | None] | None = None
     """Under the key `content`, the log probability of each token; None unless the request asked for
@@ -90,7 +91,7 @@ class _Sampled(msgspec.Struct, frozen=True):
     """
 
 
-class _TokensReply(msgspec.Struct, frozen=True):
+class _TokensReply(Frozen):
     """Fields that vLLM adds to a reply if the request has `return_token_ids`."""
 
     prompt_token_ids: tuple[int, ...]

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from router.errors import JSON_ERRORS
+from router.frozen import Frozen
 from router.models.model import Message, Prompt, Usage
 
 _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_resource"})
@@ -39,19 +40,19 @@ _BROKEN = frozenset({"error", "abort", "aborted", "engine_error", "server_error"
 """Finish reasons of an output that the engine aborted."""
 
 
-class PromptDetails(msgspec.Struct, frozen=True, gc=False):
+class PromptDetails(Frozen, gc=False):
     """Breakdown of the prompt tokens (`prompt_tokens_details`)."""
 
     cached_tokens: int | None = None
 
 
-class CompletionDetails(msgspec.Struct, frozen=True, gc=False):
+class CompletionDetails(Frozen, gc=False):
     """Breakdown of the completion tokens (`completion_tokens_details`)."""
 
     reasoning_tokens: int | None = None
 
 
-class UsageReply(msgspec.Struct, frozen=True, gc=False):
+class UsageReply(Frozen, gc=False):
     """The `usage` object of a reply."""
 
     prompt_tokens: Any = None
@@ -84,14 +85,14 @@ class UsageReply(msgspec.Struct, frozen=True, gc=False):
         return Usage(self.prompt_tokens, written, cached, reasoning)
 
 
-class FunctionReply(msgspec.Struct, frozen=True, gc=False):
+class FunctionReply(Frozen, gc=False):
     """The `function` of a tool call, or a piece of it in a chunk."""
 
     name: str | None = None
     arguments: str | dict[str, Any] | None = None
 
 
-class CallReply(msgspec.Struct, frozen=True, gc=False):
+class CallReply(Frozen, gc=False):
     """Tool call, or a piece of a tool call in a chunk."""
 
     index: int | str | None = None
@@ -110,7 +111,7 @@ _THINKING = re.compile("think|reason|thought|summary")
 """Matches the type of a content part that is reasoning."""
 
 
-class MessageReply(msgspec.Struct, frozen=True, gc=False):
+class MessageReply(Frozen, gc=False):
     """Message of a reply, or a piece of a message in a chunk."""
 
     content: str | list[Any] | dict[str, Any] | None = None
@@ -314,13 +315,13 @@ def _is_object(text: str) -> bool:
     return False
 
 
-class ProviderFields(msgspec.Struct, frozen=True, gc=False):
+class ProviderFields(Frozen, gc=False):
     """Fields of a choice that LiteLLM passes on from the provider unchanged."""
 
     stop_reason: str | int | None = None
 
 
-class Choice(msgspec.Struct, frozen=True, gc=False):
+class Choice(Frozen, gc=False):
     """One output of a reply, or a piece of an output in a chunk."""
 
     index: int = 0
@@ -367,7 +368,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 _EMPTY = MessageReply()
 
 
-class ErrorReply(msgspec.Struct, frozen=True, gc=False):
+class ErrorReply(Frozen, gc=False):
     """A server's report of a failure."""
 
     message: str = ""
@@ -410,7 +411,7 @@ def _failure(report: Any) -> ErrorReply | None:
     return None if failure == ErrorReply() else failure
 
 
-class ChatReply(msgspec.Struct, frozen=True, gc=False):
+class ChatReply(Frozen, gc=False):
     """A whole reply, a chunk of a stream, or an error. Errors are included because some servers
     send them with status 200.
     """

@@ -4,8 +4,10 @@ retrieved passages that reports are based on.
 
 import msgspec
 
+from router.frozen import Frozen
 
-class Report(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+
+class Report(Frozen, gc=False, omit_defaults=True):
     """A concise answer to one sub-query, with its evidence."""
 
     answer: str
@@ -40,7 +42,7 @@ NO_EVIDENCE = Report("no evidence found", ())
 """The report of an executor that failed or found nothing. It does not reveal why."""
 
 
-class Passage(msgspec.Struct, frozen=True, gc=False):
+class Passage(Frozen, gc=False):
     """One retrieved piece of a document."""
 
     id: str

@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from router.frozen import Frozen
+
 Length = Literal["short", "sentence", "paragraph"]
 MAX_INSTRUCTIONS_CHARS = 4000
 MAX_LANGUAGE_CHARS = 50
@@ -19,7 +21,7 @@ _LENGTHS: dict[Length, str] = {
 }
 
 
-class AnswerStyle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AnswerStyle(Frozen, forbid_unknown_fields=True):
     """The style of an answer. It concerns the answerer alone: the search does not see it."""
 
     language: str = ""

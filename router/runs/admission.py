@@ -8,10 +8,10 @@ from collections import Counter, deque
 from math import inf
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from router.errors import Overloaded
+from router.frozen import Frozen
 
 _MIN_RETRY_S = 1.0
 
@@ -19,7 +19,7 @@ _MIN_RETRY_S = 1.0
 _Runs = Annotated[int, Meta(ge=1, le=10**9)]
 
 
-class AdmissionLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class AdmissionLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Limits on concurrent runs. Requests beyond them wait in a short queue or are refused."""
 
     max_runs: _Runs = 4000

@@ -3,8 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
-import msgspec
-
+from router.frozen import Frozen
 from router.trace import Call, Event, Run
 from router.trace.run import Feedback, RunKind, RunStatus
 from router.trace.table import TableOutcome
@@ -21,7 +20,7 @@ def shortened(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
-class RunSummary(msgspec.Struct, frozen=True):
+class RunSummary(Frozen):
     """An entry of a list of runs."""
 
     id: str
@@ -57,7 +56,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     """
 
 
-class RunFilter(msgspec.Struct, frozen=True):
+class RunFilter(Frozen):
     """A selection of runs: those that match every field. Fields that are None or empty match all
     runs.
     """
@@ -98,7 +97,7 @@ class RunFilter(msgspec.Struct, frozen=True):
     """
 
 
-class RunPage(msgspec.Struct, frozen=True):
+class RunPage(Frozen):
     """A page of runs, newest first."""
 
     runs: tuple[RunSummary, ...]
@@ -109,7 +108,7 @@ class RunPage(msgspec.Struct, frozen=True):
     """The token of the next page; empty on the last page."""
 
 
-class RunFigures(msgspec.Struct, frozen=True):
+class RunFigures(Frozen):
     """Figures of the runs that started in a span of time."""
 
     runs: int = 0
@@ -127,7 +126,7 @@ class RunFigures(msgspec.Struct, frozen=True):
     """
 
 
-class ExportedRun(msgspec.Struct, frozen=True):
+class ExportedRun(Frozen):
     """A run that has ended, with the feedback on it, as exports contain it."""
 
     run: Run

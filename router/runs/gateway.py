@@ -12,7 +12,6 @@ from collections.abc import (
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from router.background import in_worker
@@ -25,6 +24,7 @@ from router.errors import (
     UpstreamProtocolError,
     UpstreamUnavailable,
 )
+from router.frozen import Frozen
 from router.models import Delta, Message
 from router.protocol import Vocabulary
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
@@ -72,7 +72,7 @@ OUT_OF_SCOPE = (
 )
 
 
-class AnswerRequest(msgspec.Struct, frozen=True):
+class AnswerRequest(Frozen):
     """A question, the topology that answers it, and the conversation before it."""
 
     question: str
@@ -118,7 +118,7 @@ def latest(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(messages[first:])
 
 
-class CompletionRequest(msgspec.Struct, frozen=True):
+class CompletionRequest(Frozen):
     """A conversation that the model of a role is asked to continue."""
 
     role: RoleName

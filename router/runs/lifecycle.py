@@ -26,6 +26,7 @@ from router.errors import (
     RunInterrupted,
     StoreFailed,
 )
+from router.frozen import Frozen
 from router.ledger import Budget, Journal, Ledger, RunStart
 from router.ledger.budget import UNLIMITED, Allowance
 from router.ledger.journal import Admitted
@@ -56,7 +57,7 @@ _COUNTING_S = 0.25
 Request = TypeVar("Request")
 
 
-class RequestOptions(msgspec.Struct, frozen=True):
+class RequestOptions(Frozen):
     """Options that all kinds of requests have: caller, deadline, idempotency key and budget."""
 
     identity: Identity = LOCAL

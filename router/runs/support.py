@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-import msgspec
-
 from router.background import in_worker
 from router.folding import apart, fold, terms
+from router.frozen import Frozen
 from router.table.cell_value import values_in
 from router.table.numbers import signs_in, signs_of
 from router.trace import Execution, Trajectory
@@ -63,7 +62,7 @@ _MAX_SENTENCES = 100
 """Max sentences of an answer; the last one has the rest of the answer."""
 
 
-class AnswerSentence(msgspec.Struct, frozen=True):
+class AnswerSentence(Frozen):
     """A sentence of an answer, with the citations that support it. Positions are in characters."""
 
     start_char: int

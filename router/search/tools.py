@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from router.errors import JSON_ERRORS
+from router.frozen import Frozen
 from router.models.model import Function, encodable
 from router.protocol import Passage
 
@@ -25,7 +26,7 @@ _ENDS = ("\n\n", "\n", ". ", " ")
 """Strings after which a text may be cut into passages, best first."""
 
 
-class Tool(msgspec.Struct, frozen=True):
+class Tool(Frozen):
     """A tool, as its server describes it."""
 
     server: str
@@ -54,7 +55,7 @@ class Tool(msgspec.Struct, frozen=True):
         return given
 
 
-class ToolOutput(msgspec.Struct, frozen=True):
+class ToolOutput(Frozen):
     """The result of a tool call."""
 
     text: str

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, RowMapping, exists, func, inspect, selec
 from sqlalchemy.exc import DBAPIError
 
 from router.errors import StoreFailed
+from router.frozen import Frozen
 from router.store.database import Database, begin_snapshot
 from router.store.schema import CALLS, METADATA, RUNS, SCHEMA_NUMBER, call_row, run_of
 
@@ -24,7 +25,7 @@ Progress = Callable[[int, int], None]
 """A function that is called with the number of runs checked so far, and the number of all runs."""
 
 
-class Problem(msgspec.Struct, frozen=True):
+class Problem(Frozen):
     """A problem in a database."""
 
     where: str

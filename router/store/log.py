@@ -38,6 +38,7 @@ import msgspec
 import structlog
 
 from router.errors import StoreFailed, StoreInUse
+from router.frozen import Frozen
 
 _log = structlog.get_logger("store")
 _HEADER = struct.Struct("<4sIIQI")
@@ -85,7 +86,7 @@ class LogFrame(NamedTuple):
     """Position after the frame."""
 
 
-class Owner(msgspec.Struct, frozen=True):
+class Owner(Frozen):
     """The process that owns the log, as written in the log's file `owner`."""
 
     pid: int

@@ -21,11 +21,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import structlog
 from sqlalchemy import Connection, inspect, select
 
 from router.errors import BadConfig
+from router.frozen import Frozen
 from router.store.schema import METADATA, REVISION, REVISIONS, SCHEMA, SCHEMA_NUMBER
 
 _log = structlog.get_logger("store")
@@ -49,7 +49,7 @@ class Release(NamedTuple):
 THIS = Release()
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(Frozen):
     """A revision that a database lacks."""
 
     revision: str

@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import asdict, fields, replace
 
 from router.amount import NOTHING, Amount
+from router.frozen import Frozen
 from router.ledger import RunStart
 from router.store.log import LogFrame, Position, Segment
 from router.trace import Call, Run
@@ -20,7 +21,7 @@ from router.trace.turns import Asked, Decided, Searched, Turn, Turns
 from router.trace.values import AnswerDelta, AnswerWritten
 
 
-class Begun(msgspec.Struct, frozen=True, array_like=True, tag=10):
+class Begun(Frozen, array_like=True, tag=10):
     """Record that a run has begun. If the run is redacted, `start` has no texts."""
 
     start: RunStart
@@ -28,13 +29,13 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """True if the texts of the run must not be stored."""
 
 
-class Opened(msgspec.Struct, frozen=True, array_like=True, tag=11):
+class Opened(Frozen, array_like=True, tag=11):
     """Record that a call is about to be made."""
 
     call: OpenedCall
 
 
-class Settled(msgspec.Struct, frozen=True, array_like=True, tag=12):
+class Settled(Frozen, array_like=True, tag=12):
     """Record that a call has ended. It has the call's number, and all fields that `Call` has and
     `OpenedCall` does not have.
     """
@@ -51,17 +52,17 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag=12):
         return cls(*[getattr(call, name) for name in cls.__struct_fields__])
 
 
-class Reserved(msgspec.Struct, frozen=True, array_like=True, tag=13):
+class Reserved(Frozen, array_like=True, tag=13):
     """Record of the amount reserved for the answer. It replaces the amount reserved before."""
 
     amount: Amount
 
 
-class Forgotten(msgspec.Struct, frozen=True, array_like=True, tag=14):
+class Forgotten(Frozen, array_like=True, tag=14):
     """Record that a run is undone, because its `begin` was cancelled: it never began."""
 
 
-class RunEnded(msgspec.Struct, frozen=True, array_like=True, tag=15):
+class RunEnded(Frozen, array_like=True, tag=15):
     """Record that a run has ended. `run` has no calls, turns and searches, because these are in
     earlier records of the run.
     """

@@ -26,10 +26,10 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple, get_args
 
-import msgspec
 from msgspec.structs import replace
 
 from router.folding import fold, sought
+from router.frozen import Frozen
 from router.table.cell_value import canonical, is_blank, is_mistyped, row_key
 from router.table.conditions import state_of
 from router.table.plain_text import plain
@@ -55,7 +55,7 @@ _SUPPORTS: tuple[Support, ...] = get_args(Support)
 """Kinds of support, best first."""
 
 
-class Table(msgspec.Struct, frozen=True):
+class Table(Frozen):
     """A table: its columns and its rows. Rows that the client gave come first, then the others in
     the order of the discoveries that named them, by rank.
     """

@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Collection
 from itertools import chain
 
-import msgspec
-
+from router.frozen import Frozen
 from router.table.assembly import Table
 from router.trace.table import Ask, CellState
 
 
-class Completeness(msgspec.Struct, frozen=True):
+class Completeness(Frozen):
     """How complete a table is, without excluded rows."""
 
     rows: int

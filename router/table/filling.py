@@ -31,12 +31,12 @@ from itertools import chain
 from math import inf
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import UNSET, Meta
 from msgspec.structs import replace
 
 from router.background import in_worker, loop_time, task_group
 from router.errors import BadRequest, BudgetExhausted, UpstreamError
+from router.frozen import Frozen
 from router.protocol import NO_EVIDENCE
 from router.protocol.decision import Dispatch
 from router.protocol.sub_queries import normal_question
@@ -97,7 +97,7 @@ _ROW_CHARS = 100
 _Count = Annotated[int, Meta(ge=1, le=10**6)]
 
 
-class TableLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TableLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Limits of the run of a table."""
 
     width: Annotated[int, Meta(ge=1, le=1000)] = 10
@@ -139,7 +139,7 @@ class TableLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Max duration of a request for a table, in seconds. It applies instead of server.timeout_s."""
 
 
-class TableRequest(msgspec.Struct, frozen=True):
+class TableRequest(Frozen):
     """A client's request for a table."""
 
     question: str

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-import msgspec
-
+from router.frozen import Frozen
 from router.table.cell_value import canonical, row_key
 from router.trace.table import RowKey, Schema
 
 
-class TableScore(msgspec.Struct, frozen=True):
+class TableScore(Frozen):
     """Scores of a table, as shares of 1."""
 
     success: bool

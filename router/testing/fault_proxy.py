@@ -22,6 +22,7 @@ import msgspec
 from aiohttp import web
 
 from router.errors import UpstreamUnavailable
+from router.frozen import Frozen
 from router.models.openai_wire import REQUEST_ID
 from router.protocol import Passage
 from router.search.retrieval import IndexRetriever
@@ -142,7 +143,7 @@ def corrupted(line: bytes, fault: Fault | None, chance: random.Random) -> Iterat
             yield line
 
 
-class Counted(msgspec.Struct, frozen=True):
+class Counted(Frozen):
     """Token counts of one request as the upstream reported them."""
 
     prompt_tokens: int

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from router.frozen import Frozen
 from router.models.openai_wire import REQUEST_ID
 
 MODEL = "tiny"
@@ -100,7 +101,7 @@ async def serving() -> AsyncIterator[OpenAIServer]:
         yield server
 
 
-class ChatRequest(msgspec.Struct, frozen=True):
+class ChatRequest(Frozen):
     """The fields of a completion request that a script for `writes` may read."""
 
     model: str

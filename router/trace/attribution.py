@@ -5,9 +5,8 @@ occurs.
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-import msgspec
-
 from router.folding import fold, sought
+from router.frozen import Frozen
 from router.protocol import Passage, normal_answer
 from router.protocol.scoring import CLOSED, holds
 from router.trace.citation import Citation, citation, read
@@ -30,7 +29,7 @@ Loss = Literal[
 """
 
 
-class Sighting(msgspec.Struct, frozen=True):
+class Sighting(Frozen):
     """An occurrence of the right answer in the run or in the documents."""
 
     where: Literal["shown", "dropped", "report", "documents"]
@@ -46,7 +45,7 @@ class Sighting(msgspec.Struct, frozen=True):
     """The sentence of the passage; None for a report."""
 
 
-class Attribution(msgspec.Struct, frozen=True):
+class Attribution(Frozen):
     """The result of tracing a wrong answer to its cause."""
 
     lost_by: Loss | None

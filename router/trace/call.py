@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from router.amount import NOTHING, Amount
+from router.frozen import Frozen
 from router.models import Usage
 from router.models.model import TOKEN_COUNTS
 
@@ -37,7 +38,7 @@ COMPLETE_OUTCOMES: tuple[Outcome, ...] = ("completed", "wasted")
 """Outcomes of calls with a complete output."""
 
 
-class OpenedCall(msgspec.Struct, frozen=True, gc=False):
+class OpenedCall(Frozen, gc=False):
     """An attempt of an upstream call that is about to be made."""
 
     run_id: str
@@ -156,7 +157,7 @@ model so far, and small enough that sums fit into the integers of every database
 """
 
 
-class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Price(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Prices of a model, in US dollars per million tokens."""
 
     prompt: float
@@ -199,7 +200,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return round((prompt_tokens * per_prompt + completion_tokens * self.completion) * 1000)
 
 
-class UsageSums(msgspec.Struct, frozen=True, kw_only=True):
+class UsageSums(Frozen, kw_only=True):
     """Sums over attempts. Database columns, reports and wire messages are derived from these
     fields.
 

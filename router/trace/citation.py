@@ -9,7 +9,6 @@ from functools import cached_property, lru_cache
 from itertools import accumulate, chain, pairwise
 from threading import Lock
 
-import msgspec
 from cachetools import LRUCache, cached
 
 from router.folding import (
@@ -17,6 +16,7 @@ from router.folding import (
     fold,
     terms,
 )
+from router.frozen import Frozen
 from router.protocol import Passage
 
 _END = re.compile(
@@ -84,7 +84,7 @@ _FIXED_CHARS = 500
 """Overhead that is counted for each reading in the cache, in characters."""
 
 
-class Citation(msgspec.Struct, frozen=True, gc=False):
+class Citation(Frozen, gc=False):
     """A quote of one sentence from one retrieved passage."""
 
     passage_id: str

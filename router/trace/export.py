@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from router.frozen import Frozen
 from router.models import Completion, Message
 from router.protocol import exact_match
 from router.protocol.prompts import shown_turn
@@ -25,7 +26,7 @@ from router.trace.values import (
 )
 
 
-class ExportRow(msgspec.Struct, frozen=True):
+class ExportRow(Frozen):
     """A run as a flat row, for readers of tables such as `datasets.load_dataset`. Each field has
     the same type in every row, or is null if the value is unknown.
     """
@@ -131,7 +132,7 @@ def trace_json(run: Run) -> str:
     return msgspec.json.encode(msgspec.structs.replace(run, events=brief(run.events))).decode()
 
 
-class Reward(msgspec.Struct, frozen=True):
+class Reward(Frozen):
     """The quantities from which a trainer computes a run's reward. Each is null if unknown."""
 
     exact_match: bool | None
@@ -144,7 +145,7 @@ class Reward(msgspec.Struct, frozen=True):
     """Item F1 of the table against its right rows, from 0 to 1."""
 
 
-class AgentTrajectory(msgspec.Struct, frozen=True):
+class AgentTrajectory(Frozen):
     """One agent's complete conversation in one run. It is one line of an export for reinforcement
     learning.
     """

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-import msgspec
-
 from router.errors import BadRequest
+from router.frozen import Frozen
 from router.trace.scope import (
     DEFAULT_INDEX,
     UPLOADS,
@@ -28,7 +27,7 @@ SHADOW_TENANT = "shadow"
 """The tenant of shadow runs, which the gateway makes to try executor versions. It has no keys."""
 
 
-class Identity(msgspec.Struct, frozen=True):
+class Identity(Frozen):
     """The caller of a request, as identified by the API key."""
 
     tenant: str | None

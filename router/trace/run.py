@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-import msgspec
-
+from router.frozen import Frozen
 from router.trace.call import Call
 from router.trace.identity import DEFAULT_TENANT
 from router.trace.scope import DEFAULT_SCOPE, Scope
@@ -14,14 +13,14 @@ RunKind = Literal["answer", "complete", "execute", "table", "shadow"]
 RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 
 
-class RoleSetting(msgspec.Struct, frozen=True):
+class RoleSetting(Frozen):
     """The model and the system prompt of a role at the time of a run."""
 
     model: str
     prompt_sha256: str
 
 
-class Run(msgspec.Struct, frozen=True):
+class Run(Frozen):
     """One request as it is stored, with all its messages, searches and calls."""
 
     id: str
@@ -79,7 +78,7 @@ MAX_A_RUN = 50
 """Max feedback entries of one run."""
 
 
-class Feedback(msgspec.Struct, frozen=True):
+class Feedback(Frozen):
     """One entry of feedback on a run. A run may have up to `MAX_A_RUN` entries."""
 
     run_id: str

@@ -2,9 +2,8 @@
 
 from collections.abc import Container
 
-import msgspec
-
 from router.errors import IndexNotFound
+from router.frozen import Frozen
 
 DEFAULT_INDEX = "default"
 """Name of the index in `[retrieval]` of the config."""
@@ -12,7 +11,7 @@ UPLOADS = "uploads"
 """Name in requests of the index of the documents that the caller's tenant has uploaded."""
 
 
-class DocumentFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DocumentFilter(Frozen, forbid_unknown_fields=True):
     """Properties that documents must have to be searched. An empty field demands nothing."""
 
     title: str = ""
@@ -52,7 +51,7 @@ class DocumentFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 NO_FILTER = DocumentFilter()
 
 
-class Scope(msgspec.Struct, frozen=True):
+class Scope(Frozen):
     """The indexes and documents that a run may search."""
 
     indexes: tuple[str, ...] = (DEFAULT_INDEX,)

@@ -4,8 +4,7 @@ work for one executor: to find rows, or to look up cells of a row.
 
 from typing import Any, Literal, get_args
 
-import msgspec
-
+from router.frozen import Frozen
 from router.trace.citation import Citation
 
 ColumnType = Literal["text", "integer", "number", "date", "url", "boolean", "choice"]
@@ -19,7 +18,7 @@ RowKey = tuple[str, ...]
 """Canonical values of a row's key columns, in the order of the columns."""
 
 
-class Column(msgspec.Struct, frozen=True, gc=False):
+class Column(Frozen, gc=False):
     """A column of a table, as requested by the client and completed by the delegator."""
 
     name: str
@@ -39,7 +38,7 @@ class Column(msgspec.Struct, frozen=True, gc=False):
     """True for a column that is only looked up to check conditions, and is not in the table."""
 
 
-class Condition(msgspec.Struct, frozen=True, gc=False):
+class Condition(Frozen, gc=False):
     """A condition that a row must meet to belong to the table."""
 
     column: Column
@@ -58,7 +57,7 @@ class Condition(msgspec.Struct, frozen=True, gc=False):
         return f"{name} {self.operator.replace('_', ' ')} {', '.join(self.values)}"
 
 
-class Schema(msgspec.Struct, frozen=True):
+class Schema(Frozen):
     """The columns of a table, in order, hidden ones last; and the conditions for its rows.
     `router.table.schema` and `router.table.conditions` check that they are valid.
     """
@@ -77,7 +76,7 @@ class Schema(msgspec.Struct, frozen=True):
         return tuple(column for column in self.columns if column.key)
 
 
-class Ask(msgspec.Struct, frozen=True, gc=False):
+class Ask(Frozen, gc=False):
     """An ask: one piece of work on a table, for one executor. Two equal asks are the same piece of
     work.
     """
@@ -134,7 +133,7 @@ CellState = Literal["missing", "given", "single", "agreed", "conflict", "not_fou
 Support = Literal["stated", "value_only", "unsupported"]
 
 
-class Claim(msgspec.Struct, frozen=True, gc=False):
+class Claim(Frozen, gc=False):
     """A value that a report states for a cell."""
 
     value: str
@@ -148,7 +147,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     """One sentence of each passage that contains the value."""
 
 
-class Cell(msgspec.Struct, frozen=True, gc=False):
+class Cell(Frozen, gc=False):
     """A cell of a table: its value, and all claims about it."""
 
     value: str
@@ -164,7 +163,7 @@ class Cell(msgspec.Struct, frozen=True, gc=False):
     """
 
 
-class Check(msgspec.Struct, frozen=True, gc=False):
+class Check(Frozen, gc=False):
     """Result of checking a condition for a row."""
 
     state: CheckState
@@ -186,7 +185,7 @@ class Check(msgspec.Struct, frozen=True, gc=False):
         return self.cell.claims[0].citations if self.cell.claims and self.value else ()
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class Row(Frozen, gc=False):
     """A row of a table, with one cell for each column that is not hidden."""
 
     key: RowKey

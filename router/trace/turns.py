@@ -5,9 +5,9 @@ conversations of the run's agents can be rebuilt from these records in order.
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
+from router.frozen import Frozen
 from router.models import Completion, Message
 from router.protocol.decision import agreeing
 from router.trace.call import AgentRole, OpenedCall
@@ -191,7 +191,7 @@ def tool_sums(run: Run) -> list[ToolSums]:
     ]
 
 
-class Turn(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class Turn(Frozen, array_like=True, tag=1):
     """Record of a completed turn of an agent: the prompt, as a difference to that of the agent's
     previous turn, and the output.
     """
@@ -204,14 +204,14 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, tag=1):
     output: Completion
 
 
-class Searched(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class Searched(Frozen, array_like=True, tag=2):
     """Record of a completed search of an agent."""
 
     agent: AgentId
     search: SearchRecord
 
 
-class Decided(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class Decided(Frozen, array_like=True, tag=3):
     """Record that a delegator's turn has ended. Work that was started early on sub-queries with the
     number `below` or higher is discarded.
     """
@@ -219,7 +219,7 @@ class Decided(msgspec.Struct, frozen=True, array_like=True, tag=3):
     below: int
 
 
-class Asked(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class Asked(Frozen, array_like=True, tag=4):
     """Record of the sub-query number that an ask, a piece of work on a table, was given."""
 
     number: int

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from router.frozen import Frozen
 from router.models import Completion, Message
 from router.protocol import Passage, Report
 from router.protocol.style import AnswerStyle
@@ -34,14 +35,14 @@ ExecutionOutcome = Literal[
 ]
 
 
-class Conversation(msgspec.Struct, frozen=True, gc=False, tag=True):
+class Conversation(Frozen, gc=False, tag=True):
     """All messages that a model was shown, and all outputs that it wrote, including reasoning."""
 
     messages: tuple[Message, ...]
     outputs: tuple[Completion, ...] = ()
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ToolCall(Frozen):
     """A model's call of a tool, and whether it succeeded."""
 
     server: str
@@ -56,7 +57,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     """Why the call failed; None if it succeeded."""
 
 
-class Reranking(msgspec.Struct, frozen=True):
+class Reranking(Frozen):
     """A call of the reranker for one search, and whether it succeeded."""
 
     model: str
@@ -67,7 +68,7 @@ class Reranking(msgspec.Struct, frozen=True):
     """
 
 
-class SearchRecord(msgspec.Struct, frozen=True, gc=False):
+class SearchRecord(Frozen, gc=False):
     """A search with its result. Opened documents and tool calls are recorded as searches too."""
 
     query: str
@@ -92,7 +93,7 @@ class SearchRecord(msgspec.Struct, frozen=True, gc=False):
         return self.passages[: len(self.passages) - self.dropped_passages]
 
 
-class Execution(msgspec.Struct, frozen=True, gc=False, tag=True):
+class Execution(Frozen, gc=False, tag=True):
     """The work on one sub-query, by an executor in a fresh context or by a manager with its
     workers.
     """
@@ -163,20 +164,20 @@ def by_executors(executions: Iterable[Execution]) -> Iterator[Execution]:
             yield execution
 
 
-class RunStarted(msgspec.Struct, frozen=True, tag=True):
+class RunStarted(Frozen, tag=True):
     """The run was admitted and recorded."""
 
     run_id: str
 
 
-class RoundStarted(msgspec.Struct, frozen=True, tag=True):
+class RoundStarted(Frozen, tag=True):
     """The delegator began to write a decision."""
 
     round: int
     """Number of the round, from 1."""
 
 
-class SubQueryDispatched(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True):
+class SubQueryDispatched(Frozen, gc=False, tag=True, omit_defaults=True):
     """A sub-query was dispatched to an executor or a manager."""
 
     index: int
@@ -189,7 +190,7 @@ class SubQueryDispatched(msgspec.Struct, frozen=True, gc=False, tag=True, omit_d
     """Name of the manager that the sub-query is for; empty if the delegator named none."""
 
 
-class SearchDone(msgspec.Struct, frozen=True, gc=False, tag=True):
+class SearchDone(Frozen, gc=False, tag=True):
     """A search returned its passages."""
 
     index: int
@@ -199,7 +200,7 @@ class SearchDone(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Titles of the passages, best first."""
 
 
-class Reported(msgspec.Struct, frozen=True, gc=False, tag=True):
+class Reported(Frozen, gc=False, tag=True):
     """The work on a sub-query ended, with or without a report."""
 
     index: int
@@ -208,7 +209,7 @@ class Reported(msgspec.Struct, frozen=True, gc=False, tag=True):
     """None in the events of a stored run, because the run's result contains the execution."""
 
 
-class AnswerDelta(msgspec.Struct, frozen=True, gc=False, tag=True):
+class AnswerDelta(Frozen, gc=False, tag=True):
     """The answerer wrote a further part of the answer. Only runs whose answer is streamed have such
     events.
     """
@@ -221,13 +222,13 @@ class AnswerDelta(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The text that follows them."""
 
 
-class AnswerWritten(msgspec.Struct, frozen=True, tag=True):
+class AnswerWritten(Frozen, tag=True):
     """The answer is complete, but not stored yet."""
 
     answer: str
 
 
-class Planned(msgspec.Struct, frozen=True, tag=True):
+class Planned(Frozen, tag=True):
     """The delegator has planned a table: its columns now have question templates."""
 
     columns: tuple[Column, ...]
@@ -235,7 +236,7 @@ class Planned(msgspec.Struct, frozen=True, tag=True):
     conditions: tuple[Condition, ...] = ()
 
 
-class RowChanged(msgspec.Struct, frozen=True, gc=False, tag=True):
+class RowChanged(Frozen, gc=False, tag=True):
     """A row of a table was found, or one of its cells changed."""
 
     key: RowKey
@@ -307,7 +308,7 @@ AnswerOutcome = Literal[
 ]
 
 
-class Condensing(msgspec.Struct, frozen=True):
+class Condensing(Frozen):
     """A conversation before a question, and what was made of both."""
 
     history: tuple[Message, ...]
@@ -320,7 +321,7 @@ class Condensing(msgspec.Struct, frozen=True):
     """The calls that wrote `question`."""
 
 
-class Trajectory(msgspec.Struct, frozen=True, tag=True):
+class Trajectory(Frozen, tag=True):
     """The work on a question, complete or so far: the delegator's decisions, the executions, and
     the answer.
     """
@@ -390,7 +391,7 @@ class Trajectory(msgspec.Struct, frozen=True, tag=True):
         )
 
 
-class TableRun(msgspec.Struct, frozen=True, tag=True):
+class TableRun(Frozen, tag=True):
     """The result of a table's run, complete or so far. It contains the reports; the table's rows
     are computed from them by `router.table.assembly`.
     """

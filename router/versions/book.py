@@ -6,8 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-import msgspec
-
+from router.frozen import Frozen
 from router.protocol import exact_match
 from router.trace.run import Feedback
 
@@ -15,7 +14,7 @@ VersionState = Literal["registered", "shadow", "canary", "active", "retired", "r
 Stage = Literal["shadow", "canary"]
 
 
-class ExecutorVersion(msgspec.Struct, frozen=True):
+class ExecutorVersion(Frozen):
     """A registered version of the executor, with its current state."""
 
     version: str
@@ -31,7 +30,7 @@ class ExecutorVersion(msgspec.Struct, frozen=True):
     """Manifest of the published version as JSON; empty for a plain model that the config names."""
 
 
-class Traffic(msgspec.Struct, frozen=True):
+class Traffic(Frozen):
     """The versions in use: the active version and at most one candidate, that is a version on
     trial, as a shadow or a canary.
     """
@@ -87,7 +86,7 @@ def traffic_of(versions: "list[ExecutorVersion]") -> Traffic | None:
     return Traffic(active)
 
 
-class Side(msgspec.Struct, frozen=True):
+class Side(Frozen):
     """The result that one of the two versions in a trial had."""
 
     answer: str
@@ -97,7 +96,7 @@ class Side(msgspec.Struct, frozen=True):
     """Tokens of the version's executor calls, as far as they are known."""
 
 
-class Trial(msgspec.Struct, frozen=True):
+class Trial(Frozen):
     """A comparison of two versions on one question of a client: one version served the client's
     run, and the other version worked on the same question afterwards.
     """
@@ -123,7 +122,7 @@ Source = Literal["client", "judge", "operator"]
 """Sources of judgements on answers, the least trusted first."""
 
 
-class Judgement(msgspec.Struct, frozen=True):
+class Judgement(Frozen):
     """A judgement on which of the two answers of a trial are right."""
 
     candidate_right: bool
@@ -166,7 +165,7 @@ def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
     )
 
 
-class Pair(msgspec.Struct, frozen=True):
+class Pair(Frozen):
     """The values of a trial from which the gate decides."""
 
     candidate_failed: bool
@@ -184,7 +183,7 @@ registered or became the active one.
 """
 
 
-class GateEvidence(msgspec.Struct, frozen=True):
+class GateEvidence(Frozen):
     """Evidence on one measure: the capital of two test martingales (see `gate.py`). A value of 1/α
     or more rejects the martingale's null hypothesis at level α.
     """
@@ -197,7 +196,7 @@ class GateEvidence(msgspec.Struct, frozen=True):
     """Evidence that the candidate is worse."""
 
 
-class EvidenceSource(msgspec.Struct, frozen=True):
+class EvidenceSource(Frozen):
     """How much one source of judgements contributes to the evidence on correctness."""
 
     source: Source
@@ -211,7 +210,7 @@ class EvidenceSource(msgspec.Struct, frozen=True):
     """
 
 
-class TrialFigures(msgspec.Struct, frozen=True):
+class TrialFigures(Frozen):
     """Sums over the trials of a candidate in its current stage. For a canary, they cover equally
     many runs that the candidate and that the active version served.
 
@@ -232,7 +231,7 @@ class TrialFigures(msgspec.Struct, frozen=True):
     """The sources of the evidence on correctness."""
 
 
-class VersionDecision(msgspec.Struct, frozen=True):
+class VersionDecision(Frozen):
     """A stored decision on a version: a change of its state, or that there is no decision yet, with
     the reason.
     """

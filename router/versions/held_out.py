@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from router.background import task_group
 from router.errors import BadVersion, ContextTooLong, OutOfTime
+from router.frozen import Frozen
 from router.protocol import exact_match
 from router.runs import RequestOptions, RunLifecycle
 from router.runs.lifecycle import OpenRun, RunRequest
@@ -25,7 +25,7 @@ _MIN_KNOWN = 0.9
 """Min share of the questions for which both versions must have a result, right or wrong."""
 
 
-class HeldOutQuestion(msgspec.Struct, frozen=True):
+class HeldOutQuestion(Frozen):
     """A question that no version was trained on. It is a line of a JSONL file; other keys in the
     line are ignored.
     """

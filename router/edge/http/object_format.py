@@ -15,6 +15,7 @@ import msgspec
 from router.edge.asked_table import keys_of
 from router.edge.http.openai_reply import Written
 from router.errors import JSON_ERRORS, BadRequest
+from router.frozen import Frozen
 from router.table import Table, TableRequest
 from router.table.cell_value import canonical, is_mistyped
 from router.table.schema import MAX_CHOICES, check_number, normal_name
@@ -42,8 +43,7 @@ _HINT = (
 
 
 class _Node(
-    msgspec.Struct,
-    frozen=True,
+    Frozen,
     forbid_unknown_fields=True,
     rename={"ref": "$ref", "definitions": "$defs", "dialect": "$schema"},
 ):
@@ -75,7 +75,7 @@ class _Node(
         return self.definitions.get(node.ref.removeprefix("#/$defs/"), node)
 
 
-class ObjectFormat(msgspec.Struct, frozen=True):
+class ObjectFormat(Frozen):
     """The form of an object, or of a list of objects, that a JSON schema describes."""
 
     columns: tuple[Column, ...]

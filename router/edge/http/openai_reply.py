@@ -11,6 +11,7 @@ import msgspec
 from router.edge.http.openai_request import ChatRequest, ResponsesRequest
 from router.edge.rendering import SOURCES, CitedAnswer
 from router.edge.status import HTTP_STATUS, Failure
+from router.frozen import Frozen
 from router.trace.call import RoleTotal, sum_known
 
 Written = Literal["summary_text", "output_text", "refusal"]
@@ -33,7 +34,7 @@ about its text.
 """
 
 
-class Result(msgspec.Struct, frozen=True):
+class Result(Frozen):
     """The result of a finished run, as it is sent to the client."""
 
     cited: CitedAnswer

@@ -14,6 +14,7 @@ from router.edge.http.chat_tasks import cut, is_chat_task
 from router.edge.limits import MAX_REPEATED
 from router.edge.rendering import SOURCES
 from router.errors import BadRequest
+from router.frozen import Frozen
 from router.models import Message
 from router.protocol.style import MAX_INSTRUCTIONS_CHARS, AnswerStyle
 from router.runs.gateway import latest
@@ -41,14 +42,14 @@ _MANY = msgspec.Meta(max_length=10_000)
 """Limits of lists. A conversation may be long, although only its latest messages are used."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(Frozen):
     """A part of a message's content. Only texts are supported."""
 
     type: str
     text: str = ""
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
+class ChatMessage(Frozen):
     """A message of the conversation in a request. An item of another type than `message`, as the
     responses API has them, has no role, and is ignored.
     """
@@ -65,21 +66,21 @@ class ChatMessage(msgspec.Struct, frozen=True):
         return "\n".join(part.text for part in self.content or ())
 
 
-class StreamOptions(msgspec.Struct, frozen=True):
+class StreamOptions(Frozen):
     """Options of a streamed response."""
 
     include_usage: bool | None = None
     """True if the last event of the stream must contain the usage."""
 
 
-class SearchOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SearchOptions(Frozen, forbid_unknown_fields=True):
     """The field `rolegate` of a request: what to search, as in the gRPC fields of these names."""
 
     index: Annotated[tuple[str, ...], _FEW] = ()
     filter: DocumentFilter = NO_FILTER
 
 
-class JSONSchema(msgspec.Struct, frozen=True):
+class JSONSchema(Frozen):
     """The field `json_schema` of a response format."""
 
     schema: msgspec.Raw = _NULL
@@ -97,7 +98,7 @@ class ResponseFormat(JSONSchema, frozen=True):
     """The JSON schema. The responses API has it in the format itself."""
 
 
-class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ChatRequest(Frozen, kw_only=True):
     """The body of a chat completion request. Fields that are not listed here are ignored, except
     misspelt options (`OPTION`).
     """
@@ -236,7 +237,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         return cut("\n\n".join(message.text for message in self.messages))
 
 
-class TextOptions(msgspec.Struct, frozen=True):
+class TextOptions(Frozen):
     """The field `text` of a request of the responses API."""
 
     format: ResponseFormat | None = None

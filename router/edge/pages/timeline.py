@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
-import msgspec
-
+from router.frozen import Frozen
 from router.protocol import Passage
 from router.trace import Call, Conversation, Execution, Run
 from router.trace.call import UsageSums, sums_of
@@ -29,7 +28,7 @@ _MIN_WIDTH = 3.0
 """Min width of a bar, so that a short call is visible, in units of the drawing."""
 
 
-class Bar(msgspec.Struct, frozen=True, gc=False):
+class Bar(Frozen, gc=False):
     """A model call as a bar on a lane."""
 
     call: Call
@@ -43,7 +42,7 @@ class Bar(msgspec.Struct, frozen=True, gc=False):
     """
 
 
-class Lane(msgspec.Struct, frozen=True, gc=False):
+class Lane(Frozen, gc=False):
     """An agent of the run, with its model calls over time."""
 
     agent: AgentId
@@ -80,7 +79,7 @@ class Lane(msgspec.Struct, frozen=True, gc=False):
         return UsageSums(**sums_of([bar.call for bar in self.bars]))
 
 
-class QuotedPassage(msgspec.Struct, frozen=True):
+class QuotedPassage(Frozen):
     """A citation with the text of its passage, split so that the quoted sentence can be marked."""
 
     at: Citation

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.exc import DataError, IntegrityError
 
 from router.errors import JSON_ERRORS, BadConfig
+from router.frozen import Frozen
 from router.store.database import begin_snapshot
 from router.store.migration import lock, revision_of
 from router.store.schema import LOGS, METADATA, REVISION, SCHEMA
@@ -33,7 +34,7 @@ Progress = Callable[[int], None]
 """A function that is called with the number of rows so far."""
 
 
-class Edge(msgspec.Struct, frozen=True, tag_field=_TAG, tag="store"):
+class Edge(Frozen, tag_field=_TAG, tag="store"):
     """First or last line of an export."""
 
     revision: str
