@@ -43,9 +43,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from tests.router.accounts import open_access
-from tests.router.unfiltered import Unfiltered
-
 _HERE = Path(__file__).resolve()
 _ROOT = Path.cwd() if __name__ == "__main__" else _HERE.parents[1]
 _EVERY_S = 0.003
@@ -102,7 +99,9 @@ async def scene() -> AsyncIterator[Served]:
     from router.runs import Runs
     from router.runs.live import LiveRuns
     from serving.retrieval.services import RetrievalServicer
+    from tests.router.accounts import open_access
     from tests.router.table.small_world import World, gateway
+    from tests.router.unfiltered import Unfiltered
 
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
