@@ -385,11 +385,11 @@ def _kind(turn: object, reply: Message | None) -> str:
     """Return the kind of a parsed turn if it is in `LEARNT`, or else why the turn is not learnt.
     `reply`: the message after the turn.
     """
-    begins_with = reply.content.startswith if reply else "".startswith
+    text = reply.content if reply else ""
     match turn:
-        case SearchTurn() if begins_with("<documents>"):
+        case SearchTurn() if text.startswith("<documents>"):
             return "search"
-        case Dispatch() if begins_with("<search_results>"):
+        case Dispatch() if text.startswith("<search_results>"):
             return "dispatch"
         case ReportTurn() if reply is None:
             return "report"

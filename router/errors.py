@@ -59,7 +59,9 @@ Error = TypeVar("Error", bound=Exception)
 
 @dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(field,))
 def _with_fields(kind: type[Error]) -> type[Error]:
-    """Let an error take its fields as keyword arguments, after its message."""
+    """Let an error take its fields as keyword arguments, after its message. `str()` of the error is
+    the message, because Python keeps the positional arguments of exceptions.
+    """
     return dataclass(eq=False, repr=False, kw_only=True)(kind)
 
 

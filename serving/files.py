@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkstemp
+from typing import Any
 
 
 @contextmanager
@@ -47,6 +48,14 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         unfinished.unlink(missing_ok=True)
     flush(path.parent)
+
+
+def save_picture(figure: Any, path: Path, dpi: int = 100) -> None:
+    """Write a figure of matplotlib into the PNG file `path`, which is replaced only when the
+    picture is complete.
+    """
+    with replacing(path) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=dpi)
 
 
 def flush(path: Path) -> None:

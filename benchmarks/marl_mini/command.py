@@ -34,6 +34,7 @@ from executor_sft.reinforcement.weights import (
 from router.errors import BadRequest
 from router.frozen import Frozen
 from serving.dependencies import need
+from serving.files import save_picture
 from serving.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -277,8 +278,6 @@ def draw(curves: dict[str, list[Curve]], path: Path) -> None:
     """Draw F1 and readers over the steps, as means over seeds and ten steps, into a PNG file."""
     need("sft", "matplotlib")
     from matplotlib.figure import Figure
-
-    from executor_sft.reinforcement.curves import save_picture
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), ("f1", "readers"), strict=True):

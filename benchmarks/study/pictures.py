@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.study.results import CellRows, Study
 from benchmarks.study.scores import metrics_of, micro, pareto_front
-from executor_sft.reinforcement.curves import save_picture
+from serving.files import save_picture
 
 _COLORS = {"execution": "#2166ac", "delegation": "#b2182b"}
 _INTERVAL = 1.96

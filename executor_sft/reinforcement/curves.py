@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from serving.files import replacing
+from serving.files import save_picture
 
 _PANELS = ("reward", "mixed_groups", "agents", "entropy", "kl", "logprob_gap")
 
@@ -25,12 +25,6 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set(xlabel="step")
         axes.legend(fontsize=7)
     save_picture(figure, path)
-
-
-def save_picture(figure: Figure, path: Path, dpi: int = 100) -> None:
-    """Write a figure into a PNG file, which is replaced only when the picture is complete."""
-    with replacing(path) as unfinished:
-        figure.savefig(unfinished, format="png", dpi=dpi)
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, float]:

@@ -4,7 +4,7 @@ connection.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Generic, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from router.access import Access, caller
 from router.edge.status import logged_failure
@@ -13,7 +13,7 @@ from router.trace.values import OnEvent, RunStarted
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Work: TypeAlias = Callable[[OnEvent], Coroutine[Any, Any, Run]]
+Work = Callable[[OnEvent], Coroutine[Any, Any, Run]]
 """The work of a request. It is called with the function that takes the events of the run."""
 
 

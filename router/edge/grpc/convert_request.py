@@ -77,8 +77,8 @@ def from_proto(
     """Return a value of type `kind`. Its attributes are the keyword arguments `given`, and
     otherwise the fields of the message with the same names. Messages in it are converted, too.
 
-    For absent fields and unspecified enums, the value has its defaults, or else None. `at`: see
-    `enum_field`.
+    An attribute whose field is absent, or is an unspecified enum, has its default. Without a
+    default, it is None, or a struct of an empty message. `at`: see `enum_field`.
     """
     for field in request.DESCRIPTOR.fields:
         name = field.name
@@ -93,10 +93,10 @@ def from_proto(
                 from_proto(inner, item, f"{at}{name}[{number}].") if inner else item
                 for number, item in enumerate(value)
             )
+        elif field.has_presence and not request.HasField(name) and not (inner and required):
+            value = None
         elif inner:
             value = from_proto(inner, value, f"{at}{name}.")
-        elif field.has_presence and not request.HasField(name):
-            value = None
         if required or value is not None:
             given[name] = value
     return kind(**given)
@@ -104,8 +104,9 @@ def from_proto(
 
 @cache
 def _attributes(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, bool]]:
-    """Return for each attribute of a struct: the struct that it is, or that it is a tuple of, or
-    None; and whether it has no default.
+    """Return two values for each attribute of a struct, by the attribute's name. The first is the
+    type of the structs that it holds, one or a tuple of them; None if it holds no structs. The
+    second is whether the attribute is required.
     """
     attributes = {}
     for field in msgspec.structs.fields(kind):
