@@ -51,9 +51,9 @@ class EventsToProto:
         """`earlier`: events before the first one to convert, which the client already has. They are
         needed for the state of a table.
         """
-        self._message: Any = answer_pb.StreamAnswerResponse
-        if kind == "table":
-            self._message = pb.StreamTableResponse
+        self._message: Any = (
+            pb.StreamTableResponse if kind == "table" else answer_pb.StreamAnswerResponse
+        )
         self._state = TableEvents(earlier)
 
     async def one(self, number: int, event: Event) -> Any:
@@ -67,9 +67,8 @@ class EventsToProto:
         `number`, and its answer or table, with the next number.
         """
         done: Any = await (table_to_proto(run) if run.kind == "table" else answer_to_proto(run))
-        usage = answer_pb.UsageCounted(usage=done.usage)
         return (
-            self._message(event_number=number, usage_counted=usage),
+            self._message(event_number=number, usage_counted={"usage": done.usage}),
             self._message(event_number=number + 1, done=done),
         )
 
@@ -98,10 +97,9 @@ def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
     numbers = {ask: number for number, ask in enumerate(asks)}
     columns = table.schema.columns
     every_row = table.every_row
-    shown = range(len(every_row))[start:end]
     rows = list[pb.Row]()
     size = 0
-    for at in shown:
+    for at in range(len(every_row))[start:end]:
         row = _row_to_proto(every_row[at], columns, numbers, cost.rows[at])
         line = markdown_table((), [[cell.value for cell in row.cells]])
         size += row.ByteSize() + len(line.encode())

@@ -2,6 +2,7 @@
 the result.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
@@ -239,6 +240,10 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
+        self._converting = asyncio.Lock()
+        """Held while an event is converted, until the next step of the event loop. All watchers of
+        a run wake in the same step; with the lock, each step converts for one of them.
+        """
 
     async def GetRun(self, request: run_pb.GetRunRequest, _context: Any) -> run_pb.GetRunResponse:
         """Return a run with its usage, output and feedback, and its trace if requested."""
@@ -278,7 +283,9 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         field = "table_event" if run.kind == "table" else "event"
         async for number, item in self._runs.watch(request.run_id, first, identity):
             if not isinstance(item, Run):
-                events: Iterable[Any] = [await to_proto.one(number, item)]
+                async with self._converting:
+                    events: Iterable[Any] = [await to_proto.one(number, item)]
+                    await asyncio.sleep(0)
             elif item.status == "finished":
                 events = await to_proto.last(number - 1, item)
             else:

@@ -1,5 +1,6 @@
 """The gRPC service for tables."""
 
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -65,9 +66,7 @@ class TableServicer(pb_grpc.TableServiceServicer):
     async def GetTable(self, request: pb.GetTableRequest, _context: Any) -> pb.GetTableResponse:
         """Return a page of the table of a run, which may be under way."""
         size = page_size(request.page_size, _PAGE)
-        if request.page_token and not (
-            request.page_token.isascii() and request.page_token.isdecimal()
-        ):
+        if not re.fullmatch("[0-9]*", request.page_token):
             raise BadRequest(
                 "page_token is invalid; send the next_page_token of the previous page, or leave it "
                 "empty for the first page."

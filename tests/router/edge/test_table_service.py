@@ -1,6 +1,7 @@
 """The service of tables over a real channel."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from rolegate.v1.table_service_pb2_grpc import TableServiceStub
 
 from router.amount import Amount
 from router.edge.grpc.convert import row_id
-from router.edge.grpc.convert_table import table_to_proto
+from router.edge.grpc.convert_table import EventsToProto, table_to_proto
 from router.edge.grpc.server import Server
 from router.edge.grpc.services import RunServicer
 from router.edge.grpc.table_service import TableServicer
@@ -25,7 +26,7 @@ from router.models import Usage
 from router.runs import RunLifecycle, Runs
 from router.runs.live import LiveRuns
 from router.table.conditions import with_conditions
-from router.trace import Call
+from router.trace import Call, Event
 from router.trace.table import Ask, Column, Condition, Schema
 from router.trace.values import Planned, Reported, SubQueryDispatched, TableRun
 from tests.router.accounts import open_access
@@ -250,6 +251,44 @@ async def test_a_detached_table_is_filled_without_its_client() -> None:
     assert not finished.running
     assert values(finished.table) == VALUES
     assert finished.table == last_event.done
+
+
+async def test_events_are_converted_for_one_watcher_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Many watchers do not hold the event loop for the sum of their conversions."""
+    converted = Counter[int]()
+    step = 0
+    convert = EventsToProto.one
+
+    async def counted(self: EventsToProto, number: int, event: Event) -> Any:
+        converted[step] += 1
+        return await convert(self, number, event)
+
+    async def count_steps() -> None:
+        nonlocal step
+        while True:
+            await asyncio.sleep(0)
+            step += 1
+
+    async with wired() as services:
+        services.script.let.clear()
+        response = await services.tables.FillTable(
+            pb.FillTableRequest(question=QUESTION, columns=COLUMNS, detached=True)
+        )
+        await ended(services.script.waiting.wait())
+        monkeypatch.setattr(EventsToProto, "one", counted)
+        counting = asyncio.create_task(count_steps())
+        request = run_pb.WatchRunRequest(run_id=response.run_id, after_event_number=8)
+        watching = [
+            asyncio.create_task(_drained(services.runs.WatchRun(request))) for _ in range(20)
+        ]
+        await asyncio.sleep(0.2)
+        services.script.let.set()
+        await ended(asyncio.gather(*watching))
+        counting.cancel()
+    assert converted.total() >= 20
+    assert max(converted.values()) == 1
 
 
 @asynccontextmanager
