@@ -194,29 +194,30 @@ class Follower:
         fold = await self.read()
         place = await self._database.read(place_of, self.name)
         self._log.start(after=place.segment)
-        left = {run.start.id: run for run in await self._database.read(left_over, self.name)}
-        left |= {run.start.id: run for run in fold.left().values()}
+        logged = {run.start.id: run for run in fold.left().values()}
+        left = await self._database.read(left_over, self.name) | logged
         for run_id in await self._database.read(ended_among, list(left)):
             del left[run_id]  # its `RunEnded` record cannot be read any more
+            logged.pop(run_id, None)
 
         changes = []
         for run in left.values():
             closed = run.interrupted()
             self._log.append(run.key, run.records, encode(RunEnded(replace(closed, calls=()))))
             changes.append(Change(run.start, run.redact, closed, position=self._log.end))
-            in_flight = [call.request_id for call in run.open.values()]
             _log.warning(
                 "store.run_interrupted",
                 run_id=closed.id,
                 tenant=closed.tenant,
-                calls_in_flight=in_flight,
+                calls_in_flight=[call.request_id for call in run.open.values()],
             )
         await self._log.synced()
         await self._write_all(changes)
         # The changes so far may not be on disk, so write the place to disk, and them with it.
         # Otherwise, readers may see rows that a power cut removes.
         await self._keep_place(on_disk=True)
-        interrupted = fold.interrupted | left
+        # A run that only the database has was cut off as it began, and made no call.
+        interrupted = fold.interrupted | logged
         for run_id in await self._database.read(cancelled_among, list(interrupted)):
             del interrupted[run_id]
         return [*interrupted.values()], fold.complete and not missing

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from itertools import count, product
+from operator import attrgetter
 
 import structlog
 from msgspec.structs import replace
@@ -73,6 +74,8 @@ _RESUMABLE_S = 3600.0
 _RETENTION_S = 600.0
 _OVER_S = 120.0
 """Seconds after which a minute is over for this gateway."""
+_request = attrgetter("tenant", "request_id", "fingerprint")
+"""The same for a request and its repetitions."""
 _OVER_FOR_ALL_S = 86400.0
 """Seconds after which a minute is over for all gateways, even if their clocks differ."""
 _LARGE = 500
@@ -173,17 +176,15 @@ class LogJournal:
             earlier = await self._names.earlier(start)
             if earlier and earlier.holds(start.started_at):
                 return earlier.earlier_run(start)
-            if (
-                earlier
-                and earlier.fingerprint == start.fingerprint
-                and earlier.run_id in self._unfinished
-            ):
-                if why := _differs(self._unfinished[earlier.run_id], start):
+            for run_id, run in self._unfinished.items():
+                if _request(run.start) != _request(start):
+                    continue
+                if why := _differs(run, start):
                     _log.warning(
-                        "store.run_restarted", run_id=start.id, interrupted=earlier.run_id, why=why
+                        "store.run_restarted", run_id=start.id, interrupted=run_id, why=why
                     )
                 else:
-                    start = replace(start, resumes=earlier.run_id)
+                    start = replace(start, resumes=run_id)
 
         if start.resumes and (why := _differs(self._unfinished.get(start.resumes), start)):
             raise BadRequest(
@@ -479,10 +480,11 @@ class LogJournal:
 
     def _forget_unfinished(self) -> None:
         """Drop the interrupted runs that are too old to be resumed."""
-        oldest = time.time() - _RESUMABLE_S
-        for run_id, run in [*self._unfinished.items()]:
-            if run.start.started_at <= oldest:
-                del self._unfinished[run_id]
+        self._unfinished = {
+            run_id: run
+            for run_id, run in self._unfinished.items()
+            if run.start.started_at > time.time() - _RESUMABLE_S
+        }
 
     async def _keep_watching(self) -> None:
         """Regularly check the log's disk and the database, read settings, and report problems to

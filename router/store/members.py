@@ -228,7 +228,7 @@ def _fence(connection: Connection, epoch: int, session: int) -> None:
     if log is None:
         return
     _log.warning("store.gateway_fenced", epoch=epoch)
-    for recorded in left_over(connection, log):
+    for recorded in left_over(connection, log).values():
         run = recorded.interrupted()
         closed = RUNS.update().where(RUNS.c.run_id == run.id)
         connection.execute(

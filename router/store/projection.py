@@ -185,8 +185,10 @@ def cancelled_among(connection: Connection, run_ids: list[str]) -> set[str]:
     return set(connection.scalars(select(RUNS.c.run_id).where(wanted)))
 
 
-def left_over(connection: Connection, name: str) -> list[RecordedRun]:
-    """Return the runs of the log `name` that have the status `running` in the database."""
+def left_over(connection: Connection, name: str) -> dict[str, RecordedRun]:
+    """Return the runs of the log `name` that have the status `running` in the database, by
+    identifier.
+    """
     redact = (
         select(TENANTS.c.redact)
         .where(TENANTS.c.name == RUNS.c.tenant)
@@ -194,12 +196,12 @@ def left_over(connection: Connection, name: str) -> list[RecordedRun]:
         .label("redact")
     )
     wanted = select(RUNS, redact).where(RUNS.c.status == "running", RUNS.c.log == name)
-    runs: list[RecordedRun] = []
+    runs = dict[str, RecordedRun]()
     for row in connection.execute(wanted).mappings():
         start = struct_of(RunStart, row, id=row["run_id"], request_id=row["request_id"] or "")
         run = RecordedRun(Begun(start, bool(row["redact"])))
         run.cancelled = row["cancel_requested"]
-        runs.append(run)
+        runs[start.id] = run
     return runs
 
 

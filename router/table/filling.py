@@ -377,11 +377,15 @@ class _Filling:
 
     def _status(self) -> str:
         """Return the text that shows the delegator the table's status."""
-        reports = ((self._asks[number], report) for number, report in self._executions.items())
-        table = self._assembly.table()
         return table_delegation.status(
-            table, independent_discoveries(reports), self._not_dispatched
+            self._assembly.table(),
+            independent_discoveries(self._reports),
+            self._not_dispatched,
         )
+
+    @property
+    def _reports(self) -> list[tuple[Ask, Execution]]:
+        return [(self._asks[number], report) for number, report in self._executions.items()]
 
     async def _turn(self) -> bool:
         """Let the delegator take its next turn. Return whether it wrote new discoveries."""
@@ -755,8 +759,7 @@ class _Filling:
         conditions; those about other columns follow if all conditions are met.
         """
         # By rank, so that which names are asked about does not depend on the order of arrival
-        asked = [(self._asks[number], report) for number, report in self._executions.items()]
-        reports = sorted(asked, key=lambda pair: pair[0].rank)
+        reports = sorted(self._reports, key=lambda pair: pair[0].rank)
         names = await in_worker(
             lambda: left_out(table, reports) + named_with_values(table, reports)
         )

@@ -413,6 +413,35 @@ async def test_a_cancelled_run_stays_cancelled_when_its_gateway_is_killed(
     await database.close()
 
 
+async def test_a_run_is_resumed_though_its_repetition_was_killed_as_it_began(url: str) -> None:
+    """The repetition is in the database, but not yet in the log. It made no call."""
+    database = await Database.open(url)
+    begin = f"journal.begin(start('{{}}', request_id='mine', started_at={time.time()}))"
+    async with gateway(url) as child:
+        await child.do(begin.format("run-1"))
+        await child.do("journal.open(opened(ended('run-1')))")
+        await child.do("journal.settle(ended('run-1'))")
+        await child.kill()
+    async with gateway(url) as child:
+        await child.do("setattr(journal._log, 'append', dies)")
+        child.tell(begin.format("run-2"))
+        await child.process.wait()
+    statuses = "SELECT run_id, status, request_id FROM runs ORDER BY run_id"
+    async with journals(url, 1) as (journal,):
+        assert await rows(database, statuses) == [
+            ("run-1", "interrupted", None),
+            ("run-2", "interrupted", "mine"),
+        ]
+        now = time.time()
+        admitted = await journal.begin(start("run-3", request_id="mine", started_at=now))
+        assert isinstance(admitted, Admitted)
+        assert admitted.resumed
+        assert [call.run_id for call in admitted.resumed.calls] == ["run-1"]
+        await journal.finish(run("run-3", now, resumed_from="run-1", request_id="mine"))
+    assert (await check(database)).problems == []
+    await database.close()
+
+
 async def test_a_restart_of_postgresql_under_load_loses_nothing() -> None:
     """Acknowledged runs are there once, spending and leases agree, and no gateway is taken for
     dead.
