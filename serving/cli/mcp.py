@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, Field
 from rolegate.client import AsyncClient, AsyncStream, Connection, GatewayError
@@ -31,10 +32,11 @@ _Filter = Annotated[
     ),
 ]
 _NONE: list[Any] = []
+ArgModelBase.model_config["extra"] = "forbid"  # refuse arguments that a tool does not have
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
-class HistoryMessage(BaseModel):
+class HistoryMessage(BaseModel, extra="forbid"):
     """A message of the conversation before a question."""
 
     role: Literal["user", "assistant"]

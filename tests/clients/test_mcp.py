@@ -164,6 +164,25 @@ async def test_a_refusal_is_the_tool_s_error(gateway: str, question: str, messag
     assert not next_result.is_error
 
 
+@pytest.mark.parametrize(
+    ("tool", "arguments", "unknown"),
+    [
+        ("ask", {"question": QUESTION, "filters": ["title=Heat"]}, "filters"),
+        ("ask", {"question": QUESTION, "history": [{"role": "user", "content": "a", "x": 1}]}, "x"),
+        ("table", {"question": "the cities", "columns": ["city*"], "row": []}, "row"),
+        ("search", {"query": DIRECTOR, "topk": 1}, "topk"),
+    ],
+)
+async def test_an_unknown_argument_is_refused(
+    gateway: str, tool: str, arguments: dict[str, object], unknown: str
+) -> None:
+    """A misspelt filter would widen the search without a word."""
+    async with client(gateway) as session:
+        result = await session.call_tool(tool, arguments)
+    assert result.is_error
+    assert f"{unknown}\n  Extra inputs are not permitted" in text_of(result)
+
+
 async def test_tools_are_listed_without_a_gateway() -> None:
     """A call's error says what to do."""
     with socket.socket() as probe:
