@@ -27,6 +27,7 @@ MAX_TOP_K = 100
 MAX_PASSAGES = 2560
 """Max passages of one search, for all of its queries together."""
 MAX_BODY_BYTES = 1 << 20
+_MAX_BYTES = 3 << 20
 
 _log = structlog.get_logger()
 
@@ -91,11 +92,17 @@ class RetrievalServicer(RetrievalServiceServicer):
         scope = caller().scope(request.index, documents_from_proto(request))
         ranked = await self._indexes.search(scope, queries, top_k, document)
         results = [QueryPassages(passages=map(passage_to_proto, passages)) for passages in ranked]
-        return SearchResponse(
+        response = SearchResponse(
             results=results,
             index_id=self._indexes.index_id(scope) or "",
             filtered=request.HasField("filter"),
         )
+        if response.ByteSize() > _MAX_BYTES:
+            raise BadRequest(
+                f"queries: their passages have {response.ByteSize()} bytes, at most {_MAX_BYTES} "
+                "fit into a response; send fewer queries, or a lower top_k."
+            )
+        return response
 
 
 def passage_to_proto(passage: Passage) -> evidence_pb2.Passage:

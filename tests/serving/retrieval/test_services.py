@@ -240,6 +240,17 @@ async def test_passages_come_back_unchanged() -> None:
     assert len(response.results[0].passages) == 4
 
 
+async def test_passages_beyond_a_message_are_refused() -> None:
+    """A client reads messages of at most 4 MiB by default."""
+    long = [Passage(f"p{number}", "T", "x" * 40_000) for number in range(10)]
+    async with remote(FixedRetriever({"a": long})) as retriever:
+        assert len((await retriever.search(["a"] * 7, 10))[6]) == 10
+        with pytest.raises(
+            UpstreamRefused, match="at most 3145728 fit into a response; send fewer"
+        ):
+            await retriever.search(["a"] * 8, 10)
+
+
 async def test_a_real_index_answers(index: Index, embedder: MiniLM) -> None:
     """Both services search by meaning, with concurrent callers over gRPC."""
     searcher = IndexSearcher(index, embedder)
