@@ -250,7 +250,7 @@ class _Walk:
 
     def _drop(self, element: Any) -> bool:
         """Return whether an element is left out, and count it if a reader of the page misses it."""
-        if element.tag == "rt" and element.getparent().tag not in (
+        if element.tag in ("rt", "rp") and element.getparent().tag not in (
             "ruby",
             "rtc",
         ):

@@ -209,6 +209,8 @@ def test_markup_in_markdown_is_markup(tmp_path: Path) -> None:
         ("<p>a<textarea><p>c", "a <p>c", ""),
         ("<p>a<xmp><p>c", "a <p>c", ""),
         ("<p>a<plaintext><p>c", "a <p>c", ""),
+        ("<p>a <rp> b<p>c", "a b c", ""),
+        ("<p>a <rt> b<p>c", "a b c", ""),
         ("<p>a<noscript><p>c", "a c", ""),
         ("<p>a<svg><text>b</text></svg><p>c", "a b c", ""),
         ("<p>a<?php b ?><p>c", "a<?php b ?> c", ""),
