@@ -184,9 +184,9 @@ INPUTS: dict[str, Input] = {
         rows=[[f"city {number}", LIGATURE * 300] for number in range(200)],
     ),
     "2 values that expand": table(
-        KEY, rows=[[f"{LIGATURE * 300}{number}"] for number in range(2000)]
+        KEY, rows=[[f"{LIGATURE * 200}{number}"] for number in range(2000)]
     ),
-    "2 values that expand, long": table(KEY, rows=[[LIGATURE * 1_000_000]]),
+    "2 values that expand, long": table(KEY, rows=[[LIGATURE * 450_000]]),
     "2 choices in one value": table(
         KEY,
         pb.Column(
@@ -195,17 +195,18 @@ INPUTS: dict[str, Input] = {
         rows=[[f"city {n}", " ".join(f"a{m}" for m in range(200))] for n in range(1000)],
     ),
     "2 more rows than may be": table(KEY, KIND, rows=CITIES * 4),
-    "2 two million values": table(KEY, rows=[[""] * 200 for _ in range(10_000)]),
+    "2 700,000 values": table(KEY, rows=[[""] * 70 for _ in range(10_000)]),
     "2 names that expand": table(
         *(
             pb.Column(
                 name=f"{LIGATURE * 300}{n}", key=n < 32, ask=f"Who has {{{LIGATURE * 300}0}}?"
             )
             for n in range(64)
-        )
+        ),
+        rows=[[LIGATURE]],
     ),
     "2 marks in the wrong order": table(
-        KEY, rows=[[f"{MARKS * 400}{number}"] for number in range(2000)]
+        KEY, rows=[[f"{MARKS * 150}{number}"] for number in range(2000)]
     ),
     "6 multipart, 1,000 fields": posted("/sign-in", multipart(1000), MULTIPART),
     "6 urlencoded, 100,000 fields": posted(
@@ -264,13 +265,13 @@ INPUTS: dict[str, Input] = {
         "Complete",
         completion_pb.CompleteRequest(
             role="ROLE_DELEGATION",
-            messages=[completion_pb.ChatMessage(role="user", content=MARKS * 500)] * 1000,
+            messages=[completion_pb.ChatMessage(role="user", content=MARKS * 300)] * 1000,
         ),
     ),
     "o queries": called(
         RetrievalServiceStub,
         "Search",
-        retrieval_pb.SearchRequest(queries=[MARKS * 4000] * 256, top_k=1),
+        retrieval_pb.SearchRequest(queries=[MARKS * 1000] * 256, top_k=1),
     ),
     "o a page token": called(
         TableServiceStub, "GetTable", pb.GetTableRequest(run_id="run-1", page_token="9" * 1024)
