@@ -25,7 +25,9 @@ not specified | not disclosed | undisclosed | not publicly disclosed | not publi
 not reported | not provided | not known | not yet known | not public | not published |
 not given | not listed | not mentioned | not determined | not announced | not recorded |
 unspecified | unreported | unpublished | unlisted | confidential | redacted | withheld |
-no evidence found | 无 | 無 | 暂无 | 暫無 | 暂无数据 | 暫無資料 | 暂无资料 | 暂无信息 | 暂缺 |
+no evidence found | blank | empty | <unknown> | cannot be determined |
+could not be determined | not found in the documents | not found in the passages |
+资料不足 | 資料不足 | 无 | 無 | 暂无 | 暫無 | 暂无数据 | 暫無資料 | 暂无资料 | 暂无信息 | 暂缺 |
 未知 | 不详 | 不詳 | 未公开 | 未公開 | 未公布 | 未披露 | 未透露 | 不明 | 未提及 | 未说明 |
 未提供 | 未找到 | 未查到 | 未注明 | 未记录 | 未统计 | 未定 | 未確定 | 尚未公布 | 尚未公开 |
 无数据 | 無資料 | 无资料 | 无信息 | 无记录 | 没有数据 | 数据缺失 | 缺失 | 不适用 | 不適用 |
@@ -205,15 +207,16 @@ def _url(text: str) -> str | None:
 
 _BOOLEANS = dict.fromkeys(
     """
-true yes y t ✓ ✔ ✅ ☑ √ ○ ◯ 〇 ⭕ ◎ 是 有 对 對 真 はい あり 有り 예 네 있음 ja oui sí si sim
-да так tak evet vero verdadero vrai wahr ano kyllä igen ναι نعم כן हाँ ใช่ có ya
+true yes y t ✓ ✔ ✅ ☑ √ ○ ◯ 〇 ⭕ ◎ 是 是的 有 对 對 真 はい あり 有り 예 네 있음 ja oui sí si sim
+да так tak sì evet vero verdadero vrai wahr ano kyllä igen ναι نعم כן हाँ ใช่ có ya
 """.split(),
     "true",
 )
 _BOOLEANS |= dict.fromkeys(
     """
-false no n f ✗ ✘ ❌ ✕ ✖ × ☐ 否 没有 沒有 不是 不 无 無 假 いいえ なし 無し 아니오 아니요 없음
-nein non nej nee não нет ні nie hayır falso faux falsch nem ei όχι لا לא नहीं ไม่ không tidak
+false no n f ✗ ✘ ❌ ✕ ✖ ╳ × ☒ ☐ 否 错 錯 没有 沒有 不是 不 无 無 假 いいえ なし
+無し 아니오 아니요 없음 nein non nej nee não нет ні nie
+hayır falso faux falsch nem ei όχι لا לא नहीं ไม่ không tidak
 """.split(),
     "false",
 )

@@ -58,16 +58,17 @@ _NUMBER = re.compile(
     rf"|[{_NUMERALS}{_LARGE}{_SMALL}]{{2,}}|[{_NUMERALS}十](?![\u3040-\u9fff])"
 )
 _PART = re.compile(rf"{_PLAIN_NUMBER}|[{_NUMERALS}]|{_POWER}")
-_LEFT_POWER = re.compile(rf"[{_LARGE}‰]|\b[mbt] ?[$€£¥]|[$€£¥] ?[mbt]\b")
+_LEFT_POWER = re.compile(rf"[{_LARGE}‰]|\b[mbt] ?[$€£¥]|[$€£¥]\s{{0,3}}(?:[mbt]|mi|bi)\b")
 """Matches a power of ten that no number precedes."""
 _GROUPED = re.compile(r"(?:[1-9]\d{0,2}(?:(?:,\d{3})+|(?:\.\d{3}){2,})|\d{1,2}(?:,\d{2})+,\d{3})")
 _CURRENCY = r"(?:[$€£¥₹₩₽₺]|\b(?:usd|eur|gbp|chf|inr|rs))"
 _LETTER = re.compile(
-    rf"(?:{_CURRENCY} ?\d[\d.,]* ?(?:mm?|b|t)|\d ?[mbt](?= ?[$€£¥₹])|(?-i:\d ?[MB]))(?![^\W_])",
+    rf"(?:{_CURRENCY} ?\d[\d.,]* ?(?:mm?|b|t)|\d ?[mbt](?= ?[$€£¥₹])"
+    r"|(?-i:\d ?(?:MM?|B|G)))(?![^\W_])",
     re.IGNORECASE,
 )
 """Matches a number with a letter that means a power of ten, such as "5M": next to a currency sign,
-or in upper case.
+or in upper case. An upper-case "G" becomes an unknown word, so that it is not read as grams.
 """
 _SIGN = re.compile(
     rf"(?:(?<![\w)])-(?=\S)|\b(?:minus|negative)\b|负|負|零下|マイナス|영하) ?((?:[a-z]{{0,"

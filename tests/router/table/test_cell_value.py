@@ -58,7 +58,7 @@ COLUMNS = st.sampled_from(
         (
             "number",
             "3500000",
-            "350萬|350万|三百五十万|350만|3.5-million|€3.5M|$3.5MM|3,5 млн руб.|35,00,000|٣٥٠٠٠٠٠",
+            "350萬|350万|三百五十万|350만|3.5-million|€3.5M|$3.5MM|3.5 MM|3,5 млн руб.|35,00,000|٣٥٠٠٠٠٠",
         ),
         (
             "number",
@@ -77,7 +77,7 @@ COLUMNS = st.sampled_from(
         ),
         ("number", "1000000", "10⁶|10^6|10**6|10⁶ m²|百万|1M|1 000 thousand"),
         ("number", "0.0025", "2.5×10⁻³|2.5·10⁻³|2.5 x 10^-3|.0025"),
-        ("number", "1871", "1871¹|1871①|1871[1]|1 871 m²|１８７１"),
+        ("number", "1871", "1871¹|1871①|1871[1]|1871[a]|1 871 m²|１８７１"),
         ("number", "3.5", "3½|3 ½|٣٫٥|3.5 %|3.5 percent|3,5 Prozent"),
         ("number", "-1234", "(1,234)|($1,234)|-$1,234|−€1.234,0|minus 1234|零下1234度|–1’234"),
         ("integer", "85", "$85|85 USD|€85.00|85 km²|85th"),
@@ -106,8 +106,8 @@ COLUMNS = st.sampled_from(
                 "[Home](https://a.org/b)|see <http://a.org/b>."
             ),
         ),
-        ("boolean", "true", "Yes|TRUE|✓|是|☑|✔\ufe0f|○|〇|あり|有|ja|Oui|Sí|да|예"),
-        ("boolean", "false", "No.|false|否|×|✗|☐|なし|无|nein|Non|нет|아니요|没有"),
+        ("boolean", "true", "Yes|TRUE|✓|是|☑|是的|✔\ufe0f|○|〇|あり|有|ja|Oui|Sí|да|예"),
+        ("boolean", "false", "No.|false|否|×|✗|☐|☒|错|なし|无|nein|Non|нет|아니요|没有"),
         ("text", "l'été", "L’Été|L'ÉTÉ|L′été|L\u200b'été"),
         (
             "text",
@@ -175,7 +175,7 @@ def test_the_form_of_a_form_is_itself(column: Column, value: str) -> None:
         (
             "number",
             (
-                "350 gazillion|12 dozen|3 score|350foo|12x|0x1F|1e400|350多万|350余万|5 bps|12‰|"
+                "350 gazillion|5G|R$ 3,5 mi|12 dozen|3 score|350foo|12x|0x1F|1e400|350多万|350余万|5 bps|12‰|"
                 "12m|3T|5 mil"
             ),
         ),
@@ -245,7 +245,7 @@ def test_words_of_models_for_no_value_are_blank() -> None:
         "...",
         "?",
     ]
-    blanks += "暂无数据|未公开|不明|Not disclosed|TBD|(unknown)|не указано|k. A.|sin datos|없음|該当なし|–––|ー|N/D".split(
+    blanks += "资料不足|(blank)|Not found in the documents|暂无数据|未公开|不明|Not disclosed|TBD|(unknown)|не указано|k. A.|sin datos|없음|該当なし|–––|ー|N/D".split(
         "|"
     )
     assert [value for value in blanks if not is_blank(value)] == []
