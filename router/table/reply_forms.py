@@ -8,7 +8,7 @@ import html
 import re
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from json import JSONDecoder
+from json import JSONDecoder, dumps
 from typing import Any
 
 from router.table.schema import MAX_COLUMNS, normal_name
@@ -16,6 +16,13 @@ from router.trace.table import Column
 
 _START = re.compile(r"^(?:[-*] |\d{1,4}\. )?[ \t]*(?=[\[{])|[\[,:]\s*(?=[\[{])", re.MULTILINE)
 _JSON = JSONDecoder(parse_float=str, parse_int=str, strict=False)
+_LOOSE = re.compile(
+    r"""("(?:[^"\\\n]|\\.)*+"?)|(?<!\w)'((?:[^'\\\n]|\\.)*+)'?"""
+    r"|((?<=[{,\s])[^\W\d]\w*+(?=\s*:)|\b(?:True|False)\b)|\bNone\b"
+)
+"""Matches strings of JSON, and what Python and JSON5 write differently: strings in single quotes,
+names without quotes, and constants.
+"""
 _MAX_FAILURES = 5
 """Max positions at which the parsing of JSON may fail before it is given up."""
 _MAX_DEPTH = 6
@@ -43,8 +50,17 @@ def reply_rows(text: str, columns: Sequence[Column]) -> list[list[str]]:
     """
     names = [normal_name(column.name) for column in columns]
     key = next((name for name, column in zip(names, columns, strict=True) if column.key), names[0])
-    records = [*_json_records(text, names, key)] or _line_records(text, names, key)
+    records = (
+        [*_json_records(text, names, key)]
+        or [*_json_records(_LOOSE.sub(_as_json, text), names, key)]
+        or _line_records(text, names, key)
+    )
     return [[_cell(record.get(name)) for name in names] for record in records]
+
+
+def _as_json(written: re.Match[str]) -> str:
+    """Return a match of `_LOOSE` as JSON. `None` is an empty text."""
+    return written[1] or dumps((written[2] or written[3] or "").replace("\\'", "'"))
 
 
 def _line_records(
@@ -57,7 +73,7 @@ def _line_records(
     """
     records: list[dict[str, Any]] = [{}]
     for line in text.split("\n"):
-        name, colon, value = line.strip("-* {\"'").partition(":")
+        name, colon, value = line.lstrip("-*+• {\"'0123456789.)").partition(":")
         if colon and '":' not in value and (name := normal_name(name[:200])) in names:
             if name in records[-1]:
                 records.append({})

@@ -30,7 +30,7 @@ _FENCE = re.compile(r"\s*(?:```|~~~)")
 _QUOTED = re.compile(r"^ {0,3}> ?(?=\|)", re.MULTILINE)
 _WIDE_BARS = re.compile(r"^ {0,9}｜.*|^[^\s|][^|\n]*\t[^|\n]*$", re.MULTILINE)
 """Matches table rows whose cells are separated by full-width bars, or by tabs."""
-_SEPARATOR = re.compile(r"\s*:?[-—=]+:?\s*")
+_SEPARATOR = re.compile(r"\s*:?[-—=+]+:?\s*")
 _LEFT_OUT = re.compile(
     r"\s*\(?(?:\.{2,}|…+|⋮)\s*(?:(?:and )?(?:so on|(?:\d+ )?(?:more|others)(?: rows)?|"
     r"continued|omitted))?\W*",
@@ -45,7 +45,8 @@ _FIRST_PART = re.compile(r"(.+?)(?:[:：]\s|\s[-–—]\s|$)")
 _OPENING_WORDS = re.compile(
     r"""
     here(?:'s|\ (?:is|are)\ (?:the|a|all|my))\b|below\ (?:is|are)\b
-    |based\ on\ the|according\ to\ the|note:|as\ an\ ai
+    |based\ on\ the|according\ to\ the
+    |(?:notes?|sources?|quellen?|fuentes?|出典|来源|來源|注)\s?[:：]|as\ an\ ai
     |i\ (?:could|can)\s?not|i\ (?:couldn|can|don|didn)'t|i\ did\ not
     |i(?:'m|\ am)\ (?:sorry|unable|afraid)
     |we\ could\ not|sorry[,.]|apologies|unfortunately|no\ \w+\ (?:was|were|is|are|could|found)
@@ -56,7 +57,7 @@ _OPENING_WORDS = re.compile(
 """Matches the first words of lines that introduce or replace a list, so that they are not read as
 items of the list.
 """
-_PIECE = re.compile(r"""[^\w.…⋮?-]*$|[{}\]<]|\[\s*(?:["\[{]|$)|["'][^"']*["']\s*:""")
+_PIECE = re.compile(r"""[^\w.…⋮?-]*$|["']?(?:[{}\]<]|\[\s*(?:["\[{]|$))|["'][^"']*["']\s*:""")
 """Matches lines that are only punctuation, or a part of JSON or HTML."""
 _SENTENCE = re.compile(
     r"""(?:\S+\s+){3}.*(?<!\b[A-Z])(?<!\bInc)(?<!\bLtd)(?<!\bCo)(?<!\bCorp)"""
@@ -241,7 +242,7 @@ def _listed(lines: Sequence[str], columns: Sequence[Column]) -> Iterable[Sequenc
     for item in map(str.strip, _items(lines)):
         first = first_part.match(item)
         key = first[1] if first else item
-        if _name(item) not in names and not (_PIECE.match(item) or _SENTENCE.match(key)):
+        if _name(key) not in names and not (_PIECE.match(item) or _SENTENCE.match(key)):
             rows.append([key if at == place else "" for at in range(len(columns))])
     return rows
 

@@ -109,6 +109,16 @@ MANNERS = {
         "**City:** Krurou\n**Founder:** Ana Ruiz\n**Founded:** 1321\n**City:** Bel\n"
         "**Founded:** 1400"
     ),
+    "blocks in a numbered list": (
+        "1. **City:** Krurou\n   - **Founder:** Ana Ruiz\n   - **Founded:** 1321\n2. **City:** Bel\n"
+        "   - **Founded:** 1400"
+    ),
+    "Python": f"Here's the list:\n```python\ncities = {_RECORDS}\n```",
+    "JSON5": (
+        "[{city: 'Krurou', founder: 'Ana Ruiz', founded: 1321}, // the first\n"
+        '{city: "Bel", founder: null, founded : 1400}]'
+    ),
+    "Org": (_HEAD + _ROWS).replace("|---|---|---|", "|---+---+---|"),
     "HTML": (
         "<table class='x'>\n<tr><th>City</th><th>Founder</th><th>Founded</th></tr>\n"
         "<tr>\n<td>Krurou</td>\n"
@@ -192,6 +202,8 @@ def test_a_cut_turn_of_a_thousand_rows_loses_only_the_last() -> None:
             "These are all that they name."
         ),
         "Krurou\nBel\nTal",
+        "['Krurou', 'Bel', 'Tal']",
+        "Krurou\nBel\nTal\nSource: the annals",
         "city\nKrurou\nBel\nTal",
         "Krurou, Bel, and Tal",
         "```\nKrurou\nBel\nTal\n```",
@@ -200,6 +212,11 @@ def test_a_cut_turn_of_a_thousand_rows_loses_only_the_last() -> None:
 def test_keys_are_read_from_one_or_several_lines(text: str) -> None:
     assert read_rows(text, [CITY]).rows == (("Krurou",), ("Bel",), ("Tal",))
     assert [plain(row[0]) for row in read_rows(text, CITIES).rows] == ["Krurou", "Bel", "Tal"]
+
+
+def test_details_below_a_key_are_no_keys() -> None:
+    text = "- Krurou\n  - founder: Ana Ruiz\n  - founded: 1321\n- Bel\n  - founded: 1400"
+    assert [row[0] for row in read_rows(text, CITIES).rows] == ["Krurou", "Bel"]
 
 
 @pytest.mark.parametrize(
@@ -218,6 +235,7 @@ def test_keys_are_read_from_one_or_several_lines(text: str) -> None:
         "[",
         "{}",
         "[]",
+        json.dumps(json.dumps([{"city": "Krurou", "founder": "Ana"}])),
         '{"error": "not found"}',
         '"Year": 1871,\n"Place": "Bel"',
         '[\n  {\n    "Year": 1871\n  },\n  {',
