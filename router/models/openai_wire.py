@@ -183,7 +183,7 @@ class _Call:
         """
         arguments = _last_object(self.arguments).replace("<", r"\u003c")
         # Some servers write the name `fetch` as `functions.fetch:0`
-        name = self.name.strip().removeprefix("functions.")
+        name = self.name.removeprefix("functions.")
         before, _, number = name.rpartition(":")
         name = before if before and number.isdecimal() else name
         return f'{CALL_BEGIN}{name}">{arguments}'
@@ -191,7 +191,7 @@ class _Call:
 
 class Calls:
     """Joins the pieces of streamed tool calls. Pieces belong together if they have the same id,
-    else the same index, else by their order.
+    else the same index, else by their order. Pieces before the first name are ignored.
     """
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class Calls:
         if len(self._calls) == _MAX_CALLS:
             return
         function = piece.function or FunctionReply()
-        name = function.name or ""
+        name = (function.name or "").strip()
         arguments = function.arguments or ""
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments)
@@ -227,6 +227,8 @@ class Calls:
             if not (opens and (piece.id or follows)):
                 call = latest
         if call is None:
+            if not name:
+                return
             call = _Call()
             self._calls.append(call)
 

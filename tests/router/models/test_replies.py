@@ -56,6 +56,23 @@ PARTS = [
     7,
 ]
 MESSAGE = {"role": "assistant", "content": "ab"}
+EMPTY_CALLS: list[dict[str, Any]] = [
+    {"tool_calls": [{}]},
+    {"tool_calls": [{}, {}]},
+    {"tool_calls": [{"function": {}}]},
+    {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": None}]},
+    {"tool_calls": [{"function": {"name": None, "arguments": None}}]},
+    {"tool_calls": [{"id": "", "function": {"name": "", "arguments": ""}}]},
+    {"tool_calls": [{"id": "a", "function": {"name": " ", "arguments": "{}"}}]},
+    {"tool_calls": [{"name": "", "arguments": {}}]},
+    {"tool_calls": [{"function": {"name": 5, "arguments": '{"a": 1}'}}]},
+    {"tool_calls": {}},
+    {"function_call": {}},
+    {"function_call": {"name": "", "arguments": ""}},
+    {"function_call": {"name": None, "arguments": "{}"}},
+    {"function_call": {}, "tool_calls": [{"function": {}}]},
+]
+"""Calls without a name, which are ignored."""
 WHOLE: dict[str, dict[str, Any]] = {
     "content in parts": {"choices": [choice({"content": PARTS})]},
     "content in one part": {"choices": [choice({"content": {"type": "text", "text": "ab"}})]},
@@ -67,6 +84,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "a function null": {
         "choices": [choice({**MESSAGE, "tool_calls": [7, "x"], "function_call": None})]
     },
+    **{f"an empty call {call}": {"choices": [choice({**MESSAGE, **call})]} for call in EMPTY_CALLS},
     "the only index": {"choices": [choice(MESSAGE, index=3)]},
     "index as text": {"choices": [choice(MESSAGE, index="0")]},
     "index null": {"choices": [choice(MESSAGE, index=None)]},
@@ -182,6 +200,8 @@ STREAMS: dict[str, bytes] = {
     "no last line": A + B + END.removesuffix(b"\n\n"),
     "single lines": (A + B + END + DONE).replace(b"\n\n", b"\n"),
     "several in one": b"data: " + b"".join(chunk[6:-2] for chunk in (A, B, END)) + b"\n\n",
+    **{f"an empty call {call}": A + piece(call) + B + END for call in EMPTY_CALLS},
+    **{f"an empty call at last {call}": A + B + piece(call) + END for call in EMPTY_CALLS[:2]},
     "not a number": A.replace(b'"index":0', b'"index":0,"logprobs":{"x":NaN,"y":-Infinity}')
     + B
     + END,
