@@ -23,19 +23,12 @@ from router.models.model import Message, Prompt, Usage
 _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_resource"})
 """Finish reasons of an output that reached a limit."""
 FILTERED = "content_filter"
-_FILTERED = frozenset(
-    {
-        FILTERED,
-        "content_filtered",
-        "refusal",
-        "recitation",
-        "safety",
-        "prohibited_content",
-        "blocklist",
-        "sensitive",
-    }
+_FILTERED = re.compile(
+    "content.?filter|refus|(?:image_)?(?:safety|recitation|prohibited_content)|blocklist|spii"
+    "|sensitive|guardrail",
+    re.IGNORECASE,
 )
-"""Finish reasons of an output that a filter ended or the model refused to write."""
+"""Matches finish reasons of an output that a filter ended or the model refused to write."""
 _BROKEN = frozenset({"error", "abort", "aborted", "engine_error", "server_error"})
 """Finish reasons of an output that the engine aborted."""
 
@@ -355,7 +348,7 @@ class Choice(Frozen, gc=False):
             return "stop" if reason else None
         if reason.lower() in ("", "null", "none"):
             return None
-        if reason.lower() in _FILTERED:
+        if _FILTERED.match(reason):
             return FILTERED
         return "length" if reason.lower() in _CUT else reason
 
@@ -402,6 +395,8 @@ def _failure(report: Any) -> ErrorReply | None:
         if isinstance(report, list):
             report = report[0] if report else None
         if isinstance(report, dict):
+            if reason := report.get("blockReason"):
+                return ErrorReply(str(reason), FILTERED)
             report = report.get("error") or report
     if not report:
         return None
@@ -428,11 +423,14 @@ class ChatReply(Frozen, gc=False):
     """Report of a failure by an older vLLM, which also sets `type` and `code`."""
     type: str | None = None
     code: str | int | None = None
+    promptFeedback: Any = None
+    """Gemini's report, which names the filter that blocked the prompt in `blockReason`."""
 
     @property
     def failure(self) -> ErrorReply | None:
         """The failure that the reply reports; None if it reports none."""
-        report = self.error or self.errors or (None if self.choices else self.detail)
+        other = None if self.choices else self.detail or self.promptFeedback
+        report = self.error or self.errors or other
         if failure := _failure(report):
             return failure
         if self.message and not self.choices:

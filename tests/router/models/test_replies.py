@@ -111,6 +111,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     },
     "usage null": {"choices": [choice(MESSAGE)], "usage": None},
     "usage of nothing": {"choices": [choice(MESSAGE)], "usage": {}},
+    "no block": {"choices": [choice(MESSAGE)], "promptFeedback": {"safetyRatings": []}},
     "no error": {"choices": [choice(MESSAGE)], "error": {}},
     "error null": {"choices": [choice(MESSAGE)], "error": None},
     "error false": {"choices": [choice(MESSAGE)], "error": False},
@@ -347,6 +348,20 @@ REFUSALS: dict[str, dict[str, Any]] = {
     "a filter, silent": {
         "choices": [choice({"content": None, "refusal": "I will not."}, finish_reason="SAFETY")]
     },
+    **{
+        f"a filter, {reason}": {
+            "choices": [choice({"content": "I will not."}, finish_reason=reason)]
+        }
+        for reason in (
+            "content_filter: PROHIBITED_CONTENT",
+            "PROHIBITED_CONTENT",
+            "IMAGE_SAFETY",
+            "SPII",
+            "BLOCKLIST",
+            "refusal",
+            "guardrail_intervened",
+        )
+    },
 }
 
 
@@ -417,6 +432,11 @@ REPORTS: list[tuple[dict[str, Any], type[UpstreamError]]] = [
     ({"error": [{"message": "no", "code": 404}]}, UpstreamRefused),
     ({"error": {"error": {"message": "no", "type": "permission_error"}}}, UpstreamRefused),
     ({"errors": [{"message": "no", "code": "invalid_api_key"}]}, UpstreamRefused),
+    *(
+        ({**reply, "promptFeedback": {"blockReason": reason}}, ContentRefused)
+        for reply in ({"choices": []}, {"candidates": [], "usageMetadata": {}}, {})
+        for reason in ("SAFETY", "OTHER")
+    ),
     ({"detail": "Not Found"}, UpstreamRefused),
     ({"detail": [{"msg": "overloaded", "type": "overloaded_error"}]}, UpstreamUnavailable),
 ]
@@ -445,6 +465,8 @@ async def test_an_error_with_status_200_is_typed_by_its_name(
         throttled = any(word in str(report) for word in ("rate", "many", "429"))
         assert caught[0].throttled == throttled
     assert not getattr(caught[1], "unspent", False)
+    reason = report.get("promptFeedback", {}).get("blockReason", "")
+    assert all(reason in str(error) for error in caught)
 
 
 @pytest.mark.parametrize(
