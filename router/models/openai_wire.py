@@ -370,14 +370,18 @@ class ErrorReply(Frozen, gc=False):
     type: str | None = None
     code: str | int | None = None
     param: str | None = None
+    details: tuple[Any, ...] = ()
+    """Further reports in Google's errors, such as the pause to make before a retry."""
 
     @property
     def words(self) -> str:
-        """The message, followed by the failure's name and parameter if the report has them."""
+        """The message, followed by the failure's name, parameter and details if the report has
+        them.
+        """
         name = self.type
         if isinstance(self.code, str) and not self.code.isdecimal():
             name = self.code
-        words = self.message
+        words = f"{self.message} {self.details or ''}".strip()
         if name and name != words:
             words = f"{words} ({name})".lstrip()
         return f"{words} (parameter {self.param})" if self.param else words

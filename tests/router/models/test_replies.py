@@ -113,6 +113,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "usage of nothing": {"choices": [choice(MESSAGE)], "usage": {}},
     "no block": {"choices": [choice(MESSAGE)], "promptFeedback": {"safetyRatings": []}},
     "no error": {"choices": [choice(MESSAGE)], "error": {}},
+    "an error without words": {"choices": [choice(MESSAGE)], "error": {"details": []}},
     "error null": {"choices": [choice(MESSAGE)], "error": None},
     "error false": {"choices": [choice(MESSAGE)], "error": False},
 }
@@ -467,6 +468,32 @@ async def test_an_error_with_status_200_is_typed_by_its_name(
     assert not getattr(caught[1], "unspent", False)
     reason = report.get("promptFeedback", {}).get("blockReason", "")
     assert all(reason in str(error) for error in caught)
+
+
+RETRY_INFO = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "7s"}
+THROTTLED = {"code": 429, "message": "slow down", "status": "RESOURCE_EXHAUSTED"}
+PAUSES: list[Any] = [
+    {"error": {**THROTTLED, "details": [RETRY_INFO]}},
+    {"error": {**THROTTLED, "details": [{"@type": "QuotaFailure"}, RETRY_INFO]}},
+    [{"error": {**THROTTLED, "details": [RETRY_INFO]}}],
+    {"error": {**THROTTLED, "message": "Please retry in 7s."}},
+]
+
+
+@pytest.mark.parametrize("report", PAUSES, ids=map(str, range(len(PAUSES))))
+async def test_a_pause_in_a_report_is_read(
+    model: OpenAIHTTP, openai_server: OpenAIServer, report: Any
+) -> None:
+    """Holds for an error status, and for an error in a stream."""
+    openai_server.plays(replies(json.dumps(report).encode(), status=429))
+    with pytest.raises(UpstreamUnavailable, match=r"slow down|retry in") as caught:
+        await model.complete(PROMPT)
+    assert caught.value.retry_after_s == 7.0
+    if isinstance(report, dict):
+        openai_server.plays(streams(event(report)))
+        with pytest.raises(UpstreamUnavailable) as caught:
+            await streamed(model, PROMPT)
+        assert caught.value.retry_after_s == 7.0
 
 
 @pytest.mark.parametrize(
