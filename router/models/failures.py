@@ -258,8 +258,8 @@ class Upstream:
         return self.from_status(status, text)
 
     def moved(self, status: int, target: str) -> UpstreamRefused:
-        """Return the error for a redirect to `target`. Redirects are not followed, so that the
-        prompt and the key are sent nowhere else.
+        """Return the error for a redirect to `target`, which is followed only once and only on the
+        same host, so that the prompt and the key are sent nowhere else.
         """
         return self._refused(
             f"HTTP {status}: the endpoint redirects to {target}; set base_url to that address"

@@ -539,25 +539,60 @@ def redirects(status: int, location: str) -> Behaviour:
     return replies(b"moved", "text/plain", status, {"Location": location})
 
 
+@pytest.mark.parametrize("status", [307, 308])
 @pytest.mark.parametrize(
     "target",
     [
-        "{other}/v1/chat/completions",
-        "//{other_host}/x",
-        "https://{host}/v1",
-        "//e.invalid",
-        "http://{host}/v2",
+        "/v1/messages",
+        "/v1/chat/completions?a=b",
+        "completions",
+        "http://{host}/v1/messages",
+        "//{host}/v1/messages",
     ],
 )
-async def test_a_redirect_is_not_followed(
-    model: OpenAIHTTP, openai_server: OpenAIServer, target: str
+async def test_a_redirect_on_the_same_host_is_followed_once(
+    model: OpenAIHTTP, openai_server: OpenAIServer, status: int, target: str
 ) -> None:
-    """The error names the target; the prompt and the key go to no other address."""
+    """The request stays the same. A second redirect is an error that names its target."""
+    host = openai_server.base_url.removeprefix("http://").removesuffix("/v1")
+    redirect = redirects(status, target.format(host=host))
+    openai_server.plays(redirect, says("ab"), redirect, streams(A, B, END, DONE))
+    for output in (model.complete(PROMPT), streamed(model, PROMPT)):
+        assert (await output).text == "ab"
+        first, second = openai_server.bodies[-2:]
+        assert first == second
+        assert openai_server.headers[-1]["Authorization"] == "Bearer sk-secret"
+    assert len(openai_server.bodies) == 4
+    openai_server.plays(redirect, redirects(status, "/v3"))
+    with pytest.raises(UpstreamRefused, match=f"redirects to http://{host}/v3; set base_url"):
+        await model.complete(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("status", "target"),
+    [
+        (307, "{other}/v1/chat/completions"),
+        (308, "//{other_host}/x"),
+        (307, "https://{host}/v1"),
+        (307, "//e.invalid"),
+        (308, "http://{host}.invalid/v2"),
+        (307, "http://{host}/v2"),
+        (301, "http://{host}/v2"),
+        (302, "//{host}/v2"),
+        (303, "/v2"),
+    ],
+)
+async def test_another_redirect_is_not_followed(
+    model: OpenAIHTTP, openai_server: OpenAIServer, status: int, target: str
+) -> None:
+    """Another status, or a target with another scheme, host, port or user: the error names the
+    target, and the prompt and the key are sent to no other address.
+    """
     async with serving() as other_server:
         host = openai_server.base_url.removeprefix("http://").removesuffix("/v1")
         other_host = other_server.base_url.removeprefix("http://").removesuffix("/v1")
         location = target.format(other=f"http://{other_host}", other_host=other_host, host=host)
-        openai_server.plays(redirects(307, location.replace("//", "//user:pass@")))
+        openai_server.plays(redirects(status, location.replace("//", "//user:pass@")))
         with pytest.raises(UpstreamRefused, match=location.rpartition("//")[2]) as caught:
             await model.complete(PROMPT)
         assert "pass" not in str(caught.value)
