@@ -135,23 +135,24 @@ class MessageReply(Frozen, gc=False):
         refusals = [self.refusal or ""]
         parts = self.content if isinstance(self.content, list) else [self.content]
         for part in parts[:_MAX_ITEMS]:
-            fields = part if isinstance(part, dict) else {"text": part}
-            thinks = _THINKING.search(str(fields.get("type")))
-            (thoughts if thinks else texts).append(_part_text(fields.get("text")))
+            fields = part if isinstance(part, dict) else {}
+            kept = thoughts if _THINKING.search(str(fields.get("type"))) else texts
+            kept.append(_part_text(part))
             thoughts += [_part_text(fields.get(name)) for name in ("thinking", "reasoning")]
             refusals.append(_part_text(fields.get("refusal")))
         return "".join(texts), "".join(thoughts), "".join(refusals)
 
 
 def _part_text(value: Any) -> str:
-    """Return the text in a field of a content part. In Mistral's replies, the field of a thought is
-    itself a list of parts.
+    """Return the text of a content part, or of a field of one. In Mistral's replies, the field of a
+    thought is itself a list of parts.
     """
-    if isinstance(value, dict):
-        value = value.get("value")
+    for name in "text content value parts".split():
+        if isinstance(value, dict):
+            value = value.get(name) or value
     if isinstance(value, list):
-        parts = (part for part in value[:_MAX_ITEMS] if isinstance(part, dict))
-        return "".join(str(part.get("text", "")) for part in parts)
+        with suppress(RecursionError):
+            return "".join(map(_part_text, value[:_MAX_ITEMS]))
     return value if isinstance(value, str) else ""
 
 
@@ -491,6 +492,10 @@ def readable(kind: Any, raw: Any) -> Any:
     if `raw` itself cannot be.
     """
     for inner in get_args(kind) if isinstance(kind, UnionType) else (kind,):
+        if inner is MessageReply and isinstance(raw, str | list):
+            raw = {"content": raw}
+        if isinstance(raw, dict) and get_origin(inner) is tuple:
+            raw = [raw]
         if isinstance(raw, list) and get_origin(inner) is tuple:
             items = (readable(get_args(inner)[0], item) for item in raw[:_MAX_ODD])
             return tuple(item for item in items if item is not None)

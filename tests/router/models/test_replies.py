@@ -79,6 +79,23 @@ WHOLE: dict[str, dict[str, Any]] = {
     "text in a table": {
         "choices": [choice({"content": [{"type": "text", "text": {"value": "ab"}}]})]
     },
+    **{
+        f"content as {content}": {"choices": [choice({"content": content})]}
+        for content in (
+            {"value": "ab"},
+            {"content": "ab"},
+            {"parts": ["a", {"text": "b"}]},
+            {"text": None, "content": [{"type": "text", "text": {"content": "ab"}}]},
+            [{"type": "text", "content": "ab"}],
+            [{"type": "text", "value": "a"}, {"parts": [{"text": "b"}]}],
+            [["a"], ["b"]],
+            [{"type": "image", "url": "x"}, "ab"],
+        )
+    },
+    "message as text": {"choices": [choice("ab")]},
+    "message as a list": {"choices": [choice([MESSAGE])]},
+    "delta as text": {"choices": [{"delta": "ab", "finish_reason": "stop"}]},
+    "choices no list": {"choices": choice(MESSAGE)},
     "tool calls null": {"choices": [choice({**MESSAGE, "tool_calls": [None]})]},
     "tool calls no list": {"choices": [choice({**MESSAGE, "tool_calls": {}})]},
     "a function null": {
@@ -158,6 +175,10 @@ STREAMS: dict[str, bytes] = {
     "null": b"data: null\n\n" + A + b"data: null\n\n" + B + END,
     "no tables": b'data: 7\n\ndata: []\n\ndata: "x"\n\ndata: {}\n\n' + A + B + END,
     "choices null": event({"choices": [None]}) + A + event({"choices": None}) + B + END,
+    "delta as text": piece("a") + piece("b") + END,
+    "one choice, no list": event({"choices": {"delta": {"content": "a"}}})
+    + event({"choices": {"delta": "b"}})
+    + END,
     "choices no list": event({"choices": 7}) + A + B + END,
     "the only index": A.replace(b'"index":0', b'"index":3')
     + B.replace(b'"index":0', b'"index":3')
