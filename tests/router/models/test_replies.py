@@ -454,11 +454,9 @@ REPORTS: list[tuple[dict[str, Any], type[UpstreamError]]] = [
     ({"error": [{"message": "no", "code": 404}]}, UpstreamRefused),
     ({"error": {"error": {"message": "no", "type": "permission_error"}}}, UpstreamRefused),
     ({"errors": [{"message": "no", "code": "invalid_api_key"}]}, UpstreamRefused),
-    *(
-        ({**reply, "promptFeedback": {"blockReason": reason}}, ContentRefused)
-        for reply in ({"choices": []}, {"candidates": [], "usageMetadata": {}}, {})
-        for reason in ("SAFETY", "OTHER")
-    ),
+    ({"choices": [], "promptFeedback": {"blockReason": "SAFETY"}}, ContentRefused),
+    ({"promptFeedback": {"blockReason": "OTHER", "safetyRatings": [{}]}}, ContentRefused),
+    ({"candidates": [], "promptFeedback": {"blockReason": "BLOCKLIST"}}, ContentRefused),
     ({"detail": "Not Found"}, UpstreamRefused),
     ({"detail": [{"msg": "overloaded", "type": "overloaded_error"}]}, UpstreamUnavailable),
 ]
