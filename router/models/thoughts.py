@@ -23,8 +23,8 @@ import re
 from itertools import islice
 
 _STEMS = (
-    r"(?:(?:chain[\s_-]?of|inner|internal|self)[\s_-]?)?(?:th(?:ink(?:ing)?|oughts?)|reason(?:ing|s)?"
-    r"|reflect(?:ions?|ing)?|analysis|scratch[_-]?pad|monologue|cot)(?:-?process)?"
+    r"(?:(?:chain[\s_-]?of|inner|internal|self)[\s_-]?)?(?:th(?:ink(?:ing)?|oughts?)|analysis"
+    r"|reason(?:ing|s)?|reflect(?:ions?|ing)?|scratch[_-]?pad|monologue|cot)(?:-?process)?"
 )
 _NAME = (
     rf"(?:[^\W_]{{1,12}}+[:|_](?:of_)?|ant)?{_STEMS}"
@@ -35,7 +35,7 @@ _RARE = (
     "contemplat(?:e|ion|ing)|considerations?|ponder(?:ing)?|musings?|introspection|scratch(?:work)?"
     "|(?:inner|internal)[ _-]?(?:voice|dialogue|speech)"
     "|思考(?:过程|過程)?|思维(?:链|过程)|推理(?:过程)?|推論|分析|생각|추론|мысли|размышлени[ея]|"
-    "рассуждени[ея]|pensamientos?|razonamiento|pensamento|raciocínio|réflexion|raisonnement|gedanken)"
+    "рассуждени[ея]|pensamientos?|razonamiento|pensamento|raciocínio|réflexion|raisonnement)"
 )
 """Names that other tags have too. They only count at the start of an output, see `_WORDS`."""
 _ESCAPED = "(?:th(?:ink(?:ing)?|oughts?)|reasoning|reflection|analysis)"
@@ -47,8 +47,8 @@ _AFTER_ANGLE = (
     rf"channel\|>|unused95>|\|inner_suffix\|>)"
     r"|\|(?:(?P<head>start|begin|channel|constrain)|(?P<message>message|content)"
     r"|(?P<end>(?:im_)?end|return|call|eo[mst]|(?:START|END)_\w{1,20}|(?:begin|start|end)_(?:of_)?"
-    r"(?:solution|text|box|answer|response|output)|(?:solution|box|answer|response|output)_(?:start|"
-    r"begin|end)))\|>|(?P<ended>\|im_start\|>(?:answer|assistant|final))"
+    r"(?:solution|text|box|answer|response|output)|(?:solution|box|answer|response|output)_"
+    r"(?:start|begin|end)))\|>|(?P<ended>\|im_start\|>(?:answer|assistant|final))"
 )
 _BRACKETS = (
     r"(?<=\[)(?:(?P<opens>THINK(?:ING)?\])|(?P<closes>/THINK(?:ING)?\])|(?P<ends>END FINAL "
