@@ -154,6 +154,11 @@ _NAMED = re.compile(
 """Maps the name of a failure to an HTTP status: the name of the matching group is the status."""
 _LONGEST_NAME = 200
 """Max characters that are read of a failure's code, and of its type."""
+_DELAY = re.compile(
+    r"(?:retryDelay\W{1,9}|(?:retry|try again) (?:in|after) )([0-9]+(?:\.[0-9]+)?) ?s",
+    re.IGNORECASE,
+)
+"""Finds the seconds in Google's `RetryInfo` (`"retryDelay": "7s"`), or in a message."""
 _LONGEST_PAUSE_S = 86_400.0
 
 ForeignError = aiohttp.ClientError | HttpProcessingError | httptools.HttpParserError | OSError
@@ -218,7 +223,7 @@ class Upstream:
             return UpstreamUnavailable(
                 message,
                 endpoint=self._endpoint,
-                retry_after_s=_pause_s(headers or {}),
+                retry_after_s=_pause_s(headers or {}, text),
                 unspent=status in _TURNED_AWAY,
                 repeatable=status != _BROKEN,
                 throttled=status == _THROTTLED,
@@ -253,8 +258,8 @@ class Upstream:
         return self.from_status(status, text)
 
     def moved(self, status: int, target: str) -> UpstreamRefused:
-        """Return the error for a redirect to `target`. Redirects are not followed, so that the
-        prompt and the key are sent nowhere else.
+        """Return the error for a redirect to `target`, which is followed only once and only on the
+        same host, so that the prompt and the key are sent nowhere else.
         """
         return self._refused(
             f"HTTP {status}: the endpoint redirects to {target}; set base_url to that address"
@@ -321,15 +326,16 @@ def _hint(parameter: re.Match[str]) -> str:
     )
 
 
-def _pause_s(headers: Mapping[str, str]) -> float | None:
-    """Return the pause in seconds that the server requests in `Retry-After` or `Retry-After-Ms`, at
-    most one day; None if it requests none.
+def _pause_s(headers: Mapping[str, str], text: str) -> float | None:
+    """Return the pause in seconds that the server requests in `Retry-After`, in `Retry-After-Ms` or
+    in `text`, its message, at most one day; None if it requests none.
     """
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        value = headers.get(name, "").strip()
+        value = headers.get(name, "").strip("s \t")
         if re.fullmatch(r"[0-9]+(?:\.[0-9]*)?", value, re.ASCII):
             return min(float(value) * unit_s, _LONGEST_PAUSE_S)
         with suppress(ValueError, OverflowError):
             pause_s = parsedate_to_datetime(value).timestamp() - time.time()
             return min(max(0.0, pause_s), _LONGEST_PAUSE_S)
-    return None
+    delay = _DELAY.search(text)
+    return min(float(delay[1]), _LONGEST_PAUSE_S) if delay else None

@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -174,10 +174,6 @@ class OpenAIHTTP:
         written = await self._tokens({"prompt": text, "add_special_tokens": False}) if text else 0
         return None if read is None or written is None else Usage(read, written)
 
-    @cached_property
-    def _chat(self) -> Target:
-        return Target(f"{self._base_url}/chat/completions", self._headers)
-
     async def _tokens(self, fields: dict[str, Any]) -> int | None:
         if not self._tokenizes:
             return None
@@ -226,7 +222,7 @@ class OpenAIHTTP:
             reply = _Reply(self._upstream, streamed, prompt.sampling.max_tokens, live=live)
             try:
                 with streamed:
-                    await self._post(prompt, body, reply)
+                    await self._post(f"{self._base_url}/chat/completions", prompt, body, reply)
                     reply.finish()
                     return self._completion(streamed, reply)
             except UpstreamError as failure:
@@ -247,16 +243,20 @@ class OpenAIHTTP:
 
     async def _post(
         self,
+        url: str,
         prompt: Prompt,
         body: Callable[[], dict[str, Any]],
         reply: "_Reply",
+        *,
+        moved: bool = False,
     ) -> None:
-        """Send a request and feed its reply to `reply`. Raises `UpstreamError` for every other
-        status than 200.
+        """Send a request to `url` and feed its reply to `reply`. A redirect that keeps the method
+        and the body is followed if it leads to the same scheme, host and port, unless the request
+        has already been `moved`. Raises `UpstreamError` for every other status than 200.
         """
         name = f"{REQUEST_ID}: {prompt.request_id}\r\n" if prompt.request_id else ""
         try:
-            target = self._chat
+            target = Target(url, self._headers)
             await self._pool.post(
                 target, lambda: target.request(msgspec.json.encode(body()), name), reply
             )
@@ -272,6 +272,9 @@ class OpenAIHTTP:
             raise self._upstream.from_status(reply.status, reply.words, reply.headers)
         with suppress(ValueError):
             location = str(target.url.join(URL(location)))
+        is_near = location.startswith(f"{target.url.with_path('/')}")
+        if is_near and not moved and reply.status in (307, 308):
+            return await self._post(location, prompt, body, reply, moved=True)
         raise self._upstream.moved(reply.status, location)
 
     def _body(self, prompt: Prompt, **streaming: Any) -> dict[str, Any]:

@@ -23,19 +23,12 @@ from router.models.model import Message, Prompt, Usage
 _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_resource"})
 """Finish reasons of an output that reached a limit."""
 FILTERED = "content_filter"
-_FILTERED = frozenset(
-    {
-        FILTERED,
-        "content_filtered",
-        "refusal",
-        "recitation",
-        "safety",
-        "prohibited_content",
-        "blocklist",
-        "sensitive",
-    }
+_FILTERED = re.compile(
+    "content.?filter|refus|(?:image_)?(?:safety|recitation|prohibited_content)|blocklist|spii"
+    "|sensitive|guardrail",
+    re.IGNORECASE,
 )
-"""Finish reasons of an output that a filter ended or the model refused to write."""
+"""Matches finish reasons of an output that a filter ended or the model refused to write."""
 _BROKEN = frozenset({"error", "abort", "aborted", "engine_error", "server_error"})
 """Finish reasons of an output that the engine aborted."""
 
@@ -142,23 +135,24 @@ class MessageReply(Frozen, gc=False):
         refusals = [self.refusal or ""]
         parts = self.content if isinstance(self.content, list) else [self.content]
         for part in parts[:_MAX_ITEMS]:
-            fields = part if isinstance(part, dict) else {"text": part}
-            thinks = _THINKING.search(str(fields.get("type")))
-            (thoughts if thinks else texts).append(_part_text(fields.get("text")))
+            fields = part if isinstance(part, dict) else {}
+            kept = thoughts if _THINKING.search(str(fields.get("type"))) else texts
+            kept.append(_part_text(part))
             thoughts += [_part_text(fields.get(name)) for name in ("thinking", "reasoning")]
             refusals.append(_part_text(fields.get("refusal")))
         return "".join(texts), "".join(thoughts), "".join(refusals)
 
 
 def _part_text(value: Any) -> str:
-    """Return the text in a field of a content part. In Mistral's replies, the field of a thought is
-    itself a list of parts.
+    """Return the text of a content part, or of a field of one. In Mistral's replies, the field of a
+    thought is itself a list of parts.
     """
-    if isinstance(value, dict):
-        value = value.get("value")
+    for name in "text content value parts".split():
+        if isinstance(value, dict):
+            value = value.get(name) or value
     if isinstance(value, list):
-        parts = (part for part in value[:_MAX_ITEMS] if isinstance(part, dict))
-        return "".join(str(part.get("text", "")) for part in parts)
+        with suppress(RecursionError):
+            return "".join(map(_part_text, value[:_MAX_ITEMS]))
     return value if isinstance(value, str) else ""
 
 
@@ -183,7 +177,7 @@ class _Call:
         """
         arguments = _last_object(self.arguments).replace("<", r"\u003c")
         # Some servers write the name `fetch` as `functions.fetch:0`
-        name = self.name.strip().removeprefix("functions.")
+        name = self.name.removeprefix("functions.")
         before, _, number = name.rpartition(":")
         name = before if before and number.isdecimal() else name
         return f'{CALL_BEGIN}{name}">{arguments}'
@@ -191,7 +185,7 @@ class _Call:
 
 class Calls:
     """Joins the pieces of streamed tool calls. Pieces belong together if they have the same id,
-    else the same index, else by their order.
+    else the same index, else by their order. Pieces before the first name are ignored.
     """
 
     def __init__(self) -> None:
@@ -211,7 +205,7 @@ class Calls:
         if len(self._calls) == _MAX_CALLS:
             return
         function = piece.function or FunctionReply()
-        name = function.name or ""
+        name = (function.name or "").strip()
         arguments = function.arguments or ""
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments)
@@ -227,6 +221,8 @@ class Calls:
             if not (opens and (piece.id or follows)):
                 call = latest
         if call is None:
+            if not name:
+                return
             call = _Call()
             self._calls.append(call)
 
@@ -353,7 +349,7 @@ class Choice(Frozen, gc=False):
             return "stop" if reason else None
         if reason.lower() in ("", "null", "none"):
             return None
-        if reason.lower() in _FILTERED:
+        if _FILTERED.match(reason):
             return FILTERED
         return "length" if reason.lower() in _CUT else reason
 
@@ -375,14 +371,18 @@ class ErrorReply(Frozen, gc=False):
     type: str | None = None
     code: str | int | None = None
     param: str | None = None
+    details: tuple[Any, ...] = ()
+    """Further reports in Google's errors, such as the pause to make before a retry."""
 
     @property
     def words(self) -> str:
-        """The message, followed by the failure's name and parameter if the report has them."""
+        """The message, followed by the failure's name, parameter and details if the report has
+        them.
+        """
         name = self.type
         if isinstance(self.code, str) and not self.code.isdecimal():
             name = self.code
-        words = self.message
+        words = f"{self.message} {self.details or ''}".strip()
         if name and name != words:
             words = f"{words} ({name})".lstrip()
         return f"{words} (parameter {self.param})" if self.param else words
@@ -400,6 +400,8 @@ def _failure(report: Any) -> ErrorReply | None:
         if isinstance(report, list):
             report = report[0] if report else None
         if isinstance(report, dict):
+            if reason := report.get("blockReason"):
+                return ErrorReply(str(reason), FILTERED)
             report = report.get("error") or report
     if not report:
         return None
@@ -426,11 +428,14 @@ class ChatReply(Frozen, gc=False):
     """Report of a failure by an older vLLM, which also sets `type` and `code`."""
     type: str | None = None
     code: str | int | None = None
+    promptFeedback: Any = None
+    """Gemini's report, which names the filter that blocked the prompt in `blockReason`."""
 
     @property
     def failure(self) -> ErrorReply | None:
         """The failure that the reply reports; None if it reports none."""
-        report = self.error or self.errors or (None if self.choices else self.detail)
+        other = None if self.choices else self.detail or self.promptFeedback
+        report = self.error or self.errors or other
         if failure := _failure(report):
             return failure
         if self.message and not self.choices:
@@ -487,6 +492,10 @@ def readable(kind: Any, raw: Any) -> Any:
     if `raw` itself cannot be.
     """
     for inner in get_args(kind) if isinstance(kind, UnionType) else (kind,):
+        if inner is MessageReply and isinstance(raw, str | list):
+            raw = {"content": raw}
+        if isinstance(raw, dict) and get_origin(inner) is tuple:
+            raw = [raw]
         if isinstance(raw, list) and get_origin(inner) is tuple:
             items = (readable(get_args(inner)[0], item) for item in raw[:_MAX_ODD])
             return tuple(item for item in items if item is not None)

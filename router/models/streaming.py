@@ -202,11 +202,13 @@ class StreamedReply:
             text, more = thoughts.feed(text)
             text, thought = self._settled(text, thought + more)
         if content.calls and not (repeated and self._calls):
-            if thoughts.unsettled:
-                thoughts.revoke()
-                text, thought = self._settled(text, thought)
-            text += "" if self._calls else CALL_BEGIN
+            begun = bool(self._calls)
             self._calls.add(content.calls)
+            if self._calls and not begun:
+                if thoughts.unsettled:
+                    thoughts.revoke()
+                    text, thought = self._settled(text, thought)
+                text += CALL_BEGIN
 
         cut = self._cut
         kept_thought = "" if cut.met else thought

@@ -12,27 +12,43 @@ output. Rules for unclear marks:
   unless a closing mark follows later. Until then, the text after it is kept in `_unsure`.
 - When a nested thought ends, the outer thought continues. If the outer thought is never closed, its
   mark was only a mention, and everything after the nested thought is text.
+- A tag that may as well be part of an answer (`<plan>`, `[REASONING]`, `&lt;think&gt;`) opens a
+  thought only at the start of an output, and only if it is closed.
 
 An output arrives in pieces. If the end of a piece may be the start of a mark, it is held back until
 the next piece.
 """
 
 import re
-from itertools import islice, product
+from itertools import islice
 
-_NAME = (
-    r"(?:[^\W_]{1,12}+[:|_](?:of_)?|ant)?(?:(?:chain_of_)?th(?:ink(?:ing)?|oughts?)|reason(?:ing|"
-    r"s)?|reflect(?:ion)?|analysis|scratchpad"
-    r"|(?:inner_)?monologue|cot)(?:[:_]\w{0,64}+)?(?:\s[^<>◁▷]{0,84}+|[/|])?[>▷]"
+_STEMS = (
+    r"(?:(?:chain[\s_-]?of|inner|internal|self)[\s_-]?)?(?:th(?:ink(?:ing)?|oughts?)|analysis"
+    r"|reason(?:ing|s)?|reflect(?:ions?|ing)?|scratch[_-]?pad|monologue|cot)(?:-?process)?"
 )
+_NAME = (
+    rf"(?:[^\W_]{{1,12}}+[:|_](?:of_)?|ant)?{_STEMS}"
+    r"(?:[:_]\w{0,64}+)?(?:\s[^<>◁▷]{0,84}+|[/|])?[>▷]"
+)
+_RARE = (
+    "(?:rationale|plan(?:ning)?|deliberat(?:e|ion|ing)|brainstorm(?:ing)?|internal|hidden|"
+    "contemplat(?:e|ion|ing)|considerations?|ponder(?:ing)?|musings?|introspection|scratch(?:work)?"
+    "|(?:inner|internal)[ _-]?(?:voice|dialogue|speech)"
+    "|思考(?:过程|過程)?|思维(?:链|过程)|推理(?:过程)?|推論|分析|생각|추론|мысли|размышлени[ея]|"
+    "рассуждени[ея]|pensamientos?|razonamiento|pensamento|raciocínio|réflexion|raisonnement)"
+)
+"""Names that other tags have too. They only count at the start of an output, see `_WORDS`."""
+_ESCAPED = "(?:th(?:ink(?:ing)?|oughts?)|reasoning|reflection|analysis)"
+"""Names in escaped or full-width brackets."""
 _AFTER_ANGLE = (
     rf"(?P<open>(?!\|?(?:end_|\w{{1,40}}_end\|))\s{{0,3}}\|?{_NAME}|\|channel>|unused94>|"
-    rf"\|inner_prefix\|>)"
+    rf"\|(?:inner_prefix|START_ACTION)\|>|\|im_start\|>think)"
     rf"|(?P<close>\|(?=\w{{1,40}}_end\|){_NAME}|\s{{0,3}}\|?(?:/\s{{0,3}}\|?|end_){_NAME}|"
     rf"channel\|>|unused95>|\|inner_suffix\|>)"
     r"|\|(?:(?P<head>start|begin|channel|constrain)|(?P<message>message|content)"
-    r"|(?P<end>(?:im_)?end|return|call|eo[mst]|(?:START|END)_\w{1,20}|(?:begin|"
-    r"end)_of_(?:solution|text)))\|>"
+    r"|(?P<end>(?:im_)?end|return|call|eo[mst]|(?:START|END)_\w{1,20}|(?:begin|start|end)_(?:of_)?"
+    r"(?:solution|text|box|answer|response|output)|(?:solution|box|answer|response|output)_"
+    r"(?:start|begin|end)))\|>|(?P<ended>\|im_start\|>(?:answer|assistant|final))"
 )
 _BRACKETS = (
     r"(?<=\[)(?:(?P<opens>THINK(?:ING)?\])|(?P<closes>/THINK(?:ING)?\])|(?P<ends>END FINAL "
@@ -45,39 +61,29 @@ _MARKS = (
 _MARK = re.compile(_MARKS, re.IGNORECASE)
 _IN_WORDS = re.compile(
     rf"{_MARKS}|(?P<closed>assistantfinal|here(?:'s| is) my response:|\[BEGIN FINAL RESPONSE\]"
-    r"|</details>|(?:&lt;|[＜〈【])/(?:think(?:ing)?|thought|reasoning)(?:&gt;|[＞〉】]))",
+    rf"|</details>|<\|?/\|?{_RARE}\|?>|(?:&lt;|[＜〈【])/{_ESCAPED}(?:&gt;|[＞〉】])|"
+    rf"\[/(?:{_STEMS}|{_RARE})\])",
     re.IGNORECASE,
 )
 """All marks, and the phrases that close a thought that was opened by a phrase in `_WORDS`."""
-_ODD_TAGS = (
-    '<details type="reasoning"',  # more attributes may follow
-    *(
-        brackets.replace("_", name)
-        for brackets, name in product(
-            ("&lt;_&gt;", "＜_＞", "〈_〉", "【_】"), ("think", "thinking", "thought", "reasoning")
-        )
-    ),
-)
-"""Tags that open a thought only at the start of an output, and only if it is closed. Elsewhere, an
-escaped tag may be copied from a document.
-"""
 _WORDS = re.compile(
     r"(?:(?:analysis|commentary)(?=[^\sa-z.,:;)!?'\"-])"
     r"|(?i:here(?:'s| is) my thought process:|here are my reasoning steps:"
-    rf"|(?P<odd>{'|'.join(_ODD_TAGS)})))"
+    rf"|(?P<odd><details type=\"reasoning\"|<\|?{_RARE}\|?>"
+    rf"|(?:&lt;|[＜〈【]){_ESCAPED}(?:&gt;|[＞〉】])|\[(?!think(?:ing)?\])(?:{_STEMS}|{_RARE})\])))"
 )
 """Phrases that open a thought at the start of an output. The first two are channels of the harmony
-format whose special tokens are missing.
+format whose special tokens are missing. An odd tag opens one only if it is closed. Elsewhere, such
+a tag may be part of an answer, or copied from a document.
 """
-_ALL_WORDS = (
-    "analysis",
-    "commentary",
-    "here is my thought process:",
-    "here's my thought process:",
-    "here are my reasoning steps:",
-    *_ODD_TAGS,
+_BEGINNING = re.compile(
+    r"(?:a[nalysi]{0,7}|c[omentary]{0,9}|her?e?[ 'a-z]{0,24}:?|[&<\[＜〈【][\w\s&;|=\"-]{0,32})\Z",
+    re.IGNORECASE,
 )
-_PART = re.compile(r"(?:[<◁][^<>◁▷]{0,109}|\[/?[A-Z ]{0,20})\Z", re.IGNORECASE)
+"""Matches an output that may be the start of a phrase in `_WORDS`."""
+_PART = re.compile(
+    r"(?:[<◁][^<>◁▷]{0,109}|<\|im_start\|>\w{0,9}|\[/?[A-Z ]{0,20})\Z", re.IGNORECASE
+)
 """Matches the end of a text that may be the start of a mark."""
 _LONGEST = 110
 """Max characters of a mark."""
@@ -95,7 +101,8 @@ microseconds.
 """
 _NO_ANSWER = re.compile("analysis|commentary|think|thought|to=")
 """Matches the head of a harmony message that holds reasoning, not the answer."""
-_MENTION = re.compile(r"[^\s>][ \t]+\Z")
+_MENTION = re.compile(r"(?:[^\s>][ \t]+<[^<]*|\S\s*[◁\[][^<◁\[]*)\Z")
+"""Matches an opening mark, with the text before it, that counts only if it is closed."""
 _BEFORE = "\"'`“‘«(*"
 _AFTER = "\"'`”’»)*"
 
@@ -212,7 +219,7 @@ class Thoughts:
             self.revoke()
             self.revealed = False
         elif len(begun) > 1:
-            self._begins = any(phrase.startswith(begun.casefold()) for phrase in _ALL_WORDS)
+            self._begins = _BEGINNING.match(begun) is not None
 
     def _part(self, window: str, position: int) -> int:
         """Return the position at which the end of `window` may be the start of a mark; the length
@@ -255,8 +262,7 @@ class Thoughts:
         elif kind.startswith("open") or (kind == "head" and not self._depth):
             if not self._depth:
                 line = "".join(self._shown)[-_LINE:]
-                sure = (mark[0] == "<" and not _MENTION.search(line)) or not line.strip()
-                self._unsure = None if sure else [mark]
+                self._unsure = [mark] if _MENTION.search(line + mark) else None
             elif self._unsure is not None:
                 self._unsure.append(mark)
             self._depth += 1

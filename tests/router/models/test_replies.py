@@ -56,17 +56,52 @@ PARTS = [
     7,
 ]
 MESSAGE = {"role": "assistant", "content": "ab"}
+EMPTY_CALLS: list[dict[str, Any]] = [
+    {"tool_calls": [{}]},
+    {"tool_calls": [{}, {}]},
+    {"tool_calls": [{"function": {}}]},
+    {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": None}]},
+    {"tool_calls": [{"function": {"name": None, "arguments": None}}]},
+    {"tool_calls": [{"id": "", "function": {"name": "", "arguments": ""}}]},
+    {"tool_calls": [{"id": "a", "function": {"name": " ", "arguments": "{}"}}]},
+    {"tool_calls": [{"name": "", "arguments": {}}]},
+    {"tool_calls": [{"function": {"name": 5, "arguments": '{"a": 1}'}}]},
+    {"tool_calls": {}},
+    {"function_call": {}},
+    {"function_call": {"name": "", "arguments": ""}},
+    {"function_call": {"name": None, "arguments": "{}"}},
+    {"function_call": {}, "tool_calls": [{"function": {}}]},
+]
+"""Calls without a name, which are ignored."""
 WHOLE: dict[str, dict[str, Any]] = {
     "content in parts": {"choices": [choice({"content": PARTS})]},
     "content in one part": {"choices": [choice({"content": {"type": "text", "text": "ab"}})]},
     "text in a table": {
         "choices": [choice({"content": [{"type": "text", "text": {"value": "ab"}}]})]
     },
+    **{
+        f"content as {content}": {"choices": [choice({"content": content})]}
+        for content in (
+            {"value": "ab"},
+            {"content": "ab"},
+            {"parts": ["a", {"text": "b"}]},
+            {"text": None, "content": [{"type": "text", "text": {"content": "ab"}}]},
+            [{"type": "text", "content": "ab"}],
+            [{"type": "text", "value": "a"}, {"parts": [{"text": "b"}]}],
+            [["a"], ["b"]],
+            [{"type": "image", "url": "x"}, "ab"],
+        )
+    },
+    "message as text": {"choices": [choice("ab")]},
+    "message as a list": {"choices": [choice([MESSAGE])]},
+    "delta as text": {"choices": [{"delta": "ab", "finish_reason": "stop"}]},
+    "choices no list": {"choices": choice(MESSAGE)},
     "tool calls null": {"choices": [choice({**MESSAGE, "tool_calls": [None]})]},
     "tool calls no list": {"choices": [choice({**MESSAGE, "tool_calls": {}})]},
     "a function null": {
         "choices": [choice({**MESSAGE, "tool_calls": [7, "x"], "function_call": None})]
     },
+    **{f"an empty call {call}": {"choices": [choice({**MESSAGE, **call})]} for call in EMPTY_CALLS},
     "the only index": {"choices": [choice(MESSAGE, index=3)]},
     "index as text": {"choices": [choice(MESSAGE, index="0")]},
     "index null": {"choices": [choice(MESSAGE, index=None)]},
@@ -93,7 +128,9 @@ WHOLE: dict[str, dict[str, Any]] = {
     },
     "usage null": {"choices": [choice(MESSAGE)], "usage": None},
     "usage of nothing": {"choices": [choice(MESSAGE)], "usage": {}},
+    "no block": {"choices": [choice(MESSAGE)], "promptFeedback": {"safetyRatings": []}},
     "no error": {"choices": [choice(MESSAGE)], "error": {}},
+    "an error without words": {"choices": [choice(MESSAGE)], "error": {"details": []}},
     "error null": {"choices": [choice(MESSAGE)], "error": None},
     "error false": {"choices": [choice(MESSAGE)], "error": False},
 }
@@ -138,6 +175,10 @@ STREAMS: dict[str, bytes] = {
     "null": b"data: null\n\n" + A + b"data: null\n\n" + B + END,
     "no tables": b'data: 7\n\ndata: []\n\ndata: "x"\n\ndata: {}\n\n' + A + B + END,
     "choices null": event({"choices": [None]}) + A + event({"choices": None}) + B + END,
+    "delta as text": piece("a") + piece("b") + END,
+    "one choice, no list": event({"choices": {"delta": {"content": "a"}}})
+    + event({"choices": {"delta": "b"}})
+    + END,
     "choices no list": event({"choices": 7}) + A + B + END,
     "the only index": A.replace(b'"index":0', b'"index":3')
     + B.replace(b'"index":0', b'"index":3')
@@ -182,6 +223,8 @@ STREAMS: dict[str, bytes] = {
     "no last line": A + B + END.removesuffix(b"\n\n"),
     "single lines": (A + B + END + DONE).replace(b"\n\n", b"\n"),
     "several in one": b"data: " + b"".join(chunk[6:-2] for chunk in (A, B, END)) + b"\n\n",
+    **{f"an empty call {call}": A + piece(call) + B + END for call in EMPTY_CALLS},
+    **{f"an empty call at last {call}": A + B + piece(call) + END for call in EMPTY_CALLS[:2]},
     "not a number": A.replace(b'"index":0', b'"index":0,"logprobs":{"x":NaN,"y":-Infinity}')
     + B
     + END,
@@ -327,6 +370,20 @@ REFUSALS: dict[str, dict[str, Any]] = {
     "a filter, silent": {
         "choices": [choice({"content": None, "refusal": "I will not."}, finish_reason="SAFETY")]
     },
+    **{
+        f"a filter, {reason}": {
+            "choices": [choice({"content": "I will not."}, finish_reason=reason)]
+        }
+        for reason in (
+            "content_filter: PROHIBITED_CONTENT",
+            "PROHIBITED_CONTENT",
+            "IMAGE_SAFETY",
+            "SPII",
+            "BLOCKLIST",
+            "refusal",
+            "guardrail_intervened",
+        )
+    },
 }
 
 
@@ -397,6 +454,9 @@ REPORTS: list[tuple[dict[str, Any], type[UpstreamError]]] = [
     ({"error": [{"message": "no", "code": 404}]}, UpstreamRefused),
     ({"error": {"error": {"message": "no", "type": "permission_error"}}}, UpstreamRefused),
     ({"errors": [{"message": "no", "code": "invalid_api_key"}]}, UpstreamRefused),
+    ({"choices": [], "promptFeedback": {"blockReason": "SAFETY"}}, ContentRefused),
+    ({"promptFeedback": {"blockReason": "OTHER", "safetyRatings": [{}]}}, ContentRefused),
+    ({"candidates": [], "promptFeedback": {"blockReason": "BLOCKLIST"}}, ContentRefused),
     ({"detail": "Not Found"}, UpstreamRefused),
     ({"detail": [{"msg": "overloaded", "type": "overloaded_error"}]}, UpstreamUnavailable),
 ]
@@ -425,6 +485,34 @@ async def test_an_error_with_status_200_is_typed_by_its_name(
         throttled = any(word in str(report) for word in ("rate", "many", "429"))
         assert caught[0].throttled == throttled
     assert not getattr(caught[1], "unspent", False)
+    reason = report.get("promptFeedback", {}).get("blockReason", "")
+    assert all(reason in str(error) for error in caught)
+
+
+RETRY_INFO = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "7s"}
+THROTTLED = {"code": 429, "message": "slow down", "status": "RESOURCE_EXHAUSTED"}
+PAUSES: list[Any] = [
+    {"error": {**THROTTLED, "details": [RETRY_INFO]}},
+    {"error": {**THROTTLED, "details": [{"@type": "QuotaFailure"}, RETRY_INFO]}},
+    [{"error": {**THROTTLED, "details": [RETRY_INFO]}}],
+    {"error": {**THROTTLED, "message": "Please retry in 7s."}},
+]
+
+
+@pytest.mark.parametrize("report", PAUSES, ids=map(str, range(len(PAUSES))))
+async def test_a_pause_in_a_report_is_read(
+    model: OpenAIHTTP, openai_server: OpenAIServer, report: Any
+) -> None:
+    """Holds for an error status, and for an error in a stream."""
+    openai_server.plays(replies(json.dumps(report).encode(), status=429))
+    with pytest.raises(UpstreamUnavailable, match=r"slow down|retry in") as caught:
+        await model.complete(PROMPT)
+    assert caught.value.retry_after_s == 7.0
+    if isinstance(report, dict):
+        openai_server.plays(streams(event(report)))
+        with pytest.raises(UpstreamUnavailable) as caught:
+            await streamed(model, PROMPT)
+        assert caught.value.retry_after_s == 7.0
 
 
 @pytest.mark.parametrize(
@@ -470,25 +558,60 @@ def redirects(status: int, location: str) -> Behaviour:
     return replies(b"moved", "text/plain", status, {"Location": location})
 
 
+@pytest.mark.parametrize("status", [307, 308])
 @pytest.mark.parametrize(
     "target",
     [
-        "{other}/v1/chat/completions",
-        "//{other_host}/x",
-        "https://{host}/v1",
-        "//e.invalid",
-        "http://{host}/v2",
+        "/v1/messages",
+        "/v1/chat/completions?a=b",
+        "completions",
+        "http://{host}/v1/messages",
+        "//{host}/v1/messages",
     ],
 )
-async def test_a_redirect_is_not_followed(
-    model: OpenAIHTTP, openai_server: OpenAIServer, target: str
+async def test_a_redirect_on_the_same_host_is_followed_once(
+    model: OpenAIHTTP, openai_server: OpenAIServer, status: int, target: str
 ) -> None:
-    """The error names the target; the prompt and the key go to no other address."""
+    """The request stays the same. A second redirect is an error that names its target."""
+    host = openai_server.base_url.removeprefix("http://").removesuffix("/v1")
+    redirect = redirects(status, target.format(host=host))
+    openai_server.plays(redirect, says("ab"), redirect, streams(A, B, END, DONE))
+    for output in (model.complete(PROMPT), streamed(model, PROMPT)):
+        assert (await output).text == "ab"
+        first, second = openai_server.bodies[-2:]
+        assert first == second
+        assert openai_server.headers[-1]["Authorization"] == "Bearer sk-secret"
+    assert len(openai_server.bodies) == 4
+    openai_server.plays(redirect, redirects(status, "/v3"))
+    with pytest.raises(UpstreamRefused, match=f"redirects to http://{host}/v3; set base_url"):
+        await model.complete(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("status", "target"),
+    [
+        (307, "{other}/v1/chat/completions"),
+        (308, "//{other_host}/x"),
+        (307, "https://{host}/v1"),
+        (307, "//e.invalid"),
+        (308, "http://{host}.invalid/v2"),
+        (307, "http://{host}/v2"),
+        (301, "http://{host}/v2"),
+        (302, "//{host}/v2"),
+        (303, "/v2"),
+    ],
+)
+async def test_another_redirect_is_not_followed(
+    model: OpenAIHTTP, openai_server: OpenAIServer, status: int, target: str
+) -> None:
+    """Another status, or a target with another scheme, host, port or user: the error names the
+    target, and the prompt and the key are sent to no other address.
+    """
     async with serving() as other_server:
         host = openai_server.base_url.removeprefix("http://").removesuffix("/v1")
         other_host = other_server.base_url.removeprefix("http://").removesuffix("/v1")
         location = target.format(other=f"http://{other_host}", other_host=other_host, host=host)
-        openai_server.plays(redirects(307, location.replace("//", "//user:pass@")))
+        openai_server.plays(redirects(status, location.replace("//", "//user:pass@")))
         with pytest.raises(UpstreamRefused, match=location.rpartition("//")[2]) as caught:
             await model.complete(PROMPT)
         assert "pass" not in str(caught.value)

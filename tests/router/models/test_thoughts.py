@@ -24,7 +24,12 @@ PROMPT = Prompt((Message("user", "hi"),), Sampling(), stop=("</search>",))
 TAGS = (
     "think thinking thought thoughts reasoning reflection Think seed:think mm:think "
     "think:a1b2 ifm|think_fast reason "
-    "analysis scratchpad think_never_used_51bce0c7"
+    "analysis scratchpad think_never_used_51bce0c7 "
+    "scratch_pad scratch-pad reflecting reflections chain-of-thought chainOfThought inner-monologue "
+    "innerThoughts internal_reasoning self-reflection self_reflection thought_process "
+    "thought-process reasoningProcess "
+    "rationale plan planning deliberation brainstorm internal hidden contemplation ponder "
+    "considerations inner_voice inner-dialogue 思考 思考过程 推理 思维链 размышление razonamiento"
 ).split()
 FINAL = f"<|start|>assistant<|channel|>final<|message|>{SEARCH}"
 FORMS = {
@@ -51,10 +56,28 @@ FORMS = {
     },
     "only closed by its end": f"{THOUGHT}<|END_THINKING|>{SEARCH}",
     "Mistral": f"[THINK]{THOUGHT}[/THINK]{SEARCH}",
+    **{
+        f"[{name}]": f"[{name}]{THOUGHT}[/{name}]{SEARCH}"
+        for name in (
+            "think THINKING REASONING Reasoning THOUGHT THOUGHTS ANALYSIS REFLECTION SCRATCHPAD "
+            "INNER_MONOLOGUE CHAIN_OF_THOUGHT RATIONALE PLAN"
+        ).split()
+    },
+    **{
+        f"<|{name}|>": f"<|{name}|>{THOUGHT}<|/{name}|>{SEARCH}"
+        for name in ("thinking", "thought", "rationale", "plan")
+    },
+    "after white space": f"\n\n [REASONING]\n{THOUGHT}\n[/REASONING]\n\n{SEARCH}",
+    "s1": f"<|im_start|>think\n{THOUGHT}<|im_end|>\n<|im_start|>answer\n{SEARCH}<|im_end|>",
+    "GLM": f"<think>{THOUGHT}</think><|begin_of_box|>{SEARCH}<|end_of_box|>",
+    "GLM, without a thought": f"<|begin_of_box|>{SEARCH}<|end_of_box|>",
+    "an answer between marks": f"<think>{THOUGHT}</think><|start_of_answer|>{SEARCH}<|end_of_answer|>",
+    "an answer between other marks": f"<think>{THOUGHT}</think><|answer_start|>{SEARCH}<|answer_end|>",
     "Kimi": f"◁think▷{THOUGHT}◁/think▷{SEARCH}",
     "Cohere": (
         f"<|START_THINKING|>{THOUGHT}<|END_THINKING|><|START_RESPONSE|>{SEARCH}<|END_RESPONSE|>"
     ),
+    "Cohere, an action": f"<|START_THINKING|>{THOUGHT}<|END_THINKING|><|START_ACTION|>[]<|END_ACTION|>{SEARCH}",
     "Sky-T1": (
         f"<|begin_of_thought|>{THOUGHT}<|end_of_thought|>\n<|begin_of_solution|>{SEARCH}<|"
         "end_of_solution|>"
@@ -195,13 +218,23 @@ def test_a_form_is_read_equally_in_any_pieces(form: str) -> None:
 MARKS = (
     '<think>|</think>|<thinking >|</ think>|<think/>| |a|\n|`|"|<|[THINK]|[/THINK]|analysis|final|'
     "assistantfinal|here is my response:|Here is my thought process:|<search>|◁think▷|◁/think▷|W|>|"
-    "&lt;think&gt;|&lt;/think&gt;|【thought】"
+    "&lt;think&gt;|&lt;/think&gt;|【thought】|[Plan]|[/Plan]|<plan>|</plan>|<hidden|here's|"
+    "think|Here are my reasoning steps:|[Reasoning]"
 )
 
 
 @given(
     st.lists(
-        st.sampled_from([*MARKS.split("|"), "<|channel|>", "<|message|>", "<|end|>", "<|start|>"]),
+        st.sampled_from(
+            [
+                *MARKS.split("|"),
+                "<|channel|>",
+                "<|message|>",
+                "<|end|>",
+                "<|start|>",
+                "<|im_start|>",
+            ]
+        ),
         max_size=10,
     ),
     st.data(),
@@ -237,6 +270,30 @@ def test_any_text_is_read_equally_in_any_pieces(tokens: list[str], data: st.Data
         "&lt;thinkpad&gt; is a laptop.&lt;/think&gt;",
         "&lt;think&gt; is a tag.",
         '<details type="reasoning">The reports agree. <answer>Paris</answer>',
+        "[Plan] The reports agree. <answer>Paris</answer>",
+        "[REASONING] I look. <search>x</search>",
+        "[1] Paris [2] Rome",
+        "The [Plan] says [Reasoning] first.\n[/Plan]",
+        "A [thought] is [analysis].",
+        "<plan> is a tag. <answer>Paris</answer>",
+        "<rationale>The reports agree.\n<answer>Paris</answer>",
+        "<trip>\n<plan>Rome</plan>\n</trip>",
+        "<answer><plan>Rome</plan></answer>",
+        "<report><hidden>a</hidden></report>",
+        "<report>a</report>",
+        "<search>a</search>",
+        "<answer>a</answer>",
+        "<action_plan>a</action_plan>",
+        "<w:hidden/>a",
+        "<planet>a</planet>",
+        "<b>a</b> and <internal/>",
+        "```html\n<plan>Rome</plan>\n```",
+        "plan[internal] = hidden[/plan]",
+        "here's a plan",
+        "Here are my",
+        "analysi",
+        "<|begin_of_boxes|>",
+        "<|im_start|>user",
     ],
 )
 def test_a_mark_that_is_only_mentioned_is_text(text: str) -> None:

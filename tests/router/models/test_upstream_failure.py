@@ -196,13 +196,30 @@ def test_a_message_about_other_lengths_is_a_plain_refusal(message: str) -> None:
         ({"retry-after": "1_0"}, None),
         ({"retry-after-ms": "-5", "retry-after": " 2 "}, 2.0),
         ({"retry-after": "Wed, 99 Foo 2026 07:28:12 GMT"}, None),
+        ({"retry-after": "7s"}, 7.0),
+        ({"retry-after": " 7.5 s"}, 7.5),
+        ({"retry-after": "7m"}, None),
+        ({"retry-after": "s"}, None),
+        ({"retry-after-ms": "7ms", "retry-after": "1s"}, 1.0),
+        ({"message": '{"retryDelay": "7s"}'}, 7.0),
+        ({"message": "[{'retryDelay': '34.074824224s'}]"}, 34.074824224),
+        ({"message": "Quota exceeded. Please retry in 7.5s."}, 7.5),
+        ({"message": "Rate limit reached. Please try again in 7s."}, 7.0),
+        ({"message": "Please retry after 7 seconds."}, 7.0),
+        ({"message": "Please try again in 20ms."}, None),
+        ({"message": "Please try again in 1m7s."}, None),
+        ({"message": "retryDelay: soon"}, None),
+        ({"message": "retryDelay: " + "9" * 400 + "s"}, 86_400.0),
+        ({"message": "Please retry in 7s.", "retry-after": "2"}, 2.0),
     ],
 )
 def test_retry_after_is_milliseconds_seconds_or_a_date(
     headers: Mapping[str, str], seconds: float | None
 ) -> None:
-    """A day is the maximum, and invalid values are ignored."""
-    error = UPSTREAM.from_status(429, "slow down", headers)
+    """A day is the maximum, and invalid values are ignored. Without the header, the server's
+    message may name the pause.
+    """
+    error = UPSTREAM.from_status(429, headers.get("message", "slow down"), headers)
     assert isinstance(error, UpstreamUnavailable)
     assert error.retry_after_s == seconds
 
