@@ -75,7 +75,7 @@ _RETENTION_S = 600.0
 _OVER_S = 120.0
 """Seconds after which a minute is over for this gateway."""
 _request = attrgetter("tenant", "request_id", "fingerprint")
-"""What a request and its repetitions share."""
+"""Fields that a request and its repetitions share."""
 _OVER_FOR_ALL_S = 86400.0
 """Seconds after which a minute is over for all gateways, even if their clocks differ."""
 _LARGE = 500
