@@ -160,7 +160,7 @@ _SAMPLE = re.compile(
 )
 
 
-class VLLMCounts:
+class VLLMCounts(Frozen):
     """Reads the counters of vLLM engines from their `/metrics`.
 
     vLLM counts the prompt of a request when it writes the first output token, and each output token
@@ -168,9 +168,8 @@ class VLLMCounts:
     that is aborted later adds its prompt and the output tokens so far.
     """
 
-    def __init__(self, fetch: Callable[[str], Awaitable[str]]) -> None:
-        """`fetch`: returns the text at a URL; raises `OSError` if it cannot be read."""
-        self._fetch = fetch
+    fetch: Callable[[str], Awaitable[str]]
+    """Returns the text at a URL; raises `OSError` if it cannot be read."""
 
     async def read(self, base_url: str) -> EngineCount:
         """Return the counters of the engine at `base_url`, such as `http://127.0.0.1:8000/v1`.
@@ -179,7 +178,7 @@ class VLLMCounts:
         url = f"{base_url.rstrip('/').removesuffix('/v1')}/metrics"
         shown_url = without_userinfo(url)
         try:
-            metrics = await self._fetch(url)
+            metrics = await self.fetch(url)
         except OSError as error:
             cause = type(error.__cause__ or error).__name__
             raise UpstreamUnavailable(
