@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from router.errors import UpstreamError, UpstreamProtocolError, UpstreamUnavailable
@@ -100,8 +99,7 @@ class Reconciliation(Frozen):
     completion_tokens: ReconciledTokens | None = None
 
 
-@dataclass(frozen=True)
-class Reconciler:
+class Reconciler(Frozen):
     """Compares the ledger and the engines for every deployment that a role uses."""
 
     deployments: Mapping[str, str | None]
