@@ -31,6 +31,8 @@ from serving.cli.command import POSITIONAL
 
 _THRESHOLDS = (0.7, 0.8, 0.9, 0.95)
 _GOOD = 0.95
+_MEASURES = {"item f1": "item_f1", "cells right": "item_precision", "cells found": "item_recall"}
+"""Fields of `TableScore` by the names of their means."""
 _ADVICE = "name folders of `rolegate sft tables`"
 
 
@@ -77,12 +79,10 @@ def _column(answered: Sequence[Answers], threshold: float) -> dict[str, float | 
         column |= {
             name: len(group),
             f"{name}: good": _share(good[name], len(group)),
-            f"{name}: item f1": _share(sum(score.item_f1 for score in group), len(group)),
-            f"{name}: cells right": _share(
-                sum(score.item_precision for score in group), len(group)
-            ),
-            f"{name}: cells found": _share(sum(score.item_recall for score in group), len(group)),
         }
+        for measure, field in _MEASURES.items():
+            total = sum(getattr(score, field) for score in group)
+            column[f"{name}: {measure}"] = _share(total, len(group))
     tokens = sum(answer.tokens for pair in answered for answer in pair.answers)
     column["good kept"] = _share(good["kept"], good.total())
     column["tokens per kept"] = _share(tokens, len(scores["kept"]))

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from benchmarks.load import quantile
 from router.frozen import Frozen
@@ -55,23 +56,19 @@ class Figure(Frozen):
     held: bool
 
 
-def p50(rounds: Sequence[Round]) -> float:
-    """Return the median of the values of all rounds."""
-    return _quantile(rounds, 0.5)
+def _quantile(share: float, rounds: Sequence[Round]) -> float:
+    return quantile((value for measured in rounds for value in measured.values), share)
 
 
-def p99(rounds: Sequence[Round]) -> float:
-    """Return the 99th percentile of the values of all rounds."""
-    return _quantile(rounds, 0.99)
+p50 = partial(_quantile, 0.5)
+"""Median of the values of all rounds."""
+p99 = partial(_quantile, 0.99)
+"""99th percentile of the values of all rounds."""
 
 
 def cpu(rounds: Sequence[Round]) -> float:
     """Return the mean CPU time per question, over all rounds, in milliseconds."""
     return sum(measured.cpu_ms for measured in rounds) / len(rounds)
-
-
-def _quantile(rounds: Sequence[Round], share: float) -> float:
-    return quantile((value for measured in rounds for value in measured.values), share)
 
 
 async def in_turns(

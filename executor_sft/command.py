@@ -31,13 +31,13 @@ class StepOptions(Frozen, kw_only=True):
         return {name: getattr(self, name) for name in names}
 
 
-def agreed(question: str, more: str = "") -> bool:
+def agreed(question: str) -> bool:
     """Ask `question` at the terminal, and return whether the user agrees to the cost.
 
-    Raises `BadRequest` if there is no terminal. `more`: text to add to that error message.
+    Raises `BadRequest` if there is no terminal.
     """
     if not sys.stdin.isatty():
-        raise BadRequest(f"There is no terminal to confirm the cost; pass --yes.{more}")
+        raise BadRequest("There is no terminal to confirm the cost; pass --yes.")
     return input(f"{question} [y/N] ").strip().casefold() in ("y", "yes")
 
 

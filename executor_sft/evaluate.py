@@ -84,7 +84,6 @@ class Difference(Frozen):
 def paired_difference(
     new: Sequence[float],
     old: Sequence[float],
-    seed: int = 0,
     *,
     groups: Sequence[str] = (),
 ) -> Difference:
@@ -101,7 +100,7 @@ def paired_difference(
             "number of each, and at least one"
         )
     differences = np.asarray(new, np.float64) - np.asarray(old, np.float64)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     numbers = np.unique(groups or np.arange(len(differences)), return_inverse=True)[1]
     sums_and_counts = np.stack([np.bincount(numbers, differences), np.bincount(numbers)], axis=1)
     count = len(sums_and_counts)

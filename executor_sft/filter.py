@@ -41,7 +41,6 @@ from router.protocol import normal_answer
 from router.protocol.scoring import holds
 from router.trace import Conversation, Execution, Trajectory
 from router.trace.citation import cite
-from router.trace.export import Reward
 from router.trace.table import Ask
 from router.trace.values import TableRun, by_executors, says_not_found
 from serving.cli.command import POSITIONAL
@@ -191,8 +190,7 @@ def filtered(
             candidates = list(_rollout_candidates(rollout, none=none))
         else:
             candidates = list(_group_candidates(rollout, none=none))
-        works = [candidate.work for candidate in candidates]
-        asked = {work.sub_query for work in works if isinstance(work, Execution)}
+        asked = {work.sub_query for _, work, *_ in candidates if isinstance(work, Execution)}
         leaked = _leaked(question.text, asked, held_out) if held_out else None
 
         for stratum, work, flaw, ask in candidates:
@@ -252,7 +250,15 @@ def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
     executor's. `none`: accept reports that evidence does not support.
     """
     rewards = group.rewards
-    best = min(range(len(rewards)), key=lambda number: _rank(rewards[number]))
+    ranks = [
+        (
+            -bool(reward.exact_match),
+            -(reward.f1 or 0.0),
+            math.inf if reward.tokens is None else reward.tokens,
+        )
+        for reward in rewards
+    ]
+    best = ranks.index(min(ranks))
     right = sum(reward.exact_match is True for reward in rewards)
     strata: tuple[Stratum, Stratum] = ("best_delegator", "best_executor")
     if right == len(rewards):
@@ -273,15 +279,6 @@ def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
         for execution in by_executors(run.result.executions):
             unsupported = None if none else flaw_of(execution)
             yield _Candidate(strata[1], execution, flaw or unsupported)
-
-
-def _rank(reward: Reward) -> tuple[float, ...]:
-    """Return the sort key of a run with this reward; the best run has the lowest key."""
-    return (
-        -bool(reward.exact_match),
-        -(reward.f1 or 0.0),
-        math.inf if reward.tokens is None else reward.tokens,
-    )
 
 
 def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[FilteredSample]:

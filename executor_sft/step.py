@@ -57,14 +57,14 @@ class StepManifest(Frozen, forbid_unknown_fields=True):
     """Manifests of the steps whose results were the inputs, by what the input is for."""
 
 
-class Step:
+class Step(Frozen):
     """A step that has begun: the folder of its results, and what they are made of."""
 
-    def __init__(self, folder: Path, origin: Origin, inputs: Mapping[str, Path]) -> None:
-        self.folder = folder
-        self._origin = origin
-        self._inputs = inputs
-        self._begun = time.monotonic()
+    folder: Path
+    origin: Origin
+    inputs: Mapping[str, Path]
+    begun_s: float
+    """Monotonic time at which this command began the step or resumed it."""
 
     @classmethod
     def begin(
@@ -100,7 +100,7 @@ class Step:
                     f"{folder}: contains a step that was begun with {', '.join(changes)}; use the "
                     "old values, or name another folder."
                 )
-        return cls(folder, origin, inputs)
+        return cls(folder, origin, inputs, time.monotonic())
 
     @property
     def finished(self) -> StepManifest | None:
@@ -118,12 +118,12 @@ class Step:
         step's folder.
         """
         manifest = StepManifest(
-            self._origin,
+            self.origin,
             msgspec.to_builtins(figures),
             {name: sha256_of(self.folder / name) for name in files},
-            round(time.monotonic() - self._begun, 3),
+            round(time.monotonic() - self.begun_s, 3),
             datetime.now(UTC).isoformat(timespec="seconds"),
-            {name: read_manifest(path) for name, path in self._inputs.items() if path.is_dir()},
+            {name: read_manifest(path) for name, path in self.inputs.items() if path.is_dir()},
         )
         write_json(self.folder / MANIFEST, manifest)
         return manifest

@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -20,6 +19,7 @@ from msgspec.structs import replace
 
 from router.access import ACT, Accounts, AuditEvent, Key, Spent, Tenant, caller, new_key
 from router.errors import BadRequest, KeyNotFound, RolegateError, StoreFailed, TenantNotFound
+from router.frozen import Frozen
 from router.trace.identity import DEFAULT_TENANT, SCOPES, KeyScope
 from router.trace.scope import DEFAULT_INDEX
 
@@ -56,8 +56,7 @@ class CreatedKey(NamedTuple):
     """The key that the new key replaces; None if it replaces none."""
 
 
-@dataclass(frozen=True)
-class Auditor:
+class Auditor(Frozen):
     """Writes all administrative acts to the audit log and to the gateway's log."""
 
     accounts: Accounts

@@ -287,7 +287,11 @@ async def _open_runs(
     `BadConfig`.
     """
     admission = Admission(config.admission)
-    reports = ReportCounts() if _shares_reports(config) else None
+    execution = config.roles.execution
+    reports = None
+    # Runs do not share reports if the executor decodes at random
+    if config.report_cache.enabled and not (execution.temperature > 0 and execution.seed is None):
+        reports = ReportCounts()
     live = LiveRuns()
     async with (
         LogJournal.writing(
@@ -550,15 +554,6 @@ def _new_executor(
         )
         role = replace(made, fallbacks=role.fallbacks)
     return new_worker(config, role, indexes)
-
-
-def _shares_reports(config: Config) -> bool:
-    """Return whether runs with the same sub-query share a report. They do not if the executor
-    decodes at random, that is with a temperature and without a seed.
-    """
-    execution = config.roles.execution
-    random = execution.temperature > 0 and execution.seed is None
-    return config.report_cache.enabled and not random
 
 
 @asynccontextmanager

@@ -46,32 +46,6 @@ class _Instead(NamedTuple):
     model: str
     token_share: float = 1.0
 
-    @classmethod
-    def parse(cls, text: str) -> "_Instead":
-        """Parse `MODEL` or `MODEL*SHARE`. Raises `ValueError` if the text has another form."""
-        model, _, share = text.partition("*")
-        instead = cls(model.strip(), float(share or 1))
-        if not instead.model or not 0 < instead.token_share <= 1000:
-            raise ValueError(
-                "write MODEL or MODEL*SHARE, with a share of the tokens above 0, at most 1000"
-            )
-        return instead
-
-
-def _with_other_models(
-    totals: Iterable[RoleTotal],
-    prices: Mapping[str, Price],
-    instead: Mapping[RoleName, _Instead] = {},
-) -> list[RoleTotal]:
-    """Return the totals with new prices. Totals of models that are not in `prices` keep the cost
-    that was booked.
-
-    `instead`: models that replace those of a role, by role; `prices` must have all of them.
-    """
-    return [
-        _priced(total, prices, instead.get(total.role, _Instead(total.model))) for total in totals
-    ]
-
 
 def _priced(total: RoleTotal, prices: Mapping[str, Price], other: _Instead) -> RoleTotal:
     if (price := prices.get(other.model)) is None:
@@ -142,10 +116,10 @@ async def measure(options: Options) -> CostReport:
     instead = dict(map(_instead, options.instead))
     known = {**prices, **{other.model: _price(other.model, prices) for other in instead.values()}}
     runs, totals = await _booked(options.store)
-    booked = _costs(_with_other_models(totals, prices))
+    booked = _costs(totals, prices)
     if not instead:
         return CostReport(runs, booked, None, None)
-    what_if = _costs(_with_other_models(totals, known, instead))
+    what_if = _costs(totals, known, instead)
     saved = None
     if booked.dollars and what_if.dollars is not None:
         saved = 1 - what_if.dollars / booked.dollars
@@ -168,7 +142,19 @@ def _dollars(row: dict[str, Any]) -> float | None:
     return None if row["attempts_without_cost"] else (row["nano_usd"] or 0) / 1e9
 
 
-def _costs(rows: list[RoleTotal]) -> Costs:
+def _costs(
+    totals: Iterable[RoleTotal],
+    prices: Mapping[str, Price],
+    instead: Mapping[RoleName, _Instead] = {},
+) -> Costs:
+    """Return the cost of `totals` with new prices. Totals of models that are not in `prices` keep
+    the cost that was booked.
+
+    `instead`: models that replace those of a role, by role; `prices` must have all of them.
+    """
+    rows = [
+        _priced(total, prices, instead.get(total.role, _Instead(total.model))) for total in totals
+    ]
     spent = Counter[str]()
     for row in rows:
         spent[row.role] += row.prompt_tokens + row.completion_tokens
@@ -198,9 +184,13 @@ def _price(model: str, prices: Mapping[str, Price]) -> Price:
 
 
 def _instead(text: str) -> tuple[RoleName, _Instead]:
-    role, _, model = text.partition("=")
+    role, _, other = text.partition("=")
+    model, _, share = other.partition("*")
     try:
-        return msgspec.convert(role, RoleName), _Instead.parse(model)
+        instead = _Instead(model.strip(), float(share or 1))
+        if not instead.model or not 0 < instead.token_share <= 1000:
+            raise ValueError
+        return msgspec.convert(role, RoleName), instead
     except (msgspec.ValidationError, ValueError):
         raise BadConfig(
             f"--instead {text}: write ROLE=MODEL or ROLE=MODEL*SHARE. ROLE is one of "

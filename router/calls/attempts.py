@@ -15,11 +15,11 @@ import math
 import random
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from router.amount import NOTHING, Amount
 from router.background import loop_time
@@ -247,10 +247,8 @@ class Attempts:
         first token, and after the first token the time of the whole call.
         """
         model = replica.model
-        sampling = msgspec.structs.replace(
-            self.prompt.sampling, max_tokens=attempt.opened.max_tokens
-        )
-        prompt = msgspec.structs.replace(
+        sampling = replace(self.prompt.sampling, max_tokens=attempt.opened.max_tokens)
+        prompt = replace(
             self.prompt,
             sampling=sampling,
             request_id=attempt.request_id,
@@ -281,7 +279,7 @@ class Attempts:
             raise timeouts.passed(model, wrote=attempt.first_token_s is not None) from error
         if usage := attempt.believed:
             self.health.counts.learn(prompt.texts, usage.prompt_tokens)
-        return msgspec.structs.replace(completion, usage=usage)
+        return replace(completion, usage=usage)
 
     async def _chosen(self) -> Replica:
         if len(self.replicas) == 1 and self.replicas[0].endpoint.breaker.state == "closed":

@@ -4,13 +4,13 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
 
 from router.background import loop_time
 from router.calls.limits import RoleHealth
 from router.errors import UpstreamError, UpstreamProtocolError, UpstreamUnavailable
+from router.frozen import Frozen
 from router.models import Model
 from router.trace import RoleName
 
@@ -144,8 +144,7 @@ _LONGEST_WAIT_S = 2.0
 """Max seconds that a call waits while the breakers of all replicas are open."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
+class Replica(Frozen):
     """One of the endpoints that serve the same model."""
 
     model: Model

@@ -1,13 +1,11 @@
 """Timeouts of one upstream call."""
 
-from dataclasses import dataclass
-
 from router.errors import UpstreamUnavailable
+from router.frozen import Frozen
 from router.models import Model
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
+class Timeouts(Frozen):
     """Timeouts of one upstream call: until the first token, and until the end of the output."""
 
     first_token_s: float = 60.0

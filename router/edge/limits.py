@@ -1,10 +1,9 @@
 """Limits on the load that a single client can cause: connections, message sizes, reading times."""
 
-from dataclasses import dataclass
-
 from google.protobuf.message import Message
 
 from router.errors import BadRequest
+from router.frozen import Frozen
 
 _LONGEST_NAME = 1024
 MAX_REPEATED = 1024
@@ -33,8 +32,7 @@ at most `_LONGEST_NAME` characters.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Frozen):
     """Limits of the gRPC and HTTP servers."""
 
     connections: int = 4096

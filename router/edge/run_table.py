@@ -5,6 +5,7 @@ from functools import cached_property
 
 from cachetools import LRUCache
 
+from router.frozen import Frozen
 from router.table import Table, table_of
 from router.table.cell_value import canonical
 from router.table.completeness import Completeness, completeness
@@ -46,18 +47,14 @@ class TableEvents:
                     self.rows.pop(alias, None)
 
 
-class RunTable:
+class RunTable(Frozen, dict=True):
     """A table, with the asks that led to it and the executions of their sub-queries."""
 
-    def __init__(
-        self, table: Table, asks: Sequence[Ask], executions: Mapping[int, Execution]
-    ) -> None:
-        """`asks`: the ask of each sub-query, in the order of the sub-queries' numbers.
-        `executions`: the ended executions by the numbers of their sub-queries.
-        """
-        self.table = table
-        self.asks = asks
-        self.executions = executions
+    table: Table
+    asks: Sequence[Ask]
+    """The ask of each sub-query, in the order of the sub-queries' numbers."""
+    executions: Mapping[int, Execution]
+    """The ended executions by the numbers of their sub-queries."""
 
     @cached_property
     def completeness(self) -> Completeness:

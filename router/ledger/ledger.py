@@ -22,6 +22,7 @@ from router.errors import (
     UpstreamRefused,
     UpstreamUnavailable,
 )
+from router.frozen import Frozen
 from router.ledger.budget import Allowance
 from router.ledger.journal import Journal, NoJournal, Resumed
 from router.models import Completion, Delta, Message, Usage
@@ -45,8 +46,7 @@ _LONGEST_PAUSE_S = 0.5
 Granted = TypeVar("Granted")
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Frozen):
     """The role that makes a call, its model, and the limits of the call."""
 
     role: RoleName

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from router.errors import UpstreamError, UpstreamProtocolError, UpstreamUnavailable
@@ -100,8 +99,7 @@ class Reconciliation(Frozen):
     completion_tokens: ReconciledTokens | None = None
 
 
-@dataclass(frozen=True)
-class Reconciler:
+class Reconciler(Frozen):
     """Compares the ledger and the engines for every deployment that a role uses."""
 
     deployments: Mapping[str, str | None]
@@ -160,7 +158,7 @@ _SAMPLE = re.compile(
 )
 
 
-class VLLMCounts:
+class VLLMCounts(Frozen):
     """Reads the counters of vLLM engines from their `/metrics`.
 
     vLLM counts the prompt of a request when it writes the first output token, and each output token
@@ -168,9 +166,8 @@ class VLLMCounts:
     that is aborted later adds its prompt and the output tokens so far.
     """
 
-    def __init__(self, fetch: Callable[[str], Awaitable[str]]) -> None:
-        """`fetch`: returns the text at a URL; raises `OSError` if it cannot be read."""
-        self._fetch = fetch
+    fetch: Callable[[str], Awaitable[str]]
+    """Returns the text at a URL; raises `OSError` if it cannot be read."""
 
     async def read(self, base_url: str) -> EngineCount:
         """Return the counters of the engine at `base_url`, such as `http://127.0.0.1:8000/v1`.
@@ -179,7 +176,7 @@ class VLLMCounts:
         url = f"{base_url.rstrip('/').removesuffix('/v1')}/metrics"
         shown_url = without_userinfo(url)
         try:
-            metrics = await self._fetch(url)
+            metrics = await self.fetch(url)
         except OSError as error:
             cause = type(error.__cause__ or error).__name__
             raise UpstreamUnavailable(

@@ -9,7 +9,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
@@ -139,8 +138,7 @@ classes, such as refusals, have rank 0, because they do not pass by themselves.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gateway:
+class Gateway(Frozen, kw_only=True):
     """Answers questions, fills tables, continues conversations and runs single executors.
 
     The gRPC and HTTP servers pass requests to it. Each request becomes a run, which is stored with
@@ -158,7 +156,7 @@ class Gateway:
     """Writes the questions of conversations; None to refuse questions with a history."""
     tables: WideSearch | None = None
     """Fills tables; None if the gateway fills no tables."""
-    table_roles: Mapping[Any, Role] = field(default_factory=dict)
+    table_roles: Mapping[Any, Role] = {}
     """The roles by means of which `tables` fills them."""
     max_question_chars: int = 4000
     vocabulary: Vocabulary | None = None

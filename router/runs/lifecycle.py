@@ -82,8 +82,7 @@ class RequestOptions(Frozen):
     """Properties of the documents to search."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(Frozen):
     """A request for which a run is to be opened."""
 
     kind: RunKind

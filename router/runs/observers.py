@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from router.frozen import Frozen
 from router.protocol import Passage
 from router.search.retrieval import IndexRetriever
 from router.trace import Run
@@ -78,8 +78,7 @@ class Observers:
     searched = _each("searched")
 
 
-@dataclass(frozen=True)
-class ObservedRetriever:
+class ObservedRetriever(Frozen):
     """A retriever that reports its searches to an observer."""
 
     retriever: IndexRetriever

@@ -1,8 +1,7 @@
 """The condenser, which writes a question of a conversation so that it can be understood alone."""
 
-from dataclasses import dataclass
-
 from router.calls import Role
+from router.frozen import Frozen
 from router.ledger import Ledger
 from router.models import Message
 from router.protocol import prompts
@@ -14,8 +13,7 @@ from router.trace.values import Condensing
 STOP = ("</question>", "</clarify>")
 
 
-@dataclass(frozen=True, slots=True)
-class Condenser:
+class Condenser(Frozen):
     """The delegator's model, or another model, in front of the search. It sees the history and
     the question, and nothing else. What it writes is all that the search sees of the conversation.
     """

@@ -7,6 +7,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from router.background import task_group
+from router.frozen import Frozen
 from router.protocol import Passage
 from router.search.retrieval import IndexRetriever, Reranked
 from router.trace.call import sum_known
@@ -32,19 +33,13 @@ def fused(rankings: Iterable[Iterable[Item]]) -> dict[Item, float]:
     return dict(sorted(scores.items(), key=lambda scored: -scored[1]))
 
 
-class Indexes:
+class Indexes(Frozen):
     """All indexes of a gateway, by name. They can be searched only within a scope."""
 
-    def __init__(
-        self,
-        retrievers: Mapping[str, IndexRetriever],
-        uploads: Callable[[str], IndexRetriever] | None = None,
-    ) -> None:
-        """`retrievers`: the retriever of each index. `uploads`: returns the retriever of a tenant's
-        uploads; None if tenants upload nothing.
-        """
-        self._retrievers = retrievers
-        self._uploads = uploads
+    retrievers: Mapping[str, IndexRetriever]
+    """The retriever of each index."""
+    uploads: Callable[[str], IndexRetriever] | None = None
+    """Returns the retriever of a tenant's uploads; None if tenants upload nothing."""
 
     @classmethod
     def of(cls, searched: "IndexRetriever | Indexes") -> "Indexes":
@@ -79,7 +74,7 @@ class Indexes:
         name of its index and a colon.
         """
         if scope == DEFAULT_SCOPE:
-            return await self._retrievers[DEFAULT_INDEX].search(queries, top_k, document)
+            return await self.retrievers[DEFAULT_INDEX].search(queries, top_k, document)
 
         async def search(prefix: str, retriever: IndexRetriever) -> list[list[Passage]]:
             if document is not None and not document.startswith(prefix):
@@ -104,10 +99,10 @@ class Indexes:
         """Yield the indexes of a scope, each with the prefix of its passages."""
         for name in scope.indexes:
             index, _, tenant = name.partition("/")
-            if tenant and self._uploads:  # see `uploads_of`
-                yield f"{index}:", self._uploads(tenant)
-            elif name in self._retrievers:
-                yield "" if name == DEFAULT_INDEX else f"{name}:", self._retrievers[name]
+            if tenant and self.uploads:  # see `uploads_of`
+                yield f"{index}:", self.uploads(tenant)
+            elif name in self.retrievers:
+                yield "" if name == DEFAULT_INDEX else f"{name}:", self.retrievers[name]
             else:
                 raise no_index(name)
 

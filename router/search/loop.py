@@ -20,7 +20,6 @@ from the reports to come. So the search can never spend the tokens that the answ
 import asyncio
 import hashlib
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,6 +27,7 @@ from msgspec.structs import replace
 
 from router.calls import Role
 from router.errors import BudgetExhausted, ContextTooLong, OutOfTime
+from router.frozen import Frozen
 from router.protocol import NO_EVIDENCE
 from router.protocol.decision import Decision, Dispatch, Stop
 from router.protocol.tags import Malformed
@@ -42,8 +42,7 @@ from router.trace.run import RoleSetting
 from router.trace.values import AnswerDelta, RoundStarted, TopologyName
 
 
-@dataclass(frozen=True, slots=True)
-class FactorizedSearch:
+class FactorizedSearch(Frozen):
     """The search loop with its three roles: delegator, executor and answerer. Reports are the only
     thing that one role learns from another. One instance serves any number of concurrent
     questions.
@@ -297,8 +296,7 @@ class Loop(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(Frozen):
     """A search loop, together with the roles that it uses."""
 
     loop: Loop

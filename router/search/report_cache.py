@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from router.background import loop_time
 from router.calls import Role
+from router.frozen import Frozen
 from router.protocol import NO_EVIDENCE
 from router.protocol.sub_queries import normal_question
 from router.search.context import RunContext
@@ -44,8 +45,7 @@ class _Key(NamedTuple):
     index_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
+class _Shared(Frozen):
     """An execution whose report may be shared, and the run that paid for it."""
 
     execution: Execution

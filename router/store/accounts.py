@@ -7,6 +7,7 @@ from msgspec.structs import asdict
 from sqlalchemy import Connection, func, select
 
 from router.access import ACT, CLOCK_SKEW_S, LAST_EVENT, AuditEvent, Key, QuotaUse, Spent, Tenant
+from router.frozen import Frozen
 from router.store.database import Database, storable
 from router.store.migration import lock
 from router.store.projection import put
@@ -18,15 +19,14 @@ _LONGEST_TARGET = 200
 """Max characters of a target in the audit log. Names in refused requests may be longer."""
 
 
-class SQLAccounts:
+class SQLAccounts(Frozen):
     """Implements `Accounts` with a database."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    database: Database
 
     async def keys(self) -> list[Key]:
         """See `Accounts.keys`."""
-        return await self._database.read(_keys, behind=True)
+        return await self.database.read(_keys, behind=True)
 
     async def add_key(self, key: Key) -> bool:
         """See `Accounts.add_key`."""
@@ -40,7 +40,7 @@ class SQLAccounts:
             note(connection)
             return first
 
-        return await self._database.write(add)
+        return await self.database.write(add)
 
     async def change_key(
         self, key_id: str, changes: Mapping[str, float | None], successor: Key | None = None
@@ -59,7 +59,7 @@ class SQLAccounts:
             note(connection)
             return next(key for key in _keys(connection) if key.key_id == key_id)
 
-        return await self._database.write(change)
+        return await self.database.write(change)
 
     async def tenants(self) -> list[Tenant]:
         """See `Accounts.tenants`."""
@@ -69,7 +69,7 @@ class SQLAccounts:
             rows = connection.execute(every).mappings()
             return [struct_of(Tenant, row, indexes=row["indexes"].split(",")) for row in rows]
 
-        return await self._database.read(read, behind=True)
+        return await self.database.read(read, behind=True)
 
     async def set_tenant(self, tenant: Tenant, only: Collection[str] | None = None) -> None:
         """See `Accounts.set_tenant`."""
@@ -85,24 +85,24 @@ class SQLAccounts:
                     return
             put(connection, TENANTS, [row])
 
-        await self._database.write(write)
+        await self.database.write(write)
 
     async def note(self) -> None:
         """See `Accounts.note`."""
-        await self._database.write(note)
+        await self.database.write(note)
 
     async def audit(self, size: int, before: int = LAST_EVENT) -> list[AuditEvent]:
         """See `Accounts.audit`."""
         number = AUDIT.c.number
         newest = select(AUDIT).where(number < before).order_by(number.desc()).limit(size)
-        return await self._database.read(structs, AuditEvent, newest, behind=True)
+        return await self.database.read(structs, AuditEvent, newest, behind=True)
 
     async def spending(self, tenant: str) -> list[Spent]:
         """See `Accounts.spending`."""
         period = SPENDING.c.period
         wanted = SPENDING.c.tenant == tenant, func.length(period) <= len("2026-11-21")
         of_tenant = select(SPENDING).where(*wanted).order_by(period.desc())
-        return await self._database.read(structs, Spent, of_tenant)
+        return await self.database.read(structs, Spent, of_tenant)
 
     async def claim_warnings(
         self, uses: Sequence[QuotaUse], since: float
@@ -122,11 +122,11 @@ class SQLAccounts:
             _put_warnings(connection, due, time.time())
             return [(use, use.key not in tried) for use in due]
 
-        return await self._database.write(claim)
+        return await self.database.write(claim)
 
     async def delivered(self, use: QuotaUse) -> None:
         """Note that a warning is delivered."""
-        await self._database.write(_put_warnings, [use], None)
+        await self.database.write(_put_warnings, [use], None)
 
 
 def note(connection: Connection) -> None:

@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 
@@ -34,6 +33,7 @@ from sqlalchemy import (
 )
 
 from router.errors import BadRequest, NotFound
+from router.frozen import Frozen
 from router.runs import RunFilter
 from router.runs.archive import (
     MAX_LISTED_CHARS,
@@ -101,8 +101,7 @@ min(duration_s) FILTER (WHERE status = 'finished' AND share >= 0.95) AS p95_s
 """Columns of `RunFigures`."""
 
 
-@dataclass(frozen=True)
-class SQLArchive:
+class SQLArchive(Frozen):
     """Implements `Archive` with the database that `LogJournal` writes to."""
 
     database: Database

@@ -8,7 +8,6 @@ hour are summed from the table `calls`, by its index on tenant and time.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, get_args
 
@@ -28,6 +27,7 @@ from sqlalchemy import (
 )
 
 from router.errors import BadRequest
+from router.frozen import Frozen
 from router.ledger import UsageQuery, UsageReport
 from router.ledger.reconciliation import LedgerSum, Tokens
 from router.ledger.usage import Bucket, Dimension, UsageRow
@@ -44,8 +44,7 @@ _FOREVER = 10**8 * _HOUR_S
 _COLUMNS = "hour", *get_args(Dimension), *SUMS
 
 
-@dataclass(frozen=True)
-class SQLUsages:
+class SQLUsages(Frozen):
     """Implements `Usages` and `LedgerSums` with a database."""
 
     database: Database

@@ -9,6 +9,7 @@ from msgspec.structs import asdict
 from sqlalchemy import Connection, RowMapping, func, or_, select, true
 
 from router.errors import BadRequest
+from router.frozen import Frozen
 from router.store.accounts import note
 from router.store.database import Database, storable
 from router.store.migration import lock
@@ -36,15 +37,14 @@ _OF_PAIRS = [
 ]
 
 
-class SQLVersionBook:
+class SQLVersionBook(Frozen):
     """Implements `VersionBook` with a database, which several gateways may share."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    database: Database
 
     async def versions(self) -> list[ExecutorVersion]:
         """See `VersionBook.versions`."""
-        return await self._database.read(_versions, behind=True)
+        return await self.database.read(_versions, behind=True)
 
     async def add(self, version: ExecutorVersion, decision: VersionDecision) -> None:
         """See `VersionBook.add`."""
@@ -57,7 +57,7 @@ class SQLVersionBook:
             _note(connection, [decision])
             note(connection)
 
-        await self._database.write(add, behind=True)
+        await self.database.write(add, behind=True)
 
     async def change(
         self,
@@ -84,7 +84,7 @@ class SQLVersionBook:
             note(connection)
             return True
 
-        return await self._database.write(change, behind=True)
+        return await self.database.write(change, behind=True)
 
     async def wait(self, decision: VersionDecision) -> None:
         """See `VersionBook.wait`. No effect if the version is not in the state `decision.to_state`
@@ -105,7 +105,7 @@ class SQLVersionBook:
             *old, _new = connection.scalars(notes.order_by(_DECISIONS.number))
             connection.execute(VERSION_DECISIONS.delete().where(_DECISIONS.number.in_(old)))
 
-        await self._database.write(wait)
+        await self.database.write(wait)
 
     async def decisions(self, version: str | None, after: int, size: int) -> list[VersionDecision]:
         """See `VersionBook.decisions`."""
@@ -113,7 +113,7 @@ class SQLVersionBook:
         if version is not None:
             wanted = wanted.where(_DECISIONS.version == storable(version))
         rows = wanted.order_by(_DECISIONS.number).limit(size)
-        return await self._database.read(
+        return await self.database.read(
             lambda connection: list(map(_decision, connection.execute(rows).mappings())),
             behind=True,
         )
@@ -132,11 +132,11 @@ class SQLVersionBook:
                 return
             connection.execute(VERSION_TRIALS.insert().values(_row(trial)))
 
-        await self._database.write(add)
+        await self.database.write(add)
 
     async def trial(self, run_id: str) -> Trial | None:
         """See `VersionBook.trial`."""
-        return await self._database.read(_trial, run_id, behind=True)
+        return await self.database.read(_trial, run_id, behind=True)
 
     async def judge(self, run_id: str, judgement: Judgement) -> None:
         """See `VersionBook.judge`. No effect if the run has no trial."""
@@ -144,7 +144,7 @@ class SQLVersionBook:
         less_trusted = or_(_TRIALS.source.is_(None), _TRIALS.source < judgement.source)
         trial = VERSION_TRIALS.update().where(_TRIALS.run_id == storable(run_id), less_trusted)
         judged = trial.values(asdict(judgement) | {"judged_at": time.time()})
-        await self._database.write(lambda connection: connection.execute(judged))
+        await self.database.write(lambda connection: connection.execute(judged))
 
     async def pairs(self, version: str, stage: Stage, since: float) -> list[Pair]:
         """See `VersionBook.pairs`."""
@@ -161,7 +161,7 @@ class SQLVersionBook:
             .where(_TRIALS.active == active, func.coalesce(TENANTS.c.training, true()))
             .order_by(_TRIALS.ended_at, _TRIALS.run_id)
         )
-        return await self._database.read(
+        return await self.database.read(
             lambda connection: list(map(_pair, connection.execute(wanted).mappings())), behind=True
         )
 

@@ -254,15 +254,14 @@ class FaultProxy:
         return response
 
 
-class FaultyRetriever:
+class FaultyRetriever(Frozen):
     """Retriever that passes searches on to another one, unless its plan gives a fault."""
 
     index_id = None
     """See `IndexRetriever.index_id`."""
 
-    def __init__(self, retriever: IndexRetriever, plan: FaultPlan) -> None:
-        self._retriever = retriever
-        self._plan = plan
+    retriever: IndexRetriever
+    plan: FaultPlan
 
     async def search(
         self,
@@ -272,16 +271,16 @@ class FaultyRetriever:
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
         """See `IndexRetriever.search`."""
-        match self._plan.next():
+        match self.plan.next():
             case "black_hole":
                 await asyncio.Event().wait()
             case "drip":
-                await asyncio.sleep(self._plan.chance.uniform(0.1, 2.0))
+                await asyncio.sleep(self.plan.chance.uniform(0.1, 2.0))
             case None:
                 pass
             case fault:
                 raise UpstreamUnavailable(fault, endpoint="the fault proxy")
-        return await self._retriever.search(queries, top_k, document, only)
+        return await self.retriever.search(queries, top_k, document, only)
 
 
 @asynccontextmanager

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -121,8 +120,7 @@ class ChatRequest(Frozen):
         return self.request_id.rpartition("-")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Frozen):
     """Text of an answer, in tokens, and the pace at which a stream writes it."""
 
     tokens: Sequence[str]

@@ -29,9 +29,9 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from router.frozen import Frozen
 from router.versions.book import (
     EvidenceSource,
     GateEvidence,
@@ -58,8 +58,7 @@ Item = TypeVar("Item")
 GateVerdict = Literal["promote", "wait", "stop", "roll_back"]
 
 
-@dataclass(frozen=True, slots=True)
-class GateRule:
+class GateRule(Frozen):
     """The conditions that a candidate must meet to be promoted, and the limits of a trial."""
 
     margin: float

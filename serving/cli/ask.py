@@ -12,7 +12,6 @@ from contextlib import (
     contextmanager,
     suppress,
 )
-from pathlib import Path
 from threading import Thread
 from typing import Annotated, TypeVar, cast
 
@@ -39,13 +38,13 @@ from router.trace.identity import SCOPES
 from serving.cli.command import POSITIONAL, exclusive, parse
 from serving.cli.grid import print_line
 from serving.cli.options import (
-    CertificateOptions,
     Dollars,
     HostPort,
     Name,
     Names,
     Properties,
     Seconds,
+    StoreOptions,
     Tokens,
     connection,
     document_filter,
@@ -58,10 +57,9 @@ from serving.terminal import complain
 Terms = TypeVar("Terms", bound=IndexOptions)
 
 
-class GatewayOptions(CertificateOptions):
+class GatewayOptions(StoreOptions):
     """Options of commands that call a running gateway, or else start a gateway for the command."""
 
-    config: Path | None = None
     address: Annotated[HostPort, exclusive("config")] | None = None
     """Use this running gateway instead of starting one; ROLEGATE_API_KEY holds the API key."""
     timeout: Seconds | None = None

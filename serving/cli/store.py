@@ -110,7 +110,20 @@ def store(arguments: Sequence[str], release: Release = THIS) -> int:
 
         Make a backup first, and stop the gateways of earlier releases if a revision shuts them out.
         """
-        return await _upgrade(options, release)
+        url = read_config(options.config).server.store
+        _see_file(url)
+        steps = upgrade(url, release, check=options.check)
+        if options.json:
+            print(json_of({"steps": steps}))
+        else:
+            for step in steps:
+                kind = "earlier releases go on working"
+                if step.number:
+                    kind = "shuts out earlier releases"
+                print(f"{step.revision} {step.about} ({kind})")
+            done = "to do" if options.check else "done"
+            print(f"{counted(len(steps), 'revision')} {done}")
+        return int(options.check and bool(steps))
 
     about = "Check, upgrade, copy or restore the store."
     errors_only()
@@ -128,21 +141,6 @@ def store(arguments: Sequence[str], release: Release = THIS) -> int:
         arguments,
         run_async,
     )
-
-
-async def _upgrade(options: UpgradeOptions, release: Release) -> int:
-    url = read_config(options.config).server.store
-    _see_file(url)
-    steps = upgrade(url, release, check=options.check)
-    if options.json:
-        print(json_of({"steps": steps}))
-    else:
-        for step in steps:
-            kind = "shuts out earlier releases" if step.number else "earlier releases go on working"
-            print(f"{step.revision} {step.about} ({kind})")
-        done = "to do" if options.check else "done"
-        print(f"{counted(len(steps), 'revision')} {done}")
-    return int(options.check and bool(steps))
 
 
 def _see_file(url: str) -> None:

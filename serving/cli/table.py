@@ -139,14 +139,10 @@ class TableView(RunView):
     """Shows a run that fills a table: progress while it runs, and the table at the end."""
 
     doing = "filling"
-
-    def __init__(self, *consoles: Console, stream: bool, as_json: bool) -> None:
-        """See `RunView` for the parameters."""
-        super().__init__(*consoles, stream=stream, as_json=as_json)
-        self._rows = set[str]()
-        self._under_way = 0
-        self._last = ""
-        self._due = 0.0
+    _rows = frozenset[str]()
+    _under_way = 0
+    _last = ""
+    _due = 0.0
 
     def so_far(self, event: pb.StreamTableResponse) -> str:
         """Return the progress after an event as one line: the number of rows, the running
@@ -156,8 +152,7 @@ class TableView(RunView):
         self._under_way += event.HasField("sub_query_dispatched") - event.HasField("reported")
         changed = event.row_changed
         if changed.HasField("row"):
-            self._rows.add(changed.row_id)
-            self._rows -= {*changed.row.merged_row_ids} - {changed.row_id}
+            self._rows = self._rows - {*changed.row.merged_row_ids} | {changed.row_id}
             self._last = f": {', '.join(cell.value or '·' for cell in changed.row.cells)}"
         rows = counted(len(self._rows), "row")
         sub_queries = "sub-query" if self._under_way == 1 else "sub-queries"

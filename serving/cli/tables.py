@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
 
@@ -285,36 +286,30 @@ def _time(timestamp: Timestamp) -> str:
     return timestamp.ToDatetime(UTC).strftime("%Y-%m-%d %H:%M")
 
 
+@dataclass
 class RunView(ABC):
     """Shows one run: its events while it is running, and its result."""
 
     doing = "asking"
     """Word for what the run does, for the progress line."""
 
-    def __init__(
-        self,
-        out: Console,
-        progress: Console,
-        *,
-        stream: bool,
-        as_json: bool,
-    ) -> None:
-        """`out`: console for the result. `progress`: console for everything else. `stream`: show
-        the events of the run. `as_json`: print the result (and events) as JSON.
-        """
-        self.out = out
-        self.progress = progress
-        self._stream = stream
-        self._as_json = as_json
+    out: Console
+    """Console for the result."""
+    progress: Console
+    """Console for everything else."""
+    stream: bool
+    """Show the events of the run."""
+    as_json: bool
+    """Print the result (and events) as JSON."""
 
     def follow(self, stream: Stream[Any]) -> Any:
         """Show events until the run ends; return its result. Raises `GatewayError`."""
         with stream as events, self.progress.status(self.doing) as status:
             for event in events:
                 status.update(escape(self.so_far(event)))
-                if self._stream and self._as_json:
+                if self.stream and self.as_json:
                     self.out.out(json_of(event), highlight=False)
-                elif self._stream and (line := event_line(event)):
+                elif self.stream and (line := event_line(event)):
                     print_line(self.progress, line, style="dim")
         return event.done
 
@@ -326,9 +321,9 @@ class RunView(ABC):
         """Show the result of the run. If events are printed as JSON, print nothing: the last event
         contained the result.
         """
-        if not self._as_json:
+        if not self.as_json:
             self.show_result(result)
-        elif not self._stream:
+        elif not self.stream:
             self.out.out(json_of(getattr(result, "message", result)), highlight=False)
 
     @abstractmethod

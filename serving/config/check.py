@@ -59,7 +59,6 @@ def problems(config: Config) -> list[str]:
     ]
     rules += [
         *_server(config),
-        *_tables(config),
         *_tools(config),
         *_versions(config),
         *_embedder(config),
@@ -155,6 +154,11 @@ def _server(config: Config) -> _Rules:
         for field in price.impossible:
             problem = f"must be between 0 and {MAX_DOLLARS:,} dollars per million tokens."
             yield True, f"prices.{model!r}.{field}", problem
+    yield (
+        config.table.max_rows > config.table.max_tasks,
+        "table.max_rows",
+        "must be at most table.max_tasks, because each row of a table takes at least one task.",
+    )
 
 
 def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
@@ -191,13 +195,6 @@ def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
         "only roles.delegation, roles.execution and roles.answer can have fallbacks.",
     )
     yield key.removeprefix("roles.") in role.fallbacks, ".fallbacks", "contains the role itself."
-
-
-def _tables(config: Config) -> _Rules:
-    problem = (
-        "must be at most table.max_tasks, because each row of a table takes at least one task."
-    )
-    yield config.table.max_rows > config.table.max_tasks, "table.max_rows", problem
 
 
 def _tools(config: Config) -> _Rules:

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -38,30 +39,21 @@ this process dies, even if this process is killed. Elsewhere, there are none.
 _log = structlog.get_logger("engine")
 
 
+@dataclass
 class ServerProcess:
     """A server that answers `GET /health` with 200 when it is ready. Its output goes to a file."""
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        port: int,
-        log: Path,
-        environment: Mapping[str, str],
-        *,
-        ready_within_s: float,
-    ) -> None:
-        """`name`: the server's name in messages. `log`: file for its output. `environment`:
-        environment variables of the server, unless this process's environment sets them.
-        `ready_within_s`: max seconds until it is ready.
-        """
-        self.name = name
-        self.log = log
-        self._ready_within_s = ready_within_s
-        self._command = command
-        self._environment = environment
-        self._url = f"http://127.0.0.1:{port}/health"
-        self._process: asyncio.subprocess.Process | None = None
+    name: str
+    """The server's name in messages."""
+    command: Sequence[str]
+    port: int
+    log: Path
+    """File for its output."""
+    environment: Mapping[str, str]
+    """Environment variables of the server, unless this process's environment sets them."""
+    ready_within_s: float
+    """Max seconds until it is ready."""
+    _process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start the server and wait until it is ready. Raises `BadConfig`, with the last lines of
@@ -70,17 +62,17 @@ class ServerProcess:
         with self.log.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *DYING_WITH_PARENT,
-                *self._command,
+                *self.command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**self._environment, **os.environ},
+                env={**self.environment, **os.environ},
                 start_new_session=True,
             )
-        reason = f"was not ready within {self._ready_within_s:.0f} s"
-        async with at_most(self._ready_within_s):
+        reason = f"was not ready within {self.ready_within_s:.0f} s"
+        async with at_most(self.ready_within_s):
             while self._process.returncode is None:
-                if await self.answers(self._ready_within_s):
+                if await self.answers(self.ready_within_s):
                     return
                 await asyncio.sleep(_READY_INTERVAL_S)
             reason = self.end
@@ -103,7 +95,7 @@ class ServerProcess:
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
             async with (
                 aiohttp.ClientSession() as session,
-                session.get(self._url, timeout=timeout) as response,
+                session.get(f"http://127.0.0.1:{self.port}/health", timeout=timeout) as response,
             ):
                 return response.status == 200
         return False

@@ -419,9 +419,9 @@ class _VectorCache:
         """Return the records of the file up to the first damaged record, and truncate the file
         there.
         """
-        if not self._path.exists():
-            return np.empty(0, self._record)
-        size = self._path.stat().st_size // self._record.itemsize
+        size = 0
+        if self._path.exists():
+            size = self._path.stat().st_size // self._record.itemsize
         if not size:
             return np.empty(0, self._record)
         records: NDArray[Any] = np.memmap(self._path, self._record, "r", shape=(size,))

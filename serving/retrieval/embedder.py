@@ -79,13 +79,13 @@ class Embedder(Protocol):
         """
 
 
-class _Tokenizer:
+class _Tokenizer(Frozen, dict=True):
     """The tokenizer of a model's folder, which is loaded by the first call."""
 
-    def __init__(self, folder: Callable[[], Path], max_tokens: int) -> None:
-        """`folder`: returns the folder. `max_tokens`: max tokens of a text that are encoded."""
-        self._folder = folder
-        self._max_tokens = max_tokens
+    folder: Callable[[], Path]
+    """Returns the model's folder."""
+    max_tokens: int
+    """Max tokens of a text that are encoded."""
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text, without special tokens."""
@@ -101,7 +101,7 @@ class _Tokenizer:
     def _whole(self) -> Any:
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_file(str(self._folder() / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(self.folder() / "tokenizer.json"))
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
@@ -109,7 +109,7 @@ class _Tokenizer:
     @cached_property
     def _truncating(self) -> Any:
         tokenizer = copy.deepcopy(self._whole)
-        tokenizer.enable_truncation(self._max_tokens)
+        tokenizer.enable_truncation(self.max_tokens)
         tokenizer.enable_padding()  # with the id 0; attention masks exclude padding
         return tokenizer
 

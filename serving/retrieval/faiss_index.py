@@ -127,7 +127,11 @@ class FaissIndex:
         ranked = []
         for query, query_rows, query_scores in zip(queries, rows, scores, strict=True):
             is_hit = query_rows >= 0  # FAISS pads missing hits with -1
-            ranked.append(self._ranked(query, query_rows[is_hit], query_scores[is_hit])[:top_k])
+            if self._is_exact:
+                hits = self.scored(query, query_rows[is_hit])
+            else:
+                hits = _sorted(query_rows[is_hit].tolist(), query_scores[is_hit])
+            ranked.append(hits[:top_k])
         return ranked
 
     def within(self, query: Vectors, rows: range) -> list[Hit]:
@@ -158,9 +162,6 @@ class FaissIndex:
         untyped: Any = faiss
         nprobe = getattr(self._vectors, "nprobe", 1)
         return untyped.SearchParametersIVF(sel=untyped.IDSelectorBatch(rows), nprobe=nprobe)
-
-    def _ranked(self, query: Vectors, rows: Rows, scores: NDArray[np.float64]) -> list[Hit]:
-        return self.scored(query, rows) if self._is_exact else _sorted(rows.tolist(), scores)
 
     def _cosines(self, query: Vectors, rows: Rows) -> NDArray[np.float64]:
         vectors = np.float64(self.vectors(rows))

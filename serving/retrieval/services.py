@@ -3,17 +3,19 @@
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import grpc.aio
 import msgspec
 import structlog
 from aiohttp import web
-from rolegate.v1 import evidence_pb2
+from rolegate.v1 import evidence_pb2 as pb
 from rolegate.v1.retrieval_service_pb2 import QueryPassages, SearchRequest, SearchResponse
 from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
 
 from router.access import caller
 from router.calls import Readiness
+from router.edge.grpc.convert import to_proto
 from router.edge.grpc.convert_request import documents_from_proto
 from router.errors import JSON_ERRORS, BadRequest, UpstreamError
 from router.frozen import Frozen
@@ -91,7 +93,13 @@ class RetrievalServicer(RetrievalServiceServicer):
         document = request.document if request.HasField("document") else None
         scope = caller().scope(request.index, documents_from_proto(request))
         ranked = await self._indexes.search(scope, queries, top_k, document)
-        results = [QueryPassages(passages=map(passage_to_proto, passages)) for passages in ranked]
+        convert = partial(to_proto, pb.Passage)
+        results = [
+            QueryPassages(
+                passages=[convert(passage, passage_id=passage.id) for passage in passages]
+            )
+            for passages in ranked
+        ]
         response = SearchResponse(
             results=results,
             index_id=self._indexes.index_id(scope) or "",
@@ -103,19 +111,6 @@ class RetrievalServicer(RetrievalServiceServicer):
                 "fit into a response; send fewer queries, or a lower top_k."
             )
         return response
-
-
-def passage_to_proto(passage: Passage) -> evidence_pb2.Passage:
-    """Convert a passage to a protobuf message."""
-    return evidence_pb2.Passage(
-        passage_id=passage.id,
-        title=passage.title,
-        text=passage.text,
-        score=passage.score,
-        document=passage.document,
-        page=passage.page,
-        location=passage.location,
-    )
 
 
 class _Body(Frozen):

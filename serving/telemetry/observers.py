@@ -117,6 +117,6 @@ async def _traces(endpoint: str, contents: bool, watched: Watched) -> AsyncItera
     )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_EXPORT_S)))
     try:
-        yield Traces(provider, watched.addresses, contents=contents)
+        yield Traces(provider.get_tracer("rolegate"), watched.addresses, contents)
     finally:
         await asyncio.to_thread(provider.shutdown)  # sends the remaining spans

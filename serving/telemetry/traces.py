@@ -12,17 +12,18 @@ from contextvars import ContextVar
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context, attach
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import (
     Span,
     SpanKind,
     Status,
     StatusCode,
+    Tracer,
     get_current_span,
     set_span_in_context,
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from router.frozen import Frozen
 from router.trace import Call, Execution, Run, Trajectory
 from router.trace.call import COMPLETE_OUTCOMES
 from router.trace.export import output_of
@@ -41,21 +42,18 @@ _USAGE = {
 _Attributes = Mapping[str, str | int | float | None]
 
 
-class Traces:
+class Traces(Frozen):
     """An `Observer` that makes spans. If a request has the header `traceparent`, its spans belong
     to that trace.
     """
 
-    def __init__(
-        self, provider: TracerProvider, addresses: Mapping[str, str | None], *, contents: bool
-    ) -> None:
-        """`provider`: receives the spans; the caller closes it. `addresses`: base URLs by
-        deployment. `contents`: put the texts of questions, sub-queries and answers into spans;
-        never done for private runs.
-        """
-        self._tracer = provider.get_tracer("rolegate")
-        self._addresses = addresses
-        self._contents = contents
+    tracer: Tracer
+    """Makes the spans; the caller closes its provider."""
+    addresses: Mapping[str, str | None]
+    """Base URLs by deployment."""
+    contents: bool
+    """Put the texts of questions, sub-queries and answers into spans; never done for private runs.
+    """
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
         """Read the trace context from the request's headers, for the run that follows."""
@@ -67,7 +65,7 @@ class Traces:
     def run_began(self) -> None:
         """Start the span of the run and make it the current one."""
         caller = _caller.get() or Context()
-        span = self._tracer.start_span("invoke_workflow rolegate", caller)
+        span = self.tracer.start_span("invoke_workflow rolegate", caller)
         attach(set_span_in_context(span, caller))
 
     def searched(
@@ -96,7 +94,7 @@ class Traces:
         if not span.is_recording():
             return
         attach(Context())
-        contents = self._contents and not private
+        contents = self.contents and not private
         span.set_attributes(
             {
                 "gen_ai.operation.name": "invoke_workflow",
@@ -157,7 +155,7 @@ class Traces:
             self._chat(agent, call)
 
     def _chat(self, parent: Span, call: Call) -> None:
-        parts = urlsplit(self._addresses.get(call.deployment) or "")
+        parts = urlsplit(self.addresses.get(call.deployment) or "")
         attributes: _Attributes = {
             "gen_ai.provider.name": _provider(call.deployment),
             "gen_ai.request.model": call.model,
@@ -195,7 +193,7 @@ class Traces:
         """
         operation = name.partition(" ")[0]
         known = {key: value for key, value in attributes.items() if value is not None}
-        span = self._tracer.start_span(
+        span = self.tracer.start_span(
             name,
             set_span_in_context(parent, Context()),
             SpanKind.INTERNAL if operation == "invoke_agent" else SpanKind.CLIENT,

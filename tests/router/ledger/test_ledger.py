@@ -3,12 +3,12 @@
 import asyncio
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.amount import NOTHING, Amount
 from router.errors import (

@@ -68,7 +68,7 @@ def told(
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    traces = Traces(provider, ADDRESSES, contents=True)
+    traces = Traces(provider.get_tracer("rolegate"), ADDRESSES, contents=True)
     traces.run_began()
     for offset_s, error in enumerate(searches):
         traces.searched("the film Heat", 1005.0 + offset_s, 0.5, error)
@@ -149,7 +149,7 @@ def test_a_run_without_a_request_has_its_own_trace() -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    traces = Traces(provider, ADDRESSES, contents=True)
+    traces = Traces(provider.get_tracer("rolegate"), ADDRESSES, contents=True)
     for kind in ("answer", "shadow"):
         traces.run_began()
         traces.run_ended(replace(run(), kind=kind), private=False)
