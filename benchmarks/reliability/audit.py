@@ -5,6 +5,7 @@ upstreams, and what the gateway stored.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import attrgetter
 
 from sqlalchemy import Connection, func, select
 
@@ -82,7 +83,10 @@ def compared(
             "no completed call is made again": [name for name, completed in again if completed],
             "a repeated question resumes its interrupted run": [
                 later.id
-                for earlier, later in pairwise(sorted(runs.values(), key=lambda run: run.request))
+                for earlier, later in pairwise(
+                    # A run that was killed as it began has no calls, and knows no earlier run.
+                    sorted((run for run in runs.values() if run.calls), key=attrgetter("request"))
+                )
                 if earlier.request == later.request
                 and earlier.status == "interrupted"
                 and not later.resumed_from

@@ -163,8 +163,9 @@ async def test_repeated_calls_of_resumed_runs_are_reported(tmp_path: Path) -> No
         "run-3", 3.0, [stored.call("run-3"), stored.call("run-3", 1)], resumed_from="run-2"
     )
     made_again = (
-        stored.run("run-4", 4.0, request="another", status="interrupted"),
-        stored.run("run-5", 5.0, request="another"),
+        stored.run("run-4", 4.0, [stored.call("run-4")], request="another", status="interrupted"),
+        stored.run("run-4a", 4.5, request="another", status="interrupted"),  # made no call
+        stored.run("run-5", 5.0, [stored.call("run-5")], request="another"),
     )
     await stored.put(database, cut, repeated, last, *made_again)
     shown = {
