@@ -25,7 +25,7 @@ not specified | not disclosed | undisclosed | not publicly disclosed | not publi
 not reported | not provided | not known | not yet known | not public | not published |
 not given | not listed | not mentioned | not determined | not announced | not recorded |
 unspecified | unreported | unpublished | unlisted | confidential | redacted | withheld |
-no evidence found | blank | empty | <unknown> | cannot be determined |
+no evidence found | <unknown> | cannot be determined |
 could not be determined | not found in the documents | not found in the passages |
 资料不足 | 資料不足 | 无 | 無 | 暂无 | 暫無 | 暂无数据 | 暫無資料 | 暂无资料 | 暂无信息 | 暂缺 |
 未知 | 不详 | 不詳 | 未公开 | 未公開 | 未公布 | 未披露 | 未透露 | 不明 | 未提及 | 未说明 |

@@ -11,7 +11,9 @@ from router.folding import legible
 LINK = re.compile(r"!?\[([^\[\]]*)\]\(([^()\s]*(?:\([^()\s]*\)[^()\s]*)*)\)")
 _ADDRESS = re.compile(r"<((?:https?|mailto):[^<>\s]*)>", re.IGNORECASE)
 _INLINE_TAG = re.compile(r"</?(?:b|i|u|em|strong|sup|sub|span|code|mark|small)>", re.IGNORECASE)
-MARKS = re.compile(r"(?<!\d)\*\*+|\*\*+(?!\d)|`|(?<=\S)\[\^?(?:\d{1,3}|[a-z])\](?:\([^()\s]*\))?")
+MARKS = re.compile(
+    r"(?<!\d)\*\*+|\*\*+(?!\d)|`|(?<=\S)\[\^?(?:\d{1,3}\]|[a-z]\](?!\w))(?:\([^()\s]*\))?"
+)
 """Matches Markdown marks of emphasis and code, and references to notes such as `[1]` and `[a]` with
 their links.
 """

@@ -23,6 +23,8 @@ _LOOSE = re.compile(
 """Matches strings of JSON, and what Python and JSON5 write differently: strings in single quotes,
 names without quotes, and constants.
 """
+_ITEM = re.compile(r"[\s*+•{\"'-]*(?:\d{1,4}[.)][\s*{\"'-]+)?")
+"""Matches the bullet, the number and the marks before a name."""
 _MAX_FAILURES = 5
 """Max positions at which the parsing of JSON may fail before it is given up."""
 _MAX_DEPTH = 6
@@ -50,11 +52,11 @@ def reply_rows(text: str, columns: Sequence[Column]) -> list[list[str]]:
     """
     names = [normal_name(column.name) for column in columns]
     key = next((name for name, column in zip(names, columns, strict=True) if column.key), names[0])
-    records = (
-        [*_json_records(text, names, key)]
-        or [*_json_records(_LOOSE.sub(_as_json, text), names, key)]
-        or _line_records(text, names, key)
-    )
+    strict = [*_json_records(text, names, key)]
+    loose = [*_json_records(_LOOSE.sub(_as_json, text), names, key)]
+    # In Python's notation, the only strict JSON may be a list in one of the cells
+    records = max(strict, loose, key=lambda rows: len(rows[0]) if rows else 0)
+    records = records or _line_records(text, names, key)
     return [[_cell(record.get(name)) for name in names] for record in records]
 
 
@@ -73,7 +75,7 @@ def _line_records(
     """
     records: list[dict[str, Any]] = [{}]
     for line in text.split("\n"):
-        name, colon, value = line.lstrip("-*+• {\"'0123456789.)").partition(":")
+        name, colon, value = _ITEM.sub("", line, count=1).partition(":")
         if colon and '":' not in value and (name := normal_name(name[:200])) in names:
             if name in records[-1]:
                 records.append({})

@@ -106,6 +106,7 @@ COLUMNS = st.sampled_from(
                 "[Home](https://a.org/b)|see <http://a.org/b>."
             ),
         ),
+        ("text", "benzoapyrene", "Benzo[a]pyrene|Benzo[a]pyrene[b]"),
         ("boolean", "true", "Yes|TRUE|✓|是|☑|是的|✔\ufe0f|○|〇|あり|有|ja|Oui|Sí|да|예"),
         ("boolean", "false", "No.|false|否|×|✗|☐|☒|错|なし|无|nein|Non|нет|아니요|没有"),
         ("text", "l'été", "L’Été|L'ÉTÉ|L′été|L\u200b'été"),
@@ -245,11 +246,23 @@ def test_words_of_models_for_no_value_are_blank() -> None:
         "...",
         "?",
     ]
-    blanks += "资料不足|(blank)|Not found in the documents|暂无数据|未公开|不明|Not disclosed|TBD|(unknown)|не указано|k. A.|sin datos|없음|該当なし|–––|ー|N/D".split(
+    blanks += "资料不足|Not found in the documents|暂无数据|未公开|不明|Not disclosed|TBD|(unknown)|не указано|k. A.|sin datos|없음|該当なし|–––|ー|N/D".split(
         "|"
     )
     assert [value for value in blanks if not is_blank(value)] == []
-    values = ["0", "no", "Nanaimo", "none of these", "+", "ND", "C", "Unknown Pleasures", "×", "○"]
+    values = [
+        "0",
+        "no",
+        "Nanaimo",
+        "none of these",
+        "+",
+        "ND",
+        "C",
+        "Unknown Pleasures",
+        "Blank",
+        "×",
+        "○",
+    ]
     assert [value for value in values if is_blank(value)] == []
 
 

@@ -214,6 +214,20 @@ def test_keys_are_read_from_one_or_several_lines(text: str) -> None:
     assert [plain(row[0]) for row in read_rows(text, CITIES).rows] == ["Krurou", "Bel", "Tal"]
 
 
+def test_columns_whose_names_begin_with_a_digit_are_read_from_lines() -> None:
+    columns = [CITY, Column("2019 revenue"), Column("3D")]
+    for text in (
+        "city: Bel\n2019 revenue: 5\n3D: yes",
+        "1. **City:** Bel\n   - **2019 revenue:** 5\n   - 3D: yes",
+    ):
+        assert read_rows(text, columns).rows == (("Bel", "5", "yes"),)
+
+
+def test_a_list_in_a_cell_is_no_list_of_keys() -> None:
+    text = "[{'city': 'Krurou', 'founder': ['Ana', 'Bo'], 'founded': 1321}]"
+    assert read_rows(text, CITIES).rows == (("Krurou", "Ana, Bo", "1321"),)
+
+
 def test_details_below_a_key_are_no_keys() -> None:
     text = "- Krurou\n  - founder: Ana Ruiz\n  - founded: 1321\n- Bel\n  - founded: 1400"
     assert [row[0] for row in read_rows(text, CITIES).rows] == ["Krurou", "Bel"]
