@@ -155,7 +155,8 @@ _NAMED = re.compile(
 _LONGEST_NAME = 200
 """Max characters that are read of a failure's code, and of its type."""
 _DELAY = re.compile(
-    r"(?:retryDelay\W{1,9}|(?:retry|try again) (?:in|after) )([0-9]+(?:\.[0-9]+)?) ?s",
+    r"(?:retryDelay\W{1,9}|(?:retry|try again) (?:in|after) )"
+    r"([0-9]+(?:\.[0-9]+)?) ?s(?:ec(?:ond)?s?)?\b",
     re.IGNORECASE,
 )
 """Finds the seconds in Google's `RetryInfo` (`"retryDelay": "7s"`), or in a message."""
@@ -258,8 +259,8 @@ class Upstream:
         return self.from_status(status, text)
 
     def moved(self, status: int, target: str) -> UpstreamRefused:
-        """Return the error for a redirect to `target`, which is followed only once and only on the
-        same host, so that the prompt and the key are sent nowhere else.
+        """Return the error for a redirect to `target` that is not followed. Only one redirect is
+        followed, to the same origin, so that the prompt and the key are sent nowhere else.
         """
         return self._refused(
             f"HTTP {status}: the endpoint redirects to {target}; set base_url to that address"
@@ -331,9 +332,9 @@ def _pause_s(headers: Mapping[str, str], text: str) -> float | None:
     in `text`, its message, at most one day; None if it requests none.
     """
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        value = headers.get(name, "").strip("s \t")
-        if re.fullmatch(r"[0-9]+(?:\.[0-9]*)?", value, re.ASCII):
-            return min(float(value) * unit_s, _LONGEST_PAUSE_S)
+        value = headers.get(name, "").strip()
+        if seconds := re.fullmatch(r"([0-9]+(?:\.[0-9]*)?) ?s?", value, re.ASCII):
+            return min(float(seconds[1]) * unit_s, _LONGEST_PAUSE_S)
         with suppress(ValueError, OverflowError):
             pause_s = parsedate_to_datetime(value).timestamp() - time.time()
             return min(max(0.0, pause_s), _LONGEST_PAUSE_S)

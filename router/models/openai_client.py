@@ -248,11 +248,11 @@ class OpenAIHTTP:
         body: Callable[[], dict[str, Any]],
         reply: "_Reply",
         *,
-        moved: bool = False,
+        redirected: bool = False,
     ) -> None:
-        """Send a request to `url` and feed its reply to `reply`. A redirect that keeps the method
-        and the body is followed if it leads to the same scheme, host and port, unless the request
-        has already been `moved`. Raises `UpstreamError` for every other status than 200.
+        """Send a request to `url` and feed its reply to `reply`. A redirect with status 307 or 308
+        is followed once, to the same scheme, user, host and port. `redirected`: whether it was.
+        Raises `UpstreamError` for every other status than 200.
         """
         name = f"{REQUEST_ID}: {prompt.request_id}\r\n" if prompt.request_id else ""
         try:
@@ -272,9 +272,9 @@ class OpenAIHTTP:
             raise self._upstream.from_status(reply.status, reply.words, reply.headers)
         with suppress(ValueError):
             location = str(target.url.join(URL(location)))
-        is_near = location.startswith(f"{target.url.with_path('/')}")
-        if is_near and not moved and reply.status in (307, 308):
-            return await self._post(location, prompt, body, reply, moved=True)
+        same_origin = location.startswith(f"{target.url.with_path('/')}")
+        if same_origin and not redirected and reply.status in (307, 308):
+            return await self._post(location, prompt, body, reply, redirected=True)
         raise self._upstream.moved(reply.status, location)
 
     def _body(self, prompt: Prompt, **streaming: Any) -> dict[str, Any]:

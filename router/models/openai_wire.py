@@ -101,6 +101,8 @@ _MAX_ODD = 16
 costs more.
 """
 _THINKING = re.compile("think|reason|thought|summary")
+_NO_TEXT = re.compile("tool|citation|reference")
+"""Matches types of content parts that are not the model's own text."""
 """Matches the type of a content part that is reasoning."""
 
 
@@ -136,8 +138,9 @@ class MessageReply(Frozen, gc=False):
         parts = self.content if isinstance(self.content, list) else [self.content]
         for part in parts[:_MAX_ITEMS]:
             fields = part if isinstance(part, dict) else {}
-            kept = thoughts if _THINKING.search(str(fields.get("type"))) else texts
-            kept.append(_part_text(part))
+            kind = str(fields.get("type"))
+            kept = thoughts if _THINKING.search(kind) else texts
+            kept.append("" if _NO_TEXT.search(kind) else _part_text(part))
             thoughts += [_part_text(fields.get(name)) for name in ("thinking", "reasoning")]
             refusals.append(_part_text(fields.get("refusal")))
         return "".join(texts), "".join(thoughts), "".join(refusals)
@@ -382,10 +385,12 @@ class ErrorReply(Frozen, gc=False):
         name = self.type
         if isinstance(self.code, str) and not self.code.isdecimal():
             name = self.code
-        words = f"{self.message} {self.details or ''}".strip()
+        words = self.message
         if name and name != words:
             words = f"{words} ({name})".lstrip()
-        return f"{words} (parameter {self.param})" if self.param else words
+        if self.param:
+            words = f"{words} (parameter {self.param})"
+        return f"{words} {self.details or ''}".strip()
 
 
 _MAX_NESTED = 4

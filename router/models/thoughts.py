@@ -12,8 +12,9 @@ output. Rules for unclear marks:
   unless a closing mark follows later. Until then, the text after it is kept in `_unsure`.
 - When a nested thought ends, the outer thought continues. If the outer thought is never closed, its
   mark was only a mention, and everything after the nested thought is text.
-- A tag that may as well be part of an answer (`<plan>`, `[REASONING]`, `&lt;think&gt;`) opens a
-  thought only at the start of an output, and only if it is closed.
+- A tag that may also be part of an answer (`<plan>`, `[REASONING]`, `&lt;think&gt;`) opens a
+  thought only at the start of an output, and only if it is closed. An output that is nothing but
+  such an element has no text.
 
 An output arrives in pieces. If the end of a piece may be the start of a mark, it is held back until
 the next piece.
@@ -30,14 +31,14 @@ _NAME = (
     rf"(?:[^\W_]{{1,12}}+[:|_](?:of_)?|ant)?{_STEMS}"
     r"(?:[:_]\w{0,64}+)?(?:\s[^<>◁▷]{0,84}+|[/|])?[>▷]"
 )
-_RARE = (
+_AMBIGUOUS = (
     "(?:rationale|plan(?:ning)?|deliberat(?:e|ion|ing)|brainstorm(?:ing)?|internal|hidden|"
     "contemplat(?:e|ion|ing)|considerations?|ponder(?:ing)?|musings?|introspection|scratch(?:work)?"
     "|(?:inner|internal)[ _-]?(?:voice|dialogue|speech)"
     "|思考(?:过程|過程)?|思维(?:链|过程)|推理(?:过程)?|推論|分析|생각|추론|мысли|размышлени[ея]|"
     "рассуждени[ея]|pensamientos?|razonamiento|pensamento|raciocínio|réflexion|raisonnement)"
 )
-"""Names that other tags have too. They only count at the start of an output, see `_WORDS`."""
+"""Names that ordinary tags have too. They count only at the start of an output, see `_WORDS`."""
 _ESCAPED = "(?:th(?:ink(?:ing)?|oughts?)|reasoning|reflection|analysis)"
 """Names in escaped or full-width brackets."""
 _AFTER_ANGLE = (
@@ -61,16 +62,16 @@ _MARKS = (
 _MARK = re.compile(_MARKS, re.IGNORECASE)
 _IN_WORDS = re.compile(
     rf"{_MARKS}|(?P<closed>assistantfinal|here(?:'s| is) my response:|\[BEGIN FINAL RESPONSE\]"
-    rf"|</details>|<\|?/\|?{_RARE}\|?>|(?:&lt;|[＜〈【])/{_ESCAPED}(?:&gt;|[＞〉】])|"
-    rf"\[/(?:{_STEMS}|{_RARE})\])",
+    rf"|</details>|<\|?/\|?{_AMBIGUOUS}\|?>|(?:&lt;|[＜〈【])/{_ESCAPED}(?:&gt;|[＞〉】])|"
+    rf"\[/(?:{_STEMS}|{_AMBIGUOUS})\])",
     re.IGNORECASE,
 )
 """All marks, and the phrases that close a thought that was opened by a phrase in `_WORDS`."""
 _WORDS = re.compile(
     r"(?:(?:analysis|commentary)(?=[^\sa-z.,:;)!?'\"-])"
     r"|(?i:here(?:'s| is) my thought process:|here are my reasoning steps:"
-    rf"|(?P<odd><details type=\"reasoning\"|<\|?{_RARE}\|?>"
-    rf"|(?:&lt;|[＜〈【]){_ESCAPED}(?:&gt;|[＞〉】])|\[(?!think(?:ing)?\])(?:{_STEMS}|{_RARE})\])))"
+    rf"|(?P<odd><details type=\"reasoning\"|<\|?{_AMBIGUOUS}\|?>"
+    rf"|(?:&lt;|[＜〈【]){_ESCAPED}(?:&gt;|[＞〉】])|\[(?!think(?:ing)?\])(?:{_STEMS}|{_AMBIGUOUS})\])))"
 )
 """Phrases that open a thought at the start of an output. The first two are channels of the harmony
 format whose special tokens are missing. An odd tag opens one only if it is closed. Elsewhere, such
@@ -102,7 +103,7 @@ microseconds.
 _NO_ANSWER = re.compile("analysis|commentary|think|thought|to=")
 """Matches the head of a harmony message that holds reasoning, not the answer."""
 _MENTION = re.compile(r"(?:[^\s>][ \t]+<[^<]*|\S\s*[◁\[][^<◁\[]*)\Z")
-"""Matches an opening mark, with the text before it, that counts only if it is closed."""
+"""Matches text that ends with a mark which opens a thought only if it is closed later."""
 _BEFORE = "\"'`“‘«(*"
 _AFTER = "\"'`”’»)*"
 

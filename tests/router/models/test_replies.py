@@ -75,6 +75,19 @@ EMPTY_CALLS: list[dict[str, Any]] = [
 """Calls without a name, which are ignored."""
 WHOLE: dict[str, dict[str, Any]] = {
     "content in parts": {"choices": [choice({"content": PARTS})]},
+    "results of tools, and citations, next to the text": {
+        "choices": [
+            choice(
+                {
+                    "content": [
+                        {"type": "tool_result", "content": "raw"},
+                        {"type": "text", "text": "ab"},
+                        {"type": "citation", "content": "[1]"},
+                    ]
+                }
+            )
+        ]
+    },
     "content in one part": {"choices": [choice({"content": {"type": "text", "text": "ab"}})]},
     "text in a table": {
         "choices": [choice({"content": [{"type": "text", "text": {"value": "ab"}}]})]
@@ -447,6 +460,16 @@ REPORTS: list[tuple[dict[str, Any], type[UpstreamError]]] = [
         UpstreamRefused,
     ),
     ({"error": {"message": "no", "code": "context_length_exceeded"}}, ContextTooLong),
+    (
+        {
+            "error": {
+                "message": "no",
+                "code": "context_length_exceeded",
+                "details": ["x" * 10_000],
+            }
+        },
+        ContextTooLong,
+    ),
     ({"error": {"message": "no", "code": "content_filter"}}, ContentRefused),
     ({"object": "error", "message": "no", "type": "BadRequestError", "code": 400}, UpstreamRefused),
     ({"error": 429}, UpstreamUnavailable),
